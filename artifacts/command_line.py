@@ -34,9 +34,8 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
     """One line for a shell, without a password that a URL in it may hold.
 
     Names stand as they were asked for: a ladder and not its rungs, a file and not the name in it.
-    A record from before `asked` has the names that they came to, and of a ladder the rungs. In
-    `public`, paths are `./NAME`, since where they lay on a machine is nobody else's business, and
-    there is no registry.
+    In `public`, paths are `./NAME`, since where they lay on a machine is private, and there is no
+    registry.
 
     Raises:
         StoreError: an option is not of its kind.
@@ -67,7 +66,7 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
             words += [f"--{option.replace('_', '-')}", value]
     if options.trust_remote_code:
         words.append("--yes-trust-remote-code")
-    if kind == "recheck" and options.again:
+    if kind == "recheck" and options.force:
         words.append("--force")
     if kind == "model" and options.attribute:
         words.append("--attribute")

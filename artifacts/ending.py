@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from artifacts.command_line import command_line
 from artifacts.run_command import RunCommand
 from artifacts.run_record import RunReport, VariantReport
+from artifacts.written_numbers import format_megabytes
 from pipeline.core.errors import ExitCode, from_dict
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
@@ -19,6 +21,7 @@ VERDICTS: dict[int, RunVerdict] = {
     ExitCode.UNEXPECTED: "error",
     ExitCode.GATES_FAILED: "fail",
     ExitCode.UNDECIDED: "undecided",
+    ExitCode.RECORDED: "error",
     ExitCode.INTERRUPTED: "interrupted",
 }
 
@@ -31,7 +34,7 @@ def verdict_of(report: RunReport) -> RunVerdict:
 
 
 def serving_lines(options: RunCommand) -> list[str]:
-    """What to know of how the variants were served, a line each; older records lack the keys."""
+    """What to know of how the variants were served, a line each."""
     lines = [f"fallback {name}: {why}" for name, why in (options.fallbacks or {}).items()]
     noted = {
         "KV cache": options.kv_cache_note,
@@ -101,10 +104,53 @@ def headline(report: RunReport) -> str:
     return {
         "pass": f"{names} passed; nothing was promoted",
         "fail": "no variant passed, and at least one failed its gates",
-        "undecided": "no variant passed or failed: undecided",
+        "undecided": "measuring was disturbed, and is to be continued"
+        if is_disturbed(report)
+        else "no variant passed or failed: undecided",
         "error": "no variant passed, and at least one could not be made or served",
         "interrupted": "interrupted",
     }[verdict_of(report)]
+
+
+def repeating_command(report: RunReport) -> str:
+    """The command that continues the run.
+
+    A gate without a session has stored its answers under its run's id, so that is the session.
+    """
+    command = dict(report.command)
+    if report.kind == "gate" and report.run:
+        command["session"] = report.options.session or report.run
+    return command_line(report.kind, command)
+
+
+def how_to_continue(report: RunReport) -> str:
+    """What continues a run that was interrupted, killed or failed, in a sentence."""
+    if report.kind != "gate" or report.options.session:
+        return "Run the same command again: it continues from what is stored."
+    if report.run:
+        return (
+            f"Run the same command again with `--session {report.run}`: it continues from this "
+            "run's answers. Without a session it asks everything again."
+        )
+    return "Run the same command again: nothing is stored yet."
+
+
+def weights_words(report: RunReport, variant: VariantReport) -> str:
+    """The size of a variant's weights; an endpoint's are not known, and none are made."""
+    nothing = "-" if variant.gates or report.kind == "gate" else "not made"
+    return format_megabytes(variant.weights_bytes, nothing=nothing)
+
+
+def next_command_after_show(report: RunReport) -> str:
+    """The one command to continue with, for a user who reads `prepare runs show`."""
+    command = next_command(report)
+    if command != f"prepare runs show {report.run}":
+        return command
+    if report.status == "running":
+        return f"prepare runs attach {report.run}"
+    if report.status == "finished":
+        return f"prepare report {report.run}"
+    return repeating_command(report)
 
 
 def next_command(report: RunReport) -> str:
@@ -116,7 +162,19 @@ def next_command(report: RunReport) -> str:
         return f"prepare model {checkpoint} --profile {report.tuning.profile}"
     if report.status == "finished" and list_passed(report):
         return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
+    if is_disturbed(report):
+        return repeating_command(report)
     return f"prepare runs show {report.run}"
+
+
+def is_disturbed(report: RunReport) -> bool:
+    """Whether the same command would continue to measure what disturbances kept open."""
+    return any(
+        speed.continues
+        for variant in report.variants
+        if variant.verdict == "undecided"
+        for speed in variant.speed
+    )
 
 
 def next_steps(report: RunReport) -> list[str]:
@@ -145,15 +203,16 @@ def next_steps(report: RunReport) -> list[str]:
             f"{command} names the folders with every answer.",
         ]
     if verdict == "undecided":
-        kept = "with the same `--session`" if report.kind == "gate" else "on the same store"
+        if is_disturbed(report):
+            return [f"{command} continues to measure, best while the machine does less beside."]
         return [
-            f"Run the same command again {kept} with more questions or minutes in the policy: "
-            "the answers are kept, and it continues where it stopped.",
+            "Put more questions or minutes into the policy.",
+            how_to_continue(report),
             "`prepare policy check` says how many questions a margin takes.",
         ]
     if verdict == "interrupted":
-        return ["Run the same command again on the same store: it continues where it stopped."]
+        return [how_to_continue(report)]
     cures = [from_dict(report.error).cure] if report.error is not None else []
     look = [f"{command} names the logs."] if report.run else []
-    again = "Run the same command again: finished stages are kept in the store."
-    return [*(cure for cure in cures if cure), *look, *([again] if report.run else [])]
+    again = [how_to_continue(report)] if report.run else []
+    return [*(cure for cure in cures if cure), *look, *again]

@@ -87,10 +87,12 @@ def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
     return GateRow(
         what=speed.name,
         tier=speed.tier,
-        counted=(f"decided at {speed.decided_at} of " * decided) + f"{speed.n} {speed.unit}",
+        counted=(f"decided at {speed.decided_at} of " * decided)
+        + f"{speed.n} {speed.unit}"
+        + (", one start" if speed.starts == "one" else ""),
         baseline=_typical_rate(speed, "baseline", places) if is_ratio else "",
         candidate=_typical_rate(speed, "candidate", places) if is_ratio else f"{kept} of {speed.n}",
-        unit={"slo": " rounds", "goodput": " requests/s"}.get(speed.kind, ""),
+        unit="" if is_ratio else " rounds",
         difference=shown(speed.estimate, places if is_ratio else 0),
         bound=shown(speed.lower, places if is_ratio else 0) if speed.lower is not None else "",
         compared="",
@@ -104,7 +106,5 @@ def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
 
 
 def _typical_rate(speed: SpeedReport, side: Side, places: int) -> str:
-    if speed.kind == "goodput":
-        return f"about {speed.goodputs[side]:.3g}" if side in speed.goodputs else "-"
     rate = speed.typical(side)
     return "-" if rate is None else f"{rate:,.{places - 1}f}"

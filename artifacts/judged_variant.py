@@ -14,7 +14,6 @@ from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResu
 from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from artifacts.stages.quantize import QUANTIZE, MadeWeights, QuantizeResult
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult
-from eval_gates.load_test import LoadTest
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import Kept
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -31,8 +30,6 @@ class JudgedVariant:
     check_weights: Kept[CheckParameters, CheckResult]  # saw that they are sound
     coherence: Kept[ServedModel, CoherenceResult]  # of the candidate; with the server's facts
     baseline_coherence: Kept[ServedModel, CoherenceResult]
-    served: StageRecord  # says how the candidate was served: `coherence`, or a load test of before
-    baseline_served: StageRecord  # as `served`
     speed: Mapping[str, Kept[SpeedParameters, SpeedResult]]  # by role, what was measured of claims
 
     @classmethod
@@ -61,12 +58,6 @@ class JudgedVariant:
             check_weights=CHECK_WEIGHTS.kept(check_weights),
             coherence=COHERENCE.kept(record_of(find, candidate.inputs["coherence"])),
             baseline_coherence=COHERENCE.kept(record_of(find, baseline.inputs["coherence"])),
-            served=record_of(
-                find, judge.inputs.get("candidate.benchmark", candidate.inputs["coherence"])
-            ),
-            baseline_served=record_of(
-                find, judge.inputs.get("baseline.benchmark", baseline.inputs["coherence"])
-            ),
             speed={
                 role: SPEED.kept(record_of(find, reference))
                 for role, reference in judge.inputs.items()
@@ -81,9 +72,7 @@ class JudgedVariant:
 
     @property
     def engine_version(self) -> str:
-        """As the engine reported it; raises ValueError where a load test of before is none."""
-        if self.served.stage != COHERENCE.name:
-            return LoadTest.model_validate(self.served.result).engine_version
+        """Version that the engine reported."""
         return self.coherence.result.engine_version
 
     def evaluations(self, find: Find) -> dict[str, Kept[EvaluateParameters, EvaluateResult]]:
@@ -122,11 +111,12 @@ class JudgedVariant:
         return weights == checked.weights_digest == made.weights_digest
 
     def has_carried(self, files: str) -> bool:
-        """Whether the files beside the weights are those that were checked, by their digest.
+        """Return whether the files beside the weights are the checked ones, by their digest.
 
-        Of evidence of before, and of adopted weights, nobody knows.
+        The record of adopted weights has no such digest: adopting them checks each file.
         """
-        return self.check_weights.result.carried_digest in (None, files)
+        is_adopted = self.quantize.record.stage == ADOPT.name
+        return is_adopted or self.check_weights.result.carried_digest == files
 
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:

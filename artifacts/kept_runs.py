@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 from artifacts.run_record import SCHEMA_VERSION, RunReport
 from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.foreign.file import read_regular
+from pipeline.core.foreign.json import parse_json
+from pipeline.core.foreign.record import MAX_BYTES, MAX_VALUES
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 
@@ -22,8 +25,9 @@ def read_run(folder: Path) -> RunReport:
     """The record in that run's folder; raises StoreError when it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
-        text = path.read_text(encoding="utf-8")
-        version = json.loads(text).get("schema_version", SCHEMA_VERSION)
+        content = read_regular(path, MAX_BYTES)
+        found = parse_json(content, finite=False, whole_text=False, values=MAX_VALUES)
+        version = found.get("schema_version", SCHEMA_VERSION)
         if version != SCHEMA_VERSION:
             raise StoreError(
                 f"this run's record has schema version {version}, this prepare reads "
@@ -31,12 +35,22 @@ def read_run(folder: Path) -> RunReport:
                 where=str(path),
                 cure="read it with the version of prepare that wrote it, or run the command again",
             )
-        report = RunReport.model_validate_json(text)
-        if report.status == "running" and not is_alive(folder):
-            return report.model_copy(update={"status": "killed"})
-        return report
+        report = RunReport.model_validate_json(content)
+        return report if report.status != "running" else _as_it_is_now(report, folder)
     except (OSError, ValueError, AttributeError) as error:
         raise StoreError(f"a run's record cannot be read: {error}", where=str(path)) from error
+
+
+def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
+    """A run that has not ended: whether it was killed, and its time up to its last heartbeat."""
+    claims = RunFolders(Store(folder.parents[1])).claims(folder)
+    alive, silent = claims.is_held(ALIVE), claims.silent_seconds(ALIVE)
+    changes: dict[str, str | float] = {} if alive else {"status": "killed"}
+    if silent is not None or alive:
+        begun = datetime.fromisoformat(report.started)
+        passed = (datetime.now(UTC) - begun).total_seconds() - (0.0 if alive else silent or 0.0)
+        changes["seconds"] = max(report.seconds, passed)
+    return report.model_copy(update=changes)
 
 
 def find_run(store: Store, name: str) -> RunReport:

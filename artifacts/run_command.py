@@ -48,9 +48,8 @@ class RunCommand(Asked):
     """Those and what they came to."""
 
     asked: Asked | None = None  # as the user wrote them
-    gate: bool | None = None
     recheck: str | None = None
-    again: str | None = None
+    force: bool | None = None
     tried: Names | None = None
     ladder: Names | None = None
     changed: Names | None = None
@@ -62,11 +61,6 @@ class RunCommand(Asked):
     tuned: str | None = None
     tuned_claim: Tuned | None = None
     attribute: bool | None = None
-
-
-def kind_of(command: Mapping[str, Any]) -> RunKind:
-    """Which command made a record that does not say so: those from before it was kept."""
-    return "gate" if command.get("gate") else "recheck" if command.get("recheck") else "model"
 
 
 def read_command(command: Mapping[str, Any]) -> RunCommand:

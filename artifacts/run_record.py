@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from artifacts.run_command import RunCommand, RunKind, kind_of, read_command
+from artifacts.run_command import RunCommand, RunKind, read_command
 from artifacts.stages.judge import JudgeResult
 from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
 from eval_gates.drafted import Drafted
-from eval_gates.load_test import read_load_test
 from eval_gates.records import GateReport, Verdict
 from eval_gates.speed.report import SpeedReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.record import Record
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 
 StageStatus = Literal["ran", "reused", "failed"]
 
@@ -37,10 +36,10 @@ class VariantReport(Record):
     p_value: float | None = Field(
         None, description="of 'worse than allowed', the largest of its gates'; None if not judged"
     )
-    trial: int | None = Field(
+    attempt: int | None = Field(
         None,
-        description="how many trials there were against this baseline under this policy, with "
-        "this one, which has a share of the error rate; None if not judged, or not counted",
+        description="number of the attempt against this baseline under this policy; None if not "
+        "judged",
     )
     promoted: bool
     registry_version: str | None = Field(None, description="when it was registered")
@@ -59,8 +58,6 @@ class VariantReport(Record):
         description="which of weights and KV cache costs what, where it was asked for; no verdict "
         "depends on it",
     )
-
-    _read_former = model_validator(mode="before")(read_load_test)
 
 
 def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:
@@ -88,10 +85,7 @@ class StageReport(Record):
     """How one stage of a run ended."""
 
     name: str = Field(description="for people: the stage, of a suite with suite and round")
-    stage: str = Field(  # an older record has the name alone
-        default_factory=lambda read: read["name"].partition(" ")[0],
-        description="as the store names it; 'serve' is none of its stages",
-    )
+    stage: str = Field(description="as the store names it; 'serve' is none of its stages")
     variant: str
     status: StageStatus
     seconds: float = Field(description="wall time; of a reused stage, to find it")
@@ -108,9 +102,7 @@ class RunReport(Record):
     started: str
     seconds: float
     command: dict[str, Any] = Field(description="options as resolved")
-    kind: RunKind = Field(
-        default_factory=lambda read: kind_of(read["command"]), description="which command it is of"
-    )
+    kind: RunKind = Field(description="the command that made it")
     checkpoint: CheckpointReport | None
     registered_name: str | None = Field(None, description="name in the model registry")
     variants: list[VariantReport]

@@ -28,7 +28,6 @@ class ServedModel(Record):
     engine: str = Field("", description="identity of the environment that serves")
     hardware: Hardware = Field(Hardware(), description="nothing of one that someone else serves")
     trust_remote_code: bool = False
-    again: str = Field("", description="distinguishes answers from those kept of the same model")
     endpoint: ServedElsewhere | None = Field(None, description="None of one that we serve")
 
 

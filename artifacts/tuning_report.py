@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from artifacts.attempts import Attempt
 from eval_gates.records import Verdict
 from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.report import SpeedReport
@@ -38,14 +39,14 @@ class TuningReport(Record):
 
     workload: str = Field(description="its name")
     load: dict[str, Any] = Field(description="the workload itself")
-    speed: Speed | None = Field(None, description="what is claimed; None of evidence of before")
-    measuring: Measuring | None = Field(None, description="what else its rule follows from")
+    speed: Speed = Field(description="what is claimed")
+    measuring: Measuring | None = Field(description="what else its rule follows from")
     stock: dict[str, Any] = Field(description="arguments, beside the engine's own defaults")
     race: list[RaceReport] = Field([], fail_fast=True, description="stock first")
     levers: dict[str, str] = Field({}, description="what each did here, in words")
     winner: str | None = Field(None, description="of the race; None: nothing beat stock there")
-    alpha: float = Field(description="error rate of the policy; the trial has a share of it")
-    trial: int | None = Field(None, description="how many winners were tried so far, with it")
+    alpha: float = Field(description="error rate of the policy")
+    attempt: Attempt | None = Field(None, description="None while no winner is confirmed")
     confirmed: SpeedReport | None = Field(None, description="winner against stock, on fresh lives")
     stage: str | None = Field(None, description="key of the stage that measured it")
     verdict: Verdict | None = Field(None, description="pass: there is a tuned profile")

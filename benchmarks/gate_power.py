@@ -11,7 +11,7 @@ on one core. The last line is JSON: false promotes, mean questions and how many 
 
 The gates:
 - ours, population: the sequential gate in batches of 64, questions drawn from an endless stock;
-                    its bet is planned for 5 % of flips, as the default policy expects of MMLU;
+                    its bet is planned for 5 % of flips;
 - ours, benchmark:  the same about this benchmark alone, drawn without replacement; here the drop is
                     of 141 questions, the least whole number that is the margin or more;
 - fixed n:          the project's fixed gate: all questions, Gaffke's bound once at the end;

@@ -77,11 +77,14 @@ def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float
     arguments = ServingArguments.of(profile, is_baseline=True)
     server = Server(python, model, arguments, folder / "server.log")
     spec = {
-        # Limits that any load keeps, and a cap: so many rounds are measured.
+        # A life of those that alternate measures a given number of loads, whatever they show.
         **{"claim": "slo", "name": "chat", "sides": ["candidate"]},
         "life": asdict(Life(0, ("candidate",), 0, seed)),
         "workload": profile.workloads["chat"].model_dump(),
-        "rule": {"limits": {"ttft_ms_p95": 1e6}, "share": 0.9, "alpha": 0.01, "rounds": loads},
+        "rule": {
+            **{"limits": {"ttft_ms_p95": 1e6}, "share": 0.9, "alpha": 0.01, "rounds": 1},
+            **{"lives": "alternate", "loads_per_life": loads + WARM_UP},
+        },
         **{"tokenizer": str(model), "trust_remote_code": False},
     }
     try:

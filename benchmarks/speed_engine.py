@@ -96,7 +96,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", action="append", choices=PARTS, help="this part; repeatable")
     parser.add_argument("--tries", type=int, default=20, help="of aa (default 20, the most)")
-    parser.add_argument("--blocks", type=int, default=8, help="a claim at most (default 8)")
+    parser.add_argument("--blocks", type=int, default=10, help="a claim at most (default 10)")
     parser.add_argument("--work", type=Path, help="what is kept (default: nothing)")
     parser.add_argument(
         "--port", type=int, default=18411, help="of the first server; then the next"
@@ -306,12 +306,12 @@ def around_the_knee(bench: Bench) -> dict[str, Any]:
     """The quiet server, the knee, and the limit on both sides of it."""
     with bench.serve({}) as (url,):
         quiet = bench.judge(
-            "slo", url, url, limits_at([QUIET_RATE], ANY_TTFT_MS, rounds=1), "-quiet"
+            "slo", url, url, limits_at([QUIET_RATE], ANY_TTFT_MS, rounds=10), "-quiet"
         )
         ttft = max(each.ttft_ms_p95 or math.inf for each in quiet["slo.0"].points if each.counts)
         limit = SLOWER * ttft
         rates = [QUIET_RATE * 2**step for step in range(1, STEPS + 1)]
-        ladder = bench.judge("slo", url, url, limits_at(rates, limit, rounds=1), "-knee")
+        ladder = bench.judge("slo", url, url, limits_at(rates, limit, rounds=10), "-knee")
         kept = [ladder[f"slo.{n}"].estimate == 1.0 for n in range(STEPS)]
         if kept[0] is False or all(kept):
             return {"right": False, "limit_ms": limit, "rates": rates, "kept": kept}

@@ -5,10 +5,9 @@ beginning of them. Batches are appended and flushed to disk; what a kill tore of
 gate that was left undecided goes on from here, and so does a changed policy, which judges the same
 answers.
 
-It is one file of JSON lines for each who has written to it: `<book>.<number>-<first row>.jsonl`,
-and `<book>.jsonl` by an older prepare. They write one after the other, and a claim on the book sees
-to that; but who was stopped for long, and followed, may come back and write on. So rows count only
-up to where the next writer began: what comes later was asked a second time.
+Each writer has its own file of JSON lines: `<book>.<number>-<first row>.jsonl`. A lease on the
+book makes the writers take turns. A writer that was suspended and lost its lease may still append.
+So a writer's rows count only up to the first row of the next writer.
 """
 
 from __future__ import annotations
@@ -22,11 +21,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.foreign.file import read_regular
 
 QUESTIONS = "questions.jsonl"
 ANSWERS = "answers.jsonl"
 Rows = list[dict[str, Any]]
 _LOOKED_AT_ONCE = 1 << 16  # bytes
+LARGEST_PART = 1 << 30  # bytes
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +42,7 @@ class Part:
 
 def parts_of(book: Path) -> list[Part]:
     """The files of a book, in the order of their writers."""
-    found = [Part(0, 0, book)] if book.is_file() else []
+    found = []
     for path in book.parent.glob(f"{book.stem}.*{book.suffix}"):
         if named := re.fullmatch(r"(\d+)-(\d+)(?:-(\d+))?", path.name.split(".")[-2]):
             found.append(Part(int(named[1]), int(named[2]), path, int(named[3] or 0)))
@@ -57,17 +58,16 @@ class AnswerBook:
     """The answers of one served model to one ordered list of questions.
 
     Args:
-        path: its name; need not exist yet.
+        path: what its files are named after; no file need exist yet.
         ids: of the questions, in the order in which they are asked.
-        writer: the number of the claim that we hold on it, higher than any before. 0 writes into
-            the file of that name itself, for who surely is alone.
+        writer: number of the lease on it, to append under; None to read only.
     """
 
-    def __init__(self, path: Path, ids: Sequence[str], writer: int = 0) -> None:
+    def __init__(self, path: Path, ids: Sequence[str], writer: int | None = None) -> None:
         self._path = path
         self._ids = ids
         self._writer = writer
-        self._own = None if writer else path
+        self._own: Path | None = None
         self._read: int | None = None
 
     def rows(self) -> Rows:
@@ -88,15 +88,19 @@ class AnswerBook:
 
     def _rows_of(self, part: Part) -> Iterator[dict[str, Any]]:
         try:
-            content = part.path.read_bytes()
+            content = read_regular(part.path, LARGEST_PART)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise EvaluationDataError(
+                f"kept answers cannot be read: {error.strerror}", where=str(part.path)
+            ) from error
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines()):
             try:
                 row = json.loads(line)
                 fits = row["id"] == self._ids[part.start + number]
-            except (ValueError, LookupError, TypeError):
+            except (ValueError, LookupError, TypeError, RecursionError):
                 fits = False
             if not fits:
                 raise EvaluationDataError(
@@ -107,7 +111,11 @@ class AnswerBook:
             yield row
 
     def append(self, rows: Rows) -> None:
-        """Add answers and flush them to disk; a torn last line is cut away first."""
+        """Add answers and flush them to disk; a torn last line is cut away first.
+
+        Raises:
+            ValueError: the book was opened to read only.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         with self._own_part().open("a+b") as file:
@@ -120,6 +128,8 @@ class AnswerBook:
 
     def _own_part(self) -> Path:
         """Our file: a new one, that no other writes to, at the first answers."""
+        if self._writer is None:
+            raise ValueError(f"{self._path} was opened to read only")
         if self._own is None:
             # Answers that we have not seen, of who came back, are none that ours follow.
             start = len(self.rows()) if self._read is None else self._read
@@ -150,5 +160,8 @@ def read_answers(folder: Path) -> Rows:
 
 def parse_answers(content: bytes) -> Rows:
     """The rows of an `answers.jsonl`; raises ValueError where a line is damaged."""
-    # Not splitlines: an answer may hold Unicode's own line separators.
-    return [json.loads(line) for line in content.split(b"\n") if line]
+    try:
+        # Not splitlines: an answer may hold Unicode's own line separators.
+        return [json.loads(line) for line in content.split(b"\n") if line]
+    except RecursionError as error:
+        raise ValueError("an answer is nested too deep") from error

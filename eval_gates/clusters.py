@@ -7,11 +7,18 @@ mean of each; in a row of answers the key `cluster` says to which it belongs.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
+
+_PASSAGE = 80  # characters of a text that is no mere word or name
+_FEW = 0.05  # of the documents; copies are counted by the same share
+_LARGEST_MEAN_CLUSTER = 20  # rows; a field with fewer values sorts rows, as a subject does
+_NAMES = re.compile("passage|document|doc|context|article|story|paragraph|problem|group|cluster")
 
 
 def labels_of(rows: Rows) -> list[str]:
@@ -55,3 +62,40 @@ def partners(labels: Sequence[str]) -> list[int]:
         other = groups[place ^ 1] if place ^ 1 < len(groups) else groups[0]
         found += [other[position % len(other)] for position in range(len(group))]
     return found
+
+
+def shared_text(documents: Rows) -> str | None:
+    """The field with a long text, such as a passage, that several documents have in common.
+
+    Where more than a few do, their answers rise and fall together. None if there is no such field;
+    a text that nearly all documents have, such as an instruction, does not count.
+    """
+    for field in documents[0] if documents else ():
+        texts = Counter(
+            text
+            for document in documents
+            if isinstance(text := document.get(field), str) and len(text) >= _PASSAGE
+        )
+        commonest = max(texts.values(), default=0)
+        if _repeats(texts, len(documents)) and commonest < (1 - _FEW) * len(documents):
+            return str(field)
+    return None
+
+
+def repeated_field(rows: Rows) -> str | None:
+    """Return the field that suggests clusters: a shared text, or a repeated name of a passage."""
+    if (field := shared_text(rows)) is not None:
+        return field
+    for field in rows[0] if rows else ():
+        if not _NAMES.search(str(field).lower()):
+            continue
+        values = Counter(
+            value for row in rows if isinstance(value := row.get(field), (str, int)) and value != ""
+        )
+        if _repeats(values, len(rows)) and len(rows) <= _LARGEST_MEAN_CLUSTER * len(values):
+            return str(field)
+    return None
+
+
+def _repeats(values: Counter[Any], rows: int) -> bool:
+    return sum(count for count in values.values() if count > 1) > _FEW * rows

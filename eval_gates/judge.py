@@ -45,8 +45,7 @@ def judge_suite(
     guessing: float,
     family: Family,
     alpha: float,
-    planned_bet: float | None = None,
-    drawn: bool = False,
+    planned_bet: float | None,
 ) -> GateReport:
     """Compare a variant's answers with the baseline's, question by question.
 
@@ -57,8 +56,7 @@ def judge_suite(
         again: the baseline's rows to its first questions, asked a second time; may be none.
         available: questions that the source has; of a suite with `cluster`, clusters of them.
         guessing: the mean score of a model that knows nothing: 0.25 with four choices.
-        planned_bet: of a sequential test, the bet that has half of the stake; None: an even one.
-        drawn: of evidence of before, whose graded bounds are of 10,000 random weightings.
+        planned_bet: the bet that has half of the stake; None for a fixed test.
 
     Raises:
         ValueError: the two sides were not asked the same questions with the same prompts, a
@@ -77,7 +75,7 @@ def judge_suite(
     )
     n = len(before)
     population = available if suite.about == "benchmark" else None
-    finding = run_test(suite, family, before, after, alpha, population, planned_bet, drawn=drawn)
+    finding = run_test(suite, family, before, after, alpha, population, planned_bet)
     sights = sights_of(all_of_baseline, guessing, finding.comparison, population)
     changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
     scores = Scores(
@@ -91,7 +89,7 @@ def judge_suite(
         p_says_nothing=says_nothing_p(candidate),
     )
     decision = decide(finding, scores, population)
-    companion = paired_interval(before, after, alpha, drawn=drawn)
+    companion = paired_interval(before, after, alpha)
     comparison = finding.comparison
     return GateReport(
         suite=name,
@@ -151,13 +149,11 @@ def run_test(
     alpha: float,
     population: int | None,
     planned_bet: float | None,
-    *,
-    drawn: bool = False,
 ) -> Finding:
     """Run the test that the policy asks for."""
     comparison = comparison_of(suite.margins[family])
     if suite.test == "fixed":
-        return fixed_finding(before, after, comparison, alpha, drawn=drawn)
+        return fixed_finding(before, after, comparison, alpha)
     return sequential_finding(before, after, comparison, alpha, population, planned_bet)
 
 
@@ -261,7 +257,7 @@ def overall(
     undecided = [name for name, verdict in blocking if verdict == "undecided"]
     critical = {g.suite: g.p_value for g in gates if g.tier == "critical"}
     # Of speed alone nothing follows: a variant that no critical suite vouches for shows nothing.
-    claims = [each for each in speed if each.tier == "critical" and each.kind != "load_test"]
+    claims = [each for each in speed if each.tier == "critical"]
     fast = {each.name: each.p_value for each in claims if critical}
     p_value = all_gates_p({**critical, **fast} or {"": 1.0})
     if failed:

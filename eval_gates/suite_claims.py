@@ -11,7 +11,7 @@ DECIDES = ("tier", "test", "about")
 
 
 def claim_of(policy: Policy, family: str) -> dict[str, Any]:
-    """The error rate, and of each critical suite what is asked, the family's margin and the test.
+    """The error rate and what it bounds; of each critical suite the questions, margin and test.
 
     How many questions are asked at most belongs to it only where one look is taken at their end:
     a sequential gate continues with more of them and is the same. Its bet depends on the flips that
@@ -28,4 +28,4 @@ def claim_of(policy: Policy, family: str) -> dict[str, Any]:
             for key, value in settings.items()
             if key not in OF_THE_TEST or key in (*DECIDES, *plans)
         } | {"margin": settings["margins"].get(family)}
-    return {"alpha": policy.alpha, "suites": suites}
+    return {"alpha": policy.alpha, "attempts": policy.attempts, "suites": suites}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -33,6 +32,3 @@ class Described(BaseModel):
         allow_inf_nan=False,
         str_max_length=MAX_LETTERS,
     )
-
-    # Keys of before, and what to write in their place.
-    replaced_keys: ClassVar[Mapping[str, str]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -114,9 +113,6 @@ def _cure(kind: type[BaseModel], fault: ErrorDetails) -> str:
         meaning = f"{part}: {node['description']}" if node.get("description") else ""
     known = f"keys known {around}: {', '.join(keys)}"
     if fault["type"] == "extra_forbidden":
-        replaced: Mapping[str, str] = getattr(kind, "replaced_keys", {})
-        if len(fault["loc"]) == 1 and fault["loc"][0] in replaced:
-            return replaced[str(fault["loc"][0])]
         close = difflib.get_close_matches(shorten(str(fault["loc"][-1])), keys, n=1)
         return f"did you mean '{close[0]}'? {known}" if close else known
     return known if fault["type"] == "missing" or not meaning else meaning

@@ -49,20 +49,13 @@ DIVIDES_GPUS = (
     "prefill-context-parallel-size",
     "data-parallel-size",
 )
-# Machines that those GPUs are on, as many on each.
-NODES = "nnodes"
 # The engine takes more here, such as 4k; what is planned is computed with them.
-_COUNTS = ("max-model-len", NODES, *DIVIDES_GPUS)
+_COUNTS = ("max-model-len", *DIVIDES_GPUS)
 
 
 def count_gpus(arguments: Mapping[str, Any]) -> int:
     """How many GPUs a server with these arguments, which were checked, is spread over."""
     return math.prod(int(arguments.get(name, 1)) for name in DIVIDES_GPUS)
-
-
-def count_nodes(arguments: Mapping[str, Any]) -> int:
-    """How many machines those GPUs are on, as many on each."""
-    return int(arguments.get(NODES, 1))
 
 
 def subject_of(name: str) -> str:
@@ -114,11 +107,7 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
 
 
 def check_counts(arguments: Mapping[str, Any]) -> None:
-    """See that what plans count with is a number from 1, and that nodes get equal parts.
-
-    Raises:
-        EngineArgumentError: they are not, or do not.
-    """
+    """Check that what plans count with is a number from 1; raises EngineArgumentError if not."""
     for name in _COUNTS:
         value = arguments.get(name, 1)
         if type(value) is not int or value < 1:
@@ -126,12 +115,6 @@ def check_counts(arguments: Mapping[str, Any]) -> None:
                 f"the value of '{name}' is {value!r:.80}, and has to be a whole number from 1, "
                 "without quotes"
             )
-    nodes = count_nodes(arguments)
-    if nodes > 1 and (count_gpus(arguments) % nodes or arguments.get("data-parallel-size", 1) > 1):
-        raise EngineArgumentError(
-            f"'{NODES}' is {nodes}, which has to divide 'tensor-parallel-size' x "
-            "'pipeline-parallel-size', and goes without 'data-parallel-size'"
-        )
 
 
 def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -261,7 +260,7 @@ class AskedLmEval(Asked):
     shots: int | None = Field(
         None, ge=0, le=1_000, description="few-shot examples; the task's own if absent"
     )
-    form: Form = "base"
+    form: Form = "auto"
     max_tokens: int = Field(
         256, ge=1, le=1_000_000, description="of a generated answer, unless the task says"
     )
@@ -318,8 +317,10 @@ RESERVED_SUITE_NAMES = (
     "coherence",
     "judge",
     "speed",
-    "throughput",  # of verdicts from before
 )
+
+
+Attempts = Literal["per_run", "spend"]
 
 
 class Policy(Described):
@@ -330,16 +331,17 @@ class Policy(Described):
     alpha: float = Field(
         0.05, ge=1e-9, lt=0.5, description="chance that a variant worse than allowed is promoted"
     )
+    attempts: Attempts = Field(
+        "per_run",
+        description="what alpha bounds; per_run: the chance that any variant of one run passes "
+        "falsely; spend: that any of all runs against one baseline does: the first has half of "
+        "alpha, run k has 0.5 / (k (k - 1)) of it",
+    )
     suites: dict[Name, AnySuite] = Field(min_length=1, max_length=100)
     speed: Speed | None = Field(
         None, description="claims on throughput and latency that have an error rate"
     )
     promotion: Promotion = Promotion()
-
-    replaced_keys: ClassVar[Mapping[str, str]] = {
-        "throughput": "'speed.ratio.minimum' has taken the place of 'throughput.minimum_ratio': "
-        "write 'speed: {ratio: {minimum: {cuda: 1.0, cpu: 0.02}, workloads: [chat]}}'"
-    }
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedClaim, ...]:
         """The claims on speed that it makes there; None: of endpoints that someone else serves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -170,16 +170,25 @@ class ServingProfile(Described):
     )
     speed_lives: Literal["together", "alternate"] = Field(
         "alternate",
-        description="how baseline and variant are served while their speeds are compared. "
-        "together: both servers are up at once, for which a GPU has not the memory; alternate: one "
-        "after the other, again and again, each time started anew",
+        description="how baseline and variant are served while their speeds are measured. "
+        "together: both servers are up at once, for which a GPU has not the memory, and a pass is "
+        "about one start of each; alternate: one after the other, again and again, each time "
+        "started anew, so that a pass is about starts in general",
     )
     life_spread: float = Field(
         0.02,
         ge=0,
         le=1,
         description="standard deviation of ln(output tokens/s) between starts of one server: a "
-        "ratio measured on servers that are up together has to be better by what that explains",
+        "ratio measured on servers that are up together has to be better by what that explains. "
+        "When absent, what the store has measured on this machine, from ten starts on; 0.02 is "
+        "assumed before that",
+    )
+    life_count: int = Field(
+        1_000,
+        ge=2,
+        le=1_000_000,
+        description="starts that life_spread was estimated from: fewer cost more",
     )
     speed_note: str | None = Field(
         None, description="said beside every claim on speed that is measured with this profile"
@@ -204,12 +213,6 @@ class ServingProfile(Described):
         if self.speed_lives == "together" and self.accelerator != "cpu":
             raise ValueError("'speed_lives: together' is for a profile with accelerator: cpu")
         return self
-
-    replaced_keys: ClassVar[Mapping[str, str]] = {
-        "workload": "a policy's 'speed' names its workloads: write 'workloads: {chat: {kind: "
-        "random, input_tokens: 128, output_tokens: 32, arrivals: {concurrency: 8}}}'",
-        "throughput_note": "it is called 'speed_note' now",
-    }
 
     # Not a key: what is in effect follows from the machine.
     _in_effect: dict[str, Fallback] = PrivateAttr(default_factory=dict)

@@ -17,7 +17,10 @@ class Arrivals(Described):
     """When requests come: `{rate: 12}`, `{concurrency: 64}` or `trace`."""
 
     rate: float | None = Field(
-        None, ge=1e-3, le=1e5, description="requests a second, as a Poisson process"
+        None,
+        ge=1e-3,
+        le=1e5,
+        description="requests a second, as a Poisson process: their number differs between loads",
     )
     concurrency: int | None = Field(
         None, ge=1, le=100_000, description="so many at once: one begins where another ends"
@@ -52,7 +55,8 @@ class Traffic(Described):
         30,
         ge=1,
         le=3_600,
-        description="that each load lasts at least, its first wave and its end not counted",
+        description="that each load lasts at least, its first wave and its end not counted; a "
+        "round of a rate lasts at least ten median answers",
     )
 
     warmup_seconds: float = Field(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from artifacts.ci.case import Case, cases_of_run, show_tier
 from artifacts.run_record import RunReport
-from pipeline.core.foreign.text import clip, make_visible
+from pipeline.core.foreign.text import annotation_property, annotation_text, clip
 
 Level = Literal["error", "warning"]
 SHOWN_OF_A_LEVEL = 10
@@ -54,16 +54,5 @@ def annotation(level: Level, case: Case) -> str:
 
 def command(level: Level, title: str, message: str) -> str:
     """One workflow command, on one line whatever the texts hold."""
-    return (
-        f"::{level} title={escape_property(title)}::{escape_data(clip(message, LONGEST_MESSAGE))}"
-    )
-
-
-def escape_data(text: str) -> str:
-    """Escaped as a command's message."""
-    return make_visible(text).replace("%", "%25").replace("\n", "%0A")
-
-
-def escape_property(text: str) -> str:
-    """Escaped as a value of a command's property."""
-    return escape_data(text).replace(":", "%3A").replace(",", "%2C")
+    shown = annotation_text(clip(message, LONGEST_MESSAGE))
+    return f"::{level} title={annotation_property(title)}::{shown}"

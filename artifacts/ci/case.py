@@ -62,7 +62,7 @@ def cases_of(variant: VariantReport) -> list[Case]:
     """A case a gate, claims on speed among them.
 
     A case for the whole variant goes first where the gates do not explain its verdict: it could not
-    be made or served, did not speak, was not needed, or passes alone but not among several (Holm).
+    be made or served, did not speak, or was not needed.
     """
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
     cases += [speed_case(variant.recipe, speed) for speed in variant.speed]

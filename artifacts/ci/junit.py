@@ -8,19 +8,16 @@ that said no, a supporting or advisory one that could not be decided, a rung tha
 
 from __future__ import annotations
 
-import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from artifacts.ci.case import Case, cases_of_run, command_of
 from artifacts.ending import verdict_of
 from artifacts.run_record import RunReport, VariantReport
+from pipeline.core.foreign.text import junit_text
 
 if TYPE_CHECKING:
     from junitparser.xunit2 import TestCase, TestSuite
-
-NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 has no way to write (section 2.2), and the carriage return, which readers change."""
 
 
 def junit_xml(report: RunReport) -> bytes:
@@ -46,12 +43,12 @@ def suite_of(name: str, cases: list[Case], report: RunReport) -> TestSuite:
     """One variant's cases."""
     from junitparser.xunit2 import TestSuite
 
-    suite = TestSuite(make_readable(name))
+    suite = TestSuite(junit_text(name))
     suite.timestamp = report.started
     suite.add_property("run", report.run)
     suite.add_property("run_verdict", verdict_of(report))
     if report.checkpoint is not None:
-        suite.add_property("checkpoint", make_readable(report.checkpoint.ref))
+        suite.add_property("checkpoint", junit_text(report.checkpoint.ref))
         suite.add_property("checkpoint_digest", report.checkpoint.digest)
     for case in cases:
         suite.append(case_of(case))
@@ -61,12 +58,12 @@ def suite_of(name: str, cases: list[Case], report: RunReport) -> TestSuite:
 def describe(suite: TestSuite, variant: VariantReport) -> None:
     """What became of the variant, as properties of its suite."""
     suite.add_property("verdict", variant.verdict)
-    suite.add_property("reason", make_readable(variant.reason))
+    suite.add_property("reason", junit_text(variant.reason))
     suite.add_property("promoted", str(variant.promoted).lower())
     for name in ("p_value", "weights_bytes", "registry_version"):
         value = getattr(variant, name)
         if value is not None:
-            suite.add_property(name, make_readable(str(value)))
+            suite.add_property(name, junit_text(str(value)))
 
 
 def case_of(case: Case) -> TestCase:
@@ -74,10 +71,10 @@ def case_of(case: Case) -> TestCase:
     from junitparser import Error, Failure, Skipped
     from junitparser.xunit2 import TestCase
 
-    made = TestCase(make_readable(case.name), f"prepare.{make_readable(case.variant)}")
+    made = TestCase(junit_text(case.name), f"prepare.{junit_text(case.variant)}")
     for name, value in case.facts.items():
-        made.add_property(name, make_readable(value))
-    reason = make_readable(case.reason)
+        made.add_property(name, junit_text(value))
+    reason = junit_text(case.reason)
     first_line = reason.partition("\n")[0]
     if case.outcome == "pass":
         if case.suspicious:
@@ -90,7 +87,7 @@ def case_of(case: Case) -> TestCase:
     result = kind(f"{shown}{first_line}", case.outcome)
     # Readers show the text and not the figures, and those are what one wants to see.
     result.text = "\n".join(
-        [reason, *(f"{name}: {make_readable(v)}" for name, v in case.facts.items())]
+        [reason, *(f"{name}: {junit_text(v)}" for name, v in case.facts.items())]
     )
     made.append(result)
     return made
@@ -101,8 +98,3 @@ def variant_seconds(report: RunReport, variant: str) -> float:
     if variant == command_of(report):
         return round(report.seconds, 3)
     return round(sum(stage.seconds for stage in report.stages if stage.variant == variant), 3)
-
-
-def make_readable(text: str) -> str:
-    """The text with what XML cannot say replaced, and line ends as readers see them."""
-    return NOT_IN_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from artifacts.ending import champion_of, list_passed, verdict_of
 from artifacts.run_record import RunReport
+from pipeline.core.foreign.text import output_value
 
 LONGEST_VALUE = 400
 """Characters. GitLab takes 5 KiB of a dotenv report in all."""
@@ -29,9 +30,6 @@ def outputs(report: RunReport, junit: str) -> str:
         "registry_version": (champion.registry_version if champion else None) or "",
         "junit": junit,
     }
-    return "".join(f"{name}={one_line(value)}\n" for name, value in values.items())
-
-
-def one_line(text: str) -> str:
-    """The text without line ends and other control characters, in a length that CI takes."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:LONGEST_VALUE]
+    return "".join(
+        f"{name}={output_value(value, LONGEST_VALUE)}\n" for name, value in values.items()
+    )

@@ -16,10 +16,10 @@ from artifacts.ending import (
     next_steps,
     serving_lines,
     verdict_of,
+    weights_words,
 )
 from artifacts.gate_row import GateRow, gate_row, speed_row
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.written_numbers import format_megabytes
 from eval_gates.records import GateReport
 from pipeline.core.foreign.text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
 
@@ -92,9 +92,7 @@ def table(report: RunReport) -> Iterator[str]:
             [
                 markdown(variant.recipe),
                 variant_cell(variant),
-                format_megabytes(
-                    variant.weights_bytes, nothing="-" if variant.gates else "not made"
-                ),
+                weights_words(report, variant),
                 *(cells.get(column, "-") for column in columns),
             ]
         )

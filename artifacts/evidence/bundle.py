@@ -68,7 +68,7 @@ class BundleVerdict(Record):
     variants: tuple[VariantReport, ...] = Field(
         fail_fast=True, description="verdicts, after the correction"
     )
-    revisions: dict[str, tuple[int, ...]] = Field(
+    revisions: dict[str, int] = Field(
         description="of the stages' code, by stage; their keys are made of them"
     )
 
@@ -128,31 +128,29 @@ def gather_resolved(judged: JudgedVariant) -> dict[str, Any]:
     A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the
     same as in the record whose key it is part of.
     """
-    judge, made = judged.judge.record, judged.quantize.record
+    judge, made, served = judged.judge.record, judged.quantize.record, judged.coherence.record
     parts = {
         "policy": (judge, "/parameters/policy"),
         "family": (judge, "/parameters/family"),
         "speed_note": (judge, "/parameters/speed_note"),
-        "throughput_note": (judge, "/parameters/throughput_note"),  # of before, and 'workload'
         "fallbacks": (judge, "/parameters/fallbacks"),
         "quantization": (made, "/parameters/quantization"),
         "calibration_data": (made, "/parameters/calibration_data"),
         "quantized": (made, "/result"),
         "verified": (judged.check_weights.record, "/result"),
-        "serving": (judged.served, "/parameters/serving"),
-        "baseline_serving": (judged.baseline_served, "/parameters/serving"),
-        "workload": (judged.served, "/parameters/workload"),
-        "hardware": (judged.served, "/parameters/hardware"),
-        "engine_version": (judged.served, "/result/engine_version"),
+        "serving": (served, "/parameters/serving"),
+        "baseline_serving": (judged.baseline_coherence.record, "/parameters/serving"),
+        "hardware": (served, "/parameters/hardware"),
+        "engine_version": (served, "/result/engine_version"),
         "environment.quantize": (made, "/parameters/environment"),
-        "environment.serve": (judged.served, "/parameters/engine"),
+        "environment.serve": (served, "/parameters/engine"),
     }
     found: dict[str, Any] = {"schema_version": 1}
     for name, (record, pointer) in parts.items():
         data = record.model_dump(mode="json")
         try:
             value = follow_pointer(data, pointer)
-        except KeyError:  # of an older or newer record, which has no such parameter
+        except KeyError:  # adopted weights, for example, have no calibration data
             continue
         found[name] = {
             "from": f"{place_of(record.stage, record.key)}/{RECORD}#{pointer}",

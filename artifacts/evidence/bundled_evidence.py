@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,12 @@ class BundledEvidence:
         EvidenceError: a newer prepare made it.
     """
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, revisions: Mapping[str, tuple[int, ...]]
-    ) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, revisions: Mapping[str, int]) -> None:
         self._folder = folder
         self._listed = {each.path for each in manifest.bundle}
         self._revisions = revisions
-        for stage, numbers in revisions.items():
-            if not set(numbers) <= set(range(1, newest_revision(stage) + 1)):
+        for stage, revision in revisions.items():
+            if not 1 <= revision <= newest_revision(stage):
                 raise EvidenceError(
                     f"its stage '{stage}' is of a revision that this prepare does not know",
                     where=str(folder),
@@ -109,9 +107,11 @@ class BundledEvidence:
         return f"{self._folder.name}/{place_of(stage, key)}"
 
     def key_of(self, record: StageRecord) -> str:
-        """By the revision of the code that the stage was run by; '' when none gives its key."""
-        revisions = self._revisions.get(record.stage, ())
-        return record.key if revision_of(record, revisions) is not None else ""
+        """Return the key that follows from the record; '' if the bundle names no revision."""
+        revision = self._revisions.get(record.stage)
+        if revision is None:
+            return ""
+        return stage_key(record.stage, revision, record.parameters, record.inputs)
 
     def _unreadable_error(self, path: str, why: object) -> EvidenceError:
         return EvidenceError(f"a file is damaged: {why}", where=str(self._folder / path))
@@ -133,14 +133,6 @@ def digest_unpacked(path: Path, most: int) -> str:
                 raise ValueError(f"it unpacks to more than {most:,} bytes")
             found.update(block)
     return found.hexdigest()
-
-
-def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:
-    """The revision of the stage's code that gives the record's key; None when none of them does."""
-    for revision in revisions:
-        if stage_key(record.stage, revision, record.parameters, record.inputs) == record.key:
-            return revision
-    return None
 
 
 def place_of(stage: str, key: str) -> str:

@@ -193,7 +193,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
         "trust_remote_code": judged.trust_remote_code,
         "prepare_command": verdict.command,
         "creation": creation(verdict, judged, deployable),
-        "bound_level": f"{100 * (1 - judge.policy.alpha):g}",
+        "bound_level": f"{100 * (1 - max(gate.alpha for gate in variant.gates)):.4g}",
         "gates": [(gate, gate_row(gate)) for gate in variant.gates],
         "speed": [(claim, speed_row(claim), typical_loads(claim)) for claim in variant.speed],
         "tried": verdict.tried,

@@ -15,6 +15,7 @@ from artifacts.stages.speed import SPEED, SpeedParameters
 from eval_gates.speed.claimed_rule import Measuring, lay_out_rule
 from eval_gates.speed.draw import SIDES
 from eval_gates.speed.load import MeasuredLoad
+from eval_gates.speed.rounds import count_arrivals, next_timing
 from eval_gates.speed.rule import measuring_rule, rule_of
 from pipeline.core.stage_record import StageRecord
 from recipes.speed import Accelerator, SpeedClaim
@@ -35,7 +36,7 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[MeasuredLoad])
     """
     kept = SPEED.kept(record)
     asked, found = kept.parameters, kept.result
-    rule = measuring_rule(asked.claim, asked.rule)
+    rule = measuring_rule(asked.claim, {**asked.rule, "began": found.began})
     lives = rule.spread_over([side for side in SIDES if side in asked.sides])
     units, rest = divmod(len(loads), lives.unit)
     if rest or units != found.units:
@@ -48,7 +49,10 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[MeasuredLoad])
         number = same // lives.unit
         yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
         return
-    if any(not _comes_as_asked(load, asked) for load in loads):
+    if any(
+        not _comes_as_asked(load, asked, loads[: number // lives.unit * lives.unit])
+        for number, load in enumerate(loads)
+    ):
         yield f"{role}: its requests came otherwise than its workload says"
     if units and (
         rule.state(loads) != found.state
@@ -68,7 +72,7 @@ def find_misruled(
 ) -> Iterator[str]:
     """In what a stage `speed` measured something else than the claim, or by another rule, in words.
 
-    Its error rate is taken as it is: see `trial_check`.
+    Its error rate is taken as it is: see `attempt_check`.
 
     Args:
         role: of the stage.
@@ -106,7 +110,7 @@ def find_misruled(
     wanted, found = rules
     for key in sorted(wanted):
         if not _same(wanted[key], found[key]):
-            yield f"{role}: measured by another '{key}' than policy, profile and trial give"
+            yield f"{role}: measured by another '{key}' than policy, profile and attempt give"
 
 
 def _same(said: Any, kept: Any) -> bool:
@@ -116,15 +120,18 @@ def _same(said: Any, kept: Any) -> bool:
     return bool(said == kept)
 
 
-def _comes_as_asked(load: MeasuredLoad, asked: SpeedParameters) -> bool:
-    """Whether its requests came, and are counted, as the workload says."""
-    arrivals, workload = asked.workload["arrivals"], asked.workload
-    is_timed = arrivals["concurrency"] is None
-    times = (workload["warmup_seconds"], workload["seconds"]) if is_timed else (None, None)
-    # At which rates a goodput is measured, its rule says: others are no rounds of it.
-    rate = load.rate if asked.claim == "goodput" else arrivals["rate"]
-    return (load.concurrency, load.rate, load.warmup_s, load.measured_s) == (
-        arrivals["concurrency"],
-        rate,
-        *times,
+def _comes_as_asked(
+    load: MeasuredLoad, asked: SpeedParameters, before: Sequence[MeasuredLoad]
+) -> bool:
+    """Whether its requests came, and are counted, as the workload says after the units before."""
+    arrivals = asked.workload["arrivals"]
+    said = (load.concurrency, load.rate) == (arrivals["concurrency"], arrivals["rate"])
+    timing = next_timing(asked.workload, before)
+    if timing is None:
+        return said and load.warmup_s is None
+    if (load.warmup_s, load.measured_s) != (timing.warmup_s, timing.measured_s):
+        return False
+    rate = arrivals["rate"]
+    return said and (
+        not rate or len(load.requests) == count_arrivals(load.seed, rate, timing.lasts)
     )

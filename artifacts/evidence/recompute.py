@@ -11,23 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from artifacts.attempts import AttemptLedger
+from artifacts.evidence.attempt_check import CANDIDATE, find_miscounts
 from artifacts.evidence.load_check import find_misdrawn, find_misruled
 from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
 from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
-from artifacts.evidence.trial_check import CANDIDATE, find_miscounts
 from artifacts.evidence.verdict import SPEED, judge_evidence
-from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
-from artifacts.selection import NOT_PREFERRED, correct
+from artifacts.run_record import RunReport, VariantReport, report_judged
+from artifacts.selection import NOT_PREFERRED
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from artifacts.stages.questions import QUESTIONS as ASKED
 from artifacts.stages.speed import SPEED as LOADED
-from artifacts.trials import Trials
 from eval_gates.answers import ANSWERS, QUESTIONS
 from eval_gates.planned_bets import planned_bets_of
 from eval_gates.speed.load import LOADS, MeasuredLoad
-from eval_gates.statistics.multiplicity import share_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -54,7 +53,7 @@ class VariantCheck:
 class Claims:
     """What somebody says about variants that were tried together, to be compared with evidence."""
 
-    variants: tuple[VariantReport, ...]  # verdicts, after the correction for their number
+    variants: tuple[VariantReport, ...]  # verdicts
     tried: tuple[str, ...]  # recipes; one without a verdict counts, too
     # key of the judge stage, by recipe; those without have no verdict by gates
     judges: Mapping[str, str]
@@ -74,21 +73,39 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
             where=f"{store.root}/runs/{report.run}",
             cure="`prepare runs list` names the runs and their verdicts",
         )
+    missing = find_missing(report) if report.status == "finished" else []
     return [
         replace(
-            check, differences=(*check.differences, *find_uncounted(claims, check.recipe, store))
+            check,
+            differences=(
+                *check.differences,
+                *find_uncounted(claims, check.recipe, store),
+                *missing,
+            ),
         )
         for check in checks
     ]
 
 
+def find_missing(report: RunReport) -> list[str]:
+    """Variants that were tried and on which the run's record has no verdict, in words."""
+    names = {variant.recipe for variant in report.variants}
+    return [
+        f"'{recipe}' was tried with it, and the run's record has no verdict on that"
+        for recipe in report.options.recipes or ()
+        if recipe not in names
+    ]
+
+
 def find_uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
-    """That the store does not count the trial that a verdict says it is, in words."""
+    """That the store's ledger has not the attempt that a verdict names, in words."""
     key = claims.judges.get(recipe)
     judge = store.find("judge", key) if key is not None else None
-    trial = JUDGE.parameters_of(judge).trial if judge is not None else None
-    if trial is not None and Trials(store.root).find(trial.count, trial.number) != trial:
-        yield f"trial {trial.number} of its baseline is not the one that the store counts"
+    if judge is None:
+        return
+    attempt = JUDGE.parameters_of(judge).attempt
+    if not attempt.is_same(AttemptLedger(store).find(attempt.scope, attempt.number)):
+        yield f"attempt {attempt.number} against its baseline is not the one in the store's ledger"
 
 
 def claims_of(report: RunReport) -> Claims:
@@ -118,50 +135,29 @@ def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
         v.recipe: Evidence(source, v.recipe, claims.judges.get(v.recipe), claims.tried)
         for v in variants
     }
-    again = {recipe: each.judge_again() for recipe, each in evidence.items()}
-    together = select_again(claims, again, evidence)
+    again = {v.recipe: report_again(v, evidence[v.recipe].judge_again()) for v in variants}
     return [
         VariantCheck(
             recipe=variant.recipe,
             kept=variant.verdict,
-            computed=together[variant.recipe].verdict if variant.recipe in together else None,
+            computed=found.verdict if (found := again[variant.recipe]) is not None else None,
             answers=evidence[variant.recipe].answers,
             differences=(
                 *evidence[variant.recipe].problems,
-                *find_differing(variant, together.get(variant.recipe)),
+                *find_differing(variant, again[variant.recipe]),
             ),
         )
         for variant in variants
     ]
 
 
-def select_again(
-    claims: Claims, again: dict[str, JudgeResult | None], evidence: dict[str, Evidence]
-) -> dict[str, VariantReport]:
-    """The computed reports of single variants, with the correction for their number."""
-    computed = {}
-    for variant in claims.variants:
-        found = again.get(variant.recipe)
-        if found is not None:
-            report = report_judged(variant.recipe, variant.weights_bytes, found)
-            kept = {"promoted": variant.promoted, "registry_version": variant.registry_version}
-            computed[variant.recipe] = report.model_copy(update=kept)
-    # Nothing shows what one without evidence says of itself, so it counts as one that lost.
-    reports = [
-        computed.get(variant.recipe)
-        or variant.model_copy(update={"p_value": None, "verdict": "error"})
-        for variant in claims.variants
-    ]
-    # Holm counts all that were tried: leaving one out of the record does not loosen it.
-    known = {variant.recipe for variant in claims.variants}
-    reports += [
-        report_unjudged(recipe, "error", "missing from the record", None)
-        for recipe in claims.tried
-        if recipe not in known
-    ]
-    alphas = [each.alpha for each in evidence.values() if each.alpha is not None]
-    changed = correct(reports, min(alphas)) if alphas else []
-    return {**computed, **{r.recipe: r for r in changed if r.recipe in computed}}
+def report_again(variant: VariantReport, found: JudgeResult | None) -> VariantReport | None:
+    """The report of a variant by the computed verdict; None where it cannot be computed."""
+    if found is None:
+        return None
+    report = report_judged(variant.recipe, variant.weights_bytes, found)
+    stated = {"promoted": variant.promoted, "registry_version": variant.registry_version}
+    return report.model_copy(update=stated)
 
 
 class Evidence:
@@ -178,7 +174,6 @@ class Evidence:
         self._rests_checked: set[str] = set()
         self.problems: list[str] = []
         self.answers = 0
-        self.alpha: float | None = None
         self._judge: StageRecord | None = None
         if key is None:
             self.problems.append("the run names no stage 'judge' for it: its evidence is missing")
@@ -212,9 +207,8 @@ class Evidence:
         try:
             kept = JUDGE.kept(judge)
             policy = kept.parameters.policy
-            self.alpha = policy.alpha * share_of(kept.parameters.number)
             planned = planned_bets_of(policy, kept.parameters.family)
-            if kept.parameters.planned_bets not in (None, planned):
+            if kept.parameters.planned_bets != planned:
                 self.problems.append("its bets are not those that its policy plans")
             self.problems += self._find_mismeasured(kept.parameters)
             again = judge_evidence(
@@ -373,9 +367,6 @@ def find_differing(kept: VariantReport, computed: VariantReport | None) -> list[
         return []
     ours = kept.model_dump(exclude=set(NOT_OF_THE_VERDICT))
     theirs = computed.model_dump(exclude=set(NOT_OF_THE_VERDICT))
-    for old, new in zip(ours["gates"], theirs["gates"], strict=False):
-        if old["form"] is None:  # a verdict from before it was kept
-            new["form"] = None
     if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]
     return list(find_differing_values("", ours, theirs))

@@ -12,10 +12,12 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from artifacts.plain_files import ADDED_LATER, SIGNATURE
+from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvidenceError, UsageError, raise_as
 from pipeline.core.foreign.file import MEBIBYTE, open_regular, read_regular
 
@@ -27,6 +29,42 @@ MAKE_KEYS = (
     "openssl ecparam -name prime256v1 -genkey -noout -out signer.key && "
     "openssl ec -in signer.key -pubout -out signer.pub"
 )
+
+
+def fingerprint_of(key: Path) -> str:
+    """Return the sha256 of a public key, in hexadecimal, from its file or its private key's.
+
+    Raises:
+        EvidenceError: the library is not installed.
+        UsageError: the key is missing, of another kind, or its password is wrong.
+    """
+    with _library_errors("sign", key):
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            PublicFormat,
+            load_pem_private_key,
+            load_pem_public_key,
+        )
+    with raise_as(
+        UsageError,
+        "the key cannot be used",
+        key,
+        f"{CURVES}{MAKE_KEYS}; its password is asked for, or {PASSWORD_VARIABLE}",
+        errors=(OSError, ValueError, TypeError),
+    ):
+        content = read_regular(key, KEY_BYTES)
+        found: Any
+        if b"PRIVATE KEY" in content:
+            found = load_pem_private_key(content, _password(key))
+        else:
+            found = load_pem_public_key(content)
+        if isinstance(found, ec.EllipticCurvePrivateKey):
+            found = found.public_key()
+        if not isinstance(found, ec.EllipticCurvePublicKey):
+            raise ValueError("it is of another kind")
+        plain = found.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return digest_bytes(plain)
 
 
 def sign_with_key(folder: Path, private_key: Path) -> Path:
@@ -191,8 +229,13 @@ def _password(private_key: Path) -> bytes | None:
     """
     if b"ENCRYPTED" not in read_regular(private_key, KEY_BYTES):
         return None
-    text = os.environ.get(PASSWORD_VARIABLE) or getpass.getpass(f"Password of {private_key}: ")
-    return text.encode()
+    return (os.environ.get(PASSWORD_VARIABLE) or _ask_password(private_key)).encode()
+
+
+@cache
+def _ask_password(private_key: Path) -> str:
+    """Ask once in this process: a promotion signs hours after its key was checked."""
+    return getpass.getpass(f"Password of {private_key}: ")
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import TuningReport
 from eval_gates.speed.load import LOADS, MeasuredLoad
 from eval_gates.speed.report import SpeedReport, judge_speed
-from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord
 
@@ -82,12 +81,12 @@ def _find_changed(
         yield f"{place}: it is no claim to be faster than stock"
     if asked.sides["baseline"].serving.engine_arguments != tuning.stock:
         yield f"{place}: what it compares with is not the stock of this run"
-    if asked.rule.get("alpha") != level_of(tuning.alpha, 1, tuning.trial):
-        yield f"{place}: its error rate is not the share of trial {tuning.trial}"
+    attempt = tuning.attempt
+    if attempt is None or attempt.alpha != tuning.alpha:
+        yield f"{place}: its attempt is not known, or has another error rate"
+    elif asked.rule.get("alpha") != attempt.level(asked.measurement):
+        yield f"{place}: its level is not that of attempt {attempt.number}"
     yield from find_misdrawn(place, record, loads)
-    if tuning.speed is None:
-        yield f"{place}: what was claimed is not known, so its rule cannot be compared"
-        return
     (claim,) = tuning.speed.claims
     own = tuning.speed.workloads
     # Its minimum is the same everywhere.

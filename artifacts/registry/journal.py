@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from artifacts.registry.history import (
     replay,
     way_to,
 )
-from pipeline.core.errors import RegistryError
+from pipeline.core.errors import RecordedMoveError, RegistryError
 from recipes.alias_names import RULE, can_be_alias
 
 # So often in a row somebody else may come first before we give up.
@@ -38,9 +38,8 @@ class JournalStorage(Protocol):
     """What a registry must be able to do for the journal; each method raises RegistryError."""
 
     uri: str
-    patience_seconds: float | None
-    """How long another process may take between setting two aliases; 0 where a lock keeps it out,
-    None where aliases are what the entries say, and nothing is set"""
+    patience_seconds: float
+    """How long another process may take between setting two aliases; 0 under a lock."""
 
     def lock(self, name: str) -> AbstractContextManager[object]:
         """Keep others from moving aliases, where the registry has a way to; else nothing."""
@@ -49,10 +48,7 @@ class JournalStorage(Protocol):
         """All entries, losers too, in the order of their numbers."""
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number, all of it or nothing.
-
-        It may leave it out where another came first, since such an entry does not hold.
-        """
+        """Add an entry under the next free number, all of it or nothing."""
 
     def read_applied(self, name: str) -> int:
         """Number of the last entry that the aliases were set by; 0 for none."""
@@ -68,6 +64,9 @@ class JournalStorage(Protocol):
 
     def has_version(self, name: str, version: str) -> bool:
         """Whether there is such a version."""
+
+    def put_back(self, name: str) -> None:
+        """Make aliases again that a killed move has taken away, where moving one is two steps."""
 
 
 class Journal:
@@ -164,10 +163,10 @@ class Journal:
             if entry is None:
                 return None
             self._check_versions(entry)
-            self._storage.append(self._name, entry)
-            state = replay(self._storage.entries(self._name))
-            won = next((held for held in state.held if held.id == entry.id), None)
-            self._settle(alias, previous_alias)
+            with self._report_if_recorded(entry):
+                self._storage.append(self._name, entry)
+                won = self._find_held(entry)
+                self._settle(alias, previous_alias)
             if won is not None:
                 return won
         raise RegistryError(
@@ -175,6 +174,33 @@ class Journal:
             where=self._storage.uri,
             cure="run the command again",
         )
+
+    @contextmanager
+    def _report_if_recorded(self, entry: HistoryEntry) -> Iterator[None]:
+        """Turn an error after which the next command completes the move into RecordedMoveError."""
+        try:
+            yield
+        except RegistryError as error:
+            try:
+                held = self._find_held(entry)
+            except RegistryError:
+                what = "whether the move is recorded is not known"
+            else:
+                if held is None:
+                    raise
+                what = f"entry {held.number} of the history is recorded, and was not completed"
+            raise RecordedMoveError(
+                f"'{entry.alias}' of '{self._name}': {what}: {error.what}",
+                where=error.where or self._storage.uri,
+                cure=f"`prepare registry history {self._name}` shows the entry once the registry "
+                "works. The next promote, rollback, pull, push, serve, recheck or verify of "
+                f"{self._name} completes it; `prepare rollback {self._name} --alias {entry.alias}` "
+                "undoes it",
+            ) from error
+
+    def _find_held(self, entry: HistoryEntry) -> HistoryEntry | None:
+        held = replay(self._storage.entries(self._name)).held
+        return next((each for each in held if each.id == entry.id), None)
 
     def _settle(self, alias: str, previous_alias: str | None) -> list[HistoryEntry]:
         """Carry out what was not, and note what was moved by others; returns the former."""
@@ -188,6 +214,7 @@ class Journal:
                 continue  # another one may have come meanwhile, and have set them before us
             if not self._note_outside(state, alias, previous_alias):
                 break
+        self._storage.put_back(self._name)
         return list(finished.values())
 
     def _carry_out(self, state: State, applied: int) -> None:
@@ -204,8 +231,6 @@ class Journal:
 
     def _note_outside(self, state: State, alias: str, previous_alias: str | None) -> bool:
         """Add an entry for aliases that something else has moved; whether there were any."""
-        if self._storage.patience_seconds is None:
-            return False
         watched = {*state.aliases, alias, CANDIDATE, CHAMPION, PREVIOUS, previous_alias or PREVIOUS}
 
         def find_differing() -> dict[str, str | None]:

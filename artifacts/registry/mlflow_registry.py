@@ -13,20 +13,17 @@ import os
 import shutil
 import sqlite3
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from artifacts.plain_files import plain_files
-from artifacts.registry.folder_access import check_folder, is_there
+from artifacts.registry.embedded_database import EMBEDDED, file_of, lock_of, make_database
 from artifacts.registry.history import HistoryEntry
 from artifacts.registry.registry import Registry, Version
 from pipeline.core.credentials import put_back
 from pipeline.core.errors import RegistryError
-from pipeline.core.foreign.file import open_regular
-from pipeline.core.private_files import is_shared
 
 HISTORY = ".history"
 HISTORY_OF_TAG = "prepare.history_of"
@@ -35,81 +32,16 @@ ENTRY_TAG = "prepare.entry"
 # MLflow wants a source of every version; an entry has none.
 NO_SOURCE = "prepare://history/entry"
 PATIENCE_SECONDS = 0.5
-EMBEDDED = "sqlite:///"
 HTTP = ("http://", "https://")
 DATABRICKS = ("databricks", "databricks-uc")
 ABSENT = "RESOURCE_DOES_NOT_EXIST"  # of MLflow's error codes
 EXPERIMENT = "prepare"
 ARTIFACTS = "weights"
-VERSIONS_BY_SQL = (
-    "SELECT version FROM model_versions WHERE name = ? AND current_stage != 'Deleted_Internal'"
-)
-ALIASES_BY_SQL = "SELECT alias, version FROM registered_model_aliases WHERE name = ?"
-
-
-def embedded_has(
-    uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
-) -> bool | None:
-    """Whether an embedded registry has these versions, and its aliases point so; None: ask MLflow.
-
-    It is asked by SQL, since opening it through MLflow takes 6 s and this is asked on every run.
-    None when its tables are not as expected.
-    """
-    file = Path(uri.removeprefix(EMBEDDED))
-    if not file.is_file():
-        return False
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
-            known = {str(row[0]) for row in database.execute(VERSIONS_BY_SQL, (name,))}
-            pointing = database.execute(ALIASES_BY_SQL, (name,)).fetchall()
-    except sqlite3.Error:
-        logging.getLogger(__name__).debug("asking MLflow instead", exc_info=True)
-        return None
-    pointers = {(str(alias), str(version)) for alias, version in pointing}
-    return known >= set(versions) and pointers >= set(aliases.items())
 
 
 def is_server(uri: str) -> bool:
     """Whether a server holds the registry, so that opening it through MLflow makes nothing here."""
     return uri.startswith(HTTP) or uri.partition("://")[0] in DATABRICKS
-
-
-def check_embedded(uri: str) -> None:
-    """Look whether an embedded registry can be opened, or made; nothing is made or written.
-
-    One that another process is writing, or was killed at, passes.
-
-    Raises:
-        RegistryError: it cannot.
-    """
-    file = Path(uri.removeprefix(EMBEDDED))
-    check_folder(file.parent, uri)
-    if not is_there(file, uri):
-        return
-    if not os.access(file, os.W_OK):
-        raise _unopenable_error(uri, f"{file} may not be written")
-    try:
-        # Not immutable, it would wait for locks, leave files beside one in WAL mode, and refuse
-        # one that a killed writer left to be rolled back, which the next writer does.
-        look = f"file:{quote(str(file))}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(look, uri=True)) as database:
-            database.execute("PRAGMA schema_version")
-    except sqlite3.Error as error:
-        if not _is_being_written(file):
-            raise _unopenable_error(uri, str(error)) from error
-
-
-def _is_being_written(file: Path) -> bool:
-    """Whether what the database file says may be half of a change; no locks were heeded."""
-    return any(Path(f"{file}{ending}").exists() for ending in ("-journal", "-wal"))
-
-
-def _unopenable_error(uri: str, why: str) -> RegistryError:
-    return RegistryError(
-        f"the model registry cannot be opened: {why}",
-        where=uri,
-        cure="name with --registry an SQLite file of MLflow's that you may write, or a new one",
-    )
 
 
 class MlflowRegistry(Registry):
@@ -125,7 +57,7 @@ class MlflowRegistry(Registry):
     def __init__(self, uri: str) -> None:
         self.uri = uri
         embedded = uri.startswith(EMBEDDED)
-        self._file = Path(uri.removeprefix(EMBEDDED)) if embedded else None
+        self._file = file_of(uri) if embedded else None
         self.patience_seconds = 0 if embedded else PATIENCE_SECONDS
         # MLflow asks git and its usage service about us at import; neither is our business.
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
@@ -135,10 +67,10 @@ class MlflowRegistry(Registry):
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         with self._explain_errors(), warnings.catch_warnings(action="ignore"):
+            for name in ("mlflow", "alembic"):  # it would print tracebacks of what it raises, too
+                logging.getLogger(name).setLevel(logging.CRITICAL)
             if self._file is not None:
-                check_openable(self._file)
-            for name in ("mlflow", "alembic"):
-                logging.getLogger(name).setLevel(logging.WARNING)
+                make_database(uri)
             from mlflow.tracking import MlflowClient
 
             address = put_back(uri)
@@ -223,14 +155,10 @@ class MlflowRegistry(Registry):
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Of an embedded registry, a lock beside its file, for all names; else nothing."""
-        from filelock import FileLock
-
         with ExitStack() as held:
             if self._file is not None:
                 with self._explain_errors():
-                    mode = 0o660 if is_shared(self._file.parent) else 0o644
-                    lock = FileLock(f"{self._file}.lock", mode=mode, is_singleton=True)
-                    held.enter_context(lock)
+                    held.enter_context(lock_of(self._file))
             yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
@@ -332,22 +260,6 @@ class MlflowRegistry(Registry):
                 cure="check --registry: a tracking server's URI that answers, "
                 "or sqlite:////folder/registry.db in a folder that you may write",
             ) from error
-
-
-def check_openable(file: Path) -> None:
-    """Make the folder and open the database file once; MLflow would try for 100 s, and warn.
-
-    Raises:
-        OSError, sqlite3.Error: the folder may not be written, or the file is no database.
-    """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists():
-        open_regular(file, None).close()  # SQLite would wait for ever at a named pipe
-    elif is_shared(file.parent):
-        file.touch(mode=0o660)
-        file.chmod(0o660)
-    with closing(sqlite3.connect(file)) as database:
-        database.execute("PRAGMA schema_version")
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:

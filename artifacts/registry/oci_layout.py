@@ -97,6 +97,10 @@ class OciLayout:
             raise _damaged_blob(path, "is missing")
         return path
 
+    def digests(self) -> set[str]:
+        """Of all blobs that are here."""
+        return {f"sha256:{path.name}" for path in self._blobs().glob("*")}
+
     def read_blob(self, blob: Blob) -> bytes:
         """The blob's bytes, for small ones.
 

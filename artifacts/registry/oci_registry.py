@@ -169,6 +169,10 @@ class OciRegistry(Registry):
         """The file that holds a blob of a model; raises RegistryError where it is lost."""
         return self._layout(name).whole_blob(blob.digest)
 
+    def blobs(self, name: str) -> set[str]:
+        """Digests of all blobs of a model that are here."""
+        return self._layout(name).digests()
+
     # What the journal is kept by.
 
     @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from oras.auth import BasicAuth
+from oras.auth import BasicAuth, TokenAuth
 from oras.container import Container
 from oras.provider import Registry
 from requests.adapters import HTTPAdapter
@@ -56,6 +56,8 @@ class OrasClient(Registry):  # type: ignore[misc]
         mount_adapter(self.session)
         self.sent: Callable[[int], None] = lambda count: None
         self.complaints: list[str] = []
+        if isinstance(self.auth, TokenAuth):
+            self.auth.request_token = self._refuse_plain_realm(self.auth.request_token)
 
     def do_request(
         self,
@@ -66,21 +68,52 @@ class OrasClient(Registry):  # type: ignore[misc]
         json: Any = None,
         stream: bool = False,
     ) -> requests.Response:
-        """One request, with a login where one is asked for."""
+        """One request, with a login where the registry itself asks for one."""
+        if not self._is_ours(url):
+            return self._request_elsewhere(url, method, data, headers, json, stream)
         # Without the parent's retries: they wait for 131 s, also after a wrong password.
         once = Registry.do_request.__wrapped__
-        if isinstance(self.auth, BasicAuth) and urlsplit(url).netloc == self.hostname:
+        if isinstance(self.auth, BasicAuth):
             # At once, since the parent sends every piece without it first.
             headers = {**(headers or {}), **self.auth.get_auth_header()}
         response = once(self, url, method, data, headers, json, stream)
         if response.status_code == 401 and getattr(self.auth, "token", None):
             self.auth.token = None
             response = once(self, url, method, data, headers, json, stream)
+        return self._note(response, method, data)
+
+    def _is_ours(self, url: str) -> bool:
+        """Whether the URL is the registry's own: scheme, host and port."""
+        return _origin(url) == _origin(f"{self.prefix}://{self.hostname}")
+
+    def _request_elsewhere(
+        self, url: str, method: str, data: Any, headers: Any, json: Any, stream: bool
+    ) -> requests.Response:
+        """Send a request without any credentials, such as to where an upload is to go."""
+        kept = {k: v for k, v in (headers or {}).items() if k.lower() != "authorization"}
+        response = self.session.request(
+            method, url, data=data, json=json, headers=kept, stream=stream, verify=self._tls_verify
+        )
+        return self._note(response, method, data)
+
+    def _note(self, response: requests.Response, method: str, data: Any) -> requests.Response:
         if response.ok and isinstance(data, bytes):
             self.sent(len(data))
         if not response.ok and method != "HEAD":
             self.complaints = _complaints(response)
-        return response  # type: ignore[no-any-return]
+        return response
+
+    def _refuse_plain_realm(self, request_token: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Wrap the request for a token, which sends the login to where the registry says."""
+
+        def request(asked: Any) -> Any:
+            if self.prefix == "https" and urlsplit(asked.realm or "").scheme == "http":
+                raise requests.RequestException(
+                    f"it wants the login sent without encryption, to {clip(str(asked.realm), 200)}"
+                )
+            return request_token(asked)
+
+        return request
 
 
 def parse_reference(reference: str, host: str | None = None) -> Container:
@@ -198,6 +231,13 @@ def _begin(send: Callable[[], requests.Response]) -> requests.Response:
         return found.result(BEGIN_SECONDS)
     except TimeoutError as error:
         raise requests.Timeout("its answer does not begin") from error
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of a URL; raises ValueError for a port that is no number."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
 
 
 def _complaints(response: requests.Response) -> list[str]:

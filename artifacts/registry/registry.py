@@ -84,19 +84,16 @@ class Registry(JournalStorage):
 
     def settle(self, name: str) -> list[HistoryEntry]:
         """Finish moves that were begun and not carried out; returns those that it finished."""
-        finished = Journal(self, name).settle()
-        self.put_back(name)
-        return finished
+        return Journal(self, name).settle()
 
     def move_alias(self, name: str, move: Move) -> HistoryEntry | None:
         """Move an alias if it still points to what the move replaces; None: it was there.
 
         Raises:
             RegistryError: it points elsewhere by now; says who moved it.
+            RecordedMoveError: the move is, or may be, recorded, and was not completed.
         """
-        entry = Journal(self, name).move(move)
-        self.put_back(name)
-        return entry
+        return Journal(self, name).move(move)
 
     def roll_back(
         self,
@@ -110,10 +107,11 @@ class Registry(JournalStorage):
         """Move an alias back to the version before (or to `to`).
 
         When another one left a rollback of this alias unfinished, finishing it is all that is done.
+
+        Raises:
+            RecordedMoveError: the move is, or may be, recorded, and was not completed.
         """
-        entry = Journal(self, name).roll_back(alias, cause, to=to, replaces=replaces)
-        self.put_back(name)
-        return entry
+        return Journal(self, name).roll_back(alias, cause, to=to, replaces=replaces)
 
     def history(self, name: str) -> list[HistoryEntry]:
         """The moves that held, oldest first."""
@@ -124,7 +122,7 @@ class Registry(JournalStorage):
         return next((each for each in self.versions(name) if is_same(each.tags, tags)), None)
 
     def put_back(self, name: str) -> None:
-        """Make aliases again that a killed move has taken away, where moving one is two steps."""
+        """Nothing, where moving an alias is one step."""
 
 
 def who_am_i() -> str:

@@ -16,11 +16,10 @@ def open_registry(uri: str) -> Registry:
 
 def _find_kind(uri: str) -> Callable[[str], Registry] | None:
     """The class whose scheme the URI has; None for MLflow's, which has several."""
-    from artifacts.registry import hub_registry, object_registry, oci_registry
+    from artifacts.registry import hub_registry, oci_registry
 
     kinds: dict[str, Callable[[str], Registry]] = {
         hub_registry.SCHEME: hub_registry.HubRegistry,
-        object_registry.SCHEME: object_registry.ObjectRegistry,
         oci_registry.SCHEME: oci_registry.OciRegistry,
     }
     return next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), None)
@@ -35,7 +34,8 @@ def check_registry(uri: str, name: str) -> None:
     Raises:
         RegistryError: it is plain that it cannot; other causes show only when it is written.
     """
-    from artifacts.registry.mlflow_registry import EMBEDDED, check_embedded, is_server
+    from artifacts.registry.embedded_database import EMBEDDED, check_embedded
+    from artifacts.registry.mlflow_registry import is_server
 
     if uri.startswith(EMBEDDED):
         check_embedded(uri)
@@ -49,7 +49,7 @@ def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[s
     Raises:
         RegistryError: it does not answer.
     """
-    from artifacts.registry.mlflow_registry import EMBEDDED, embedded_has
+    from artifacts.registry.embedded_database import EMBEDDED, embedded_has
 
     if uri.startswith(EMBEDDED):
         answer = embedded_has(uri, name, versions, aliases)

@@ -59,24 +59,23 @@ class RemoteRepository:
     ) -> None:
         plain = reference.removeprefix(SCHEME)
         host, _, rest = plain.partition("/")
+        if host in ("", ".", "..", "~"):
+            raise _no_repository(reference)
         try:
             from artifacts.registry.oras_client import parse_reference
 
             container = parse_reference(plain) if host and rest else None
         except ImportError as error:
             raise RegistryError(
-                f"the client for OCI registries is not installed: {error}",
+                "an OCI registry of the network needs the extra 'oci', which is not installed",
                 where=reference,
-                cure="in the clone of prepare: pip install '.[oci]'",
+                cure="in the clone of prepare: pip install '.[oci]'; a folder of this machine "
+                "(oci:///FOLDER) needs no extra",
             ) from error
         except ValueError:
             container = None
         if container is None or container.registry != host:
-            raise UsageError(
-                f"'{reference}' is not a repository of an OCI registry",
-                where="HOST[:PORT]/REPOSITORY[:TAG]",
-                cure="such as registry.example.com/models/smollm2:champion, localhost:5000/smollm2",
-            )
+            raise _no_repository(reference)
         self._container: Any = container
         self._host = host
         self._insecure = insecure
@@ -275,6 +274,15 @@ class RemoteRepository:
             yield client
         except (requests.RequestException, ValueError) as error:
             raise self._refusal(client, str(error)) from error
+
+
+def _no_repository(reference: str) -> UsageError:
+    return UsageError(
+        f"'{reference}' is not a repository of an OCI registry",
+        where="HOST[:PORT]/REPOSITORY[:TAG]",
+        cure="such as registry.example.com/models/smollm2:champion, localhost:5000/smollm2; a "
+        "folder of this machine is oci:///FOLDER",
+    )
 
 
 def _docker_configs() -> list[str]:

@@ -49,7 +49,7 @@ def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EvidencePat
         [float(row["score"]) for row in answered.baseline],
         [float(row["score"]) for row in answered.candidate],
         comparison_of(answered.margin),
-        answered.alpha,
+        gate.alpha,
         answered.population,
         planned=answered.planned_bet,
         bounds=False,
@@ -120,7 +120,7 @@ def _figure(suite: str, paths: list[EvidencePath], recipes: list[str], names: Na
                     "y": needed,
                     "yanchor": "bottom",
                     "showarrow": False,
-                    "text": f"1/alpha = {10**needed:.3g}: decided",
+                    "text": f"1/level = {10**needed:.3g}: decided",
                 }
             ],
         },
@@ -186,7 +186,7 @@ def _words(path: EvidencePath) -> str:
     if path.gate.decided_at is None:
         return f"{path.recipe}: no decision in {path.gate.n} questions"
     return (
-        f"{path.recipe}: the evidence reached 1/alpha after {path.gate.decided_at} "
+        f"{path.recipe}: the evidence reached 1/level after {path.gate.decided_at} "
         f"of {path.gate.n} questions"
     )
 

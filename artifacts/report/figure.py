@@ -7,10 +7,11 @@ in what the theme says.
 
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass, field
 from typing import Any
+
+from pipeline.core.foreign.text import html_text
 
 SERIES = 6
 """Colours that the page has for series; more series begin again, with another symbol."""
@@ -68,7 +69,7 @@ class Names:
 
 def label(text: str) -> str:
     """Text that plotly shows as it is: it reads tags such as `<a href>` in labels otherwise."""
-    return html.escape(text, quote=False)
+    return html_text(text)
 
 
 def colour(number: int) -> str:

@@ -28,6 +28,7 @@ from artifacts.report import (
 from artifacts.report.figure import Figure, Names
 from artifacts.report.run_evidence import RunEvidence
 from pipeline import __version__
+from pipeline.core.foreign.text import make_visible
 
 
 def run_page(evidence: RunEvidence) -> str:
@@ -96,6 +97,7 @@ def _render(template: str, figures: dict[str, list[Figure]], **context: Any) -> 
     environment = Environment(
         loader=PackageLoader("artifacts.report"),
         autoescape=True,
+        finalize=_make_text_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -113,6 +115,11 @@ def _render(template: str, figures: dict[str, list[Figure]], **context: Any) -> 
         version=__version__,
         **context,
     )
+
+
+def _make_text_visible(value: Any) -> Any:
+    """A text of the page; markup, such as the style and the scripts, stays as it is."""
+    return make_visible(value) if type(value) is str else value
 
 
 def source_of(script: str) -> str:

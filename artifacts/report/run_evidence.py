@@ -39,9 +39,8 @@ class Answered:
     questions: dict[str, dict[str, Any]]  # by id, as far as they are kept
     suite: AnySuite  # the policy's settings
     margin: Margin  # of the variant's family
-    alpha: float  # error rate
     population: int | None  # questions of the benchmark, where the claim is about that alone
-    planned_bet: float | None = None  # that has half of the stake; None: the stake is even
+    planned_bet: float | None  # that has half of the stake; None for a fixed test
 
 
 class RunEvidence:
@@ -114,9 +113,8 @@ class RunEvidence:
             questions=self._questions(asked.record if asked else None),
             suite=settings,
             margin=settings.margins[judge.parameters.family],
-            alpha=policy.alpha,
             population=None if about_all or asked is None else asked.result.questions,
-            planned_bet=(judge.parameters.planned_bets or {}).get(suite),
+            planned_bet=judge.parameters.planned_bets.get(suite),
         )
 
     def collect_answers(

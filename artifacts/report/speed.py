@@ -77,7 +77,7 @@ def _evidence(variant: VariantReport, claim: SpeedReport, names: Names) -> Figur
 
 
 def _loads(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
-    """Of limits and goodput requests/s against the time to first token, else output tokens/s."""
+    """Output tokens/s of a ratio, requests/s of limits, against the time to first token."""
     unit = "output tokens/s" if claim.kind == "ratio" else "requests/s"
 
     def speed(point: LoadPoint) -> float | None:

@@ -6,7 +6,7 @@ pipeline/stages, a module of the same name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -15,12 +15,6 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
 from pipeline.core.stage import Kept, Stage
 from pipeline.core.stage_record import StageRecord
-
-# Former stages, by name, with their last revision: evidence that has them still verifies.
-FORMER_REVISIONS: Mapping[str, int] = {
-    "verify": 4,  # `check_weights` of today
-    "benchmark": 2,  # a load test a side; today `speed`
-}
 
 
 def stage_names() -> list[str]:
@@ -37,9 +31,7 @@ def stage_named(name: str) -> Stage[Any, Any, Any]:
 
 
 def newest_revision(name: str) -> int:
-    """The last revision of a stage's code, also of one of before; 0 where there was none such."""
-    if name in FORMER_REVISIONS:
-        return FORMER_REVISIONS[name]
+    """Return the revision of a stage's code; 0 if there is no such stage."""
     return stage_named(name).revision if name in stage_names() else 0
 
 

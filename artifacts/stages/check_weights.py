@@ -42,7 +42,7 @@ class CheckResult(Record):
     carried_digest: str | None = Field(
         None,
         description="of every file beside the weights: config, tokenizer, chat template, code; "
-        "None of adopted ones, and of evidence of before",
+        "None for adopted weights, whose registered digests are checked instead",
     )
     weights_bytes: int | None = None
     planned_bytes: int | None = None
@@ -56,4 +56,4 @@ class CheckResult(Record):
     config_keys_dropped: list[str] = Field([], fail_fast=True)
 
 
-CHECK_WEIGHTS = Stage("check_weights", 4, CheckParameters, CheckRuntime, CheckResult)
+CHECK_WEIGHTS = Stage("check_weights", 1, CheckParameters, CheckRuntime, CheckResult)

@@ -22,4 +22,4 @@ class CoherenceResult(Record):
     engine_version: str = Field("", description="as it reports it; '' of somebody's endpoint")
 
 
-COHERENCE = Stage("coherence", 3, ServedModel, ServerRuntime, CoherenceResult)
+COHERENCE = Stage("coherence", 1, ServedModel, ServerRuntime, CoherenceResult)

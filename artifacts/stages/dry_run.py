@@ -34,4 +34,4 @@ class DryRunResult(Record):
     verified: CheckResult
 
 
-DRY_RUN = Stage("dry_run", 2, DryRunParameters, QuantizeRuntime, DryRunResult)
+DRY_RUN = Stage("dry_run", 1, DryRunParameters, QuantizeRuntime, DryRunResult)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from pydantic import Field
 
+from artifacts.attempts import Counted
 from artifacts.served_model import ServedModel, ServerRuntime
 from eval_gates.drafted import Drafted
+from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
+from pipeline.core.stage_record import StageSpec
 from recipes.policy import AnyAsked, Margin
 
 
@@ -18,7 +22,7 @@ class Rule(Record):
 
     margin: Margin
     alpha: float
-    planned_bet: float | None = None
+    planned_bet: float = Field(description="has half of the stake against 'inferior'")
     about: Literal["population", "benchmark"]
     minutes: float | None = None
     cap: int | None = Field(
@@ -36,6 +40,7 @@ class EvaluateParameters(ServedModel):
     batch: int = Field(description="questions between two looks")
     rule: Rule | None = Field(None, description="None where nothing ends it before")
     repeat: int = Field(0, description="1 where the baseline is asked again")
+    measurement: int = Field(1, ge=1, description="number of the measurement")
 
     @property
     def kind(self) -> str:
@@ -49,6 +54,7 @@ class EvaluateRuntime(ServerRuntime):
     suite: str = Field("", description="its name in the policy, and the round")
     tokenizer: str = Field("", description="folder")
     concurrency: int = 1
+    counted: Counted | None = Field(None, description="None of answers that no gate rests on")
 
 
 class EvaluateResult(Record):
@@ -68,4 +74,38 @@ class EvaluateResult(Record):
     )
 
 
-EVALUATE = Stage("evaluate", 5, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+EVALUATE = Stage("evaluate", 1, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+
+# What only says how far to go, and against whom; not what a question's answer depends on.
+NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
+NOT_OF_THE_MODEL = ("baseline", "coherence")
+# Not known of weights that are taken in again, which are held against the version's own digests.
+NOT_ALWAYS_KNOWN = ("carried_digest",)
+
+
+def measurement_key(spec: StageSpec) -> str:
+    """Digest of what is measured, as far as a plan has it: the stages before and the questions."""
+    keys = {role: each.key for role, each in spec.inputs.items() if role not in NOT_OF_THE_MODEL}
+    return _digest_asked(spec, (*NOT_OF_THE_ANSWER, "measurement"), keys)
+
+
+def log_key(spec: StageSpec, result_of: Callable[[str], dict[str, Any]]) -> str:
+    """Digest of everything that an answer depends on: the model as served, suite, questions.
+
+    Args:
+        spec: of the stage.
+        result_of: the result of an earlier stage, by role.
+    """
+    results = {role: result_of(role) for role in spec.inputs if role not in NOT_OF_THE_MODEL}
+    known = {
+        role: digest_json({k: v for k, v in result.items() if k not in NOT_ALWAYS_KNOWN})
+        for role, result in results.items()
+    }
+    return _digest_asked(spec, NOT_OF_THE_ANSWER, known)
+
+
+def _digest_asked(spec: StageSpec, without: tuple[str, ...], inputs: dict[str, str]) -> str:
+    asked = {key: value for key, value in spec.parameters.items() if key not in without}
+    return digest_json(
+        {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": inputs}
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -26,6 +27,7 @@ class EvidenceParameters(Record):
         description="what became of those without gates"
     )
     rests_on: str = Field(description="digest of all results that it rests on")
+    signer: str | None = Field(description="sha256 of the public key that belongs to the key")
 
 
 class EvidenceRuntime(Record):
@@ -33,6 +35,7 @@ class EvidenceRuntime(Record):
 
     run: str
     command: str
+    private_key: Path | None = Field(description="file of the signer's key")
 
 
 class EvidenceResult(Record):
@@ -47,6 +50,7 @@ class EvidenceResult(Record):
     )
     files: int
     bundle_bytes: int
+    signer: str | None = Field(description="sha256 of the public key of the folder's signature")
 
 
-EVIDENCE = Stage("evidence", 2, EvidenceParameters, EvidenceRuntime, EvidenceResult)
+EVIDENCE = Stage("evidence", 1, EvidenceParameters, EvidenceRuntime, EvidenceResult)

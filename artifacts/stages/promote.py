@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from artifacts.deployable import Deployable
-from artifacts.stages.judge import KeptPolicy
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
+from recipes.policy import Policy
 
 
 class Candidate(Record, serialize_by_alias=True):
@@ -32,7 +32,7 @@ class PromotedSource(Record):
 class PromoteParameters(Record, serialize_by_alias=True):
     """What goes where."""
 
-    policy: KeptPolicy
+    policy: Policy
     candidates: list[Candidate] = Field(fail_fast=True)
     name: str
     registry: str
@@ -65,4 +65,4 @@ class PromoteResult(Record):
     moved: bool
 
 
-PROMOTE = Stage("promote", 2, PromoteParameters, PromoteRuntime, PromoteResult)
+PROMOTE = Stage("promote", 1, PromoteParameters, PromoteRuntime, PromoteResult)

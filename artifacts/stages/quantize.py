@@ -73,4 +73,4 @@ class QuantizeResult(Record):
     same_next_token: float | None = None
 
 
-QUANTIZE = Stage("quantize", 5, QuantizeParameters, QuantizeRuntime, QuantizeResult)
+QUANTIZE = Stage("quantize", 1, QuantizeParameters, QuantizeRuntime, QuantizeResult)

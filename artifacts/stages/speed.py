@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from artifacts.attempts import Counted
 from artifacts.served_model import ServedModel, ServerRuntime
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
@@ -27,11 +28,12 @@ class SpeedParameters(Record):
     beside: list[str] = Field(
         [], fail_fast=True, description="of weights that were there: measured anew"
     )
+    measurement: int = Field(1, ge=1, description="number of the measurement")
 
     @property
     def alternates(self) -> bool:
-        """Whether each side is served in turn, on lives of its own."""
-        return len(self.sides) > 1 and self.rule.get("lives") == "alternate"
+        """Whether each pair or round has lives of servers of its own, one up at a time."""
+        return self.rule.get("lives") == "alternate"
 
 
 class SpeedRuntime(WorkerRuntime):
@@ -39,8 +41,9 @@ class SpeedRuntime(WorkerRuntime):
 
     endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
     tokenizer: str = Field("", description="folder")
-    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`, `goodput`")
+    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
     file: str | None = Field(None, description="of a workload that has one")
+    counted: Counted | None = Field(None, description="None of a race, which decides nothing")
 
 
 class SpeedResult(Record):
@@ -53,6 +56,12 @@ class SpeedResult(Record):
         1,
         description="of the servers, that were begun; of one that ended too soon what was whole "
         "is kept",
+    )
+    began: list[int] = Field(
+        [0], description="first life of each run that had a budget for lost blocks or rounds"
+    )
+    log_rates: dict[str, list[float]] = Field(
+        {}, description="of a ratio: median ln(output tokens/s) of each start, by side"
     )
     loads_digest: str
     load_generator: str = Field("", description="its version")

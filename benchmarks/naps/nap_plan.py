@@ -24,7 +24,7 @@ from pipeline.run.executors import Executor, Options
 from pipeline.run.executors.local import LocalOptions
 from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.schedule import Schedule, Work
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
 
 NAPS = Path(__file__).parent
 ON_A_GPU, ALL_CORES, LITTLE = Needs(gpus=1), Needs(cpus="all"), Needs()
@@ -87,7 +87,7 @@ class Plan:
         """As a run of `prepare model` does it, to its end; raises PrepareError."""
         log = RunLog(self.store, "model", {})
         progress = NotingProgress(Silent(), log)
-        stages = StageRunner(self.store, executor, lambda _: Path(), log, progress)
+        stages = SubmittedStageRunner(self.store, executor, lambda _: Path(), log, progress)
 
         def find_work(running: Collection[Work]) -> list[Work]:
             done, ready = set(), []

@@ -1,9 +1,9 @@
 """Kills at random moments of plans of tiny stages, and what they cost.
 
 The command is given, processes that belong to it are ended by SIGKILL, one after another until it
-has ended, and it is given again, until the plan is done. Killed are the driver, a stage, its guard,
-and what stages are forked from; on a Ray cluster its workers and its node agents (raylets), too; of
-an object store its server, which is started again.
+has ended, and it is given again, until the plan is done. The driver, a stage and its supervisor are
+killed; on a Ray cluster its workers and its raylets, too; the server of an object store is killed
+and started again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_SECONDS_OF_A_COMMAND = 300.0
 SECONDS_TO_BE_GONE = 40.0
 MOST_KILLS_OF_A_PLAN = 40
 MOST_COMMANDS = 500
-EVERYWHERE = ("driver", "stage", "guard", "forks")
+EVERYWHERE = ("driver", "stage", "guard")
 
 
 @dataclass(frozen=True)
@@ -243,10 +243,7 @@ def kind_of(title: str) -> str:
     marks = {
         "guard.py": "guard",
         "stage run": "stage",
-        "forked from here": "forks",
-        "stage_forks": "forks",  # it imports yet
-        "ray::run_here": "worker",
-        "ray::IDLE": "worker",
+        "ray::": "worker",
     }
     return next((kind for mark, kind in marks.items() if mark in title), "")
 

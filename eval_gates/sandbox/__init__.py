@@ -1,8 +1,9 @@
-"""A sandbox for model-written code, whose judge stays outside it.
+"""Sandboxes for model-written code and for the tests that come with a dataset.
 
-Three processes take part in one program's run. Our own (:mod:`.execution`) starts a **judge**
-(:mod:`.judge`), which runs the problem's tests; it starts a **solver** (:mod:`.solver`) in a
-sandbox, under a **keeper** (:mod:`.keeper`) that is pid 1 there, which runs the model's code.
+Our own process (:mod:`.execution`) starts a **judge** (:mod:`.judge`) for each program. The judge
+starts two sandboxes, each under a **keeper** (:mod:`.keeper`) that is pid 1 there. In one a
+**solver** (:mod:`.solver`) runs the model's code, in the other a **grader** (:mod:`.grader`) runs
+the problem's tests. The grader reaches the solver by pipes alone.
 
 The tests are never in the process that runs the model's code. It is asked for one answer a call,
 as plain data, so there is no report, nonce or assertion in it that could be read, forged or
@@ -10,12 +11,12 @@ patched: to pass, it has to answer rightly.
 
 What this does not prevent: a hole in the kernel behind a call that :mod:`.calls` allows; a solution
 that carries its answers instead of computing them; reading the machine's load, kernel version and
-number of cores; without a :mod:`.cgroup`, holding up to about 300 MB in buffers until its time is
-up; and tests that are hostile themselves, for they run outside, with limits only. The isolation
-`none` is no sandbox at all: see :mod:`.isolation`.
+number of cores; and without a :mod:`.cgroup`, holding up to about 300 MB in buffers until its time
+is up. The isolation `none` is no sandbox at all: see :mod:`.isolation`.
 
-Judge, keeper and solver run in a bare interpreter that has to start fast: their modules import
-the standard library and each other only, and this one imports what it offers when it is asked.
+Judge, keepers, solver and grader run in a bare interpreter that has to start fast: their modules
+import the standard library and each other only, and this one imports what it offers when it is
+asked.
 """
 
 from __future__ import annotations

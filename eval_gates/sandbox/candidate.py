@@ -1,36 +1,22 @@
-"""The judge's side of the sandbox: starts it, calls the solution's function, ends it."""
+"""The solution's function, as the tests call it: a proxy for the process in the other sandbox."""
 
 from __future__ import annotations
 
 import builtins
-import os
-import select
 import signal
-import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NoReturn
 
-from eval_gates.sandbox import bubblewrap, cgroup, keeper, namespaces
-from eval_gates.sandbox.messages import (
-    LARGEST_MESSAGE_BYTES,
-    MessageError,
-    MessageReader,
-    read_message,
-    write_message,
-)
+from eval_gates.sandbox.messages import MessageError, read_answer, read_message, write_message
 from eval_gates.sandbox.values import decode, encode
 
-_SECONDS_TO_END = 5.0
-_PATIENCE = 0.05
+TYPE_CHECKING = False  # typing would be a good part of a start in bubblewrap
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
+
 _MOST_ITEMS = 1_024  # of an iterator, fetched at once
 # By these Python ends loops and generators, quietly; the others that do are no Exception.
 _ENDS = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
-
-
-class BrokenSandboxError(Exception):
-    """The sandbox could not be made; nothing is known of the solution."""
 
 
 class LostSolutionError(BaseException):
@@ -51,24 +37,13 @@ class Candidate:
         trace: the last exception in the solution, as Python would print it.
     """
 
-    def __init__(self, settings: dict[str, Any], own_code: str) -> None:
+    def __init__(self, requests: int, answers: int, notices: int) -> None:
         self.status: int | None = None
         self.lost = ""
         self.out_of_memory = False
         self.trace = ""
-        self._group: str = settings["cgroup"]
         self._raised: list[BaseException] = []
-        requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
-        lifeline, self._lifeline = os.pipe()
-        self._notices, notices = os.pipe()
-        theirs = (requests, answers, lifeline, notices)
-        self._ours = (self._requests, self._answers, self._lifeline, self._notices)
-        _launch(settings, own_code, theirs)
-        for end in theirs:
-            os.close(end)
-        sandboxed = settings["kind"] != "none"
-        self._begin({**settings["orders"], "become": _users(settings), "filter": sandboxed})
+        self._requests, self._answers, self._notices = requests, answers, notices
 
     def load(self, solution: str, entry_point: str) -> None:
         """Run the solution's code.
@@ -140,33 +115,6 @@ class Candidate:
         """Whether every call was answered with a value."""
         return not self._raised and not self.lost
 
-    def end(self) -> None:
-        """End every process of the sandbox and wait until they are gone."""
-        for end in self._ours:
-            os.close(end)
-        started = time.monotonic()
-        while time.monotonic() - started < _SECONDS_TO_END:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                if time.monotonic() - started > _PATIENCE:  # it was to end by itself
-                    _kill_children()
-                time.sleep(0.001)
-
-    def _begin(self, orders: dict[str, Any]) -> None:
-        try:
-            write_message(self._requests, orders)
-        except OSError:
-            orders = {}  # its notice says why
-        try:
-            notice = read_message(self._notices)
-        except (EOFError, MessageError):
-            raise BrokenSandboxError("") from None
-        if "broken" in notice:
-            raise BrokenSandboxError(notice["broken"])
-
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         if self.lost:
             raise LostSolutionError(self.lost)
@@ -178,18 +126,8 @@ class Candidate:
 
     def _receive(self) -> dict[str, Any]:
         """Wait for an answer, or for the solver's end if that comes first."""
-        reader = MessageReader(LARGEST_MESSAGE_BYTES)
-        ends = select.poll()
-        ends.register(self._answers, select.POLLIN)
-        ends.register(self._notices, select.POLLIN)
         try:
-            while not reader.complete:
-                ready = {descriptor for descriptor, _ in ends.poll()}
-                if self._answers in ready:
-                    reader.take(os.read(self._answers, reader.wanted))
-                else:
-                    self._hear_ending()
-            reply = reader.content()
+            reply = read_answer(self._answers, self._notices)
         except EOFError:
             self._hear_ending()
         except MessageError as error:
@@ -205,7 +143,6 @@ class Candidate:
             self.out_of_memory = bool(notice["memory"])
         except (EOFError, MessageError, KeyError):  # the keeper was killed, or it failed
             self.status = -signal.SIGKILL
-        self.out_of_memory |= cgroup.killed_for_memory(self._group)
         self._lose("the solution's process has ended")
 
     def _lose(self, why: str) -> NoReturn:
@@ -242,62 +179,3 @@ def _build(known: list[Any], text: str) -> BaseException:
             except TypeError:  # it wants more than a text, as UnicodeDecodeError does
                 continue
     return Exception(text)
-
-
-def _launch(
-    settings: dict[str, Any],
-    own_code: str,
-    theirs: tuple[int, int, int, int],
-) -> None:
-    kind, view = settings["kind"], settings["view"]
-    if kind == "bubblewrap":
-        line = bubblewrap.command(
-            settings["program"],
-            view,
-            own_code,
-            theirs,
-            proc=settings["proc"],
-            host_named=settings["host_named"],
-            user_namespace=settings["user_namespace"],
-            nested_forbidden=settings["nested_forbidden"],
-        )
-        bubblewrap.launch(line, theirs, settings["cgroup"])
-        return
-
-    def keep() -> NoReturn:
-        keeper.keep(*theirs)
-
-    if kind == "namespaces":
-        namespaces.launch(
-            view,
-            proc=settings["proc"],
-            group=settings["cgroup"],
-            keep=keep,
-            fail=lambda why: _tell(theirs[3], why),
-        )
-    elif os.fork() == 0:
-        keep()
-
-
-def _users(settings: dict[str, Any]) -> list[int]:
-    """Whom the keeper becomes, before any of the solution's code runs."""
-    if settings["kind"] == "namespaces":
-        return [namespaces.NOBODY]  # as mapped
-    if settings["kind"] == "bubblewrap" and not settings["user_namespace"]:
-        return [namespaces.own_user(), namespaces.NOBODY]
-    return []
-
-
-def _tell(notices: int, why: str) -> None:
-    write_message(notices, {"broken": why})
-
-
-def _kill_children() -> None:
-    """Kill our children; what they leave becomes ours and is killed on the next round."""
-    me = str(os.getpid())
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if path.read_text().rpartition(")")[2].split()[1] == me:
-                os.kill(int(path.parent.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended, or is bubblewrap's own with the rights of root

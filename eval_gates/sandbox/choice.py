@@ -111,6 +111,8 @@ def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
         if wanted in ("auto", kind):
             found = _probe_all(kind, reasons)
             if found is not None:
+                if kind == "bubblewrap":
+                    found = replace(found, for_tests=_probe_all("namespaces", []))
                 folders = tuple(str(folder) for folder in hidden)
                 return replace(found, hidden=folders, passed_over=tuple(reasons))
     raise SandboxError(

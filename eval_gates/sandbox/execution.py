@@ -17,6 +17,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from eval_gates.sandbox import cgroup
 from eval_gates.sandbox.fork_server import ForkServer
+from eval_gates.sandbox.grader import OWN_MEMORY
 from eval_gates.sandbox.isolation import Isolation, SandboxError
 from eval_gates.sandbox.judge import MOST_WAITING
 from eval_gates.sandbox.messages import read_message, write_message
@@ -38,7 +39,7 @@ class Program(NamedTuple):
     Attributes:
         solution: the model's code, complete; it never sees the tests.
         entry_point: the function it has to define.
-        test: trusted code that calls the function by that name, and raises where it is wrong. It
+        test: code that calls the function by that name, and raises where it is wrong. It
             gets copies of plain values (see :mod:`.values`) and does not see what the function
             does to its arguments; names other than the function it has to define itself.
     """
@@ -145,12 +146,12 @@ class _Runner:
         """Run one program."""
         started = time.monotonic()
         with (
-            self._group() as group,
+            self._groups() as groups,
             _folders(self._isolation) as (work, packages_folder),
             TemporaryFile() as task,
             _open_twice() as (errors, said_errors),
         ):
-            write_message(task.fileno(), self._settings(group, work, packages_folder))
+            write_message(task.fileno(), self._settings(groups, work, packages_folder))
             write_message(task.fileno(), program._asdict())
             task.seek(0)
             report = self._judge(task, errors)
@@ -164,22 +165,25 @@ class _Runner:
         return Execution(report["outcome"] == "passed", report["outcome"], detail)
 
     @contextmanager
-    def _group(self) -> Iterator[str]:
-        """The program's cgroup, where it gets one."""
+    def _groups(self) -> Iterator[tuple[str, str]]:
+        """The cgroups of solution and tests, where they get any."""
         if not self._isolation.cgroup:
-            yield ""
+            yield "", ""
             return
+        parent = Path(self._isolation.cgroup)
         with ExitStack() as stack:
-            parent = Path(self._isolation.cgroup)
             try:
-                folder = stack.enter_context(cgroup.make(parent, self._memory_bytes, PROCESSES))
+                solution, tests = (
+                    stack.enter_context(cgroup.make(parent, memory, PROCESSES))
+                    for memory in (self._memory_bytes, max(self._memory_bytes, OWN_MEMORY))
+                )
             except OSError as error:
                 raise _sandbox_error(
                     f"no cgroup could be made: {error}", self._isolation
                 ) from error
-            yield str(folder)
+            yield str(solution), str(tests)
 
-    def _settings(self, group: str, work: str, packages_folder: str) -> dict[str, Any]:
+    def _settings(self, groups: tuple[str, str], work: str, packages_folder: str) -> dict[str, Any]:
         orders = {
             "seconds": ceil(self._seconds),
             "memory_bytes": self._memory_bytes,
@@ -187,11 +191,15 @@ class _Runner:
             "packages": packages_folder,
             "folder": work,
         }
+        shown = view(self._isolation.hidden).as_dict()
+        kinds = (self._isolation, self._isolation.for_tests or self._isolation)
+        solution, tests = (
+            {**asdict(kind), "cgroup": group, "view": shown}
+            for kind, group in zip(kinds, groups, strict=True)
+        )
         return {
-            **asdict(self._isolation),
-            "cgroup": group,
-            "view": view(self._isolation.hidden).as_dict(),
-            "packages": sorted({str(package.parent) for package in packages()}),
+            "solver": solution,
+            "grader": tests,
             "wall_seconds": self._seconds,
             "orders": orders,
         }

@@ -6,6 +6,7 @@ ends when its socket is closed, and its judges with it: no process outlives whoe
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -79,6 +80,9 @@ def serve(descriptor: int) -> NoReturn:
     orders = socket.socket(fileno=descriptor)
     orders.set_inheritable(False)
     kernel.leave_session_keyring()
+    # A collection in a fork would copy every page that holds an object.
+    gc.collect()
+    gc.freeze()
     while True:
         message, received, _, _ = socket.recv_fds(orders, 16, _DESCRIPTORS)
         if not message:

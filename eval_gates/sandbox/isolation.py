@@ -41,6 +41,7 @@ class Isolation:
         calls_filtered: whether system calls were seen to be refused as :mod:`.calls` says.
         cgroup: where each program gets a control group of its own; empty where none can be made.
         hidden: folders that its programs see empty, where they would see them at all.
+        for_tests: what the tests run in, if another way than the solution: it starts faster.
         passed_over: why ways that come before this one were not taken, or "not asked for".
     """
 
@@ -54,6 +55,7 @@ class Isolation:
     calls_filtered: bool = False
     cgroup: str = ""
     hidden: tuple[str, ...] = ()
+    for_tests: Isolation | None = None
     passed_over: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -1,32 +1,36 @@
-"""Judges one program: runs its tests against a solution that runs in a sandbox of its own.
+"""Judges one program: a grader runs its tests against a solution, each in a sandbox of its own.
 
-Forked by :mod:`eval_gates.sandbox.fork_server` from a bare interpreter. The tests are read only
-after the sandbox has been forked off, so that they are in no memory of the solution's.
+Forked by :mod:`eval_gates.sandbox.fork_server` from a bare interpreter. No code of a model's or a
+dataset's runs in this process. It starts and ends both sandboxes, and holds them to their time.
+The tests are read only after both have been forked off, so that they are in no memory of the
+solution's.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from eval_gates.sandbox import kernel
-from eval_gates.sandbox.candidate import BrokenSandboxError, Candidate
-from eval_gates.sandbox.messages import read_message, write_message
+# Imported here for the keepers that are forked from this process: a sandbox does not show our code.
+from eval_gates.sandbox import cgroup, grader, kernel, solver  # noqa: F401
+from eval_gates.sandbox.launch import BrokenSandboxError, Sandbox, end_children
+from eval_gates.sandbox.messages import (
+    MessageError,
+    read_answer,
+    read_message,
+    write_message,
+)
 from eval_gates.sandbox.processor_time import processor_time
 
-_OWN_MEMORY = 256 * 2**20
 _SECONDS_TO_LAUNCH = 30.0
-_SPARE_SECONDS = 1
-_TESTS = "<test>"
 MOST_WAITING = 8  # times its limit, of wall clock in all
 _SHORTEST_LOOK = 0.05
+_OUTCOMES = ("passed", "failed", "timeout", "memory", "crashed")
 
 
 def judge(task: int, errors: int, report: int, *, parent: int, own_code: str) -> NoReturn:
@@ -36,7 +40,7 @@ def judge(task: int, errors: int, report: int, *, parent: int, own_code: str) ->
         task: a file with two messages: the settings, and ``{"solution": str, "entry_point": str,
             "test": str}``.
         errors: becomes standard error.
-        report: takes ``{"begun": true}`` once the sandbox stands, then ``{"outcome": str,
+        report: takes ``{"begun": true}`` once the sandboxes stand, then ``{"outcome": str,
             "detail": str}``; or ``{"broken": str}`` where nothing is known of the solution: no
             sandbox, or tests that are wrong themselves.
         parent: the process to end with.
@@ -53,70 +57,77 @@ def judge(task: int, errors: int, report: int, *, parent: int, own_code: str) ->
     settings = read_message(0)
     kernel.adopt_orphans()
     _alarm(_SECONDS_TO_LAUNCH, lambda: _finish(report, broken="the sandbox did not start in time"))
+    orders = settings["orders"]
     try:
-        # Keeper and solver keep standard error and their pipes, and close everything else.
-        candidate = Candidate(settings, own_code)
+        # Keepers, solver and grader keep standard error and their pipes, and close everything else.
+        solution = Sandbox(settings["solver"], own_code)
+        pipes = (solution.requests, solution.answers, solution.notices)
+        tests = Sandbox(settings["grader"], own_code, pipes)
+        solution.begin({**orders, "role": "solver"})
+        tests.begin({**orders, "role": "grader"})
     except (OSError, BrokenSandboxError) as error:
         _finish(report, broken=str(error))
+    solution.hand_over()
     kernel.keep_others_out()  # only now: its children had to be within reach until here
     write_message(report, {"begun": True})
-    _Judgement(candidate, settings, report).run()
+    _Judgement(solution, tests, settings, report).run()
 
 
 class _Judgement:
     """One program's way to its outcome."""
 
-    def __init__(self, candidate: Candidate, settings: dict[str, Any], report: int) -> None:
-        self._candidate = candidate
+    def __init__(
+        self, solution: Sandbox, tests: Sandbox, settings: dict[str, Any], report: int
+    ) -> None:
+        self._solution = solution
+        self._tests = tests
         self._report = report
         self._seconds: float = settings["wall_seconds"]
+        self._group: str = settings["solver"]["cgroup"]
         self._started = time.monotonic()
-        self._packages: list[str] = settings["packages"]
-        self._limit(settings["orders"])
 
     def run(self) -> NoReturn:
-        """Load the solution, run the tests, report."""
+        """Hand the task to the grader, and report its verdict."""
         task = read_message(0)
         self._started = time.monotonic()
         _alarm(self._seconds, self._check_time)
         try:
-            self._candidate.load(task["solution"], task["entry_point"])
-            self._test(task)
-        except BaseException as error:
-            self._finish_with(error)
-        if self._candidate.lost:  # a test that catches everything went on without answers
-            self._finish_with(None)
-        self._finish("passed", "")
+            write_message(self._tests.requests, task)
+            verdict = read_answer(self._tests.answers, self._tests.notices)
+        except (OSError, EOFError):
+            self._finish(*self._ending_of_the_grader())
+        except MessageError as error:
+            self._finish("crashed", str(error))
+        if not isinstance(verdict, dict):
+            self._finish("crashed", "the tests wrote no verdict")
+        if "broken" in verdict:
+            self._end()
+            _finish(self._report, broken=str(verdict["broken"]))
+        outcome, detail = verdict.get("outcome"), str(verdict.get("detail", ""))
+        if outcome not in _OUTCOMES:
+            outcome, detail = "crashed", "the tests wrote no verdict"
+        if outcome in ("failed", "crashed") and cgroup.killed_for_memory(self._group):
+            outcome, detail = "memory", "the memory limit was reached"
+        self._finish(outcome, detail)
 
-    def _test(self, task: dict[str, Any]) -> None:
-        sys.path += self._packages
+    def _ending_of_the_grader(self) -> tuple[str, str]:
+        """Outcome and detail where the grader ended without a verdict."""
+        told = "its answers took too much to be judged"
         try:
-            code = compile(task["test"], _TESTS, "exec")
-        except (SyntaxError, ValueError) as error:
-            self._report_broken(f"the problem's test is not Python: {error}")
-        _remember_source(task["test"])
-        exec(code, {"__name__": "test", task["entry_point"]: self._candidate})  # noqa: S102
-
-    def _limit(self, orders: dict[str, Any]) -> None:
-        """The judge has limits too: answers may be built to be costly to compare."""
-        memory = max(orders["memory_bytes"], _OWN_MEMORY)
-        for kind, amount in (
-            (resource.RLIMIT_AS, memory),
-            (resource.RLIMIT_FSIZE, 0),
-            (resource.RLIMIT_CORE, 0),
-            # An alarm is handled between two steps of Python's, and one step can take an hour.
-            (resource.RLIMIT_CPU, orders["seconds"] + _SPARE_SECONDS),
-        ):
-            hard = resource.getrlimit(kind)[1]
-            amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-            resource.setrlimit(kind, (amount, hard))
+            notice = read_message(self._tests.notices)
+            status, memory = int(notice["status"]), bool(notice["memory"])
+        except (EOFError, MessageError, KeyError):  # its keeper was killed
+            return "crashed", told
+        if memory:
+            return "memory", told
+        return ("timeout" if status == -signal.SIGXCPU else "crashed"), told
 
     def _check_time(self) -> None:
-        """The time is up, but for what the solution had to wait for a processor that others had."""
+        """The time is up, but for what the program had to wait for a processor that others had."""
         passed = time.monotonic() - self._started
         try:
             processor = processor_time()
-        except BaseException:  # in the midst of a test, which might take it for the solution's
+        except BaseException:
             self._finish("timeout", f"still running after {passed:.3g} s")
         left = self._seconds - passed + processor.waited
         starved = (left > 0 or processor.runnable) and processor.used < self._seconds
@@ -125,38 +136,15 @@ class _Judgement:
         else:
             self._finish("timeout", f"still running after {passed:.3g} s")
 
-    def _finish_with(self, error: BaseException | None) -> NoReturn:
-        candidate = self._candidate
-        # After a failed call, a name may be missing because its answer is.
-        if isinstance(error, NameError) and candidate.faultless:
-            self._report_broken(f"the problem's test uses a name that is not defined: {error}")
-        if candidate.out_of_memory or isinstance(error, MemoryError):
-            self._finish("memory", "the memory limit was reached")
-        if candidate.status is not None:
-            self._finish(*_ending(candidate.status))
-        if candidate.lost:
-            self._finish("failed", candidate.lost)
-        if error is not None and candidate.has_raised(error):
-            self._finish("failed", candidate.trace)
-        self._finish("failed", _trace(error))
-
-    def _report_broken(self, why: str) -> NoReturn:
-        self._candidate.end()
-        _finish(self._report, broken=why)
-
     def _finish(self, outcome: str, detail: str) -> NoReturn:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self._candidate.end()
+        self._end()
         _finish(self._report, outcome=outcome, detail=detail)
 
-
-def _ending(status: int) -> tuple[str, str]:
-    """Outcome and detail of a solver that ended by itself, before the tests had."""
-    if status == -signal.SIGXCPU:
-        return "timeout", "the limit of processor time was reached"
-    if status < 0:
-        return "crashed", f"ended by {signal.Signals(-status).name}"
-    return "failed", f"left with status {status} before its checks had run to their end"
+    def _end(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._tests.end()
+        self._solution.end()
+        end_children()
 
 
 def _alarm(seconds: float, act: Callable[[], None]) -> None:
@@ -170,22 +158,3 @@ def _alarm(seconds: float, act: Callable[[], None]) -> None:
 def _finish(report: int, **content: str) -> NoReturn:
     write_message(report, content)
     os._exit(0)
-
-
-def _remember_source(text: str) -> None:
-    """Let tracebacks quote the test's lines."""
-    import linecache
-
-    linecache.cache[_TESTS] = (len(text), None, text.splitlines(keepends=True), _TESTS)
-
-
-def _trace(error: BaseException | None) -> str:
-    """The exception as Python would print it, from the test's own frames on."""
-    import traceback
-
-    if error is None:
-        return ""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != _TESTS:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))

@@ -11,7 +11,7 @@ import os
 import select
 import signal
 
-from eval_gates.sandbox import kernel, solver
+from eval_gates.sandbox import kernel
 from eval_gates.sandbox.messages import read_message, write_message
 
 TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
@@ -22,8 +22,8 @@ _LOOK_MILLISECONDS = 50
 _MOST_FILES = 1_024  # empty ones take memory, too, and no limit on bytes counts it
 
 
-def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
-    """Keep one solver until its end; the judge learns how it began and ended through `notices`.
+def keep(requests: int, answers: int, lifeline: int, notices: int, *more: int) -> NoReturn:
+    """Keep one solver or grader until its end; the judge learns of both ends by `notices`.
 
     Args:
         requests: where orders come from, and then the solver's calls.
@@ -31,10 +31,11 @@ def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
         lifeline: ends when the judge does.
         notices: ``{"started": true}``, then ``{"status": int, "memory": bool}`` (as `waitpid`
             gives it, decoded), or ``{"broken": str}`` at any time.
+        more: a grader's pipes to the solver.
     """
     try:
         _be_deaf()
-        _close_all_but(requests, answers, lifeline, notices)
+        _close_all_but(requests, answers, lifeline, notices, *more)
         orders = read_message(requests)
         alone = os.getpid() == 1
         _begin_session()
@@ -47,14 +48,14 @@ def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
         write_message(notices, {"started": True})
         child = os.fork()
         if child == 0:
-            _close_all_but(requests, answers)
+            _close_all_but(requests, answers, *more)
             os.setpgid(0, 0)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            solver.serve(requests, answers, orders)
+            _run(requests, answers, orders, more)
         _begin_group(child)
-        os.close(requests)
-        os.close(answers)
+        for end in (requests, answers, *more):
+            os.close(end)
         ending = _watch(child, lifeline, orders["memory_bytes"] if alone else None)
         if not alone:
             _end_group(child)
@@ -62,6 +63,17 @@ def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
     except BaseException as error:
         tell_broken(notices, error)
     os._exit(0)
+
+
+def _run(requests: int, answers: int, orders: dict[str, Any], more: tuple[int, ...]) -> NoReturn:
+    """Become what the orders say."""
+    if orders["role"] == "grader":
+        from eval_gates.sandbox.grader import grade
+
+        grade(requests, answers, orders, *more)
+    from eval_gates.sandbox.solver import serve
+
+    serve(requests, answers, orders)
 
 
 def _be_deaf() -> None:
@@ -91,13 +103,10 @@ def _forget_standard_streams() -> None:
 
 def _close_all_but(*ends: int) -> None:
     """Close every descriptor but these and the standard ones."""
-    kept = {0, 1, 2, *ends}
-    for descriptor in range(3, 256):
-        if descriptor not in kept:
-            try:
-                os.close(descriptor)
-            except OSError:  # not open
-                continue
+    last = 2
+    for end in (*sorted(ends), 256):
+        os.closerange(last + 1, end)
+        last = end
 
 
 def _watch(child: int, lifeline: int, memory_bytes: int | None) -> dict[str, Any]:

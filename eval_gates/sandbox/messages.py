@@ -9,6 +9,7 @@ import json
 
 # Bound here: a solution may replace a module's functions.
 from os import read, write
+from select import POLLIN, poll
 
 TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
 if TYPE_CHECKING:
@@ -49,6 +50,24 @@ def read_message(descriptor: int, largest: int | None = None) -> Any:
     reader = MessageReader(largest)
     while not reader.complete:
         reader.take(read(descriptor, reader.wanted))
+    return reader.content()
+
+
+def read_answer(answers: int, notices: int) -> Any:
+    """Read one message from `answers`, unless there is something in `notices` first.
+
+    Raises:
+        EOFError: there is, or the other side closed: it has ended.
+        MessageError: the message is cut short, malformed or too long.
+    """
+    reader = MessageReader(LARGEST_MESSAGE_BYTES)
+    ends = poll()
+    ends.register(answers, POLLIN)
+    ends.register(notices, POLLIN)
+    while not reader.complete:
+        if not any(descriptor == answers for descriptor, _ in ends.poll()):
+            raise EOFError
+        reader.take(read(answers, reader.wanted))
     return reader.content()
 
 

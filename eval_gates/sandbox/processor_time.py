@@ -16,8 +16,8 @@ class ProcessorTime(NamedTuple):
 
     Attributes:
         used: by all descendants together, and by those of theirs that they have waited for.
-        waited: while it could have run but others did: this process, and the descendant that
-            waited longest. 0 where the kernel does not say.
+        waited: while it could have run but others did: this process and, of each of its children,
+            the process that waited longest. 0 where the kernel does not count.
         runnable: whether a descendant runs or waits now; that wait is in `waited` only afterwards.
     """
 
@@ -34,16 +34,27 @@ def processor_time() -> ProcessorTime:
             fields[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
-    family = [os.getpid()]
-    for one in family:
-        family += [pid for pid, stat in fields.items() if int(stat[_PARENT]) == one]
-    ticks = [int(tick) for pid in family[1:] for tick in fields[pid][_TICKS]]
-    waited = [_read_waiting(pid) for pid in family]
+    me = os.getpid()
+    families = [_family_of(child, fields) for child in _children_of(me, fields)]
+    everyone = [pid for family in families for pid in family]
+    ticks = [int(tick) for pid in everyone for tick in fields[pid][_TICKS]]
     return ProcessorTime(
         used=sum(ticks) / os.sysconf("SC_CLK_TCK"),
-        waited=waited[0] + max(waited[1:], default=0.0),
-        runnable=any(fields[pid][_STATE] == "R" for pid in family[1:]),
+        waited=_read_waiting(me) + sum(max(map(_read_waiting, each)) for each in families),
+        runnable=any(fields[pid][_STATE] == "R" for pid in everyone),
     )
+
+
+def _children_of(parent: int, fields: dict[int, list[str]]) -> list[int]:
+    return [pid for pid, stat in fields.items() if int(stat[_PARENT]) == parent]
+
+
+def _family_of(process: int, fields: dict[int, list[str]]) -> list[int]:
+    """The process and all its descendants."""
+    family = [process]
+    for one in family:
+        family += _children_of(one, fields)
+    return family
 
 
 def _read_waiting(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""The whole rule of a claim on speed, from what policy, profile and trial say of it.
+"""The whole rule of a claim on speed, from what policy, profile and attempt say of it.
 
 The plan lays it out, and whoever has the evidence lays it out again: nothing of a rule is free.
 """
@@ -11,18 +11,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.speed.load import MAX_REQUESTS
 from eval_gates.speed.ratio import allowance_for
 from eval_gates.speed.trust import fewest_requests
 from pipeline.core.record import Record
-from recipes.speed import Accelerator, GoodputGate, SloGate, SpeedClaim
-from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, TraceWorkload, change_arrivals
+from recipes.speed import Accelerator, SloGate, SpeedClaim
+from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, change_arrivals
 
-MANY_LIVES = 1_000  # a profile's spread is taken as known
+MANY_LIVES = 1_000  # a spread that is assumed is taken as known
 # Of a ratio whose lives alternate: more would cost time and say little, since lives differ about
 # as much as loads do.
 LOADS_PER_LIFE = 3
-SOME_RATE = 1.0  # requests/s that a search begins with where nothing is known
 
 
 class Measuring(Record):
@@ -34,10 +32,10 @@ class Measuring(Record):
     life_spread: float = Field(
         0.0, ge=0, le=1, description="of ln(output tokens/s) between lives of one server"
     )
+    life_count: int = Field(MANY_LIVES, ge=2, description="starts that this was estimated from")
     workloads: dict[str, AnyWorkload] = Field(
         {}, description="that claims name and the policy has not: the profile's, and those carried"
     )
-    requests: dict[str, int] = Field({}, description="that a trace has, by workload")
 
     def workload_of(self, claim: SpeedClaim, own: Mapping[str, AnyWorkload]) -> AnyWorkload:
         """The claim's traffic, at the rate that it says.
@@ -59,9 +57,6 @@ def arrive_as_claimed(claim: SpeedClaim, workload: AnyWorkload) -> AnyWorkload:
     gate = claim.gate
     if isinstance(gate, SloGate) and gate.rate is not None:
         return change_arrivals(workload, Arrivals(rate=gate.rate))
-    if isinstance(gate, GoodputGate):
-        start = gate.start or workload.arrivals.rate or SOME_RATE
-        return change_arrivals(workload, Arrivals(rate=start))
     return workload
 
 
@@ -84,14 +79,11 @@ def lay_out_rule(
     Raises:
         ValueError: the claim is none on that accelerator.
     """
-    gate, hits = claim.gate, workload.declared_hit_rate
+    hits = workload.declared_hit_rate
     rule = claim.rule(accelerator, alpha, hits)
     if hits == 0 and not isinstance(workload, RandomWorkload):
         rule["must_count_hits"] = True  # prompts of a file may share something
-    if isinstance(gate, GoodputGate):
-        requests = measuring.requests.get(claim.workload)
-        rule |= {**reach_of(gate, workload, requests), "steered_by": alpha}
-    if compares(claim) and measuring.lives is not None:
+    if measuring.lives is not None:
         rule |= _lives_of(claim, measuring, alpha)
     return rule
 
@@ -107,33 +99,15 @@ def _lives_of(claim: SpeedClaim, measuring: Measuring, alpha: float) -> dict[str
     Where one start a side is all, what that explains of a ratio takes half of the error rate.
     """
     if measuring.lives == "alternate":
-        # Rounds of one life are not independent, so each round has two of its own.
+        # Rounds of one life are not independent, so each round has lives of its own.
         loads = LOADS_PER_LIFE if claim.kind == "ratio" else 1
         return {"lives": "alternate", "loads_per_life": loads}
     if claim.kind == "slo":
         return {}
     share = alpha / 2
     return {
-        "allowance": allowance_for(measuring.life_spread, MANY_LIVES, share),
+        "allowance": allowance_for(measuring.life_spread, measuring.life_count, share),
         "allowance_alpha": share,
-    }
-
-
-def reach_of(gate: GoodputGate, workload: AnyWorkload, requests: int | None) -> dict[str, float]:
-    """Where the search of a goodput begins and how far it goes, in requests/s.
-
-    Args:
-        gate: with its limits.
-        workload: its traffic.
-        requests: that its trace has, where it is one.
-    """
-    most = MAX_REQUESTS
-    if isinstance(workload, TraceWorkload) and requests is not None:
-        most = min(most, requests)
-    return {
-        "start": workload.arrivals.rate or SOME_RATE,
-        "lowest": expected_for(highest_percentile(gate.limits or {}) or 0) / workload.seconds,
-        "highest": most / lasts(workload),
     }
 
 

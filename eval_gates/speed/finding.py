@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from eval_gates.records import TrailPoint
 from eval_gates.speed.trust import Distrust
 
-if TYPE_CHECKING:
-    from eval_gates.speed.course import Course
-
-State = Literal["pass", "fail", "open", "refused"]
+State = Literal["pass", "fail", "open", "disturbed", "refused"]
+"""disturbed: measuring stopped for this run, and the next one continues it; refused: it is over."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,7 @@ class SpeedFinding:
     n: int = 0
     decided_at: int | None = None
     estimate: float | None = None
-    """The ratio of the typical block, the share of rounds so far, or the ratio of goodputs as the
-    search tells it; None without any."""
+    """The ratio of the typical block, or the share of rounds so far; None without any."""
     lower: float | None = None
     """One-sided bound that holds at any time, at the rule's level; None where there is none yet."""
     upper: float | None = None
@@ -31,5 +28,12 @@ class SpeedFinding:
     """Of 'the claim does not hold', valid at any time."""
     trail: tuple[TrailPoint, ...] = ()
     refused: tuple[Distrust, ...] = ()
-    course: Course | None = None
-    """Of a goodput: which rates were looked at, and which were tested."""
+    """Why nothing is concluded."""
+    withheld: str | None = None
+    """Why a pass by the single units is none, in words."""
+    voided: tuple[Distrust, ...] = ()
+    """Faults of units that count for neither side."""
+    lost: int = 0
+    """Units that count for neither side because of a fault."""
+    most: int = 0
+    """Units that are measured at most, with those in the place of lost ones."""

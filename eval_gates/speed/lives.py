@@ -37,6 +37,9 @@ class RuleOfLives(Measured):
     loads_per_life: int = Field(
         1, ge=1, le=100, description="of its side; of those alone that alternate"
     )
+    began: list[int] = Field(
+        [0], min_length=1, description="first life of each run that had a budget for lost units"
+    )
 
     def spread_over(self, sides: Sequence[str]) -> Lives:
         """The lives that measure these sides, the baseline first where there is one."""
@@ -57,15 +60,20 @@ class RuleOfLives(Measured):
         lives = [load.life for load in loads[unit - 1 :: unit]]
         if self.lives == "alternate":
             lives = [life + 1 - len(sides) * (n + 1) for n, life in enumerate(lives)]
-        return [max(0, life - before) for before, life in pairwise([0, *lives])]
+        # Where a run ended by the rule, its last life was not ended too soon.
+        ends = [life - 1 for life in self.began[1:]]
+        if self.lives == "alternate":
+            ends = []
+        return [
+            max(0, life - before - sum(before <= end < life for end in ends))
+            for before, life in pairwise([0, *lives])
+        ]
 
-    def next_rates(self, loads: Sequence[MeasuredLoad]) -> dict[str, float]:
-        """Requests/s of each side's next load, after whole rounds; of none that the workload says.
-
-        Raises:
-            ValueError: the loads are no rounds of it.
-        """
-        return {}
+    def continued_at(self, units: Sequence[Sequence[MeasuredLoad]]) -> list[int]:
+        """The first unit of each run that continued the measurement."""
+        lives = [unit[0].life for unit in units]
+        firsts = [sum(life < began for life in lives) for began in self.began[1:]]
+        return [first for first in firsts if first < len(lives)]
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,10 @@ class MeasuredLoad(Measured):
     client_lag_s: Seconds | None = Field(
         None, description="99th percentile of how late the client's own event loop was"
     )
+    runnable: Annotated[float, Field(ge=0, le=1e7)] | None = Field(
+        None, description="threads that were ready to run on the client's machine, on average"
+    )
+    cpus: Annotated[int, Field(ge=1)] | None = Field(None, description="of that machine")
     disturbances: list[Disturbance] = Field([], fail_fast=True, max_length=100)
 
     @model_validator(mode="after")

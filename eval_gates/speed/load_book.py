@@ -29,6 +29,9 @@ class Begun(Record):
         description="digests of what the measured servers serve: of others nothing is kept"
     )
     lives: int = Field(0, description="of the servers, that were begun")
+    began: list[int] = Field(
+        [0], min_length=1, description="first life of each run that may replace lost units"
+    )
 
 
 class LoadBook:
@@ -45,21 +48,25 @@ class LoadBook:
         Raises:
             StoreError: what was kept of it is damaged; to begin anew would be another chance.
         """
-        try:
-            begun = Begun.model_validate_json(self._begun.read_bytes())
-        except FileNotFoundError:
-            begun = None
-        except ValidationError as error:
-            raise StoreError(
-                "what was kept of a measurement that had begun is damaged",
-                where=str(self._begun),
-                cure="delete the file to have all of it measured again",
-            ) from error
+        begun = self.begun()
         if begun is None or begun.rests_on != dict(rests_on):
             self._loads.unlink(missing_ok=True)
             begun = Begun(seed=secrets.randbits(63), rests_on=dict(rests_on))
             self._keep(begun)
         return begun
+
+    def begun(self) -> Begun | None:
+        """What was begun there; raises StoreError where it is damaged."""
+        try:
+            return Begun.model_validate_json(self._begun.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise StoreError(
+                "what was kept of a measurement that had begun is damaged",
+                where=str(self._begun),
+                cure="delete the file: the next measurement has a smaller share of the error rate",
+            ) from error
 
     def loads(self) -> list[MeasuredLoad]:
         """All that were written whole, in the order of measuring.
@@ -82,6 +89,10 @@ class LoadBook:
         kept = b"".join(line + b"\n" for line in self._lines()[:loads])
         with self._loads.open("a+b") as file:
             file.truncate(len(kept))
+
+    def allow_another_run(self, begun: Begun) -> None:
+        """Let the next run continue, with a budget of its own, what disturbances kept open."""
+        self._keep(begun.model_copy(update={"began": [*begun.began, begun.lives]}))
 
     def append(self, loads: Iterable[MeasuredLoad]) -> None:
         """Add loads and flush them to disk."""

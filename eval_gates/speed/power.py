@@ -8,18 +8,12 @@ and that nothing drifts: of a steady server a look for drift costs less than a b
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from eval_gates.speed.course import BOTH, Course
-from eval_gates.speed.goodput import GoodputRule
-from eval_gates.speed.load import Side
 from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.rule import Rule
-from eval_gates.speed.slo import LEAST, SloRule
+from eval_gates.speed.slo import SloRule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,17 +27,7 @@ AHEAD = (0.02, 0.05, 0.1)
 """How much better than the minimum a variant is taken to be."""
 KEPT = (0.8, 0.9, 0.99)
 """Shares of rounds that a server is taken to keep its limits in; those above the claimed one."""
-NOISE_OF_RATES = 0.13
-"""How much the logarithm of the rate at which a round just keeps its limits is taken to scatter.
 
-Of P95 of the time to first token of 300 requests, of queues with 1, 16 and 64 slots near their knee
-(benchmarks/speed_power.py); in longer rounds it scatters less.
-"""
-GOODPUT_AHEAD = (0.1, 0.25, 0.5)
-"""As `AHEAD`, of goodputs."""
-
-_GOODPUT_REPLAYS, _FEWEST_GOODPUT_REPLAYS = 100, 10
-_MOST_ROUNDS = 20_000  # of one truth: fewer replays of a rule with a large cap
 _REPLAYS, _FEWEST_REPLAYS, _SEED = 1_000, 50, 20261122
 _MOST_VALUES = 300_000  # of one truth: fewer replays of a rule with a large cap
 
@@ -73,8 +57,6 @@ def speed_power(rule: Rule) -> SpeedPower:
     """Replay a rule, at the error rate that it has."""
     import numpy as np
 
-    if isinstance(rule, GoodputRule):
-        return _power_of_goodput(rule)
     chance = np.random.default_rng(_SEED)
     shape = (max(_FEWEST_REPLAYS, min(_REPLAYS, _MOST_VALUES // rule.cap)), rule.cap)
     chances = []
@@ -93,6 +75,7 @@ def speed_power(rule: Rule) -> SpeedPower:
                 chances.append(_chance(rule, kept - drawn, kept))
     clearest = np.full((1, rule.cap), np.inf)
     crossed = rule.log_evidence(clearest)[0][0] >= -math.log(rule.level)
+    crossed[: rule.fewest - 1] = False
     fewest = int(crossed.argmax()) + 1 if crossed.any() else None
     return SpeedPower(fewest, tuple(chances))
 
@@ -100,68 +83,14 @@ def speed_power(rule: Rule) -> SpeedPower:
 def _chance(rule: RatioRule | SloRule, margins: NDArray[np.float64], truth: float) -> Chance:
     needed = -math.log(rule.level)
     passing, failing = (each >= needed for each in rule.log_evidence(margins))
+    for each in (passing, failing):
+        each[:, : rule.fewest - 1] = False
     up, down = _first(passing), _first(failing)
     return Chance(
         truth=truth,
         passes=float((up < down).mean()),
         units=float(_at_most(up, down, rule.cap).mean()),
     )
-
-
-def _power_of_goodput(rule: GoodputRule) -> SpeedPower:
-    chances = []
-    wanted = max(_FEWEST_GOODPUT_REPLAYS, min(_GOODPUT_REPLAYS, _MOST_ROUNDS // rule.cap))
-    for ahead in GOODPUT_AHEAD:
-        chance = random.Random(_SEED)  # noqa: S311  # imagined rounds, no secret
-        ratio = rule.minimum * (1 + ahead)
-        replays = [
-            replay_goodput(rule, chance, rule.start, ratio * rule.start) for _ in range(wanted)
-        ]
-        passes = sum(rule.finding_of(each).state == "pass" for each in replays) / len(replays)
-        chances.append(Chance(ratio, passes, sum(c.rounds for c in replays) / len(replays)))
-    chance = random.Random(_SEED)  # noqa: S311
-    clearest = replay_goodput(rule, chance, rule.start, 2 * rule.minimum * rule.start, noise=0.0)
-    passed = rule.finding_of(clearest).state == "pass"
-    return SpeedPower(clearest.rounds if passed else None, tuple(chances))
-
-
-def replay_goodput(
-    rule: GoodputRule,
-    chance: random.Random,
-    baseline: float,
-    candidate: float,
-    noise: float = NOISE_OF_RATES,
-) -> Course:
-    """Measuring two imagined servers, until it is over.
-
-    Args:
-        rule: that chooses the rates.
-        chance: of whether a round keeps the limits.
-        baseline: its goodput, requests/s.
-        candidate: its goodput, requests/s.
-        noise: as NOISE_OF_RATES.
-    """
-    course = Course(rule)
-    goodputs: dict[Side, float] = {"baseline": baseline, "candidate": candidate}
-    while rates := course.rates:
-        course.add(margins_at(rates, goodputs, rule.share, chance, noise))
-    return course
-
-
-def margins_at(
-    rates: Mapping[Side, float],
-    goodputs: Mapping[Side, float],
-    share: float,
-    chance: random.Random,
-    noise: float,
-) -> dict[Side, float]:
-    """How far below the rate at which it just keeps its limits each side's round is, as a log.
-
-    At its goodput a server keeps them in exactly that share of rounds.
-    """
-    shift = noise * NormalDist().inv_cdf(share)
-    knees = {side: goodputs[side] * math.exp(chance.gauss(shift, noise)) for side in BOTH}
-    return {side: math.log(knees[side] / rates[side]) or LEAST for side in BOTH}
 
 
 def _first(crossed: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from eval_gates.speed.lives import RuleOfLives
 from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.steady import output_rate
-from eval_gates.speed.trust import Distrust, distrusted, failures
+from eval_gates.speed.steady import lag_gain, output_rate
+from eval_gates.speed.trust import Distrust, distrusted, failures, lagging
 
 
 class RaceRule(RuleOfLives):
@@ -55,8 +55,15 @@ class RaceRule(RuleOfLives):
 
     def causes(self, loads: Sequence[MeasuredLoad]) -> list[Distrust]:
         """Why its numbers are none."""
-        found = distrusted(loads, declared=self.hit_rate, judged_s=None)
-        return [*failures(loads), *found]
+        found = distrusted(loads, declared=self.hit_rate, judged_s=None, bounds_lag=True)
+        most = -math.log1p(-self.behind)
+        late = [
+            lagging(load)
+            for load in loads
+            if not any((each.side, each.block) == (load.side, load.block) for each in found)
+            and lag_gain(load) > most
+        ]
+        return [*failures(loads), *found, *late]
 
     def typical_rate(self, loads: Sequence[MeasuredLoad]) -> float:
         """Output tokens a second: the geometric mean over the rounds, of which there is one."""

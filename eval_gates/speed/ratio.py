@@ -13,8 +13,10 @@ blocks' to spend. Where lives alternate, a pair of lives is one value, the mean 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
@@ -22,7 +24,7 @@ from pydantic import Field, model_validator
 from eval_gates.speed.drift import medians_of_halves
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.share import surely_typical
-from eval_gates.speed.steady import output_rate
+from eval_gates.speed.steady import NoSteadyPartError, lag_gain, output_of, output_rate
 from eval_gates.speed.trust import Distrust, distrusted, drifting, failures, unlike
 from eval_gates.speed.unit_rule import UnitRule
 
@@ -79,14 +81,25 @@ class RatioRule(UnitRule):
         """Beyond the allowance, above and below."""
         return margins - self.allowance, -margins - self.allowance
 
-    def describe(self, margins: FloatArray) -> tuple[FloatArray, float | None, float | None]:
+    def slack(self, loads: Sequence[MeasuredLoad]) -> FloatArray:
+        """For a pass the baseline could have been faster by its lag, for a fail the candidate."""
+        import numpy as np
+
+        gains = np.array([[lag_gain(load) for load in pair] for pair in paired(loads)])
+        of_a_pair = self.loads_per_life if self.lives == "alternate" else 1
+        return np.asarray(gains.reshape(-1, of_a_pair, 2).mean(axis=1).T)
+
+    def describe(
+        self, margins: FloatArray, slack: FloatArray, continued: Sequence[int]
+    ) -> tuple[FloatArray, float | None, float | None]:
         """The ratio of the typical block, as the median of those so far; its bounds."""
         import numpy as np
 
         logs = margins + math.log(self.minimum)
-        medians = np.array([np.nanmedian(logs[: n + 1]) for n in range(logs.size)])
-        lower = surely_typical(logs, self.level) - self.allowance
-        upper = -surely_typical(-logs, self.level) + self.allowance
+        first = int((~np.isnan(logs)).argmax())  # its value is the estimate before it
+        medians = np.array([np.nanmedian(logs[: max(n, first) + 1]) for n in range(logs.size)])
+        lower = surely_typical(logs - slack[0], self.level, continued) - self.allowance
+        upper = -surely_typical(-logs - slack[1], self.level, continued) + self.allowance
         return np.exp(medians), _ratio(lower), _ratio(upper)
 
     def distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
@@ -98,9 +111,43 @@ class RatioRule(UnitRule):
                 declared=self.hit_rate,
                 judged_s=None,
                 must_count=self.must_count_hits,
+                bounds_lag=True,
             ),
             *(cause for pair in paired(loads) for cause in unlike(*pair)),
         )
+
+    def total_ratio(self, loads: Sequence[MeasuredLoad]) -> float | None:
+        """All output tokens over all time, the candidate's over the baseline's; None: none count.
+
+        Of the steady parts of the blocks that count.
+        """
+        rates: list[float] = []
+        for side in ("candidate", "baseline"):
+            outputs = [output_of(load) for load in self.counting(loads) if load.side == side]
+            if not outputs:
+                return None
+            tokens, seconds = (sum(each) for each in zip(*outputs, strict=True))
+            rates.append(float(tokens / seconds))
+        return rates[0] / rates[1]
+
+    def log_rates(self, loads: Sequence[MeasuredLoad]) -> dict[str, list[float]]:
+        """The median ln(output tokens/s) of the loads that count of each start, by side."""
+        of_starts: dict[tuple[str, int], list[float]] = {}
+        for load in self.counting(loads):
+            with contextlib.suppress(NoSteadyPartError):
+                rate = math.log(output_rate(load))
+                of_starts.setdefault((load.side, load.life), []).append(rate)
+        found: dict[str, list[float]] = {}
+        for (side, _), rates in of_starts.items():
+            found.setdefault(side, []).append(median(rates))
+        return found
+
+    def withholds(self, loads: Sequence[MeasuredLoad]) -> str | None:
+        """A few blocks may lose so much that all tokens over all time are below the minimum."""
+        total = self.total_ratio(loads)
+        if total is None or total >= self.minimum:
+            return None
+        return "all output tokens over all time are below the minimum"
 
     def drift(self, loads: Sequence[MeasuredLoad]) -> Distrust:
         """Of the side whose own rate changed most."""

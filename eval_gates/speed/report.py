@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
@@ -11,15 +12,18 @@ from pydantic import Field
 
 from eval_gates.records import Tier, TrailPoint, Verdict
 from eval_gates.speed.finding import SpeedFinding
-from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.load import MeasuredLoad, Side
 from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.rule import Rule, rule_of
-from eval_gates.speed.slo import SloRule, figures
+from eval_gates.speed.slo import SUSTAINED, SloRule, figures
 from eval_gates.speed.steady import NoSteadyPartError, output_rate, window_of
 from eval_gates.speed.trust import Distrust, drafted_in, hit_rate
 from pipeline.core.record import Record
 from recipes.speed import ClaimKind
+
+OF_A_BROKEN_SERVER = 0.1
+"""A minimum at most this large says nothing of how fast a variant is."""
+ONLY_BROKEN = "which shows that the server is not broken, and no more"
 
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
 
@@ -51,22 +55,11 @@ class LoadPoint(Record):
     counts: bool = Field(True, description="False: of the warm-up")
 
 
-class RatesPoint(Record):
-    """The rounds of one side at one rate that were no search."""
-
-    side: Side
-    requests_per_s: float
-    rounds: int
-    kept: int = Field(description="of these, rounds that kept the limits")
-
-
 class SpeedReport(Record):
     """One claim on speed, and what its blocks or rounds say of it."""
 
-    gate: str = Field(description="such as ratio.chat, slo.0 or goodput")
-    kind: ClaimKind | Literal["load_test"] = Field(
-        description="load_test: of evidence from before (load_test.py), without an error rate"
-    )
+    gate: str = Field(description="such as ratio.chat or slo.0")
+    kind: ClaimKind
     workload: str = Field(description="its name")
     claim: str = Field(description="in words")
     tier: Tier
@@ -75,8 +68,7 @@ class SpeedReport(Record):
     cap: int = Field(description="the most of them")
     decided_at: int | None = Field(description="after how many it was decided; None if not")
     estimate: float | None = Field(
-        description="ratio of the typical block, share of the rounds that kept the limits, or the "
-        "candidate's goodput over the baseline's as all rounds tell it"
+        description="ratio of the typical block, or share of the rounds that kept the limits"
     )
     lower: float | None = Field(
         description="one-sided bound of it that holds at any time; None while there is none"
@@ -89,18 +81,37 @@ class SpeedReport(Record):
     alpha: float = Field(description="error rate of each bound, and of the verdict")
     p_value: float = Field(description="of 'the claim does not hold', valid at any time")
     refused: list[Distrust] = Field(
-        [], fail_fast=True, description="why what was measured cannot be trusted"
+        [], fail_fast=True, description="why nothing is concluded from what was measured"
     )
+    continues: bool = Field(
+        False, description="the next run of the same command continues this measurement"
+    )
+    voided: list[Distrust] = Field(
+        [], fail_fast=True, description="faults of blocks or rounds that count for neither side"
+    )
+    lost: int = Field(0, description="of n, those that count for neither side for such a fault")
     lives: Literal["together", "alternate"] = Field(
         "together", description="whether the servers of both sides were up at once, or in turn"
     )
+    starts: Literal["one", "several"] = Field(
+        "one",
+        description="of the servers, that a pass is about: one start of each, as it was measured, "
+        "or starts in general, of which each pair or round had its own",
+    )
+    total: float | None = Field(
+        None,
+        description="of a ratio: all output tokens over all time of the candidate, over the "
+        "baseline's; below the threshold nothing passes",
+    )
+    left_over: float | None = Field(
+        None,
+        description="of limits: share of the requests that came in the rounds and were not "
+        "answered in them; with 0.05 the rate is not sustained, and nothing passes",
+    )
+    requests_within: dict[str, float] = Field(
+        {}, description="of limits: share of all requests within each latency limit"
+    )
     points: list[LoadPoint] = Field([], fail_fast=True, description="every load")
-    goodputs: dict[Side, float] = Field(
-        {}, description="estimates in requests/s, by side, of a claim on goodput; without a bound"
-    )
-    tests: list[RatesPoint] = Field(
-        [], fail_fast=True, description="of a goodput: the fresh rounds at chosen rates, in order"
-    )
     trail: list[TrailPoint] = Field(
         [], fail_fast=True, description="the evidence after each block or round"
     )
@@ -111,12 +122,17 @@ class SpeedReport(Record):
     @property
     def name(self) -> str:
         """As reasons, cases and tables call it."""
-        return self.gate if self.kind == "load_test" else f"speed {self.gate}"
+        return f"speed {self.gate}"
 
     @property
     def is_ratio(self) -> bool:
         """Whether both sides' output tokens a second were compared."""
-        return self.kind in ("ratio", "load_test")
+        return self.kind == "ratio"
+
+    @property
+    def shows_little(self) -> bool:
+        """Whether a pass shows only that the server is not broken."""
+        return self.is_ratio and self.threshold <= OF_A_BROKEN_SERVER
 
     def typical(self, side: Side, figure: str = "output_tokens_per_s") -> float | None:
         """The median of a figure of the side's loads, a field of `LoadPoint`; None without any."""
@@ -157,8 +173,20 @@ def judge_speed(
             raise ValueError(f"{gate}: a load of '{load.workload}', not of '{workload}'")
     decides = rule_of(kind, rule)
     found = decides.finding(loads)
+    reason = reason_of(decides, found) + how_to_remeasure(gate, found)
     verdict: Verdict = found.state if found.state in ("pass", "fail") else "undecided"
+    trusted = not found.refused
+    totals: dict[str, Any] = {}
+    if trusted and isinstance(decides, RatioRule):
+        totals = {"total": decides.total_ratio(loads)}
+    elif trusted and isinstance(decides, SloRule):
+        totals = {
+            "left_over": decides.left_over(loads),
+            "requests_within": decides.shares_within(loads),
+        }
     return SpeedReport(
+        **totals,
+        starts="one" if decides.lives == "together" else "several",
         gate=gate,
         kind=kind,
         workload=workload,
@@ -176,15 +204,29 @@ def judge_speed(
         alpha=decides.alpha,
         p_value=found.p_value,
         refused=list(found.refused),
+        continues=found.state == "disturbed",
+        voided=list(found.voided),
+        lost=found.lost,
         lives=decides.lives,
         points=points_of(decides, loads),
-        tests=tests_of(found),
-        goodputs={} if found.course is None else found.course.goodputs(),
         trail=list(found.trail),
         verdict=verdict,
-        reason=reason_of(decides, found),
+        reason="; ".join([reason, *_beside(totals)]),
         note=note,
     )
+
+
+def _beside(totals: Mapping[str, Any]) -> Iterator[str]:
+    """What stands beside the verdict, in words."""
+    if (total := totals.get("total")) is not None:
+        yield f"all tokens over all time: {total:.3f}"
+    if within := totals.get("requests_within"):
+        shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in within.items())
+        yield f"requests within the limit: {shares}"
+    if (left := totals.get("left_over")) is not None:
+        is_sustained = left < SUSTAINED
+        words = "is sustained" if is_sustained else "is not sustained"
+        yield f"the rate {words}: {100 * max(0.0, left):.1f} % of the requests were left over"
 
 
 def threshold_of(rule: Rule) -> float:
@@ -197,17 +239,18 @@ def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
     of = f"{workload}{f' at {at}' if at else ''}"
     if isinstance(rule, RatioRule):
         least = f"at least {rule.minimum:g} of the baseline's output tokens/s"
-        return f"{of}: {least} in the typical {unit_of(rule)}"
-    if isinstance(rule, SloRule) and rule.compare == "baseline":
+        of_one = " of one start of both servers" if rule.lives == "together" else ""
+        broken = f", {ONLY_BROKEN}" if rule.minimum <= OF_A_BROKEN_SERVER else ""
+        return f"{of}: {least} in the typical {unit_of(rule)}{of_one}{broken}"
+    if rule.compare == "baseline":
         limits = [f"{limit:g} of the baseline's {name}" for name, limit in rule.limits.items()]
     else:
         limits = [f"{name} {limit:g}" for name, limit in rule.limits.items()]
     kept = [f"at most {', '.join(limits)}"] if limits else []
-    if isinstance(rule, SloRule) and rule.acceptance is not None:
+    if rule.acceptance is not None:
         kept.append(f"at least {rule.acceptance:g} tokens a step by speculative decoding")
     said = f"{' and '.join(kept)} in at least {100 * rule.share:g} % of rounds"
-    if isinstance(rule, GoodputRule):
-        return f"{of}: at least {rule.minimum:g} of the baseline's requests/s with {said}"
+    said += " of one start of the server" if rule.lives == "together" else ", each of its own start"
     return f"{of}: {said}"
 
 
@@ -218,6 +261,11 @@ def unit_of(rule: RatioRule) -> str:
 
 def reason_of(rule: Rule, found: SpeedFinding) -> str:
     """The verdict in words."""
+    if found.state == "disturbed":
+        return (
+            f"measuring was disturbed: {faults_in_words(rule, found, found.refused)}; the same "
+            "command continues it"
+        )
     if found.refused:
         more = len(found.refused) - 1
         rest = f", and {more} more" if more else ""
@@ -230,8 +278,6 @@ def reason_of(rule: Rule, found: SpeedFinding) -> str:
             return f"{100 * (value or 0.0):.1f} %"
         return "any" if value is None else f"{value:.3f}"
 
-    if isinstance(rule, GoodputRule):
-        return _reason_of_goodput(rule, found)
     told = f"{shown(found.estimate)} "
     if isinstance(rule, RatioRule):
         told += f"of the baseline's output tokens/s in the typical of {found.n} {rule.unit}"
@@ -239,55 +285,36 @@ def reason_of(rule: Rule, found: SpeedFinding) -> str:
     else:
         told += f"of {found.n} {rule.unit} kept the limits"
         asked = f"{100 * rule.share:g} % is claimed"
+    lost = f"; {faults_in_words(rule, found, found.voided)}" if found.lost else ""
+    if found.withheld is not None:
+        return f"{told}, but {found.withheld}{lost}"
     if found.state == "pass":
-        return f"{told}; surely at least {shown(found.lower)}, {asked}"
+        return f"{told}; surely at least {shown(found.lower)}, {asked}{lost}"
     if found.state == "fail":
-        return f"{told}; surely at most {shown(found.upper)}, {asked}"
-    return f"{told}; between {shown(found.lower)} and {shown(found.upper)}, {asked}"
+        return f"{told}; surely at most {shown(found.upper)}, {asked}{lost}"
+    return f"{told}; between {shown(found.lower)} and {shown(found.upper)}, {asked}{lost}"
 
 
-def tests_of(found: SpeedFinding) -> list[RatesPoint]:
-    """The tests of a goodput; none of another claim."""
-    return [
-        RatesPoint(
-            side=side,
-            requests_per_s=rate,
-            rounds=test.rounds_of(side),
-            kept=test.rounds_that(side, keeps=True),
-        )
-        for test in (found.course.tests if found.course is not None else ())
-        for side, rate in test.rates.items()
-    ]
+def how_to_remeasure(gate: str, found: SpeedFinding) -> str:
+    """What measures a gate again whose measurement has ended; '' for any other."""
+    if found.state != "refused":
+        return ""
+    return f"; change that, or measure again with `prepare model --remeasure {gate}`"
 
 
-def _reason_of_goodput(rule: GoodputRule, found: SpeedFinding) -> str:
-    told = (
-        f"about {found.estimate:.2f} of the baseline's goodput, by a search of {found.n} "
-        f"{rule.unit}; {rule.minimum:g} is asked for"
-    )
-    tests = [
-        "; ".join(
-            f"at {test.rates[side]:.4g} requests/s the {side} kept the limits in "
-            f"{test.rounds_that(side, keeps=True)} of {test.rounds_of(side)} fresh rounds"
-            for side in sorted(test.rates, reverse=True)
-        )
-        for test in (found.course.tests if found.course is not None else ())
-        if test.evidence
-    ]
-    if not tests:
-        return f"{told}; no rates were tested"
-    if found.state in ("pass", "fail"):
-        surely = "at least" if found.state == "pass" else "at most"
-        return f"surely {surely} {rule.minimum:g} of the baseline's goodput: {tests[-1]}; {told}"
-    return f"{told}; {tests[-1]}: that decides nothing"
+def faults_in_words(rule: Rule, found: SpeedFinding, faults: Sequence[Distrust]) -> str:
+    """How many units count for neither side, and the worst kind of fault with one example."""
+    kinds = Counter(each.kind for each in faults)
+    ((kind, _),) = kinds.most_common(1)
+    one = next(each for each in reversed(faults) if each.kind == kind)
+    if not found.lost:
+        return str(one)
+    return f"{found.lost} of {found.n} {rule.unit} count for neither side ({one})"
 
 
 def points_of(rule: Rule, loads: Sequence[MeasuredLoad]) -> list[LoadPoint]:
     """Every load, described."""
     blocks = list(dict.fromkeys(load.block for load in loads))
-    if isinstance(rule, GoodputRule):
-        margins = rule.margins(loads)
-        return [_point(load, of > 0, counts=True) for load, of in zip(loads, margins, strict=True)]
     of_units = rule.count(loads)
     counts = {block: bool(of_units[n // rule.loads_per_life]) for n, block in enumerate(blocks)}
     found: dict[int, bool] = {}

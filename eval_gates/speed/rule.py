@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.race import RaceRule
 from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.slo import SloRule
 from recipes.speed import ClaimKind
 
-Rule = RatioRule | SloRule | GoodputRule
-RULES: Mapping[ClaimKind, type[Rule]] = {
-    "ratio": RatioRule,
-    "slo": SloRule,
-    "goodput": GoodputRule,
-}
+Rule = RatioRule | SloRule
+RULES: Mapping[ClaimKind, type[Rule]] = {"ratio": RatioRule, "slo": SloRule}
 
 
 def rule_of(claim: ClaimKind, data: Mapping[str, Any]) -> Rule:

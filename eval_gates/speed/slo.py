@@ -17,6 +17,7 @@ from pydantic import Field
 from eval_gates.speed.drift import medians_of_halves
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.ratio import paired
+from eval_gates.speed.rounds import is_too_short
 from eval_gates.speed.share import surely_more_than
 from eval_gates.speed.steady import NoSteadyPartError, latencies
 from eval_gates.speed.trust import (
@@ -25,8 +26,10 @@ from eval_gates.speed.trust import (
     drafted_in,
     drifting,
     failures,
+    flow,
     over_saturated,
     too_few,
+    too_short,
     undrafted,
     unlike,
 )
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 FAR = 50.0
 """The largest margin, of ln(limit / time): of a round with a failed request it is below 0."""
 LEAST = 1e-12
+SUSTAINED = 0.05
+"""Of the requests that came in all rounds: with so many left over a rate is not sustained."""
 
 
 class SloRule(UnitRule):
@@ -69,6 +74,9 @@ class SloRule(UnitRule):
     def margins(self, loads: Sequence[MeasuredLoad]) -> FloatArray:
         """ln(limit / time) of each round's tightest limit, below 0 where it does not keep all.
 
+        nan of a round that was too short for its answers: it speaks for neither side, so the
+        length of a round, which depends on its answers, gives nobody a further chance.
+
         Of acceptance by speculative decoding it is ln(accepted length / claimed one).
 
         Raises:
@@ -82,7 +90,9 @@ class SloRule(UnitRule):
             found = [self._margin(load, self.limits) for load in loads]
         else:
             found = [
-                self._margin(candidate, self._limits_after(baseline))
+                math.nan
+                if _is_unfit(baseline)
+                else self._margin(candidate, self._limits_after(baseline))
                 for baseline, candidate in paired(loads)
             ]
         return np.array(found, dtype=float)
@@ -91,16 +101,18 @@ class SloRule(UnitRule):
         """Kept, and not kept."""
         return margins, -margins
 
-    def describe(self, margins: FloatArray) -> tuple[FloatArray, float | None, float | None]:
+    def describe(
+        self, margins: FloatArray, slack: FloatArray, continued: Sequence[int]
+    ) -> tuple[FloatArray, float | None, float | None]:
         """The share of rounds that kept the limits, after each; its bounds."""
         import numpy as np
 
         kept = margins > 0
-        shares = np.cumsum(kept) / np.cumsum(~np.isnan(margins))
+        shares = np.cumsum(kept) / np.maximum(1, np.cumsum(~np.isnan(margins)))
         return (
             shares,
-            surely_more_than(kept, self.level),
-            1 - surely_more_than(margins <= 0, self.level),
+            surely_more_than(kept, self.level, continued),
+            1 - surely_more_than(margins <= 0, self.level, continued),
         )
 
     def kept(self, loads: Sequence[MeasuredLoad]) -> list[bool]:
@@ -113,9 +125,48 @@ class SloRule(UnitRule):
 
     def drift(self, loads: Sequence[MeasuredLoad]) -> Distrust:
         """Of the candidate's times over their limits."""
-        before, now = medians_of_halves(self.margins(loads))
+        import numpy as np
+
+        margins = self.margins(loads)
+        before, now = medians_of_halves(margins[~np.isnan(margins)])
         last = [load for load in loads if load.side == "candidate"][-1]
-        return drifting_times(last, before, now)
+        words = f"its times over their limits were {math.exp(before - now):.3g} times as long"
+        return drifting(last, words)
+
+    def left_over(self, loads: Sequence[MeasuredLoad]) -> float | None:
+        """Share of the candidate's requests that came in rounds and were not answered in them.
+
+        Less those of earlier times that were. None: none came.
+        """
+        flows = [flow(load) for load in self.counting(loads) if load.side == "candidate"]
+        came = sum(each for each, _ in flows)
+        return 1 - sum(each for _, each in flows) / came if came else None
+
+    def withholds(self, loads: Sequence[MeasuredLoad]) -> str | None:
+        """A rate that is not sustained has no latencies: they are as long as one measures."""
+        left = self.left_over(loads)
+        if left is None or left < SUSTAINED:
+            return None
+        return "the rate is not sustained"
+
+    def shares_within(self, loads: Sequence[MeasuredLoad]) -> dict[str, float]:
+        """Share of all the candidate's requests of rounds that count within each latency limit."""
+        counting = self.counting(loads)
+        if self.compare == "absolute":
+            rounds = [(load, self.limits) for load in counting]
+        else:
+            rounds = [(load, self._limits_after(before)) for before, load in paired(counting)]
+        found = {name: [0, 0] for name in self.limits if name != "errors"}
+        for load, limits in rounds:
+            try:
+                times = latencies(load)
+            except NoSteadyPartError:
+                continue
+            for name, kept_of in found.items():
+                values = getattr(times, name.rpartition("_p")[0])
+                kept_of[0] += int((values <= limits[name]).sum())
+                kept_of[1] += values.size + times.failed
+        return {name: kept / of for name, (kept, of) in found.items() if of}
 
     def _limits_after(self, baseline: MeasuredLoad) -> dict[str, float]:
         before = figures(baseline, self.limits) | {"errors": 1.0}
@@ -123,6 +174,8 @@ class SloRule(UnitRule):
 
     def _margin(self, load: MeasuredLoad, limits: Mapping[str, float]) -> float:
         found = figures(load, limits)
+        if _is_unfit(load):
+            return math.nan
         if over_saturated(load) or found["errors"] > limits.get("errors", 0.0):
             return -FAR
         margins = [_log_margin(found[name], limits[name]) for name in limits if name != "errors"]
@@ -148,9 +201,17 @@ class SloRule(UnitRule):
         ]
         pairs = paired(loads) if self.compare == "baseline" else []
         percentiles = [int(name.rpartition("_p")[2]) for name in self.limits if name != "errors"]
-        few = [] if causes else [each for load in loads for each in too_few(load, percentiles)]
+        short = [too_short(load) for load in loads if _is_unfit(load)]
+        faulty = {(each.side, each.block) for each in (*causes, *short)}
+        few = [
+            each
+            for load in loads
+            if (load.side, load.block) not in faulty
+            for each in too_few(load, percentiles)
+        ]
         return (
             *causes,
+            *short,
             *few,
             *uncounted,
             *failures([baseline for baseline, _ in pairs]),
@@ -158,10 +219,12 @@ class SloRule(UnitRule):
         )
 
 
-def drifting_times(last: MeasuredLoad, before: float, now: float) -> Distrust:
-    """Of the side of a load whose margins, ln(limit / time), were these in both halves."""
-    words = f"its times over their limits were {math.exp(before - now):.3g} times as long"
-    return drifting(last, words)
+def _is_unfit(load: MeasuredLoad) -> bool:
+    """Whether a round is too short for its answers; those of an over-saturated one are no measure.
+
+    An over-saturated round keeps no limit, however long it is.
+    """
+    return is_too_short(load) and not over_saturated(load)
 
 
 def _log_margin(time: float, limit: float) -> float:

@@ -4,39 +4,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from eval_gates.draft_counts import counts_between
 from eval_gates.drafted import Drafted
 from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.steady import NoSteadyPartError, output_rate, waves_in, window_of
+from eval_gates.speed.steady import (
+    NoSteadyPartError,
+    lag_gain,
+    output_rate,
+    waves_in,
+    window_of,
+)
 from pipeline.core.record import Record
+
+if TYPE_CHECKING:
+    from eval_gates.speed.share import FloatArray
 
 HIT_RATE_TOLERANCE = 0.05
 LARGEST_LAG = 0.1  # of the time that is judged
 FEWEST_WAVES = 7  # that end in the steady part: of the eight that a load has at least, one may lag
 LEFT_OVER = 0.1  # of the requests that come in the steady part: it is no queue of a moment
-GROWTH = 2.0  # from the first quarter of the steady part to its last: then it is no steady part
+LOOKS_A_QUARTER = 64  # of the steady part, at how many requests are in flight
+MOST_GAIN = 100.0  # by a punctual client, that is told as a number
+
+
+FaultKind = Literal[
+    "hit_rate",
+    "no_counter",
+    "acceptance",
+    "own_cache",
+    "unlike",
+    "failed_requests",
+    "client_lag",
+    "too_short",
+    "too_few",
+    "drift",
+    "throttled",
+    "other_process",
+]
 
 
 class Distrust(Record):
-    """One cause, at one load."""
+    """One cause, at one load; what it does to the measurement is in `validity.HANDLING`."""
 
-    kind: Literal[
-        "hit_rate",
-        "acceptance",
-        "own_cache",
-        "unlike",
-        "failed_requests",
-        "client_lag",
-        "too_short",
-        "too_few",
-        "drift",
-        "throttled",
-        "other_process",
-    ]
+    kind: FaultKind
     side: str
     block: int = Field(description="number of the block or round, from 0")
     words: str
@@ -86,6 +101,7 @@ def distrusted(
     declared: float | None,
     judged_s: float | None,
     must_count: bool = False,
+    bounds_lag: bool = False,
 ) -> list[Distrust]:
     """All causes, in the order of measuring.
 
@@ -95,8 +111,13 @@ def distrusted(
         judged_s: the shortest time that the claim is about, which the client's own lag is held
             against; None: the median answer of each load.
         must_count: hits must be counted, also where none are declared.
+        bounds_lag: the client's lag is taken into what is judged, and is no fault.
     """
-    found = [cause for load in loads for cause in _of_one(load, declared, judged_s, must_count)]
+    found: list[Distrust] = []
+    for load in loads:
+        if not bounds_lag:
+            found += _lag_faults(load, judged_s)
+        found += _of_one(load, declared, must_count)
     seen: dict[tuple[str, int], int] = {}
     for load in loads:
         block = seen.setdefault((load.side, load.seed), load.block)
@@ -106,14 +127,8 @@ def distrusted(
     return found
 
 
-def _of_one(
-    load: MeasuredLoad, declared: float | None, judged_s: float | None, must_count: bool
-) -> Iterator[Distrust]:
-    for each in load.disturbances:
-        yield _cause(each.kind, load, each.what)
-    if (fault := _hit_rate_fault(load, declared, must_count)) is not None:
-        yield _cause("hit_rate", load, fault)
-    shortest = judged_s if judged_s is not None else _median_answer(load)
+def _lag_faults(load: MeasuredLoad, judged_s: float | None) -> Iterator[Distrust]:
+    shortest = judged_s if judged_s is not None else median_answer(load)
     lag = load.client_lag_s
     if lag is None:
         yield _cause("client_lag", load, "how late the client was is not known")
@@ -122,7 +137,33 @@ def _of_one(
             f"the client was late by {1e3 * lag:.0f} ms, more than a tenth of the "
             f"{1e3 * shortest:.0f} ms that are judged"
         )
-        yield _cause("client_lag", load, words)
+        yield _cause("client_lag", load, words + beside(load))
+
+
+def lagging(load: MeasuredLoad) -> Distrust:
+    """The client's lag, where a throughput without it could lie on the other side."""
+    if load.client_lag_s is None:
+        return _cause("client_lag", load, "how late the client was is not known")
+    gain = math.exp(min(lag_gain(load), 50.0))
+    most = f"up to {gain:.3g} times" if gain < MOST_GAIN else "any number of times"
+    words = (
+        f"the client was late by {1e3 * load.client_lag_s:.0f} ms a step, so the throughput may be "
+        f"{most} what was measured"
+    )
+    return _cause("client_lag", load, words + beside(load))
+
+
+def beside(load: MeasuredLoad) -> str:
+    """What else the machine of the client did, in words; '' where nobody looked."""
+    if load.runnable is None or load.cpus is None:
+        return ""
+    return f" ({load.runnable:.1f} threads were ready to run on {load.cpus} CPUs)"
+
+
+def _of_one(load: MeasuredLoad, declared: float | None, must_count: bool) -> Iterator[Distrust]:
+    for each in load.disturbances:
+        yield _cause(each.kind, load, each.what)
+    yield from _hit_rate_faults(load, declared, must_count)
     try:
         waves = waves_in(load) if load.arrivals == "concurrency" else None
         output_rate(load)
@@ -136,20 +177,22 @@ def _of_one(
             yield _cause("too_short", load, words)
 
 
-def _hit_rate_fault(load: MeasuredLoad, declared: float | None, must_count: bool) -> str | None:
+def _hit_rate_faults(
+    load: MeasuredLoad, declared: float | None, must_count: bool
+) -> Iterator[Distrust]:
     if declared is None:
-        return None
+        return
     measured = hit_rate(load)
     if measured is None:
         # Random prompts are new in each load, and need no counter.
-        return (
-            f"the engine does not count its prefix cache's hits, {declared:.2f} is declared"
-            if declared > 0 or must_count
-            else None
+        if declared > 0 or must_count:
+            words = f"the engine does not count its prefix cache's hits, {declared:.2f} is declared"
+            yield _cause("no_counter", load, words)
+    elif abs(measured - declared) > HIT_RATE_TOLERANCE:
+        words = (
+            f"the prefix cache's hit rate was {measured:.2f}, the workload declares {declared:.2f}"
         )
-    if abs(measured - declared) <= HIT_RATE_TOLERANCE:
-        return None
-    return f"the prefix cache's hit rate was {measured:.2f}, the workload declares {declared:.2f}"
+        yield _cause("hit_rate", load, words)
 
 
 def failures(loads: Sequence[MeasuredLoad]) -> list[Distrust]:
@@ -190,54 +233,68 @@ def too_few(load: MeasuredLoad, percentiles: Iterable[int]) -> list[Distrust]:
     return [_cause("too_few", load, words)]
 
 
+def too_short(load: MeasuredLoad) -> Distrust:
+    """Rounds that stay shorter than their answers need."""
+    answer = median_answer(load) or 0.0
+    words = (
+        f"rounds of {load.measured_s or 0.0:g} s are shorter than ten median answers of "
+        f"{answer:.3g} s: give the workload more 'seconds'"
+    )
+    return _cause("too_short", load, words)
+
+
 def fewest_requests(percentile: int) -> int:
     """That a percentile is of."""
     return math.ceil(100 / (100 - percentile))
 
 
 def over_saturated(load: MeasuredLoad) -> bool:
-    """Whether requests come faster than they are served: more and more are in flight, and wait.
+    """Whether requests come faster than they are answered: more and more are in flight.
 
-    Such a load has no steady part: the longer it lasts, the worse its latencies. Both are the
-    client's own count, so a server that tells nothing of its queue is watched as well: how many
-    are in flight when a request is sent, and its time to first token, both rise from quarter to
-    quarter of the steady part and more than double, and of the requests that came in it a tenth is
-    left over: a queue that comes and goes is a steady server's. Failed requests are left out.
+    Such a load has no steady part: the longer it lasts, the worse its latencies. Both conditions
+    are the client's own counts, whatever a server reports of its queue. A tenth of the requests
+    that came in the steady part is left over, and more were in flight in each quarter than in the
+    one before: a queue that comes and goes is a steady server's. Failed requests are left out.
     """
     import numpy as np
 
+    came, answered = flow(load)
+    if came - answered < LEFT_OVER * came or not came:
+        return False
     start, end = window_of(load)
-    quarter = (end - start) / 4
+    sent, ended = _times(load)
+    at = np.linspace(start, end, 4 * LOOKS_A_QUARTER, endpoint=False)
+    in_flight = np.searchsorted(sent, at, side="right") - np.searchsorted(ended, at, side="right")
+    of_quarters = [float(each.mean()) for each in np.array_split(in_flight, 4)]
+    return all(before < after for before, after in pairwise(of_quarters))
+
+
+def flow(load: MeasuredLoad) -> tuple[int, int]:
+    """How many requests came in the steady part, and how many were answered in it."""
+    start, end = window_of(load)
+    sent, ended = _times(load)
+    return int(((sent >= start) & (sent < end)).sum()), int(
+        ((ended >= start) & (ended < end)).sum()
+    )
+
+
+def _times(load: MeasuredLoad) -> tuple[FloatArray, FloatArray]:
+    """When the requests that were answered were sent, and when their answers ended; each sorted."""
+    import numpy as np
+
     requests = load.requests
     answered = [i for i, error in enumerate(requests.error) if error is None]
-    sent = np.array([requests.start_s[i] for i in answered])
-    ended = np.sort([requests.end_s[i] or 0.0 for i in answered])
-    ttft = np.array([requests.ttft_s[i] or 0.0 for i in answered])
-    in_flight = np.searchsorted(np.sort(sent), sent) - np.searchsorted(ended, sent, side="right")
-    of_quarters = [
-        (sent >= start + number * quarter) & (sent < start + (number + 1) * quarter)
-        for number in range(4)
-    ]
-    if not all(each.any() for each in of_quarters):
-        return False
-    came = (sent >= start) & (sent < end)
-    left = (ended >= start) & (ended < end)
-    if came.sum() - left.sum() < LEFT_OVER * came.sum():
-        return False
-    for values in (in_flight, ttft):
-        medians = [float(np.median(values[each])) for each in of_quarters]
-        if medians != sorted(medians) or medians[-1] <= GROWTH * medians[0]:
-            return False
-    return True
+    sent = np.array([requests.start_s[i] for i in answered], dtype=float)
+    ended = np.array([requests.end_s[i] or 0.0 for i in answered], dtype=float)
+    return np.sort(sent), np.sort(ended)
 
 
-def _median_answer(load: MeasuredLoad) -> float | None:
+def median_answer(load: MeasuredLoad) -> float | None:
+    """The median time of an answer, in seconds; None where nothing was answered."""
     times = zip(load.requests.start_s, load.requests.end_s, strict=True)
     known = sorted(end - start for start, end in times if end is not None)
     return known[len(known) // 2] if known else None
 
 
-def _cause(kind: str, load: MeasuredLoad, words: str) -> Distrust:
-    return Distrust.model_validate(
-        {"kind": kind, "side": load.side, "block": load.block, "words": words}
-    )
+def _cause(kind: FaultKind, load: MeasuredLoad, words: str) -> Distrust:
+    return Distrust(kind=kind, side=load.side, block=load.block, words=words)

@@ -105,6 +105,8 @@ def _shown_words(finding: Finding) -> str:
         return "the drop was shown to be small enough, though later answers point the other way"
     if least < 0:
         return f"the drop is at most {_points(-least)}"
+    if least <= _BOUND_TOLERANCE:
+        return "the candidate scores no worse"
     return f"the candidate is at least {_points(least)} better"
 
 

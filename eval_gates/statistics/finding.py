@@ -10,9 +10,7 @@ from eval_gates.statistics.paired import Interval, graded_interval, tango_interv
 from eval_gates.statistics.sequential import SequentialVerdict, TrailPoint, sequential_test
 
 SEQUENTIAL = "betting, valid at any time"
-WEIGHTS_SEED = 20240814
 _SMALLEST_P, _LARGEST_P = 1e-12, 0.499
-_SMALLEST_DRAWN_P = 1e-6  # as it was where bounds were of drawn weights
 # What the baseline's score may cost of a recovery's error rate; it is multiplied by 1 - share.
 _ALPHA_OF_LEVEL = 0.1
 
@@ -70,16 +68,10 @@ def fixed_finding(
     after: Sequence[float],
     comparison: Comparison,
     alpha: float,
-    *,
-    drawn: bool = False,
 ) -> Finding:
-    """By one bound at a number of questions fixed beforehand; Gaffke's holds for few, too.
-
-    Args:
-        drawn: the bound is estimated from 10,000 random weightings, as evidence of before was.
-    """
+    """By one bound at a number of questions fixed beforehand; Gaffke's holds for few, too."""
     values = comparison.values(before, after)
-    interval = bounds_of_value(before, after, comparison, alpha, drawn=drawn)
+    interval = bounds_of_value(before, after, comparison, alpha)
     verdict: SequentialVerdict = "open"
     if interval.lower > comparison.threshold:
         verdict = "pass"
@@ -87,8 +79,7 @@ def fixed_finding(
         verdict = "fail"
 
     def passes(level: float) -> bool:
-        bounds = bounds_of_value(before, after, comparison, level, drawn=drawn)
-        return bounds.lower > comparison.threshold
+        return bounds_of_value(before, after, comparison, level).lower > comparison.threshold
 
     return Finding(
         verdict=verdict,
@@ -96,7 +87,7 @@ def fixed_finding(
         alpha=alpha,
         n=len(values),
         decided_at=len(values) if verdict != "open" else None,
-        p_value=_p_value(passes, alpha, _SMALLEST_DRAWN_P if drawn else _SMALLEST_P),
+        p_value=_p_value(passes, alpha),
         lower=interval.lower,
         upper=interval.upper,
         method=interval.method,
@@ -108,26 +99,20 @@ def bounds_of_value(
     after: Sequence[float],
     comparison: Comparison,
     alpha: float,
-    *,
-    drawn: bool = False,
 ) -> Interval:
     """Bounds of the mean of what the comparison makes of each pair of scores."""
     if comparison.kind == "points":
-        return deciding_interval(before, after, alpha, drawn=drawn)
-    return kept_interval(before, after, comparison.size, alpha, drawn=drawn)
+        return deciding_interval(before, after, alpha)
+    return kept_interval(before, after, comparison.size, alpha)
 
 
-def deciding_interval(
-    before: Sequence[float], after: Sequence[float], alpha: float, *, drawn: bool = False
-) -> Interval:
+def deciding_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> Interval:
     """Gaffke's bound: of right-or-wrong answers Tango's interval errs in up to 7 %, not 5."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
-    return graded_interval(differences, alpha, WEIGHTS_SEED if drawn else None)
+    return graded_interval(differences, alpha)
 
 
-def paired_interval(
-    before: Sequence[float], after: Sequence[float], alpha: float, *, drawn: bool = False
-) -> Interval:
+def paired_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> Interval:
     """The usual interval: Tango's for right-or-wrong answers, Gaffke's bound for other scores."""
     pairs = list(zip(before, after, strict=True))
     if all(score in (0.0, 1.0) for pair in pairs for score in pair):
@@ -138,7 +123,7 @@ def paired_interval(
             neither=pairs.count((0.0, 0.0)),
             alpha=alpha,
         )
-    return deciding_interval(before, after, alpha, drawn=drawn)
+    return deciding_interval(before, after, alpha)
 
 
 def kept_interval(
@@ -146,8 +131,6 @@ def kept_interval(
     after: Sequence[float],
     share: float,
     alpha: float,
-    *,
-    drawn: bool = False,
 ) -> Interval:
     """Bounds of the mean of candidate - share * baseline, by two intervals that hold together.
 
@@ -155,8 +138,8 @@ def kept_interval(
     would take scores of the baseline for evidence of what the candidate kept, and with few flips
     pass a candidate on the boundary far too often; the interval of the change alone does not.
     """
-    change = deciding_interval(before, after, (1 - _ALPHA_OF_LEVEL) * alpha, drawn=drawn)
-    level = deciding_interval([0.0] * len(before), before, _ALPHA_OF_LEVEL * alpha, drawn=drawn)
+    change = deciding_interval(before, after, (1 - _ALPHA_OF_LEVEL) * alpha)
+    level = deciding_interval([0.0] * len(before), before, _ALPHA_OF_LEVEL * alpha)
     rest = 1 - share
     return Interval(
         change.lower + rest * level.lower,
@@ -165,13 +148,13 @@ def kept_interval(
     )
 
 
-def _p_value(passes: Callable[[float], bool], alpha: float, smallest: float) -> float:
-    """The least level from `smallest` on at which the gate would pass, to three figures; 1: none.
+def _p_value(passes: Callable[[float], bool], alpha: float) -> float:
+    """The least level from 1e-12 on at which the gate would pass, to three figures; 1: none.
 
     It is at most `alpha` exactly where the gate passes at `alpha`.
     """
     if passes(alpha):
-        low, high = min(smallest, alpha), alpha
+        low, high = min(_SMALLEST_P, alpha), alpha
     elif alpha < _LARGEST_P and passes(_LARGEST_P):
         low, high = alpha, _LARGEST_P
     else:

@@ -49,7 +49,7 @@ def fixed_power_plan(
     passed, failed = gate.chances(0.0)
     least = least_fixed_questions(comparison, alpha, baseline=base)
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
-    at_half, _ = gate.chances(min(comparison.allowed_drop(base) / 2, most))
+    at_half, fail_at_half = gate.chances(min(comparison.allowed_drop(base) / 2, most))
     visible = find_smallest_drop(
         lambda drop: gate.chances(drop)[1] >= WANTED_CHANCE,
         comparison.allowed_drop(base),
@@ -63,9 +63,10 @@ def fixed_power_plan(
     )
     return PowerPlan(
         expected_questions=float(questions),
-        chance_of_decision=passed + failed,
         chance_of_pass=passed,
         chance_of_pass_at_half=at_half,
+        chance_of_fail=failed,
+        chance_of_fail_at_half=fail_at_half,
         smallest_visible_drop=visible,
         least_questions=least,
         decidable=least is not None and least <= questions,

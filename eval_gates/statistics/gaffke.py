@@ -1,4 +1,4 @@
-"""Gaffke's bound of a mean, as it is defined: no weights are drawn, so it holds at every level.
+"""Gaffke's bound of a mean, computed exactly, so that it holds at every level.
 
 The bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) is the point t below which the mean
 under random weights (uniform on the simplex) of the values and one more at the worst possible value
@@ -10,8 +10,7 @@ that Q = sum (value - t) x exponential is at most 0, and Q has the cumulant func
 The chance is the integral of -exp(K(s)) / s over any path to the left of 0, over 2 pi i (Lugannani
 & Rice 1980, Advances in Applied Probability 12:475-490). The path here goes through the saddle
 point of K and bends as the steepest one does, so that little cancels: with right-or-wrong values
-it is the binomial tail to seven digits, at 1e-12 too, where 10,000 drawn weightings know nothing
-below 1e-4.
+it is the binomial tail to seven digits, at 1e-12 too.
 """
 
 from __future__ import annotations

@@ -6,17 +6,22 @@ probability at most alpha whatever the others do (intersection-union test; Berge
 Technometrics 24:295-300). Its p-value is the largest of the gates'.
 
 **Several variants** do: each is one more chance of a lucky pass, and with K inferior ones the
-chance that at least one is promoted nears K * alpha. Holm's procedure (1979, Scandinavian Journal
-of Statistics 6:65-70) keeps it at alpha, and needs no independence: variants share their questions
-and their baseline. The p-values of sequential gates are valid at whatever question each stopped.
+chance that at least one is promoted nears K * alpha. Each has alpha / K (Bonferroni), which needs
+no independence: variants share their questions and their baseline. Holm's procedure would give the
+second one to pass more, but sequential gates stop at the strictest level, so it gained nothing
+unless questions ran out, and a verdict would depend on the others' p-values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-# Of the error rate, to the first trial.
-FIRST_SHARE = 0.9
+if TYPE_CHECKING:
+    from recipes.policy import Attempts
+
+FIRST_MEASUREMENT = 0.9
+"""The share of an attempt's rate that the first measurement of a gate has."""
 
 
 def all_gates_p(p_values: Mapping[str, float]) -> float:
@@ -27,47 +32,46 @@ def all_gates_p(p_values: Mapping[str, float]) -> float:
     return max(p_values.values())
 
 
-def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, bool]:
-    """Which variants pass, such that any false pass among them has probability at most alpha."""
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha, the error rate, must be in (0, 1), not {alpha}")
-    return {name: p <= alpha for name, p in holm_adjusted(p_values).items()}
-
-
-def holm_adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's adjusted p-values, in the order given: to be compared with the family's alpha.
-
-    The smallest of K is multiplied by K, the next by K - 1 and so on; none may be smaller than the
-    one before it, nor larger than 1.
-    """
-    _check(p_values)
-    adjusted: dict[str, float] = {}
-    largest = 0.0
-    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
-        adjusted[name] = largest
-    return {name: adjusted[name] for name in p_values}
-
-
-def share_of(number: int | None) -> float:
-    """A trial's share of the policy's error rate.
+def attempt_share(spending: Attempts, number: int) -> float:
+    """The share of the policy's alpha that one attempt has.
 
     Args:
-        number: from 1 on; None for verdicts from before trials were counted, which had all of it.
+        spending: per_run: each attempt has all of it; spend: all attempts together, so the first
+            has a half, and attempt k has 0.5 / (k (k - 1)), which sums to 1.
+        number: of the attempt, from 1 on.
     """
-    if number is None:
-        return 1.0
-    return FIRST_SHARE if number == 1 else (1 - FIRST_SHARE) / (number * (number - 1))
+    return 1.0 if spending == "per_run" else _spent(0.5, number)
 
 
-def level_of(alpha: float, tried: int, number: int | None = None) -> float:
-    """The error rate at which asking stops: that of Holm's first step, the strictest.
+def bound_over_attempts(alpha: float, spending: Attempts, number: int) -> float:
+    """What bounds the chance that any of so many attempts passes falsely (union bound)."""
+    return min(1.0, number * alpha) if spending == "per_run" else alpha
+
+
+def level_of(
+    alpha: float, spending: Attempts, number: int, variants: int, *, measurement: int = 1
+) -> float:
+    """The level that one variant's gate is decided at; every level is computed here.
+
+    An attempt's rate is shared out among its variants, evenly, and among the measurements of a
+    gate: nine tenths for the first, and 0.1 / (n (n - 1)) for the n-th, which sums to 1. So what is
+    measured again has its chance, and the attempt keeps its rate. Gates need no share (see above).
 
     Args:
-        number: of the trial that they are, which has a share of alpha only (`trials.py`); None
-            for a verdict from before trials were counted.
+        alpha: the policy's error rate.
+        spending: the policy's `attempts`.
+        number: of the attempt.
+        variants: of the attempt.
+        measurement: number of the gate's measurement.
     """
-    return alpha * share_of(number) / tried
+    rate = alpha * attempt_share(spending, number)
+    return rate * _spent(FIRST_MEASUREMENT, measurement) / variants
+
+
+def _spent(first: float, number: int) -> float:
+    if number < 1:
+        raise ValueError(f"numbers begin with 1, not {number}")
+    return first if number == 1 else (1 - first) / (number * (number - 1))
 
 
 def _check(p_values: Mapping[str, float]) -> None:

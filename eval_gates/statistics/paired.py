@@ -19,7 +19,6 @@ GRADED = "gaffke's bound"
 IDENTICAL = "identical differences"
 
 _TIE = 1e-9
-_DRAWN_AT_ONCE = 4_000_000  # numbers; bounds the memory to about 64 MB
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,7 @@ def tango_interval(
     return Interval(lower, upper, TANGO)
 
 
-def graded_interval(
-    differences: Sequence[float], alpha: float, seed: int | None = None, resamples: int = 10_000
-) -> Interval:
+def graded_interval(differences: Sequence[float], alpha: float) -> Interval:
     """Bounds of the mean of graded differences that hold for few questions, too.
 
     Gaffke's bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208): the mean under random
@@ -67,9 +64,7 @@ def graded_interval(
 
     Args:
         differences: one per question, of scores in [0, 1], so each in [-1, 1].
-        seed: None: the bound itself (gaffke.py). Else it is estimated from drawn weights, as
-            evidence of before was, and that knows no level below 1 / `resamples`.
-        resamples: weightings drawn.
+        alpha: of each of the two bounds, in (0, 0.5).
     """
     import numpy as np
 
@@ -79,15 +74,13 @@ def graded_interval(
     if not np.all(np.abs(values) <= 1):  # also refuses NaN
         raise ValueError("differences of scores in [0, 1] must lie in [-1, 1]")
     distinct, times = np.unique(values, return_counts=True)
-    return counted_interval(distinct.tolist(), times.tolist(), alpha, seed, resamples)
+    return counted_interval(distinct.tolist(), times.tolist(), alpha)
 
 
 def counted_interval(
     differences: Sequence[float],
     times: Sequence[int],
     alpha: float,
-    seed: int | None = None,
-    resamples: int = 10_000,
 ) -> Interval:
     """As :func:`graded_interval`, of distinct differences that came so many times each."""
     import numpy as np
@@ -98,14 +91,7 @@ def counted_interval(
     # Scores that come from the same arithmetic differ by rounding only; that is no spread.
     if float(values.max() - values.min()) < 1e-12:
         return identical_interval(float(values.mean()), int(often.sum()), alpha)
-    if seed is None:
-        return Interval(
-            lower_bound(values, often, alpha), -lower_bound(-values, often, alpha), GRADED
-        )
-    weighted, of_one_more, total = _random_weights(values, often, seed, resamples)
-    lower = np.quantile((weighted - of_one_more) / total, alpha)
-    upper = np.quantile((weighted + of_one_more) / total, 1 - alpha)
-    return Interval(float(lower), float(upper), GRADED)
+    return Interval(lower_bound(values, often, alpha), -lower_bound(-values, often, alpha), GRADED)
 
 
 def identical_interval(value: float, questions: int, alpha: float) -> Interval:
@@ -174,24 +160,3 @@ def _constrained_discordance(gains: int, losses: int, questions: int, difference
     # One root in two forms: each where it does not subtract two nearly equal numbers.
     smaller = (root - linear) / (4 * questions) if linear <= 0 else 2 * constant / (root + linear)
     return 2 * smaller + size
-
-
-def _random_weights(values, often, seed: int, resamples: int):  # type: ignore[no-untyped-def]
-    """Sums of weighted values, the weight of one value more, and of all: each [resamples].
-
-    Weights are exponential, those of equal values together gamma; over their sum they are uniform
-    on the simplex.
-    """
-    import numpy as np
-
-    generator = np.random.default_rng(seed)
-    weighted, of_one_more, total = (np.empty(resamples) for _ in range(3))
-    shapes = np.append(often, 1)
-    rows = max(1, _DRAWN_AT_ONCE // values.size)
-    for start in range(0, resamples, rows):
-        stop = min(start + rows, resamples)
-        weights = generator.standard_gamma(shapes, size=(stop - start, shapes.size))
-        of_one_more[start:stop] = weights[:, -1]
-        weighted[start:stop] = weights[:, :-1] @ values
-        total[start:stop] = weights.sum(axis=1)
-    return weighted, of_one_more, total

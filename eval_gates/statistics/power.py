@@ -32,11 +32,13 @@ class PowerPlan:
 
     expected_questions: float
     """Mean number asked, in whole batches, if the candidate is no worse; at most the cap."""
-    chance_of_decision: float
-    """That the verdict falls by the cap, if the candidate is no worse."""
     chance_of_pass: float
     """That the gate passes by the cap, if the candidate is no worse."""
     chance_of_pass_at_half: float
+    """Likewise, if the candidate truly lost half of what the margin allows."""
+    chance_of_fail: float
+    """That the gate wrongly fails by the cap, if the candidate is no worse."""
+    chance_of_fail_at_half: float
     """Likewise, if the candidate truly lost half of what the margin allows."""
     smallest_visible_drop: float | None
     """The smallest true drop that fails with a chance of 80 % by the cap; None if none does."""
@@ -98,13 +100,13 @@ def power_plan(
         )
 
     same = run(0.0, _BLOCKS)
-    decided = same.passed | same.failed
     least = least_questions(comparison, alpha, population, base, planned)
     decidable = least is not None and least <= questions
     chance_of_pass = float(same.passed.mean())
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
     half = min(comparison.allowed_drop(base) / 2, most)
-    at_half = float(run(half, _BLOCKS).passed.mean())
+    halved = run(half, _BLOCKS)
+    at_half = float(halved.passed.mean())
     visible = find_smallest_drop(
         lambda drop: float(run(drop, _SEARCH_BLOCKS).failed.mean()) >= WANTED_CHANCE,
         comparison.allowed_drop(base),
@@ -120,9 +122,10 @@ def power_plan(
         words = _hopeless_words(comparison, alpha, questions, population, base, least, bet)
     return PowerPlan(
         expected_questions=expected,
-        chance_of_decision=float(decided.mean()),
         chance_of_pass=chance_of_pass,
         chance_of_pass_at_half=at_half,
+        chance_of_fail=float(same.failed.mean()),
+        chance_of_fail_at_half=float(halved.failed.mean()),
         smallest_visible_drop=visible,
         least_questions=least,
         decidable=decidable,

@@ -98,6 +98,43 @@ def read_answer(body: Any, item: Item) -> dict[int, Answer] | Refusal:
     return {number: (value, value >= best) for number, value in values}
 
 
+def read_scored(body: Any, prompts: list[list[int]], lengths: list[int]) -> list[Answer] | Refusal:
+    """The log-probability of what follows in each scored prompt; a Refusal where any is missing.
+
+    Args:
+        body: the endpoint's answer, a choice for each prompt with its tokens scored, and often one
+            token more that was generated.
+        prompts: token ids, each of a context and what follows.
+        lengths: tokens of each context.
+    """
+    try:
+        choices = sorted(body["choices"], key=lambda choice: int(choice["index"]))
+        return [
+            _read_continuation(choice["logprobs"], len(prompt), length)
+            for choice, prompt, length in zip(choices, prompts, lengths, strict=True)
+        ]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return Refusal("its answer lacks the log-probabilities of the prompt's tokens")
+
+
+def _read_continuation(scored: dict[str, Any], end: int, begin: int) -> Answer:
+    values, tops = scored["token_logprobs"], scored["top_logprobs"]
+    if not end <= len(values) == len(tops) <= end + 1:
+        raise ValueError(f"{len(values)} log-probabilities of {end} tokens")
+    found = [float(value) for value in values[begin:end]]
+    best = [float(max(top.values())) for top in tops[begin:end]]
+    return sum(found), all(value >= top for value, top in zip(found, best, strict=True))
+
+
+def read_texts(body: Any) -> list[str | None] | Refusal:
+    """The texts of an answer, in their order; a Refusal where it has none."""
+    try:
+        texts = {int(choice["index"]): choice["text"] for choice in body["choices"]}
+        return [texts[number] for number in range(max(len(texts), 1))]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return Refusal("its answer has no text")
+
+
 def check_fit(lengths: list[int], limit: int) -> None:
     """Raise StageError where a prompt with its answer is longer than `limit` tokens.
 
@@ -149,6 +186,18 @@ def completions_model(
     """
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
+    place = f"{url}/v1/completions"
+
+    def accept(found: list[Any] | Refusal) -> list[Any]:
+        if isinstance(found, Refusal):
+            raise StageError(
+                f"the endpoint cannot be asked this suite: {found.reason}",
+                where=place,
+                cure="serve the model with a server that gives them, such as vLLM; 'humaneval', "
+                "'mbpp' and 'rouge' need texts alone",
+            )
+        return found
+
     class OneRequestCompletions(LocalCompletionsAPI):  # type: ignore[misc]
         """lm-eval's `local-completions`, with one request an item where that can be."""
 
@@ -157,6 +206,18 @@ def completions_model(
             # Whether the endpoint can; None: not tried yet.
             self._asks_once: bool | None = None if asks_once else False
             self._counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
+
+        @staticmethod
+        def parse_logprobs(
+            outputs: Any, tokens: Any = None, ctxlens: Any = None, **_: Any
+        ) -> list[Answer]:
+            """lm-eval's reader of scored prompts, which would end in a bare TypeError."""
+            return accept(read_scored(outputs, tokens, ctxlens))
+
+        @staticmethod
+        def parse_generations(outputs: Any, **_: Any) -> list[str | None]:
+            """lm-eval's reader of generated texts, which would end in a bare KeyError."""
+            return accept(read_texts(outputs))
 
         def statistics(self) -> dict[str, int]:
             """Of all calls so far: `requests` sent, and items by the way they were asked.
@@ -252,7 +313,7 @@ def completions_model(
 
     return OneRequestCompletions(
         model=model,
-        base_url=f"{url}/v1/completions",
+        base_url=place,
         tokenizer_backend="huggingface",
         tokenizer=tokenizer,
         trust_remote_code=trust_remote_code,

@@ -11,13 +11,13 @@ import json
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eval_gates.clusters import shared_text
 from eval_gates.suites.fixed_task import digest_of, fixed_task
 from eval_gates.suites.lm_eval_dataset import save_dataset
 from eval_gates.suites.lm_eval_files import localize, read_task_file
@@ -27,8 +27,6 @@ from pipeline.core.errors import EvaluationDataError
 DATASET, CODE, PLACE = "dataset", "task", "task.json"
 ASKED, FIELDS = "asked_sha256", "fields"  # keys of a row; the latter only where clusters are wanted
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens")
-_PASSAGE = 80  # characters of a text that is no mere word or name
-_FEW = 0.05  # of the documents; copies are counted by the same share
 _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _SHOWN = 8  # names of a group's members in an error
 
@@ -86,6 +84,7 @@ def lay_out(
     facts = {
         "task": config["task"],
         "metric": metric.label,
+        "output_type": config["output_type"],
         "revision": found_revision,
         "choices": {
             row["id"]: scored_choices(task, metric, document)
@@ -122,25 +121,6 @@ def scored_choices(task: Any, metric: Metric, document: dict[str, Any]) -> list[
         scores = task.process_results(document, sure + alone)
         found.append((text, score_of(scores.get(metric.name), metric, text)))
     return found
-
-
-def shared_text(documents: Sequence[dict[str, Any]]) -> str | None:
-    """The field with a long text, such as a passage, that several documents have in common.
-
-    Where more than a few do, their answers rise and fall together. None if there is no such field;
-    a text that nearly all documents have, such as an instruction, does not count.
-    """
-    for field in documents[0]:
-        texts = Counter(
-            text
-            for document in documents
-            if isinstance(text := document.get(field), str) and len(text) >= _PASSAGE
-        )
-        shared = sum(count for count in texts.values() if count > 1)
-        commonest = max(texts.values(), default=0)
-        if shared > _FEW * len(documents) and commonest < (1 - _FEW) * len(documents):
-            return str(field)
-    return None
 
 
 def open_task(

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
+from pipeline.checkpoint import gguf
 from pipeline.checkpoint.reference import Kind, Reference, parse_reference
 from pipeline.checkpoint.safetensors_header import Tensor
 from pipeline.checkpoint.weight_files import (
@@ -140,7 +141,7 @@ def inspect_folder(
         is_head: it drafts for another model, whose tokenizer it uses, and may have none.
     """
     path = path.expanduser().absolute()
-    config = _read_config(path)
+    config = read_config(path)
     architecture = _text("architectures", _first(config.get("architectures")), path)
     model_type = _text("model_type", config.get("model_type"), path)
     weights = weight_files(path)
@@ -192,13 +193,13 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 def check_folder(path: Path) -> None:
     """Raise CheckpointError, with its cure, for what is no folder that can be read."""
+    if path.is_file() and path.suffix == gguf.SUFFIX:
+        raise gguf.gguf_error(str(path.parent), path.name, str(path))
     if path.is_file():
         raise CheckpointError(
             "a checkpoint is a folder, this is a file",
             where=str(path),
-            cure="GGUF files are not supported; name the folder of the safetensors checkpoint"
-            if path.suffix == ".gguf"
-            else f"name its folder: {path.parent}",
+            cure=f"name its folder: {path.parent}",
         )
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise CheckpointError("the folder may not be read", where=str(path))
@@ -208,10 +209,12 @@ def check_folder(path: Path) -> None:
         )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """config.json, with a cure for the folders that people name by mistake."""
     check_folder(path)
     if not (path / "config.json").exists():
+        if files := sorted(path.glob(f"*{gguf.SUFFIX}")):
+            raise gguf.gguf_error(str(path), files[0].name, str(path))
         adapter = (path / "adapter_config.json").exists()
         raise CheckpointError(
             "the folder holds an adapter, not a whole model"

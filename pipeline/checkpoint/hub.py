@@ -16,9 +16,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.checkpoint import gguf
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.checkpoint.weight_files import IGNORED_WEIGHTS, INDEX, read_index
-from pipeline.core.errors import HubError
+from pipeline.core.errors import CheckpointError, HubError
 from pipeline.core.events import Progress
 
 if TYPE_CHECKING:
@@ -242,12 +243,12 @@ def check_has_safetensors(repo_id: str, sizes: dict[str, int]) -> None:
         raise _no_safetensors(repo_id, list(sizes))
 
 
-def _no_safetensors(repo_id: str, names: list[str]) -> HubError:
+def _no_safetensors(repo_id: str, names: list[str]) -> CheckpointError:
     suffixes = {Path(name).suffix for name in names}
     if suffixes & {".bin", ".pt", ".pth"}:
         cure = "it has pickled weights, which are not loaded; look for a revision with safetensors"
-    elif ".gguf" in suffixes:
-        cure = "it has GGUF weights, already quantized; name the repository they were made from"
+    elif files := sorted(name for name in names if name.endswith(gguf.SUFFIX)):
+        return gguf.gguf_error(repo_id, files[0], repo_id, HubError)
     else:
         cure = "name the repository of a language model's weights"
     return HubError("the repository has no safetensors weights", where=repo_id, cure=cure)

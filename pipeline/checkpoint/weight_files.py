@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from pipeline.checkpoint import gguf
 from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.foreign.file import names_in
 from pipeline.core.foreign.json import read_json_file
+from pipeline.core.foreign.names import is_plain_name
 
 INDEX = "model.safetensors.index.json"
 # Mistral's repositories carry all weights a second time under this name, in their own format.
@@ -94,8 +95,7 @@ def read_index(index: Path) -> dict[str, str]:
             cure="save the checkpoint again in larger shards",
         )
     for name in names:
-        plain = Path(name).name == name and name.isprintable() and len(os.fsencode(name)) <= 255
-        if not plain or Path(name).suffix != ".safetensors":
+        if not is_plain_name(name) or Path(name).suffix != ".safetensors":
             raise CheckpointError(
                 f"the index names {name[:80]!r}, which is not a .safetensors file beside it",
                 where=f"{index}, key weight_map",
@@ -165,12 +165,8 @@ def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
             cure="where you trust them, convert them with transformers: "
             "model.save_pretrained(FOLDER, safe_serialization=True)",
         )
-    if ".gguf" in kinds:
-        return CheckpointError(
-            "the folder has GGUF weights only, which are quantized already",
-            where=str(folder),
-            cure="name the unquantized safetensors checkpoint that they were made from",
-        )
+    if files := sorted(folder.glob(f"*{gguf.SUFFIX}")):
+        return gguf.gguf_error(str(folder), files[0].name, str(folder))
     return CheckpointError(
         "the folder has no .safetensors file",
         where=str(folder),

@@ -136,8 +136,13 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
     """A report of a command that came to no run, or whose run's report nobody could hand over."""
     from datetime import UTC, datetime
 
+    from artifacts.ending import how_to_continue
     from artifacts.run_record import RunReport
+    from pipeline.run.session import RunInterrupted
 
+    if isinstance(error, RunInterrupted):
+        facts = interruption_facts(how_to_continue(error.report))
+        return error.report.model_copy(update={"error": facts})
     code: int = ExitCode.UNEXPECTED
     error_facts: dict[str, str] = {
         "kind": type(error).__name__,
@@ -147,12 +152,7 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
     }
     if isinstance(error, typer.Abort) or is_interruption(error):
         code = ExitCode.INTERRUPTED
-        error_facts = {
-            "kind": "Interrupted",
-            "what": "interrupted",
-            "where": "",
-            "cure": "the same command continues where this one stopped",
-        }
+        error_facts = interruption_facts("Run the same command again.")
     elif isinstance(error, PrepareError):
         code, error_facts = error.exit_code, error.to_dict()
     return RunReport(
@@ -169,3 +169,8 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
         notes=[],
         error=error_facts,
     )
+
+
+def interruption_facts(cure: str) -> dict[str, str]:
+    """An interruption in the shape of an error, so that no report of it looks like a success."""
+    return {"kind": "Interrupted", "what": "interrupted", "where": "", "cure": cure}

@@ -6,6 +6,7 @@ import errno
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -33,10 +34,12 @@ from pipeline.cli import (
     tune,
     verify,
 )
+from pipeline.cli.options import PATH, setting
 from pipeline.cli.terminal import guard_streams
 from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
 from pipeline.core.hiding import hide
 from pipeline.core.interruption import end_as_by_ctrl_c, is_interruption
+from pipeline.environments.settings_file import unread_settings_file, use_settings
 
 NO_TEMPORARY_FOLDER = UsageError(
     "no temporary folder can be written to",
@@ -85,11 +88,25 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show version.")
     ] = False,
+    settings: Annotated[
+        Path | None,
+        setting(
+            "--settings",
+            "Settings file of this machine or site. Default: ~/.config/prepare/settings.yaml.",
+            **PATH,
+        ),
+    ] = None,
 ) -> None:
     """Options of the command as a whole."""
+    if settings is not None:
+        context.with_resource(use_settings(settings))
+    elif context.invoked_subcommand != "stage" and (unread := unread_settings_file()):
+        words = f"prepare --settings {unread} {context.invoked_subcommand}"
+        print(f"note: ./{unread} is not read; with it: {words} ...", file=sys.stderr)
 
 
 def main(command: Callable[..., Any] = app) -> NoReturn:
@@ -133,7 +150,7 @@ def report_error(error: BaseException) -> int:
         # One that came inside of an exec(), as when a dataclass is made, leaves a mark by which
         # CPython ends the process with SIGINT whatever is done about it; the next exec clears it.
         exec("")  # noqa: S102
-        print("interrupted; the same command continues where this one stopped", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         error = full_disk(error)
@@ -150,7 +167,7 @@ def full_disk(error: OSError) -> StoreError:
     return StoreError(
         "the disk is full",
         where=str(error.filename or "the store, or where standard output goes"),
-        cure="free some space; the same command continues where this one stopped",
+        cure="free some space, then run the same command again",
     )
 
 

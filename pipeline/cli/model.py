@@ -16,6 +16,8 @@ from pipeline.cli.options import (
     PromoteOption,
     RecipeOption,
     RegistryOption,
+    RemeasureOption,
+    SignOption,
     StoreOption,
     TrustOption,
 )
@@ -35,7 +37,9 @@ def model(
     as_json: JsonOption = False,
     yes_trust_remote_code: TrustOption = False,
     promote: PromoteOption = True,
+    sign: SignOption = False,
     attribute: AttributeOption = False,
+    remeasure: RemeasureOption = None,
     ci: CiOption = None,
     junit: JunitOption = None,
     outputs: OutputsOption = None,
@@ -55,11 +59,14 @@ def model(
 
     With --no-promote what passed is not registered, and `prepare promote RUN` does it
     later. --attribute tells, of a variant that failed or came close, which of weights
-    and KV cache costs what; two more served models are asked for that. In a CI job
+    and KV cache costs what; two more served models are asked for that. A gate that is
+    undecided because the machine was disturbed is measured on by the same command;
+    --remeasure measures any gate again. In a CI job
     (--ci) a JUnit file, a summary and annotations report how it went.
 
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
-    4 the gates said no, 5 undecided, 130 interrupted.
+    4 the gates said no, 5 undecided, 6 a promotion that was recorded and not
+    completed, 130 interrupted.
     """
     from pipeline.plan.choices import Request
     from pipeline.run.model import run_model
@@ -76,6 +83,8 @@ def model(
         promote=promote,
         dry_run=dry_run,
         attribute=attribute,
+        remeasured=tuple(remeasure or ()),
+        sign=sign,
     )
     reporting = CiReporting("model", is_in_ci(ci), junit, outputs, as_json)
     reporting.carry_out(

@@ -84,10 +84,26 @@ RegistryOption = Annotated[
     str | None,
     setting(
         "--registry",
-        "MLflow tracking URI, hf://NAMESPACE, oci:///FOLDER or store+s3://BUCKET/PREFIX. Default: "
-        "a SQLite registry in the store, or its object store.",
+        "MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in the "
+        "store's folder; a store in an object store has none.",
         parser=take_out,
         metavar="URI",
+    ),
+]
+PublicKeyOption = Annotated[
+    Path | None,
+    setting(
+        "--public-key",
+        "PEM file; the files must be signed with this key. Default: that of the settings file.",
+        metavar="FILE",
+        parser=parse_path,
+    ),
+]
+SignOption = Annotated[
+    bool,
+    setting(
+        "--sign",
+        "Sign what is registered, with $PREPARE_PRIVATE_KEY or the key of the settings file.",
     ),
 ]
 EvalDataOption = Annotated[
@@ -137,6 +153,14 @@ AttributeOption = Annotated[
     setting(
         "--attribute",
         "Of a variant that failed or came close: which of weights and KV cache costs what.",
+    ),
+]
+RemeasureOption = Annotated[
+    list[str] | None,
+    setting(
+        "--remeasure",
+        "Measure this gate again though it is over: a suite, or a gate on speed such as "
+        "ratio.chat. It is counted as a further measurement; repeatable.",
     ),
 ]
 GpuOption = Annotated[

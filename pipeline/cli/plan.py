@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from pipeline.cli.capacity_tables import print_capacity
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
@@ -50,7 +52,8 @@ def plan(
     that was never run here has none. What runs side by side, and what waits for
     what, is played through beforehand. For each gate it says how many questions it
     takes to decide if nothing is lost, and the smallest drop that it would see.
-    It also says why such a run would be refused.
+    Why such a run would be refused is said, too, and the exit code is then that of
+    `prepare model`.
 
     With --gpu it says instead whether the checkpoint and each variant fit on such
     GPUs, what they hold there, and how a run would be scheduled on them; neither
@@ -64,6 +67,8 @@ def plan(
       prepare plan ./my-checkpoint --recipe fp8-dynamic --json
 
       prepare plan org/name --gpu h100 --gpus 8 --context 32768
+
+    Exit codes: 0 it would begin, 1 or 2 it would be refused (as model), 3 unexpected error.
     """
     from artifacts.ending import serving_lines
     from artifacts.run_command import read_command
@@ -101,7 +106,7 @@ def plan(
         found = forecast(request, load_settings(store, executor), progress)
     if as_json:
         print_json(found.to_dict())
-        return
+        raise typer.Exit(found.exit_code)
     print(found.headline())
     print_table(["stage", "variant", "state", "expected"], found.stage_rows())
     print_schedule(found.timeline)
@@ -109,11 +114,13 @@ def plan(
         print_table(["variant", "weights, estimated", ""], rows)
     for line in serving_lines(read_command(found.choices.to_dict())):
         print(line)
+    print(found.form_line())
     print_power(found.power)
     print_claims(found.claims)
-    if found.trial:
-        print(found.trial)
+    if found.attempt:
+        print(found.attempt)
     print_table(["environment", "state", "size"], found.environment_rows())
     for refusal in found.refusals():
         print(refusal)
     print(found.total())
+    raise typer.Exit(found.exit_code)

@@ -23,19 +23,18 @@ app = typer.Typer(
 
 NameArgument = Annotated[str, argument("Policy name or YAML file.", metavar="NAME")]
 POWER_HEADINGS = (
-    *("suite", "tier", "family", "margin", "questions", "expected", "decided", "passed"),
+    *("suite", "tier", "family", "margin", "questions", "expected", "passed", "failed"),
     *("half lost", "drop seen"),
 )
 POWER_LEGEND = (
-    "expected: questions until a decision; decided, passed: chances; all if nothing is lost. "
+    "expected: questions until a decision; passed, failed: chances; all if nothing is lost. "
     "half lost: passed, if half of the margin is. drop seen: the smallest that fails in 80 % of "
     "runs."
 )
 SPEED_HEADINGS = ("claim", "tier", "at most", "fewest", "minutes", "passes if the truth is")
 SPEED_LEGEND = (
     "minutes: of the most that are measured, with the starts of servers that alternate; - where "
-    "the workload is a profile's. A load's throughput is taken to vary by {noise:g} %, the rate at "
-    "which a round just keeps its limits by {rates:g} %."
+    "the workload is a profile's. A load's throughput is taken to vary by {noise:g} %."
 )
 BENCHMARK_CLAIM = (
     "is about this list of questions and these answers to it (about: benchmark). Once all are "
@@ -92,8 +91,9 @@ def check(
 ) -> None:
     """Check a policy, and say what its gates can show with the questions there are.
 
-    Ends with 2 where the file is wrong, or where a suite that blocks could not pass even
-    a variant that answers just as the baseline does.
+    Ends with 2 where the file is wrong, where a suite that blocks could not pass even
+    a variant that answers just as the baseline does, or where a critical one would pass
+    fewer than one in five variants that lose nothing.
 
     Examples
 
@@ -105,7 +105,13 @@ def check(
     from pipeline.environments.settings import load_settings
     from pipeline.plan.choices import DEFAULT_RECIPES, check_margins
     from pipeline.plan.data_sources import SourceResolver
-    from pipeline.plan.gate_power import check_decidable, joint_power, policy_power
+    from pipeline.plan.gate_power import (
+        check_decidable,
+        check_likely,
+        joint_power,
+        policy_power,
+    )
+    from pipeline.plan.independence import note_repeated_fields
     from pipeline.plan.of_speed import check_own_workloads
     from pipeline.plan.speed_power import check_claims_decidable, claim_powers
     from recipes import catalog
@@ -140,7 +146,9 @@ def check(
         else:
             print_power(power)
             print_claims(claims)
+        note_repeated_fields(policy, sources, progress)
         check_decidable(policy, recipes, counts, progress)
+        check_likely(policy, recipes, counts)
         check_claims_decidable(policy, claims)
 
 
@@ -153,8 +161,8 @@ def print_power(power: Sequence[GatePower]) -> None:
     for joint in joint_power(power):
         whole, half = map(format_chance, (joint.chance_of_pass, joint.chance_of_pass_at_half))
         print(
-            f"all critical suites, {joint.family}: passed in {whole} of runs if nothing is lost, "
-            f"in {half} if half of each margin is"
+            f"all suites, {joint.family}: each critical one passes and no supporting one fails in "
+            f"{whole} of runs if nothing is lost, in {half} if half of each margin is"
         )
     for name in dict.fromkeys(gate.suite for gate in power if gate.about == "benchmark"):
         print(f"{name}: {BENCHMARK_CLAIM}")
@@ -165,12 +173,12 @@ def print_power(power: Sequence[GatePower]) -> None:
 
 def print_claims(claims: Sequence[ClaimPower]) -> None:
     """What to expect of each claim on speed; nothing where there is none."""
-    from eval_gates.speed.power import NOISE, NOISE_OF_RATES
+    from eval_gates.speed.power import NOISE
 
     if not claims:
         return
     print_table(SPEED_HEADINGS, [claim_row(claim) for claim in claims])
-    print(SPEED_LEGEND.format(noise=100 * NOISE, rates=100 * NOISE_OF_RATES))
+    print(SPEED_LEGEND.format(noise=100 * NOISE))
     for claim in claims:
         starts = f"; at most {claim.starts} starts of servers" * bool(claim.starts)
         print(f"speed {claim.gate}: {claim.claim}{starts}")
@@ -204,8 +212,8 @@ def power_row(gate: GatePower) -> list[str]:
         gate.margin,
         "not known yet" if gate.questions is None else f"{gate.questions}",
         f"about {gate.expected_questions:.0f}" if gate.decidable is not False else "-",
-        "cannot" if gate.decidable is False else format_chance(gate.chance_of_decision),
         "cannot" if gate.decidable is False else format_chance(gate.chance_of_pass),
+        "-" if gate.decidable is False else format_chance(gate.chance_of_fail),
         "cannot" if gate.decidable is False else format_chance(gate.chance_of_pass_at_half),
         f"{100 * drop:.1f}" if drop is not None else "none" if gate.decidable is not None else "-",
     ]

@@ -12,9 +12,11 @@ from pipeline.cli.options import (
     NameOption,
     RegistryOption,
     ReplacesOption,
+    SignOption,
     StoreOption,
     option,
 )
+from pipeline.cli.registry import report_recorded
 from pipeline.cli.tables import print_json
 
 
@@ -39,6 +41,7 @@ def promote(
     registry: RegistryOption = None,
     alias: Annotated[str | None, option("--alias", "Alias to move. Default: the policy's.")] = None,
     replaces: ReplacesOption = None,
+    sign: SignOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,7 +61,7 @@ def promote(
       prepare promote latest:fp8-dynamic --override "agreed with the team: short-lived test"
 
     Exit codes: 0 promoted, 1 error (also: the alias moved meanwhile), 2 usage
-    (also: no variant passed).
+    (also: no variant passed), 6 recorded, and not completed.
     """
     from artifacts.kept_runs import find_run
     from artifacts.stages.promote import PROMOTE
@@ -66,6 +69,7 @@ def promote(
     from pipeline.environments.settings import load_settings
     from pipeline.plan.choices import registry_uri
     from pipeline.release.promotion import Order, promote_run
+    from pipeline.release.signer import find_signer
 
     settings = load_settings(store)
     found = Store(settings.store)
@@ -78,8 +82,9 @@ def promote(
         name=name,
         alias=alias,
         replaces=replaces,
+        signer=find_signer(settings, sign=sign),
     )
-    with open_display(as_json=as_json) as progress:
+    with report_recorded(as_json=as_json), open_display(as_json=as_json) as progress:
         record = promote_run(report, found, order, progress)
     promoted = PROMOTE.result_of(record)
     if as_json:

@@ -9,6 +9,7 @@ from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     InsecureOption,
     JsonOption,
+    PublicKeyOption,
     RegistryOption,
     StoreOption,
     argument,
@@ -30,6 +31,7 @@ def pull(
     ],
     destination: Annotated[Path, argument("Folder to make.", metavar="DEST", parser=parse_path)],
     insecure: InsecureOption = False,
+    public_key: PublicKeyOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -45,6 +47,8 @@ def pull(
 
       prepare pull smollm2-135m@3 ./deploy --registry http://mlflow.example:5000
 
+      prepare pull smollm2-135m@champion ./deploy --public-key signer.pub
+
       prepare pull oci://registry.example.com/models/smollm2-135m:champion ./deploy
 
     Exit codes: 0 copied, 1 error (also: files that are not those that were
@@ -54,14 +58,16 @@ def pull(
     from pipeline.environments.settings import load_settings
     from pipeline.release.deployment import pull_version
 
+    settings = load_settings(store, public_key=public_key)
+    key = settings.signing.public_key
     if reference.startswith(SCHEME):
         with open_display(as_json=as_json) as progress:
             remote = RemoteRepository(reference, insecure=insecure, progress=progress)
             version = remote.version()
-            files = pull_version(remote, version, destination)
+            files = pull_version(remote, version, destination, key)
     else:
-        found, version = find_asked(reference, registry, load_settings(store))
-        files = pull_version(found, version, destination)
+        found, version = find_asked(reference, registry, settings)
+        files = pull_version(found, version, destination, key)
     folder = str(destination.resolve())
     if as_json:
         print_json({"schema_version": 1, "folder": folder, "files": files, **version.to_dict()})

@@ -13,6 +13,7 @@ from pipeline.cli.options import (
     EvalDataOption,
     ExecutorOption,
     JsonOption,
+    PublicKeyOption,
     ReferenceArgument,
     RegistryOption,
     StoreOption,
@@ -55,6 +56,7 @@ def recheck(
     ] = None,
     yes_trust_remote_code: TrustOption = False,
     eval_data: EvalDataOption = None,
+    public_key: PublicKeyOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
     executor: ExecutorOption = None,
@@ -93,7 +95,7 @@ def recheck(
         trust_remote_code=yes_trust_remote_code,
     )
     with open_display(as_json=as_json) as progress:
-        outcome = run_recheck(request, load_settings(store, executor), progress)
+        outcome = run_recheck(request, load_settings(store, executor, public_key), progress)
     if as_json:
         print_json(outcome.to_dict())
     else:

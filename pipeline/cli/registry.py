@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
 from pipeline.cli.options import JsonOption, RegisteredArgument, RegistryOption, StoreOption
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import RecordedMoveError, UsageError
+from pipeline.core.foreign.text import log_line
 
 if TYPE_CHECKING:
     from artifacts.registry.registry import Registry, Version
@@ -70,7 +73,8 @@ def show(
         return
     for version in versions:
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
-        print(f"{version.name} version {version.version}{aliases}\n  {version.source}")
+        title = log_line(f"{version.name} version {version.version}{aliases}")
+        print(f"{title}\n  {log_line(version.source)}")
         print_table(["tag", "value"], [[key, version.tags[key]] for key in sorted(version.tags)])
 
 
@@ -111,6 +115,17 @@ def history(
         for entry in entries
     ]
     print_table(["", "when (UTC)", "who", "action", "move", "run", "verdict", "reason"], rows)
+
+
+@contextmanager
+def report_recorded(*, as_json: bool) -> Iterator[None]:
+    """Print the error of a move that was recorded and not completed as JSON, if asked for."""
+    try:
+        yield
+    except RecordedMoveError as error:
+        if as_json:
+            print_json({"schema_version": 1, "error": error.to_dict()})
+        raise
 
 
 def open_asked(registry: str | None, settings: Settings) -> Registry:

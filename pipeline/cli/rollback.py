@@ -12,7 +12,7 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
-from pipeline.cli.registry import open_asked, refuse_unknown
+from pipeline.cli.registry import open_asked, refuse_unknown, report_recorded
 from pipeline.cli.tables import print_json
 
 
@@ -41,7 +41,7 @@ def rollback(
       prepare rollback smollm2-135m --to 3
 
     Exit codes: 0 moved, 1 error (nothing to go back to, or the alias moved
-    meanwhile), 2 usage.
+    meanwhile), 2 usage, 6 recorded, and not completed.
     """
     from artifacts.registry.history import Cause
     from artifacts.registry.registry import who_am_i
@@ -49,13 +49,14 @@ def rollback(
 
     found = open_asked(registry, load_settings(store))
     refuse_unknown(found, name)
-    entry = found.roll_back(
-        name,
-        alias,
-        Cause("rollback", who=who_am_i(), reason=reason),
-        to=to,
-        replaces=replaces or found.aliases(name).get(alias),
-    )
+    with report_recorded(as_json=as_json):
+        entry = found.roll_back(
+            name,
+            alias,
+            Cause("rollback", who=who_am_i(), reason=reason),
+            to=to,
+            replaces=replaces or found.aliases(name).get(alias),
+        )
     if as_json:
         print_json({"schema_version": 1, "name": name, **entry.model_dump()})
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pipeline.cli.options import JsonOption, RunArgument, StoreOption
-from pipeline.cli.tables import print_json, print_run, print_stages, print_table
+from pipeline.cli.tables import print_ending, print_json, print_run, print_stages, print_table
 from pipeline.cli.tuning_tables import print_tuning
 from pipeline.core.errors import StoreError, from_dict
 from pipeline.core.run_folders import RunFolders
@@ -90,8 +90,10 @@ def show(
         return
     if report.tuning is not None:
         print_tuning(report)
+        if report.tuning.verdict is None:
+            print_ending(report, is_shown=True)
     else:
-        print_run(report)
+        print_run(report, is_shown=True)
     print_stages(report, found)
 
 
@@ -112,6 +114,7 @@ def attach(
 
       prepare runs attach --store /shared/store
     """
+    from artifacts.ending import how_to_continue
     from artifacts.kept_runs import find_run
     from pipeline.cli.display import open_display
     from pipeline.core.store import Store
@@ -139,39 +142,56 @@ def attach(
         raise StoreError(
             f"the run {report.run} was killed",
             where=str(found.root / "runs" / report.run),
-            cure="the command that began it continues where it stopped",
+            cure=how_to_continue(report),
         )
     raise typer.Exit(report.exit_code or 0)
 
 
-@app.command("trials")
-def list_trials(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List how much was tried so far, by baseline and policy.
+@app.command("attempts")
+def list_attempts(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List every attempt so far, by baseline and policy, and the rate that the next one has.
 
-    Each run that tries something new is a trial, and has a share of the policy's error
-    rate: the later, the smaller. Another baseline, or a policy under another name, begins a
-    count of its own.
+    An attempt is a set of variants that are tried together. It counts once an answer or a
+    load of a candidate is there. By the policy's `attempts` each one has all of the error
+    rate (per_run), or all together do, and the later, the less (spend).
 
     Example
 
-      prepare runs trials
+      prepare runs attempts
     """
-    from artifacts.trials import Trials
-    from eval_gates.statistics.multiplicity import share_of
+    from artifacts.attempts import AttemptLedger
+    from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
-    found = list(Trials(load_settings(store).store).latest())
+    found = list(AttemptLedger(Store(load_settings(store).store)).all())
     if as_json:
-        print_json([trial.model_dump(mode="json") for trial in found])
+        print_json(
+            [
+                {
+                    **attempt.model_dump(mode="json"),
+                    "rate": attempt.rate,
+                    "history_rate": attempt.history_rate,
+                }
+                for attempt in found
+            ]
+        )
         return
     rows = [
         [
-            ", ".join(f"{name} {value[:32]}" for name, value in trial.count.baseline.items()),
-            trial.count.policy,
-            str(trial.number),
-            f"{100 * share_of(trial.number + 1):.2g} %",
-            trial.run,
+            ", ".join(f"{name} {value[:12]}" for name, value in attempt.scope.baseline.items()),
+            attempt.scope.policy,
+            str(attempt.number),
+            ", ".join(sorted(attempt.variants)),
+            f"{attempt.rate:.2g}",
+            f"{attempt.history_rate:.2g}",
+            attempt.run,
         ]
-        for trial in found
+        for attempt in found
     ]
-    print_table(["baseline", "policy", "trials", "share of the next", "last run"], rows)
+    print_table(["baseline", "policy", "attempt", "variants", "rate", "of all", "run"], rows)
+    for attempt in {attempt.scope.key: attempt for attempt in found}.values():
+        after = attempt.model_copy(update={"number": attempt.number + 1})
+        print(
+            f"The next attempt under the policy '{attempt.scope.policy}' has the error rate "
+            f"{after.rate:.2g}, and all then have at most {after.history_rate:.2g}."
+        )

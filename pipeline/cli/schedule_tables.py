@@ -58,12 +58,8 @@ def time_words(timeline: Timeline) -> str:
 def needs_words(needs: Needs) -> str:
     """What room a piece of work takes."""
     gpus = f"{needs.gpus} GPU{'s' * (needs.gpus > 1)}"
-    if needs.nodes > 1:
-        words = [f"{needs.nodes} nodes" + f" of {gpus}" * bool(needs.gpus)]
-    else:
-        words = [gpus] if needs.gpus else []
-    whole = "the whole node" if needs.nodes == 1 else "the whole of each"
-    words += [whole] if needs.exclusive else ["all cores"] * (needs.cpus == "all")
+    words = [gpus] if needs.gpus else []
+    words += ["the whole node"] if needs.exclusive else ["all cores"] * (needs.cpus == "all")
     words += [f"{needs.memory_bytes / 1e9:.1f} GB"] * bool(needs.memory_bytes)
     return ", ".join(words) or "little"
 

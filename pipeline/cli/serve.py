@@ -9,6 +9,7 @@ from typing import Annotated
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     JsonOption,
+    PublicKeyOption,
     ReferenceArgument,
     RegistryOption,
     StoreOption,
@@ -51,6 +52,7 @@ def serve(
         float,
         option("--ready-timeout", "Seconds until it must answer.", show_default=True, min=1),
     ] = 1800,
+    public_key: PublicKeyOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -79,7 +81,7 @@ def serve(
     from pipeline.environments.settings import load_settings
     from pipeline.release.serve import Deployment
 
-    settings = load_settings(store)
+    settings = load_settings(store, public_key=public_key)
     _, version = find_asked(reference, registry, settings)
     with open_display(as_json=as_json) as progress:
         deployment = Deployment(

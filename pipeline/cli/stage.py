@@ -53,8 +53,6 @@ def run(
     try:
         if stage == "sitting":
             run_sitting(spec, events)
-        elif stage == "server_part":
-            run_server_part(spec, events)
         elif stage == "describe":
             describe_node(spec)
         else:
@@ -114,16 +112,6 @@ def working(file: Path, store: Store, events: Progress) -> AbstractContextManage
     if run.parent != store.root.absolute() / "runs":
         return nullcontext()
     return RunFolders(store).work(run, events.note)
-
-
-def run_server_part(file: Path, events: EventWriter) -> None:
-    """Be the part that the file describes of a server on several nodes, until that ends."""
-    from pipeline.core.private_files import keep_private
-    from pipeline.run.server_parts import ServerPart, attend
-
-    part = read_task(file, ServerPart)
-    with keep_private(Path(part.store)):
-        attend(part, events)
 
 
 def describe_node(file: Path) -> None:

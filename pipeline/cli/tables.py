@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from artifacts.gate_row import GateRow, gate_row, speed_row
-from artifacts.written_numbers import format_megabytes
 from pipeline.cli.terminal import open_console
-from pipeline.core.errors import PrepareError
-from pipeline.core.foreign.text import LONGEST_NAME, LONGEST_REASON, clip
+from pipeline.core.errors import PrepareError, from_dict
+from pipeline.core.foreign.text import LONGEST_NAME, clip, log_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     from artifacts.run_record import RunReport, VariantReport
     from eval_gates.records import GateReport
@@ -63,53 +64,92 @@ def print_table(
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(clip(cell, LONGEST_REASON)) for cell in row))
+        table.add_row(*(Text(log_line(cell)) for cell in row))
     console(width).print(table)
 
 
-def print_run(report: RunReport) -> None:
-    """The verdict table of a run, why each variant got it, and what to look at next."""
+def print_run(report: RunReport, *, is_shown: bool = False) -> None:
+    """The verdict table of a run, why each variant got it, and what to look at next.
+
+    Args:
+        is_shown: for `prepare runs show`, which is then not what to look at next.
+    """
+    from rich.text import Text
+
+    from artifacts.ending import attribution_lines, drafting_lines, serving_lines
+
+    out = console()
+    if report.variants:
+        out.print(verdict_table(report))
+    else:
+        print_line(out, Text(title_of(report)))
+    for variant in report.variants:
+        print_reasons(out, variant)
+    last = [*floor_lines(report), *speed_lines(report)]
+    last += [*serving_lines(report.options), *drafting_lines(report)]
+    for line in [*last, *attribution_lines(report)]:
+        print_line(out, Text(line))
+    print_ending(report, is_shown=is_shown)
+
+
+def print_ending(report: RunReport, *, is_shown: bool = False) -> None:
+    """Why the run failed as a whole, where `prepare runs show` has it; and its last line."""
+    from rich.text import Text
+
+    if is_shown and report.error is not None:
+        print_line(console(), Text(f"error: {from_dict(report.error)}"))
+    print_line(console(), Text(last_line(report, is_shown=is_shown)))
+
+
+def print_line(out: Console, text: Text) -> None:
+    """A line as it is: the terminal folds it, so that a path in it can be copied whole."""
+    out.print(text, soft_wrap=True)
+
+
+def title_of(report: RunReport) -> str:
+    """What was run, in one line."""
+    digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
+    options = report.options
+    named = {"policy": options.policy, "profile": options.profile}
+    return ", ".join(
+        [
+            f"{clip(str(options.checkpoint), LONGEST_NAME)}{digest}",
+            *(f"{key} {clip(name, LONGEST_NAME)}" for key, name in named.items() if name),
+        ]
+    )
+
+
+def verdict_table(report: RunReport) -> Table:
+    """A row a gate, variant by variant."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    from artifacts.ending import attribution_lines, drafting_lines, serving_lines, verdict_word
-
-    out = console()
-    digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
-    options = report.options
-    named = [
-        clip(str(each), LONGEST_NAME)
-        for each in (options.checkpoint, options.policy, options.profile)
-    ]
-    table = Table(
-        title=Text(f"{named[0]}{digest}, policy {named[1]}, profile {named[2]}"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
+    table = Table(title=Text(title_of(report)), title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("variant", "weights", "gate", "baseline", "candidate", "difference", "verdict"):
         right = heading in ("weights", "baseline", "candidate", "difference")
         table.add_column(
             heading, justify="right" if right else "left", no_wrap=heading in ("variant", "verdict")
         )
     for variant in report.variants:
-        add_variant(table, variant)
-    out.print(table)
-    for variant in report.variants:
-        word = verdict_word(variant)
-        begun = Text(f"{variant.recipe}: {word}", style=COLOURS[variant.verdict])
-        out.print(begun.append(f": {variant.reason}", style="default"))
-        for gate in variant.gates:
-            if gate.verdict != "pass" or gate.suspicious:
-                out.print(Text(f"  {gate.suite}: {gate.reason}"))
-        for speed in variant.speed:
-            if speed.verdict != "pass":
-                out.print(Text(f"  {speed.name}: {speed.reason}"))
-    last = [*floor_lines(report), *speed_lines(report)]
-    last += [*serving_lines(options), *drafting_lines(report)]
-    last += attribution_lines(report)
-    for line in [*last, last_line(report)]:
-        out.print(Text(line))
+        add_variant(table, report, variant)
+    return table
+
+
+def print_reasons(out: Console, variant: VariantReport) -> None:
+    """Why a variant got its verdict, and each gate that did not plainly pass."""
+    from rich.text import Text
+
+    from artifacts.ending import verdict_word
+
+    begun = Text(f"{variant.recipe}: {verdict_word(variant)}", style=COLOURS[variant.verdict])
+    print_line(out, begun.append(f": {variant.reason}", style="default"))
+    for gate in variant.gates:
+        if gate.verdict != "pass" or gate.suspicious:
+            print_line(out, Text(f"  {gate.suite}: {gate.reason}"))
+    for speed in variant.speed:
+        if speed.verdict != "pass":
+            print_line(out, Text(f"  {speed.name}: {speed.reason}"))
 
 
 def floor_lines(report: RunReport) -> list[str]:
@@ -126,15 +166,21 @@ def speed_lines(report: RunReport) -> list[str]:
     judged = [variant for variant in report.variants if variant.gates]
     if judged and not any(variant.speed for variant in judged):
         return ["speed: the policy claims nothing of it here"]
-    notes = dict.fromkeys(each.note for v in judged for each in v.speed if each.note)
-    return [f"speed: {note}" for note in notes]
+    speeds = [speed for variant in judged for speed in variant.speed]
+    notes = dict.fromkeys(
+        [f"{speed.name}: {speed.claim}" for speed in speeds if speed.shows_little]
+        + [f"speed: {speed.note}" for speed in speeds if speed.note]
+    )
+    return list(notes)
 
 
-def add_variant(table: Any, variant: VariantReport) -> None:
+def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
     from rich.text import Text
 
-    size = format_megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made")
+    from artifacts.ending import weights_words
+
+    size = weights_words(report, variant)
     rows = [gate_cells(gate) for gate in variant.gates]
     for speed in variant.speed:
         claim = speed_row(speed, 1)
@@ -166,21 +212,35 @@ def number_cells(row: GateRow) -> list[str]:
     ]
 
 
-def last_line(report: RunReport) -> str:
+def last_line(report: RunReport, *, is_shown: bool = False) -> str:
     """How much was done, and what to look at next."""
-    from artifacts.ending import champion_of, next_command
+    from artifacts.ending import champion_of, headline, next_command, next_command_after_show
 
     reused = sum(stage.status == "reused" for stage in report.stages)
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
     could = champion_of(report) is None and report.kind == "model"
-    return f"{done}{'Nothing was promoted. ' if could else ''}Next: {next_command(report)}"
+    command = next_command_after_show(report) if is_shown else next_command(report)
+    ended = f"Nothing was promoted: {headline(report)}. " if could else ""
+    return f"{done}{ended}Next: {command}"
 
 
 def print_stages(report: RunReport, store: Store) -> None:
-    """Every stage of a run with its time and the folder of its evidence."""
-    rows = []
-    for stage in report.stages:
-        folder = store.stage_folder(stage.stage, stage.key) if stage.key else None
-        place = str(folder) if folder and folder.is_dir() else "-"
-        rows.append([stage.name, stage.variant, stage.status, f"{stage.seconds:.1f} s", place])
-    print_table(["stage", "variant", "status", "time", "evidence"], rows)
+    """Every stage of a run with its time, and below them the folders of the evidence.
+
+    A folder in a cell would be folded, and could not be copied.
+    """
+    rows = [
+        [stage.name, stage.variant, stage.status, f"{stage.seconds:.1f} s"]
+        for stage in report.stages
+    ]
+    if rows:
+        print_table(["stage", "variant", "status", "time"], rows)
+    found = [
+        (stage, store.stage_folder(stage.stage, stage.key)) for stage in report.stages if stage.key
+    ]
+    kept = [(stage, folder) for stage, folder in found if folder.is_dir()]
+    if kept:
+        print("evidence:")
+    for stage, folder in kept:
+        print(f"  {log_line(stage.name)}, {log_line(stage.variant)}: {log_line(str(folder))}")
+    print(f"logs: {store.root / 'runs' / report.run}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ from pipeline.core.hiding_stream import HidingStream
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# A line's ending that begins a command, and what of the next write would complete it.
+_BEGUN = re.compile(r"##[A-Za-z]*\Z")
+_COMPLETIONS = {":": re.compile(":"), "x##": re.compile(r"[A-Za-z]*\[")}
+_NEVER = re.compile(r"(?!)")
 
 
 class ShownStream(HidingStream):
@@ -35,14 +41,15 @@ class ShownStream(HidingStream):
         """Write the text as it may be shown, whatever of its line was written before."""
         length, text = len(text), hide(text)  # libraries log what they connect with
         rest, first = text, ""
-        if (self._line, text[:1]) in ((":", ":"), ("x##", "[")):
-            first, rest, self._line = f"\\u{ord(text[0]):04x}", text[1:], "x"
+        if completed := _COMPLETIONS.get(self._line, _NEVER).match(text):
+            before, rest, self._line = completed[0][:-1], text[completed.end() :], "x"
+            first = f"{before}\\u{ord(completed[0][-1]):04x}"
         self.stream.write(first + log_text(self._line + rest)[len(self._line) :])
         line = (self._line + rest).rpartition("\n")[2]
         if line.strip() in ("", ":"):
             self._line = line.strip()
         else:
-            self._line = "x" + "#" * min(2, len(line) - len(line.rstrip("#")))
+            self._line = "x" + ("##" if _BEGUN.search(line) else "#" * line.endswith("#"))
         return length
 
 

@@ -121,7 +121,7 @@ def tune(
 
         version, source = None, checkpoint or ""
         if is_version(source):
-            version, source = source, str(registered_folder(source, registry, store))
+            version, source = source, str(registered_folder(source, registry, store, None)[0])
         request = TuneRequest(
             checkpoint=source,
             version=version,

@@ -11,29 +11,23 @@ import typer
 
 from pipeline.cli.options import (
     JsonOption,
+    PublicKeyOption,
     RegistryOption,
     StoreOption,
     option,
     parse_path,
-    setting,
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import ExitCode, UsageError
+from pipeline.core.foreign.text import LONGEST_NAME, log_line
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
     from artifacts.evidence.recompute import VariantCheck
 
-PublicKeyOption = Annotated[
-    Path | None,
-    setting(
-        "--public-key",
-        "Of a folder: it must be signed with this key.",
-        metavar="FILE",
-        parser=parse_path,
-    ),
-]
+MOST_LINES = 50  # of one list
+
 IdentityOption = Annotated[
     str | None,
     option(
@@ -52,6 +46,7 @@ ProviderOption = Annotated[
 
 
 def verify(
+    context: typer.Context,
     reference: Annotated[
         str,
         typer.Argument(
@@ -94,7 +89,8 @@ def verify(
             cure="give both",
         )
     if is_version(reference):
-        reference = str(registered_folder(reference, registry, store))
+        found, public_key = registered_folder(reference, registry, store, public_key)
+        reference = str(found)
     if is_folder(reference):
         if not Path(reference).is_dir():
             raise UsageError(
@@ -104,7 +100,9 @@ def verify(
             Path(reference), public_key, identity, identity_provider, as_json=as_json
         )
     else:
-        if public_key is not None or identity is not None:
+        # A key in the environment is for folders and versions, and no fault of a run.
+        origin = context.get_parameter_source("public_key")
+        if (origin is not None and origin.name == "COMMANDLINE") or identity is not None:
             raise UsageError(
                 "a run in the store is not signed; folders are",
                 where=reference,
@@ -124,8 +122,13 @@ def is_version(reference: str) -> bool:
     return "@" in reference and not is_folder(reference)
 
 
-def registered_folder(reference: str, registry: str | None, store: Path | None) -> Path:
+def registered_folder(
+    reference: str, registry: str | None, store: Path | None, public_key: Path | None
+) -> tuple[Path, Path | None]:
     """The folder of a registered version, once its files are seen to be those registered.
+
+    Returns:
+        the folder, and the public key that it must be signed with, if any.
 
     Raises:
         UsageError: there is no such version.
@@ -134,12 +137,13 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
     from pipeline.environments.settings import load_settings
     from pipeline.release.deployment import check_files, folder_of
 
-    settings = load_settings(store)
+    settings = load_settings(store, public_key=public_key)
+    key = settings.signing.public_key
     _, version = find_asked(reference, registry, settings)
     folder = folder_of(version, None, settings.store, "prepare verify FOLDER")
     # What is remembered of the weights will do: the check of the bundle reads them all.
-    check_files(version, folder, settings.digests)
-    return folder
+    check_files(version, folder, settings.digests, public_key=key)
+    return folder, key
 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
@@ -170,7 +174,7 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     else:
         print_checks(checks)
         if tuned is not None:
-            print(f"what its profile says of its tuning: {tuned.words}")
+            print(f"what its profile says of its tuning: {log_line(tuned.words)}")
     return same
 
 
@@ -218,8 +222,7 @@ def check_signature(
 
 def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
     """How a folder was found, for people."""
-    for problem in check.problems:
-        print(f"evidence: {problem}")
+    print_clipped([f"evidence: {log_line(problem)}" for problem in check.problems])
     print_checks(check.variants)
     words = {
         "holds": "signature: holds",
@@ -228,11 +231,11 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
     }
     weights = "with the weights" if check.weights_checked else "without weights"
     print(
-        f"{folder}: {check.recipe}, run {check.run}; {check.files} files {weights}, "
+        f"{folder}: {value(check.recipe)}, run {value(check.run)}; {check.files} files {weights}, "
         + ("all as listed" if not check.problems else f"{len(check.problems)} problems")
     )
     if check.override:
-        print(f"promoted in spite of its verdict ({check.verdict}): {check.override}")
+        print(f"promoted in spite of its verdict ({check.verdict}): {log_line(check.override)}")
     print(words[signature])
 
 
@@ -240,12 +243,26 @@ def print_checks(checks: Sequence[VariantCheck]) -> None:
     """A table of variants, then every difference."""
     rows = [
         [c.recipe, c.kept, c.computed or "cannot be computed", f"{c.answers:,}", words(c)]
-        for c in checks
+        for c in checks[:MOST_LINES]
     ]
     print_table(["variant", "verdict kept", "computed again", "answers read", ""], rows)
     for check in checks:
-        for difference in check.differences:
-            print(f"{check.recipe}: {difference}")
+        print_clipped(
+            [f"{value(check.recipe)}: {log_line(difference)}" for difference in check.differences]
+        )
+
+
+def print_clipped(lines: Sequence[str]) -> None:
+    """As many of the lines as a person reads, and how many more there are."""
+    for line in lines[:MOST_LINES]:
+        print(line)
+    if len(lines) > MOST_LINES:
+        print(f"{len(lines) - MOST_LINES} more like these: --json has all")
+
+
+def value(text: str) -> str:
+    """A name that the evidence gives, which may be anything, as part of a line."""
+    return log_line(text, LONGEST_NAME)
 
 
 def words(check: VariantCheck) -> str:

@@ -40,6 +40,7 @@ SHORTEST_SECONDS = 2.0
 # What a beat may be late, on a busy node or a slow file server, before somebody else takes over.
 BEATS_IN_TIME = 12
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 1.0
+MOST_DIGITS = 12  # of a generation
 _BEAT = ".beat"
 _RELEASED = b"released"
 
@@ -180,13 +181,19 @@ class Claims:
         owner = seen.read_owner()
         if owner is not None and owner.node == self.node:
             return True
+        silent = self.silent_seconds(key)
+        return silent is None or silent < self.seconds
+
+    def silent_seconds(self, key: str) -> float | None:
+        """Seconds since the last heartbeat, by the shelf's own clock; None where not known."""
+        if (seen := self.look(key)) is None:
+            return None
         claim = f"{key}/{_name(seen.number)}"
         try:
             ages = [self.shelf.age(name) for name in (claim + _BEAT, claim)]
         except OSError:
-            return True  # where nothing can be written the time is not known
-        known = [age for age in ages if age is not None]
-        return not known or min(known) < self.seconds
+            return None  # where nothing can be written the time is not known
+        return min((age for age in ages if age is not None), default=None)
 
     def follow_silent(self, key: str) -> None:
         """Take the key from an owner elsewhere that is not heard of any more, and give it up.
@@ -405,4 +412,4 @@ def _name(number: int) -> str:
 def _number(name: str) -> int:
     """The generation that a file belongs to; 0 of one that is none of ours."""
     digits = name.partition(".")[0]
-    return int(digits) if digits.isdecimal() else 0
+    return int(digits) if digits.isdecimal() and len(digits) <= MOST_DIGITS else 0

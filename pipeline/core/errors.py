@@ -15,8 +15,10 @@ The tree::
     +-- ServingError              1   the model server failed; its log's own reason is quoted
     +-- EvaluationDataError       1   questions that are missing or malformed
     +-- RegistryError             1   the model registry refused or could not be reached
+    |   +-- RecordedMoveError     6   a move of an alias was recorded, or may be, not completed
     +-- EvidenceError             1   an evidence bundle, or its signature, is not what it should be
     +-- StoreError                1   the store is not writable, full or damaged
+        +-- AttemptChangedError   1   the attempt ledger is not as the run was planned by
 
 Exit codes that are no errors: 0 promoted (or every asked-for gate passed), 4 the gates said no,
 5 undecided, 130 interrupted. 3 is an unexpected error, whose traceback goes to a log file.
@@ -46,6 +48,7 @@ class ExitCode(IntEnum):
     UNEXPECTED = 3
     GATES_FAILED = 4
     UNDECIDED = 5
+    RECORDED = 6
     INTERRUPTED = 130
 
 
@@ -69,7 +72,9 @@ class PrepareError(Exception):
         self.cure = hide(cure)
 
     def __str__(self) -> str:
-        lines = [self.what, f"  where: {self.where}", f"  cure:  {self.cure}"]
+        # A file's name may have line ends in it: a place is one line, whatever it is called.
+        place = " ".join(self.where.splitlines())
+        lines = [self.what, f"  where: {place}", f"  cure:  {self.cure}"]
         parts = (self.what, self.where, self.cure)
         said = [line for line, part in zip(lines, parts, strict=True) if part]
         # What somebody named a file or a key may be of any length.
@@ -137,12 +142,22 @@ class RegistryError(PrepareError):
     """The model registry refused a request or could not be reached."""
 
 
+class RecordedMoveError(RegistryError):
+    """The history of a registry has, or may have, a move of an alias that was not completed."""
+
+    exit_code = ExitCode.RECORDED
+
+
 class EvidenceError(PrepareError):
     """An evidence bundle, or the signature on it, is missing, damaged or not to be trusted."""
 
 
 class StoreError(PrepareError):
     """The store is not writable, full or damaged."""
+
+
+class AttemptChangedError(StoreError):
+    """The attempt ledger is not as the run was planned by, so the run has to be planned again."""
 
 
 @contextmanager

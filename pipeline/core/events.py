@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from pipeline.core.foreign.json import ForeignJsonError, parse_json
 
 EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
+_MOST = 2**63  # of anything that is counted; a larger one is somebody's text
 
 
 class Progress(Protocol):
@@ -99,7 +100,7 @@ def pass_progress_on(event: Mapping[str, Any], progress: Progress) -> None:
             "done": int(done),
             "total": int() | None as total,
             "unit": str(unit),
-        }:
+        } if 0 <= done <= _MOST and 0 <= (total or 0) <= _MOST:
             progress.advance(task, done, total, unit)
         case {"event": "note", "text": str(text)}:
             progress.note(text)

@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.events import Progress, Silent
 from pipeline.core.foreign.file import open_regular
+from pipeline.core.private_files import why_untrusted
 from pipeline.core.store import write_atomically
 
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -106,6 +107,8 @@ class FileDigests:
         return sha256, {}
 
     def _read_cache(self) -> dict[str, dict[str, Any]]:
+        if why_untrusted(self.cache_file.parent, self.cache_file):
+            return {}
         try:
             cache = json.loads(self.cache_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # none yet, or damaged: start an empty one

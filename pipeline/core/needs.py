@@ -1,4 +1,4 @@
-"""What a piece of work needs of the node that it runs on, or of each of several."""
+"""What a piece of work needs of the node that it runs on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from pipeline.core.record import Record
 
 
 class Needs(Record):
-    """The room that a stage, or a model's server with all who ask it, takes on each node."""
+    """The room that a stage, or a model's server with all who ask it, takes on its node."""
 
-    nodes: int = Field(
-        1, ge=1, description="as many different ones, over which a server is spread evenly"
-    )
     gpus: int = Field(0, ge=0, description="GPUs, or slices of them, that nobody else may use")
     cpus: Literal["one", "all"] = Field(
         "one",
@@ -27,8 +24,3 @@ class Needs(Record):
     memory_bytes: int = Field(
         0, ge=0, description="of the node's memory, by estimate; 0: little, or nobody knows"
     )
-
-    @property
-    def all_gpus(self) -> int:
-        """Those of all nodes."""
-        return self.nodes * self.gpus

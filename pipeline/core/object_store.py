@@ -7,6 +7,8 @@ fails because the store is away for a while is tried again for PATIENCE_SECONDS,
 from __future__ import annotations
 
 import os
+import re
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +18,11 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.foreign.names import is_plain_path
+from pipeline.core.foreign.record import MAX_BYTES
 
 SCHEMES = ("s3", "gs", "az", "file")
 EXTRA = "prepare-model[object-store]"
@@ -26,6 +30,12 @@ PATIENCE_SECONDS = 120.0
 LONGEST_PAUSE = 5.0
 _CHUNK_BYTES = 64 * 1024 * 1024
 _PROBE = ".probe"
+MAX_OBJECTS = 1_000_000
+"""Of one listing."""
+# How a local file system and S3's servers report that there is no room, and what stays as it is:
+# a name that is too long, a folder or a file in the way, a read-only disk. None is an outage.
+_FULL = re.compile(r"\(os error (28|122)\)|StorageFull|507 Insufficient Storage|QuotaExceeded")
+_LASTING = re.compile(r"\(os error (20|21|22|27|30|36|40)\)")
 
 Answer = TypeVar("Answer")
 
@@ -168,10 +178,8 @@ class ObjectStore:
         """See Shelf."""
 
         def get() -> bytes | None:
-            try:
-                return bytes(self._client.get(self._name(name)).bytes())
-            except FileNotFoundError:
-                return None
+            found = self._open(name, MAX_BYTES)
+            return bytes(found.bytes()) if found is not None else None
 
         return self._try(get)
 
@@ -180,16 +188,23 @@ class ObjectStore:
         return sorted(self.listed(folder))
 
     def listed(self, folder: str = "") -> dict[str, Listed]:
-        """What lies in the folder, and in folders of it, by name."""
+        """What lies in the folder, and in folders of it, by name.
+
+        An object whose name is none of a file is not prepare's, and is left out.
+        """
         start = self._name(f"{folder}/" if folder else "")
 
         def find() -> dict[str, Listed]:
-            found = [each for some in self._client.list(start or None) for each in some]
-            return {
-                each["path"].removeprefix(start): Listed(each["last_modified"], each["size"])
-                for each in found
-                if each["path"].startswith(start)
-            }
+            found, seen = dict[str, Listed](), 0
+            for some in self._client.list(start or None):
+                seen += len(some)
+                if seen > MAX_OBJECTS:
+                    raise self._too_much(f"more than {MAX_OBJECTS:,} objects, the limit", start)
+                for each in some:
+                    name = each["path"].removeprefix(start)
+                    if each["path"].startswith(start) and is_plain_path(name):
+                        found[name] = Listed(each["last_modified"], each["size"])
+            return found
 
         return {name: each for name, each in self._try(find).items() if not name.startswith(".")}
 
@@ -220,13 +235,16 @@ class ObjectStore:
         """Put a file there, however large."""
         self._try(lambda: self._client.put(self._name(name), file, chunk_size=_CHUNK_BYTES))
 
-    def download(self, name: str, file: Path) -> bool:
-        """Write what is there into a file, however large; False where nothing is."""
+    def download(self, name: str, file: Path, limit: int) -> bool:
+        """Write what is there into a file; False where nothing is.
+
+        Args:
+            limit: the most bytes that it may have.
+        """
 
         def download() -> bool:
-            try:
-                found = self._client.get(self._name(name))
-            except FileNotFoundError:
+            found = self._open(name, limit)
+            if found is None:
                 return False
             with file.open("wb") as out:
                 for chunk in found.stream(min_chunk_size=8 * 1024 * 1024):
@@ -263,6 +281,34 @@ class ObjectStore:
     def _name(self, name: str) -> str:
         return f"{self._prefix}{name}"
 
+    def _open(self, name: str, limit: int) -> Any:
+        """The object, of which nothing is read yet; None where nothing is.
+
+        Raises:
+            StoreError: it is larger than `limit` bytes, or no regular file.
+        """
+        if self.url.startswith("file:"):  # to open a pipe waits for ever, /dev/zero has no end
+            path = Path(unquote(urlsplit(self.url).path), self._name(name))
+            try:
+                if not stat.S_ISREG(path.stat().st_mode):
+                    raise self._too_much("no regular file", name)
+            except OSError:
+                pass  # what follows reports it
+        try:
+            found = self._client.get(self._name(name))
+        except FileNotFoundError:
+            return None
+        if found.meta["size"] > limit:
+            raise self._too_much(f"larger than {limit:,} bytes, the limit", name)
+        return found
+
+    def _too_much(self, what: str, name: str) -> StoreError:
+        return StoreError(
+            f"what lies in the store is not read: it is {what}",
+            where=f"{self.url}/{self._name(name)}",
+            cure="see who has put it there, and remove it",
+        )
+
     def _written(self, name: str) -> Any:
         def head() -> Any:
             try:
@@ -286,6 +332,7 @@ class ObjectStore:
             UnauthenticatedError,
             NotSupportedError,
             InvalidPathError,
+            ValueError,
         )
         until, pause = time.monotonic() + self._patience, 0.5
         told = False
@@ -295,6 +342,10 @@ class ObjectStore:
             except refusals as error:
                 raise self._failure("refuses", error) from error
             except BaseError as error:
+                if _FULL.search(str(error)):
+                    raise self._full(error) from error
+                if _LASTING.search(str(error)):
+                    raise self._failure("refuses", error) from error
                 if time.monotonic() + pause > until:
                     raise self._failure("cannot be reached", error) from error
                 if not told:
@@ -302,6 +353,13 @@ class ObjectStore:
                     told = True
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _full(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"the disk under the store is full: {_reason(error)}",
+            where=self.url,
+            cure="free some space there; the same command continues from what is finished",
+        )
 
     def _failure(self, what: str, error: Exception) -> StoreError:
         return StoreError(

@@ -7,7 +7,7 @@ Layout, below the store's URL::
     claims/<key>/...              claims.py
     answers/<digest>.*.jsonl      parts of answer books
     unfinished/<stage>/...        what a try has measured that is not to be measured anew
-    trials/, runs/<run>.json      as in the folder
+    attempts/, measurements/, runs/<run>.json      as in the folder
 
 A stage is there if and only if its first object is, which is written last, and only if there is
 none: so it is whole, whoever else wrote to the same stage meanwhile. In the cache, `blobs/` has
@@ -24,21 +24,26 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from pipeline.core.claims import Claims
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
+from pipeline.core.foreign.file import MEBIBYTE
+from pipeline.core.foreign.names import check_tree
+from pipeline.core.foreign.record import parse_record
 from pipeline.core.object_store import ObjectStore, check_url
 from pipeline.core.origin_variable import ORIGIN
-from pipeline.core.private_files import keep_private
+from pipeline.core.private_files import keep_private, why_untrusted
 from pipeline.core.record import Record
 from pipeline.core.shelf import FolderShelf
 from pipeline.core.stage_record import StageRecord
 
 FILE = "origin"
 """In the cache: the store's URL."""
+LARGEST_PART = 512 * MEBIBYTE
+"""Of rows that a try has measured, or that a writer has added to an answer log."""
 
 
 class Blob(Record):
@@ -48,14 +53,12 @@ class Blob(Record):
     size: int = Field(ge=0, description="bytes")
 
 
-def _stay_inside(files: dict[str, Blob]) -> dict[str, Blob]:
-    for path in map(PurePosixPath, files):
-        if path.is_absolute() or not path.parts or ".." in path.parts:
-            raise ValueError(f"{str(path)!r} is outside of its folder")
+def _check_files(files: dict[str, Blob]) -> dict[str, Blob]:
+    check_tree(files)
     return files
 
 
-Files = Annotated[dict[str, Blob], AfterValidator(_stay_inside)]
+Files = Annotated[dict[str, Blob], AfterValidator(_check_files)]
 """What a folder has, by path in it."""
 
 
@@ -68,10 +71,15 @@ class Marker(Record):
 
 
 def cache_folder(url: str, home: Path) -> Path:
-    """The folder of this node that stands for the store of that URL, made if it is not there."""
+    """The folder of this node that stands for the store of that URL, made if it is not there.
+
+    Raises:
+        StoreError: another user may have put something there, or it names another store.
+    """
     folder = home / "cache" / _cache_name(url)
     if not (folder / FILE).is_file():
         _note_url(folder, url)
+    _refuse_planted(folder, url)
     return folder
 
 
@@ -102,12 +110,26 @@ def find_origin(folder: Path) -> Origin | None:
         if not url or folder.name != _cache_name(url):
             return None
         _note_url(folder, url)  # of a run that began on another node
+    _refuse_planted(folder, url)
     os.environ[ORIGIN] = url  # for the stages that we start
     return Origin(ObjectStore(check_url(url, str(folder / FILE))), folder)
 
 
 def _cache_name(url: str) -> str:
     return digest_bytes(url.encode())[:16]
+
+
+def _refuse_planted(folder: Path, url: str) -> None:
+    why = why_untrusted(folder.parent, folder, folder / FILE, folder / "blobs", folder / "stages")
+    if not why and (folder.name != _cache_name(url) or origin_url(folder) != url):
+        why = f"it names the store {url}, whose cache has another folder"
+    if why:
+        raise StoreError(
+            f"the cache of an object store is not used: {why}",
+            where=str(folder),
+            cure="delete the folder if it is yours, or set PREPARE_HOME to a folder that only you "
+            "may write to",
+        )
 
 
 def _note_url(folder: Path, url: str) -> None:
@@ -138,10 +160,10 @@ class Origin:
         if content is None:
             return None
         try:
-            marker = Marker.model_validate_json(content)
+            marker = parse_record(content, Marker)
             if (marker.record.stage, marker.record.key) != (stage, key):
                 raise ValueError("it is another stage's")
-        except (ValidationError, ValueError) as error:
+        except ValueError as error:
             raise StoreError(
                 "a stage's record is damaged",
                 where=f"{self.objects.url}/{_marker(stage, key)}",
@@ -205,7 +227,8 @@ class Origin:
     def fetch_unfinished(self, final: Path, latest: str) -> None:
         """Have here what a later try than `latest`, of a folder's name, has left elsewhere."""
         place = f"unfinished/{final.parent.name}"
-        found = [PurePosixPath(name) for name in self.objects.names(place)]
+        paths = [PurePosixPath(name) for name in self.objects.names(place)]
+        found = [path for path in paths if len(path.parts) == 2]  # a try's folder has no folders
         tries = {path.parts[0] for path in found if path.parts[0].startswith(f"{final.name}.")}
         last = max(tries, default="")
         if last <= latest:
@@ -214,9 +237,9 @@ class Origin:
         with keep_private():
             beside.mkdir(parents=True, exist_ok=True)
             for path in found:
-                content = self.objects.get(f"{place}/{path}") if path.parts[0] == last else None
-                if content is not None:
-                    (beside / path.name).write_bytes(content)
+                if path.parts[0] == last:
+                    file = beside / path.name
+                    self.objects.download(f"{place}/{path}", file, LARGEST_PART)
         with suppress(FileExistsError, OSError):
             beside.rename(final.with_name(last))
 
@@ -235,12 +258,10 @@ class Origin:
             path = self._cache / folder / PurePosixPath(name).name
             if path.exists():
                 continue
-            content = self.objects.get(f"{folder}/{name}")
-            if content is not None:
-                beside = path.with_name(f".{name}.{os.getpid()}")
-                with keep_private():
-                    beside.write_bytes(content)
-                beside.replace(path)
+            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            with keep_private():
+                if self.objects.download(f"{folder}/{name}", beside, LARGEST_PART):
+                    beside.replace(path)
 
     def _give(self, file: Path) -> Blob:
         blob = give_blob(self.objects, file)
@@ -252,11 +273,11 @@ class Origin:
 
     def _fetch_blob(self, blob: Blob) -> Path:
         kept = self._blob(blob)
-        if kept.is_file():
+        if _has_size(kept, blob):
             return kept
         # Two stages may have one content, and two processes may want it.
         with self._fetching.hold(blob.sha256, forget=True):
-            if kept.is_file():
+            if _has_size(kept, blob):
                 return kept
             for left in _left_by_killed(kept.parent.glob(f".{blob.sha256}.*")):
                 left.unlink(missing_ok=True)
@@ -275,6 +296,10 @@ class Origin:
             os.link(kept, path)
         except OSError:
             shutil.copyfile(kept, path)
+
+
+def _has_size(file: Path, blob: Blob) -> bool:
+    return file.is_file() and file.stat().st_size == blob.size
 
 
 def _left_by_killed(found: Iterable[Path]) -> list[Path]:
@@ -302,7 +327,7 @@ def give_blob(objects: ObjectStore, file: Path) -> Blob:
 def fetch_blob(objects: ObjectStore, blob: Blob, file: Path) -> None:
     """Write the content into a new file; raises StoreError where it is gone, or damaged."""
     where = f"{objects.url}/blobs/{blob.sha256}"
-    if not objects.download(f"blobs/{blob.sha256}", file):
+    if not objects.download(f"blobs/{blob.sha256}", file, blob.size):
         raise StoreError(
             "content of a finished stage is gone from the store",
             where=where,

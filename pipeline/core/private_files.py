@@ -7,6 +7,7 @@ change and remove. Nothing is shared because something above it is: that is said
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_FOR_OTHERS_TO_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SHARED = stat.S_ISGID | stat.S_IRWXG
 
 
@@ -41,10 +43,47 @@ def keep_private(folder: Path | None = None) -> Iterator[None]:
         os.umask(before)
 
 
+@contextmanager
+def keep_unwritable() -> Iterator[None]:
+    """Create files and folders that other users may not write to, whatever the umask."""
+    before = os.umask(FOR_OTHERS)
+    os.umask(before | _FOR_OTHERS_TO_WRITE)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def why_untrusted(*folders: Path) -> str:
+    """Return why another user may have put something there; '' if none may, or nothing is there.
+
+    Trusted are folders that root or this user owns, and that no other user may write to.
+    """
+    for folder in folders:
+        try:
+            link, facts = folder.lstat(), folder.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if strangers := {link.st_uid, facts.st_uid} - {0, os.geteuid()}:
+            return f"{folder} belongs to another user, number {min(strangers)}"
+        if facts.st_mode & _FOR_OTHERS_TO_WRITE:
+            return f"other users may write to {folder}"
+    return ""
+
+
 def open_log(path: Path) -> IO[bytes]:
-    """The file, to be written at its end; a new one is for who may read its folder."""
+    """Open the file to append to it; a new one is for the users who may read its folder.
+
+    Raises:
+        OSError: it is a link or no regular file, or it cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with keep_private(path.parent):
-        return path.open("ab")
+        descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "ab")
 
 
 def make_private(folder: Path) -> None:

@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.core.hiding import HANDED_ON
-from pipeline.core.node_address import VARIABLE as NODE_ADDRESS
 from pipeline.core.origin_variable import ORIGIN
 
 
@@ -66,6 +65,7 @@ _BY_NEED: dict[Need, tuple[str, ...]] = {
     # As object stores' own clients read them.
     Need.STORE: (*("AWS_*", "GOOGLE_*", "AZURE_*"), ORIGIN),
 }
+_LOADS_CODE = ("OMP_TOOL",)  # names of libraries, which a process would load
 # A stage runs in our own interpreter; of our variables it has no use for credentials.
 _OURS = ("PREPARE_*", "PYTHON*", "CI", "COLUMNS")
 _NOT_OURS = (
@@ -73,7 +73,7 @@ _NOT_OURS = (
     HANDED_ON,
 )
 _OF_ONE_MACHINE = (
-    *("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS", NODE_ADDRESS),
+    *("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS"),
     *("UV_CACHE_DIR", "UV_CONFIG_FILE", "PIP_CACHE_DIR", "PIP_CONFIG_FILE", "NETRC"),
 )
 # Stages whose process has to reach something; their workers are given less, see `run_worker`.
@@ -83,12 +83,8 @@ _STAGES: dict[str, tuple[Need, ...]] = {
     "quantize": (Need.HUB,),
     "dry_run": (Need.HUB,),
     "promote": (Need.REGISTRY,),
-    "coherence": (Need.ENDPOINT,),
-    "evaluate": (Need.ENDPOINT,),
-    "speed": (Need.ENDPOINT,),
     # It builds the environments of its stages where they are not there, on whatever node.
-    "sitting": (Need.ENDPOINT, Need.PACKAGES),
-    "server_part": (Need.PACKAGES,),
+    "sitting": (Need.PACKAGES,),
 }
 # The folder that the command is given in is no place to import from: it may be one that was pulled,
 # with Python code beside the weights. Python 3.10 and older knows no such variable.
@@ -141,13 +137,18 @@ def stage_environment(
     return dict(_select_listed(base, asked, (*_ALL_GET, *_OURS)))
 
 
-def travelling_environment(base: Mapping[str, str], stage: str) -> dict[str, str]:
+def travelling_environment(
+    base: Mapping[str, str], stage: str, needs: Collection[Need] = ()
+) -> dict[str, str]:
     """Variables that go with a stage to another node, whose own they replace there.
 
     The user's credentials for what the stage has to reach, where packages come from, since the node
     may have to build an environment, and what of our own says nothing of one machine.
+
+    Args:
+        needs: beside what that stage always has to reach.
     """
-    needs = {*_needs_of(stage, base), Need.PACKAGES}
+    needs = {*_needs_of(stage, base), *needs, Need.PACKAGES}
     names = [name for need in needs for name in _BY_NEED[need]]
     found = _select_listed(base, (), ("PREPARE_*", *names))
     return {name: value for name, value in found if name not in _OF_ONE_MACHINE}
@@ -177,5 +178,7 @@ def _select_listed(
     exact = {name for name in wanted if not name.endswith("*")}
     beginnings = tuple(name[:-1] for name in wanted if name.endswith("*"))
     for name, value in base.items():
+        if name.startswith(_LOADS_CODE):
+            continue
         if name in exact or (name.startswith(beginnings) and name not in _NOT_OURS):
             yield name, value

@@ -16,21 +16,6 @@ GUARD = Path(__file__).with_name("guard.py")
 STOP_GRACE_SECONDS = 10.0
 SLOW_GUARD_SECONDS = 10.0
 POLL_SECONDS = 0.05
-_HELD_HERE: list[int] = []
-
-
-def hold_in_every_guard(descriptors: Sequence[int]) -> None:
-    """Have each guard that we start from now on keep these of ours open as long as it is there.
-
-    They are our own guard's: locks of what we use, and what says that something of us is left. If
-    that guard is killed we are, too, and what we have started needs some time to end.
-    """
-    _HELD_HERE.extend(descriptors)
-
-
-def held_here() -> tuple[int, ...]:
-    """What every guard that we start keeps open."""
-    return tuple(_HELD_HERE)
 
 
 class GuardedProcess:
@@ -58,7 +43,7 @@ class GuardedProcess:
         grace_seconds: float = STOP_GRACE_SECONDS,
     ) -> None:
         lifeline_read, lifeline_write = os.pipe()
-        held = [*held_descriptors, *held_here()]
+        held = list(held_descriptors)
         try:
             self._process = subprocess.Popen(
                 [

@@ -14,7 +14,7 @@ class Record(BaseModel):
 
 
 class SparseRecord(Record):
-    """Written without what is None: keys that not every one has, or that there were not always."""
+    """A record that is written without the keys that are None."""
 
     @model_serializer(mode="wrap")
     def _leave_out_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -113,9 +113,13 @@ def _fetch_records(objects: ObjectStore, runs: Path) -> None:
     running = {
         path.parts[0]: f"{RUNNING}/{path}"
         for path in map(PurePosixPath, objects.names(RUNNING))
-        if path.name == RUN_RECORD
+        if path.parts[1:] == (RUN_RECORD,)
     }
-    over = {PurePosixPath(name).stem: f"runs/{name}" for name in objects.names("runs")}
+    over = {
+        name.removesuffix(".json"): f"runs/{name}"
+        for name in objects.names("runs")
+        if "/" not in name and name.endswith(".json")
+    }
     for run, name in {**running, **over}.items():
         folder, growing = runs / run, runs / run / GROWING
         if (folder / RUN_RECORD).exists() and not growing.exists():
@@ -125,6 +129,6 @@ def _fetch_records(objects: ObjectStore, runs: Path) -> None:
             continue  # it was over just now
         folder.mkdir(parents=True, exist_ok=True)
         growing.touch()
-        write_atomically(folder / RUN_RECORD, content.decode())
+        write_atomically(folder / RUN_RECORD, content.decode(errors="replace"))
         if run in over:
             growing.unlink(missing_ok=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.core.folder_flush import flush_folder
+from pipeline.core.foreign.file import read_regular
+from pipeline.core.foreign.record import MAX_BYTES
 from pipeline.core.private_files import is_shared, make_folder
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -69,7 +71,7 @@ class FolderShelf:
     def get(self, name: str) -> bytes | None:
         """See Shelf."""
         try:
-            return (self._root / name).read_bytes()
+            return read_regular(self._root / name, MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
 

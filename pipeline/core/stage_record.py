@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipeline.core.record import Record
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 
 
 class StageReference(Record):

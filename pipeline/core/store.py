@@ -38,6 +38,8 @@ from pipeline.core.claims import Claim, Claims
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
+from pipeline.core.foreign.file import ForeignFileError, read_regular
+from pipeline.core.foreign.record import MAX_BYTES, parse_record
 from pipeline.core.origin import Origin, find_origin
 from pipeline.core.private_files import is_shared, keep_private, make_private, share_with_group
 from pipeline.core.shelf import FolderShelf, Shelf
@@ -48,6 +50,7 @@ PARTIAL = ".partial"
 COLLECTION = "collection"
 """The key of who removes what is not needed."""
 SECONDS_BETWEEN_LOOKS = 1.0
+_OF_A_NAME = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
 
 
 class Store:
@@ -127,7 +130,7 @@ class Store:
     def _find_here(self, stage: str, key: str) -> StageRecord | None:
         path = self._folder(stage, key) / RECORD
         try:
-            text = path.read_text(encoding="utf-8")
+            content = read_regular(path, MAX_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -138,7 +141,7 @@ class Store:
                 "of your own with --store DIR",
             ) from error
         try:
-            record = StageRecord.model_validate_json(text)
+            record = parse_record(content, StageRecord)
             if (record.stage, record.key) != (stage, key):
                 raise ValueError("it is another stage's")
         except ValueError as error:
@@ -214,6 +217,23 @@ class Store:
                     doomed.rename(folder)
                 raise claim.lost()
             shutil.rmtree(doomed)
+
+    def reopen(self, stage: str, key: str, resumed: Collection[str]) -> None:
+        """Make a finished stage an unfinished one, which continues these files of its folder."""
+        self.stage_folder(stage, key)
+        folder = self._folder(stage, key)
+        self._here.discard((stage, key))
+        with self.hold(key) as claim, self.explain_errors(), _explain_loss(claim):
+            if not folder.exists():  # another process has reopened it
+                return
+            if not claim.is_ours():
+                raise claim.lost()
+            partial = folder.with_name(f"{key}.{_mark(claim)}{PARTIAL}")
+            folder.rename(partial)
+            flush_folder(folder.parent)
+            if self.origin is not None:
+                self.origin.give_unfinished(partial, resumed)
+                self.origin.forget(stage, key)
 
     @contextmanager
     def open_for_writing(
@@ -365,6 +385,12 @@ class Store:
         except OSError as error:
             if _means_full_disk(error):
                 raise self._disk_full() from error
+            if isinstance(error, ForeignFileError) or error.errno in _OF_A_NAME:
+                raise StoreError(
+                    f"what lies in the store is not read: {error.strerror}",
+                    where=str(error.filename or self.root),
+                    cure="see who has put it there, and remove it",
+                ) from error
             if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
                 raise StoreError(
                     f"the store cannot be written: {error.strerror}",
@@ -451,7 +477,7 @@ def _unfinished(final: Path) -> list[Path]:
     """What tries at that stage have left, the latest first."""
     names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}")
     found = [path for name in names for path in final.parent.glob(name)]
-    # One that no claim names was begun by who only looks what is to be done, or an older prepare.
+    # A folder without a lease in its name belongs to a process that only looks at what is to do.
     return sorted(found, key=lambda path: (path.name.count("."), path.name), reverse=True)
 
 

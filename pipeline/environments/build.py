@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
 from pipeline.environments.definition import Definition
-from pipeline.environments.health import torch_fault
+from pipeline.environments.health import differences_from_lock, torch_fault
 from pipeline.environments.installer import installer_variables, run_uv
 from pipeline.environments.interpreter import describe, import_modules
 from pipeline.environments.package_sources import has_cpu_torch
@@ -158,17 +158,9 @@ class InstallWatcher:
 
 
 def _check_versions(definition: Definition, folder: Path) -> dict[str, str]:
-    """What is installed, once it is seen to be what the lock says.
-
-    A local version label ("+cpu") distinguishes builds of one version, and the lock leaves it open.
-    """
+    """Return what is installed, checked against the lock."""
     versions = installed_versions(folder)
-    wrong = [
-        f"{name} {version} (installed: {versions.get(name, 'none')})"
-        for name, version in definition.pins.items()
-        if versions.get(name) != version and versions.get(name, "").split("+")[0] != version
-    ]
-    if wrong:
+    if wrong := differences_from_lock(definition, versions):
         raise EnvironmentBuildError(
             f"what was installed is not what the lock says: {'; '.join(wrong[:5])}",
             where=str(definition.lock),

@@ -27,7 +27,12 @@ from pipeline.environments.definition import (
     environment_name,
 )
 from pipeline.environments.external import external_identity, require_modules
-from pipeline.environments.folders import environment_folder, hold, is_buildable
+from pipeline.environments.folders import (
+    environment_folder,
+    hold,
+    is_buildable,
+    refuse_untrusted,
+)
 from pipeline.environments.health import find_fault
 from pipeline.environments.processes import processes_using
 from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, python_of, read_record
@@ -81,7 +86,7 @@ def refuse_other(name: str, accelerator: Accelerator, settings: Settings, planne
             f"the environment '{name}' of this node is not the one that this was laid out for",
             where=f"node {platform.node()}",
             cure="have `environments` of the settings file alike on every node and where the "
-            "command is given; PREPARE_SETTINGS names the file",
+            "command is given; --settings names the file",
         )
 
 
@@ -118,6 +123,7 @@ def interpreters(
 def ensure_defined(definition: Definition, home: Path, progress: Progress) -> Environment:
     """The environment of a definition, as :func:`ensure` has it."""
     folder = environment_folder(home, definition)
+    refuse_untrusted(folder, definition.key)
     with hold(folder, definition.key, progress):
         record = _usable_record(definition, folder, progress)
         if record is None:

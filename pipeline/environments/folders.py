@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.core.errors import EnvironmentBuildError, raise_as
 from pipeline.core.events import Progress
+from pipeline.core.private_files import keep_unwritable, why_untrusted
 from pipeline.environments.definition import Definition
 
 _IDENTITY_CHARACTERS = 16
@@ -37,11 +38,14 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
     if folder.exists() and not is_buildable(folder):
         yield
         return
-    with raise_as(
-        EnvironmentBuildError,
-        "the folder of managed environments cannot be written to",
-        str(folder.parent),
-        "set PREPARE_HOME to a folder that you may write to",
+    with (
+        keep_unwritable(),
+        raise_as(
+            EnvironmentBuildError,
+            "the folder of managed environments cannot be written to",
+            str(folder.parent),
+            "set PREPARE_HOME to a folder that you may write to",
+        ),
     ):
         lock_file(folder).parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(lock_file(folder))
@@ -51,9 +55,28 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
             progress.note(f"waiting for another process, which is building {key}")
             lock.acquire()
     try:
-        yield
+        with keep_unwritable():
+            yield
     finally:
         lock.release()
+
+
+def why_untrusted_environment(folder: Path) -> str:
+    """Return why another user may have changed the environment; '' if none may."""
+    home = folder.parents[1]
+    code = folder.glob("lib/python3*/site-packages")
+    return why_untrusted(home, folder.parent, folder, folder / "bin", *code)
+
+
+def refuse_untrusted(folder: Path, key: str) -> None:
+    """Raise EnvironmentBuildError if another user may have changed the environment."""
+    if why := why_untrusted_environment(folder):
+        raise EnvironmentBuildError(
+            f"the {key} environment is not used: {why}",
+            where=str(folder),
+            cure="if all that lies there is yours, `chmod -R go-w` it; else set PREPARE_HOME to a "
+            "folder that only you or root may write to",
+        )
 
 
 def is_buildable(folder: Path) -> bool:

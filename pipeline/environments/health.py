@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.definition import Definition
+from pipeline.environments.folders import why_untrusted_environment
 from pipeline.environments.interpreter import missing_modules, torch_cuda
 from pipeline.environments.record import EnvironmentRecord, installed_versions, python_of
 
@@ -13,13 +15,20 @@ from pipeline.environments.record import EnvironmentRecord, installed_versions, 
 def find_fault(
     definition: Definition, folder: Path, record: EnvironmentRecord | None
 ) -> str | None:
-    """What is wrong with a built environment, in words; None when nothing is. Quick."""
+    """What is wrong with a built environment, in words; None when nothing is. Quick.
+
+    Nothing of an environment that another user may have changed is run.
+    """
+    if why := why_untrusted_environment(folder):
+        return why
     if record is None or record.identity != definition.identity:
         return "its build did not finish"
     installed = installed_versions(folder)
     if installed != record.versions:
         changed = sorted(dict(installed.items() ^ record.versions.items()))
         return f"its packages changed since it was built: {', '.join(changed[:5])}"
+    if wrong := differences_from_lock(definition, installed):
+        return f"its packages are not those of the lock: {', '.join(wrong[:5])}"
     try:
         missing = missing_modules(python_of(folder), definition.modules)
         if fault := torch_fault(definition, python_of(folder)):
@@ -27,6 +36,18 @@ def find_fault(
     except EnvironmentBuildError as error:
         return error.what
     return f"modules are missing: {', '.join(missing)}" if missing else None
+
+
+def differences_from_lock(definition: Definition, versions: Mapping[str, str]) -> list[str]:
+    """Return each package whose installed version is not the one in the lock.
+
+    A local version label ("+cpu") distinguishes builds of one version, and the lock leaves it open.
+    """
+    return [
+        f"{name} {version} (installed: {versions.get(name, 'none')})"
+        for name, version in definition.pins.items()
+        if versions.get(name) != version and versions.get(name, "").split("+")[0] != version
+    ]
 
 
 def torch_fault(definition: Definition, python: Path) -> str | None:

@@ -1,13 +1,16 @@
 """What holds for this machine or site rather than for one run: folders and interpreters.
 
-The settings file is the first of: ``$PREPARE_SETTINGS``, ``prepare.yaml`` in the current folder,
-``$XDG_CONFIG_HOME/prepare/settings.yaml``. None is needed. It may say::
+The settings file is the one that ``--settings`` or ``$PREPARE_SETTINGS`` names, else
+``$XDG_CONFIG_HOME/prepare/settings.yaml``. No file is required. Its keys::
 
     home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME wins over it
     store: /shared/prepare-store      # or s3://bucket/prefix; $PREPARE_STORE wins over it
     executor: local                   # where stages run; or {kind: ray, address: ...}
     environments:
       serve: {python: /opt/vllm/bin/python}
+    signing:
+      private_key: ~/keys/signer.key  # of `--sign`; $PREPARE_PRIVATE_KEY wins over it
+      public_key: /etc/signer.pub     # versions without its signature are refused
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from pipeline.core.errors import UsageError
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.object_store import check_url, is_url
 from pipeline.core.origin import cache_folder
 from pipeline.core.record import Record
-from pipeline.core.user_path import user_path
 from pipeline.environments.definition import EnvironmentName
+from pipeline.environments.settings_file import (
+    absolute_from,
+    find_settings_file,
+    path_variable,
+    xdg_folder,
+)
 from recipes.described_file import parse
 
 
@@ -32,6 +39,15 @@ class EnvironmentOverride(Record):
     """An interpreter of the site's own, used instead of a managed environment."""
 
     python: Path = Field(description="path of the Python interpreter")
+
+
+class SigningKeys(Record):
+    """The keys of registered versions, as PEM files of elliptic curve keys."""
+
+    private_key: Path | None = Field(default=None, description="`--sign` signs with it")
+    public_key: Path | None = Field(
+        default=None, description="registered versions without its signature are refused"
+    )
 
 
 def _as_mapping(executor: Any) -> Any:
@@ -56,6 +72,7 @@ class Settings(Record):
     environments: dict[str, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
+    signing: SigningKeys = Field(default=SigningKeys(), description="keys of registered versions")
 
     @field_validator("store")
     @classmethod
@@ -82,20 +99,24 @@ class SettingsFile(Record):
     environments: dict[EnvironmentName, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
+    signing: SigningKeys = Field(default=SigningKeys(), description="keys of registered versions")
 
 
-def load_settings(store: Path | None = None, executor: str | None = None) -> Settings:
+def load_settings(
+    store: Path | None = None, executor: str | None = None, public_key: Path | None = None
+) -> Settings:
     """The settings in force: arguments win over variables, they over the settings file.
 
     Args:
         executor: its kind; what the file says of an executor of that kind holds.
+        public_key: registered versions must be signed with it.
     """
     file = find_settings_file()
     said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
     home = find_home()
     store = (
-        (store and _make_absolute(store, Path.cwd(), "--store"))
+        (store and absolute_from(Path.cwd(), store, "--store"))
         or _store_at(
             os.environ.get("PREPARE_STORE"), Path.cwd(), "the variable PREPARE_STORE", home
         )
@@ -104,12 +125,33 @@ def load_settings(store: Path | None = None, executor: str | None = None) -> Set
     )
     overrides = {}
     for name, override in said.environments.items():
-        python = _make_absolute(override.python, folder, f"{file}, key environments.{name}.python")
+        python = absolute_from(folder, override.python, f"{file}, key environments.{name}.python")
         overrides[str(name)] = EnvironmentOverride(python=python)
     chosen = said.executor
     if executor is not None and executor != chosen.get("kind"):
         chosen = {"kind": executor}
-    return Settings(home=home, store=store, executor=chosen, environments=overrides)
+    return Settings(
+        home=home,
+        store=store,
+        executor=chosen,
+        environments=overrides,
+        signing=_find_keys(said.signing, folder, file, public_key),
+    )
+
+
+def _find_keys(
+    said: SigningKeys, folder: Path, file: Path | None, public_key: Path | None
+) -> SigningKeys:
+    """The keys in force, with absolute paths; those of the settings file are below `folder`."""
+    found = {
+        name: key and absolute_from(folder, key, f"{file}, key signing.{name}")
+        for name, key in (("private_key", said.private_key), ("public_key", said.public_key))
+    }
+    named = public_key and absolute_from(Path.cwd(), public_key, "--public-key")
+    return SigningKeys(
+        private_key=path_variable("PREPARE_PRIVATE_KEY") or found["private_key"],
+        public_key=named or path_variable("PREPARE_PUBLIC_KEY") or found["public_key"],
+    )
 
 
 def find_home() -> Path:
@@ -118,30 +160,10 @@ def find_home() -> Path:
     said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
     return (
-        _variable("PREPARE_HOME")
-        or (said.home and _make_absolute(said.home, folder, f"{file}, key home"))
-        or _xdg_folder("CACHE", ".cache")
+        path_variable("PREPARE_HOME")
+        or (said.home and absolute_from(folder, said.home, f"{file}, key home"))
+        or xdg_folder("CACHE", ".cache")
     )
-
-
-def find_settings_file() -> Path | None:
-    """The settings file in force, if there is one."""
-    named = _variable("PREPARE_SETTINGS")
-    if named:
-        if not named.is_file():
-            raise UsageError(
-                "PREPARE_SETTINGS names no file",
-                where=str(named),
-                cure="correct the variable, or unset it to use the default settings",
-            )
-        return named
-    for candidate in (
-        Path.cwd() / "prepare.yaml",
-        _xdg_folder("CONFIG", ".config") / "settings.yaml",
-    ):
-        if candidate.is_file():
-            return candidate
-    return None
 
 
 def _store_at(address: str | None, folder: Path, where: str, home: Path) -> Path | None:
@@ -150,28 +172,4 @@ def _store_at(address: str | None, folder: Path, where: str, home: Path) -> Path
         return None
     if is_url(address):
         return cache_folder(check_url(address, where), home)
-    return _make_absolute(Path(address), folder, where)
-
-
-def _variable(name: str) -> Path | None:
-    """A path from the process's environment; an empty one counts as unset."""
-    value = os.environ.get(name)
-    return _make_absolute(Path(value), Path.cwd(), f"the variable {name}") if value else None
-
-
-def _xdg_folder(kind: str, default: str) -> Path:
-    """This program's own folder for `kind`, after the XDG base directory specification."""
-    base = os.environ.get(f"XDG_{kind}_HOME", "")
-    # The specification has relative values ignored.
-    root = (
-        Path(base) if Path(base).is_absolute() else user_path(f"~/{default}", "the variable HOME")
-    )
-    return root / "prepare"
-
-
-def _make_absolute(path: Path, folder: Path, where: str) -> Path:
-    """`path` from `folder`, `~` expanded.
-
-    Symbolic links stay: a virtual environment's python is one, and means its environment.
-    """
-    return (folder / user_path(path, where)).absolute()
+    return absolute_from(folder, Path(address), where)

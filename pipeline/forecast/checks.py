@@ -20,16 +20,15 @@ from pipeline.plan.suitability import (
     check_shapes,
 )
 from recipes import catalog
-from recipes.engine_arguments import DIVIDES_GPUS, count_gpus, count_nodes
+from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
 from recipes.schema import Recipe, ServingProfile
 
 
 def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
-    """A profile for GPUs needs them: as many as one server is spread over, on each of its nodes."""
+    """A profile for GPUs needs them: as many as one server is spread over."""
     if profile.accelerator != "cuda":
         return None
-    nodes = count_nodes(profile.engine_arguments)
-    wanted = count_gpus(profile.engine_arguments) // nodes
+    wanted = count_gpus(profile.engine_arguments)
     if machine.gpus >= wanted:
         return None
     found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
@@ -40,10 +39,9 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
         cures.insert(0, f"let CUDA_VISIBLE_DEVICES show {wanted}, or unset it")
     if keys and machine.gpus:
         cures.append(f"lower {' or '.join(keys)} in the profile")
-    spread = f" on each of {nodes} nodes" * (nodes > 1)
     return UsageError(
         f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}"
-        f"{spread}, and {found}",
+        f", and {found}",
         where=f"--profile {profile.name}"
         + "".join(f", key engine_arguments.{name}" for name in keys[:1]),
         cure=f"{'; '.join(cures)}; or choose another profile: {', '.join(catalog.profile_names())}",

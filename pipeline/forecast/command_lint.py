@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 from pipeline.core.errors import UsageError
@@ -122,6 +123,7 @@ def take_apart(text: str) -> ForeignCommand:
             where=WHERE,
             cure="give the command line alone, or the file of one container",
         )
+    text = text.encode("utf-8", "replace").decode()  # a byte that is no UTF-8 is part of no option
     *others, last = command_lines(text) or [text]
     for line in others:
         with suppress(UsageError):
@@ -195,7 +197,7 @@ def _is_server(words: list[str], place: int, word: str) -> bool:
 def _pair_options(words: list[str]) -> Iterator[tuple[str, str]]:
     """Each option as it was written, with its values."""
     name, values = "", list[str]()
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if not word.strip("\n") and following.startswith("-") and following.strip("-"):
             continue  # folded, as in YAML
         if not word.strip(_ENDS):

@@ -25,7 +25,6 @@ from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from recipes import catalog
-from recipes.engine_arguments import count_nodes
 from recipes.schema import Recipe, ServingProfile
 
 
@@ -195,8 +194,6 @@ class Preflight:
             fit = site.fit(candidate, together, reserve_at_least=True)
             if fit.obstacle in ("split", "weights", "context"):
                 number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
-                nodes = count_nodes(profile.engine_arguments)
-                number += f" on {nodes} nodes of {together // nodes}" * (nodes > 1)
                 yield PreflightError(
                     f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
                     where=f"--profile {profile.name}",
@@ -251,12 +248,16 @@ def refuse(faults: Iterable[PrepareError]) -> None:
     Raises:
         PrepareError: the run would fail.
     """
-    found = list(faults)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        listed = "\n".join(f"  {n}. {line(fault)}" for n, fault in enumerate(found, start=1))
-        raise PreflightError(f"{len(found)} things would make this run fail\n{listed}")
+    if (found := refusal(list(faults))) is not None:
+        raise found
+
+
+def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
+    """The only fault as it is, or one error that lists all; None where there is none."""
+    if len(faults) < 2:
+        return next(iter(faults), None)
+    listed = "\n".join(f"  {n}. {line(fault)}" for n, fault in enumerate(faults, start=1))
+    return PreflightError(f"{len(faults)} things would make this run fail\n{listed}")
 
 
 def line(fault: PrepareError) -> str:

@@ -83,7 +83,7 @@ class Timeline:
     @property
     def least_gpu_minutes(self) -> float:
         """Minutes of the pieces whose time is known, times the GPUs that each takes."""
-        seconds = (e.piece.needs.all_gpus * (e.piece.seconds or 0) for e in self.placed)
+        seconds = (e.piece.needs.gpus * (e.piece.seconds or 0) for e in self.placed)
         return sum(seconds) / 60
 
     @property
@@ -193,7 +193,7 @@ def _startable(
 
 
 def _is_large(needs: Needs) -> bool:
-    return needs.exclusive or needs.all_gpus > 1
+    return needs.exclusive or needs.gpus > 1
 
 
 def _is_little(needs: Needs) -> bool:

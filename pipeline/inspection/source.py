@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.folder import says_quantized
+from pipeline.checkpoint.folder import read_config, says_quantized
 from pipeline.checkpoint.hub import ask_hub, check_has_safetensors, explain_hub_errors, file_sizes
 from pipeline.checkpoint.safetensors_header import Tensor, check_tensor
 from pipeline.checkpoint.weight_files import (
@@ -45,11 +45,7 @@ class Source:
 
 def read_folder(folder: Path, name: str | None = None) -> Source:
     """Read config.json and the headers in a folder."""
-    if not folder.is_dir():
-        raise CheckpointError(
-            "there is no such folder", where=str(folder), cure="check the path for a typo"
-        )
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     headers = read_headers(folder)
     sizes = [file.stat().st_size for file in headers]
     return Source(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.object_registry import SCHEME as STORE_REGISTRY
+from artifacts.stages.speed import SPEED
 from pipeline.checkpoint.folder import (
     Reference,
     check_folder,
@@ -17,6 +17,7 @@ from pipeline.core.credentials import take_out
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.origin import origin_url
+from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.of_speed import find_claims
 from pipeline.plan.serving_profile import (
@@ -25,6 +26,7 @@ from pipeline.plan.serving_profile import (
     draft_reference,
     refuse_unfit,
 )
+from pipeline.plan.start_spread import with_measured_spread
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
@@ -48,6 +50,8 @@ class Request:
     promote: bool = True
     dry_run: bool | None = None
     attribute: bool = False
+    remeasured: tuple[str, ...] = ()  # gates
+    sign: bool = False  # what is promoted
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Choices:
     promote: bool = True
     dry_run: bool | None = None
     attribute: bool = False
+    remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
     tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
 
     @property
@@ -149,6 +154,11 @@ def choose(request: Request, settings: Settings, node: NodeFacts | None = None) 
     recipes, rungs = choose_recipes(recipe_names)
     node = node or this_node()
     profile = choose_profile(request.profile, node)
+    profile = with_measured_spread(
+        profile,
+        Store(settings.store).records(SPEED.name, leave_out_damaged=True),
+        node.measured_on(profile.accelerator),
+    )
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
@@ -156,6 +166,7 @@ def choose(request: Request, settings: Settings, node: NodeFacts | None = None) 
         refuse_unfit(profile, request.profile)
     draft_reference(profile)
     find_claims(policy, profile)
+    remeasured = find_gates(request.remeasured, policy, profile)
     name = request.name or reference.short_name
     check_registered_name(name, request.registry)
     return Choices(
@@ -178,8 +189,23 @@ def choose(request: Request, settings: Settings, node: NodeFacts | None = None) 
         promote=request.promote,
         dry_run=request.dry_run,
         attribute=request.attribute,
+        remeasured=remeasured,
         tuned_check=check_told_gain(profile, request.profile, settings, node),
     )
+
+
+def find_gates(names: tuple[str, ...], policy: Policy, profile: ServingProfile) -> tuple[str, ...]:
+    """The gates of these names; raises UsageError where the policy has none of a name."""
+    gates = [*policy.suites, *(claim.name for claim in policy.claims_on(profile.accelerator))]
+    found = tuple(name.removeprefix("speed.") for name in names)
+    for name, gate in zip(names, found, strict=True):
+        if gate not in gates:
+            raise UsageError(
+                f"the policy '{policy.name}' has no gate '{name}'",
+                where="--remeasure",
+                cure=f"it has {', '.join(gates)}",
+            )
+    return found
 
 
 def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[str, ...]]:
@@ -208,11 +234,21 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
 
 
 def registry_uri(given: str | None, settings: Settings) -> str:
-    """The registry asked for, else the store's own: an embedded one, or its object store."""
+    """Return the given registry, or the embedded registry in the store's folder.
+
+    Raises:
+        UsageError: no registry is given, and the store is in an object store.
+    """
     if given:
-        return take_out(given)  # what an older record holds may have credentials still
-    url = origin_url(settings.store)
-    return f"{STORE_REGISTRY}{url}" if url else f"sqlite:///{settings.store / 'registry.db'}"
+        return take_out(given)
+    if url := origin_url(settings.store):
+        raise UsageError(
+            "a store in an object store has no registry of its own",
+            where=url,
+            cure="name one with --registry or PREPARE_REGISTRY: an MLflow server, hf://NAMESPACE "
+            "or oci:///FOLDER; `prepare model --no-promote` needs none",
+        )
+    return f"sqlite:///{settings.store / 'registry.db'}"
 
 
 def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
@@ -235,7 +271,7 @@ def check_registered_name(name: str, registry: str | None = None) -> None:
             where="--name",
             cure="give a name without '/' and ':' that does not end in '.history'",
         )
-    if registry is not None and registry.startswith(("hf://", "oci://", STORE_REGISTRY)):
+    if registry is not None and registry.startswith(("hf://", "oci://")):
         check_repository_name(name, registry)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
-from artifacts.trials import Count, Trial, Trials
-from eval_gates.statistics.multiplicity import level_of
+from artifacts.attempts import Attempt, Remeasured
 from pipeline.checkpoint.folder import (
     Checkpoint,
 )
@@ -17,8 +17,8 @@ from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan.choices import Choices
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import is_worth_it
-from pipeline.plan.gate_power import check_decidable
-from pipeline.plan.of_checkpoint import Begin, Planner
+from pipeline.plan.gate_power import check_decidable, check_likely
+from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import Plan
 from pipeline.plan.quantizers import environments_for
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
@@ -37,7 +37,9 @@ def find_data(choices: Choices, settings: Settings, progress: Progress) -> Sourc
     """
     evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
-    check_decidable(choices.policy, choices.recipes, sources.counts(choices.policy), progress)
+    counts = sources.counts(choices.policy)
+    check_decidable(choices.policy, choices.recipes, counts, progress)
+    check_likely(choices.policy, choices.recipes, counts)
     check_claims_decidable(
         choices.policy, claim_powers(choices.policy, len(choices.recipes), choices.profile)
     )
@@ -49,22 +51,26 @@ def make_plan(
     checkpoint: Checkpoint,
     settings: Settings,
     sources: SourceResolver,
-    run: str | None = None,
+    run: str = "",
     draft: Checkpoint | None = None,
 ) -> Plan:
     """The plan for these choices.
 
     Args:
-        run: id of the run that begins; None to look ahead only, and count no trial.
+        run: id of the run that begins; '' to look ahead only.
         draft: what drafts for variants, inspected.
 
     Raises:
         PrepareError: calibration data is unavailable, or a suite cannot decide its margin at the
-            share of the error rate that is left for this trial.
+            level of this attempt.
     """
-    trials, counts = Trials(settings.store), sources.counts(choices.policy)
-    begin = make_beginner(trials, choices.policy, choices.recipes, counts, run)
-    return make_planner(choices, checkpoint, settings, sources, begin, draft).plan()
+    remeasured = Remeasured(frozenset(choices.remeasured), frozenset({run}))
+    planner = make_planner(choices, checkpoint, settings, sources, draft)
+    planner = replace(planner, run=run, remeasured=remeasured)
+    if run:
+        counts = sources.counts(choices.policy)
+        check_attempt(planner.attempt, choices.policy, choices.recipes, counts)
+    return planner.plan()
 
 
 def make_planner(
@@ -72,10 +78,9 @@ def make_planner(
     checkpoint: Checkpoint,
     settings: Settings,
     sources: SourceResolver,
-    begin: Begin | None,
     draft: Checkpoint | None = None,
 ) -> Planner:
-    """What plans these choices; `begin` counts the trial that they are, None: not counted."""
+    """What plans these choices."""
     accelerator = Accelerator(choices.profile.accelerator)
     environments = {
         *environments_for(recipe.quantization for recipe in choices.recipes),
@@ -94,40 +99,35 @@ def make_planner(
         trust_remote_code=choices.trust_remote_code,
         rungs=choices.rungs,
         dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
-        begin=begin,
         draft=draft,
     )
 
 
-def make_beginner(
-    trials: Trials,
+def check_attempt(
+    attempt: Attempt,
     policy: Policy,
     recipes: tuple[Recipe, ...],
     counts: Mapping[str, int | None],
-    run: str | None,
-) -> Callable[[Count, Mapping[str, str]], Trial]:
-    """Counts a trial whose suites can decide their margins at its share of the error rate.
+) -> None:
+    """See that an attempt can decide its gates; one that has all of the error rate always may.
 
     Args:
+        attempt: that the variants are.
+        policy: that judges.
+        recipes: of the variants.
         counts: by suite, questions that its source has, where known.
-        run: as for :func:`make_plan`.
+
+    Raises:
+        UsageError: a suite cannot decide its margin at the level of the attempt.
     """
-
-    def begin(count: Count, variants: Mapping[str, str]) -> Trial:
-        trial = trials.foresee(count, variants)
-        if run is None:
-            return trial
-        level = level_of(policy.alpha, len(trial.variants), trial.number)
-        try:
-            check_decidable(policy, recipes, counts, Silent(), level)
-        except UsageError as error:
-            raise UsageError(
-                f"{error.what} at the {level:.2g} of the error rate that trial {trial.number} "
-                "against this baseline has for each variant",
-                where=error.where,
-                cure=f"{error.cure}; `prepare runs trials` lists what was tried; a policy under "
-                "another name begins a count of its own, and its verdicts say so",
-            ) from error
-        return trials.begin(count, variants, run)
-
-    return begin
+    if attempt.spending == "per_run":
+        return
+    try:
+        check_decidable(policy, recipes, counts, Silent(), attempt.level())
+    except UsageError as error:
+        raise UsageError(
+            f"{error.what} at the level {attempt.level():.2g} that attempt {attempt.number} has "
+            "for each variant, since the policy spends its error rate over all attempts",
+            where=error.where,
+            cure=f"{error.cure}; `prepare runs attempts` lists the attempts",
+        ) from error

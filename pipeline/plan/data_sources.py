@@ -7,13 +7,21 @@ so it can be part of a stage's key.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import eval_gates
 import recipes
-from eval_gates.suites.json_lines import data_lines, find_files
+from eval_gates.suites.json_lines import (
+    EXAMPLES_STEM,
+    FOLDER_STEMS,
+    data_lines,
+    find_files,
+    read_rows,
+)
+from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.hub import resolve_dataset_revision
@@ -26,9 +34,6 @@ from recipes.policy import AnySuite, CodeSuite, LmEvalSuite, MbppSuite, Policy
 from recipes.quantization import Calibration
 from recipes.schema import CalibrationLimit
 
-# How the names of the files begin that a folder given with --eval-data may hold, by kind of suite.
-FOLDER_STEMS = {"mmlu": "mmlu", "mbpp": "mbpp", "rouge": "summarization"}
-EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 HUB_DATASETS = {
     "mmlu": QuestionSource(
         kind="hub", id="cais/mmlu", config="all", split="test", shots_split="dev"
@@ -198,7 +203,7 @@ class SourceResolver:
             if dataset is None or revision is None:
                 return None
             return _source(dataset.model_copy(update={"revision": revision}), None, suite)
-        if source == "packages" and suite.kind in PACKAGED_QUESTIONS:
+        if source == "packages" and _packaged_questions(suite) is not None:
             identity = QuestionSource(kind="packages", environment=self._evaluate_environment)
             return _source(identity, None, suite)
         if source == "carried" and suite.kind in CARRIED_QUESTIONS:
@@ -218,9 +223,12 @@ class SourceResolver:
     def _lm_eval(self, name: str, suite: LmEvalSuite) -> SuiteSource:
         """A task by name, which the environment's lm-eval knows, or the user's file of one."""
         if not is_task_file(suite.task):
-            return SuiteSource(
-                QuestionSource(kind="hub", task=suite.task, environment=self._evaluate_environment)
+            identity = QuestionSource(
+                kind="hub", task=suite.task, environment=self._evaluate_environment
             )
+            # Clusters are counted once the questions are laid out.
+            known = None if suite.cluster else known_task(suite.task).questions
+            return SuiteSource(identity, questions=known)
         file = read_task_file(Path(suite.task))
         folder = file.path.parent
         parts = [
@@ -264,7 +272,7 @@ def question_count(suite: AnySuite, identity: QuestionSource, folder: Path | Non
     if identity.kind == "hub":
         return HUB_QUESTIONS[suite.kind] + more
     if identity.kind == "packages":
-        return PACKAGED_QUESTIONS[suite.kind]
+        return _packaged_questions(suite)
     if folder is None:
         return _lines(CARRIED_QUESTIONS[suite.kind])
     files = question_files(suite.kind, folder)
@@ -279,6 +287,26 @@ def question_count(suite: AnySuite, identity: QuestionSource, folder: Path | Non
     return number + more
 
 
+def local_rows(suite: AnySuite, source: SuiteSource) -> Iterator[dict[str, Any]]:
+    """The rows of a suite's questions as their files have them; none where they lie elsewhere.
+
+    Raises:
+        EvaluationDataError: a file cannot be read.
+    """
+    files: list[Path] = []
+    if isinstance(suite, LmEvalSuite):
+        if is_task_file(suite.task):
+            local = read_task_file(Path(suite.task)).data
+            files = [path for path in local if path.name.endswith((".jsonl", ".jsonl.gz"))]
+    elif source.identity.kind == "carried":
+        files = [CARRIED_QUESTIONS[suite.kind]]
+    elif source.folder is not None:
+        files = question_files(suite.kind, source.folder)
+    for path in files:
+        for _, row in read_rows(path):
+            yield row
+
+
 def question_files(kind: str, folder: Path) -> list[Path]:
     """The files of a folder whose lines are questions of that kind of suite.
 
@@ -290,6 +318,14 @@ def question_files(kind: str, folder: Path) -> list[Path]:
 
 def _asks_humaneval_too(suite: AnySuite) -> bool:
     return isinstance(suite, MbppSuite) and suite.humaneval
+
+
+def _packaged_questions(suite: AnySuite) -> int | None:
+    """How many the environment's packages have for it; None where they have none.
+
+    Where MBPP's problems are out of reach, HumanEval's are the gate's.
+    """
+    return PACKAGED_QUESTIONS.get("humaneval" if _asks_humaneval_too(suite) else suite.kind)
 
 
 def _source(identity: QuestionSource, folder: Path | None, suite: AnySuite) -> SuiteSource:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
+from artifacts.stages.questions import QuestionsResult
 from eval_gates.planned_bets import assumed_baseline, planned_bet_of, typical_change
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
 from eval_gates.statistics.comparison import Comparison
@@ -36,6 +38,8 @@ from recipes.schema import Family, Recipe
 
 Counts = Mapping[str, int | None]
 
+# Below it a blocking suite is refused: nearly every good variant would stay undecided.
+LEAST_CHANCE = 0.2
 _REPLAYS = 200  # a chance of 95 % is then known to 1.5 points (standard error)
 
 
@@ -49,15 +53,16 @@ class GatePower:
     about: str  # as in the policy
     family: Family  # of recipes
     margin: str  # in words
-    # Error rate at which it is decided: the trial's share of the policy's, over the number of
-    # variants.
+    # At which it is decided: that of the attempt and its number of variants.
     alpha: float
     questions: int | None  # at most; None where that is not known before they are read
     expected_questions: float  # mean number until it is decided
-    chance_of_decision: float | None  # None where the number of questions is not known
-    chance_of_pass: float | None  # likewise
+    chance_of_pass: float | None  # None where the number of questions is not known
     # Likewise, of a variant that truly lost half of the margin.
     chance_of_pass_at_half: float | None
+    # That it wrongly fails a variant that loses nothing; likewise one that lost half of the margin.
+    chance_of_fail: float | None
+    chance_of_fail_at_half: float | None
     # Of the mean score, that fails with a chance of 80 %; None if none.
     smallest_visible_drop: float | None
     # Whether it could pass a variant that loses nothing; None where not known.
@@ -72,26 +77,40 @@ class GatePower:
 
 @dataclass(frozen=True)
 class JointPower:
-    """What to expect of all critical suites of a policy together, for variants of one family."""
+    """The chance that no suite of a policy keeps a variant of one family out."""
 
     family: Family  # of recipes
-    # That all of them pass if nothing is lost on any; None where the number of questions of one is
-    # not known.
+    # That all critical suites pass and no supporting one fails if nothing is lost on any; None
+    # where the number of questions of one is not known.
     chance_of_pass: float | None
     chance_of_pass_at_half: float | None  # likewise, if half of each margin is lost
 
 
 def joint_power(gates: Sequence[GatePower]) -> tuple[JointPower, ...]:
-    """The chance that every critical suite passes, their questions being drawn independently."""
-    critical = [gate for gate in gates if gate.tier == "critical"]
-    return tuple(
-        JointPower(
-            family,
-            _product(gate.chance_of_pass for gate in critical if gate.family == family),
-            _product(gate.chance_of_pass_at_half for gate in critical if gate.family == family),
+    """The chance that no suite keeps a variant out, as if each drew questions of its own."""
+    families = dict.fromkeys(gate.family for gate in gates if gate.tier == "critical")
+    found = []
+    for family in families:
+        own = [gate for gate in gates if gate.family == family]
+        found.append(
+            JointPower(
+                family,
+                _product(_lets_in(g.tier, g.chance_of_pass, g.chance_of_fail) for g in own),
+                _product(
+                    _lets_in(g.tier, g.chance_of_pass_at_half, g.chance_of_fail_at_half)
+                    for g in own
+                ),
+            )
         )
-        for family in dict.fromkeys(gate.family for gate in critical)
-    )
+    return tuple(found)
+
+
+def _lets_in(tier: str, passes: float | None, fails: float | None) -> float | None:
+    if tier == "critical":
+        return passes
+    if tier == "supporting":
+        return None if fails is None else 1 - fails
+    return 1.0
 
 
 def _product(chances: Iterable[float | None]) -> float | None:
@@ -111,7 +130,7 @@ def policy_power(
     Args:
         policy: suites and margins; every suite has one for every recipe's family.
         counts: by suite, questions that its source has, where known.
-        level: at which gates are decided; that of a first trial when None.
+        level: at which gates are decided; that of a first attempt when None.
     """
     return tuple(_power_of(gate) for gate in _gates(policy, recipes, counts, level))
 
@@ -143,6 +162,51 @@ def check_decidable(
         if gate.suite.tier != "advisory":
             raise refusal
         progress.note(f"{refusal.what}; it is advisory, so this blocks nothing")
+
+
+def check_likely(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> None:
+    """Refuse a critical suite that would leave nearly every good variant undecided.
+
+    Takes microseconds where all pass half of them or more.
+
+    Raises:
+        UsageError: it would pass a variant that loses nothing in fewer than one run in five.
+    """
+    for gate in _gates(policy, recipes, counts, None):
+        chance = gate.rare_pass() if gate.suite.tier == "critical" else None
+        if chance is not None:
+            raise gate.rarity(chance)
+
+
+def check_counted(
+    policy: Policy,
+    recipes: Sequence[Recipe],
+    laid_out: Mapping[str, QuestionsResult],
+    progress: Progress,
+) -> None:
+    """Check lm-eval suites again, by the questions that were laid out.
+
+    Args:
+        laid_out: by suite, the result of its stage `questions`.
+        progress: receives a note on each gate that may well not pass a good variant.
+
+    Raises:
+        UsageError: as :func:`check_decidable` and :func:`check_likely`.
+    """
+    suites = {
+        name: suite
+        for name, suite in policy.suites.items()
+        if suite.kind == "lm_eval" and name in laid_out
+    }
+    if not suites:
+        return
+    counted = policy.model_copy(update={"suites": suites})
+    counts = {name: laid_out[name].units for name in suites}
+    check_decidable(counted, recipes, counts, progress)
+    check_likely(counted, recipes, counts)
+    for gate in policy_power(counted, recipes, counts):
+        if gate.is_doubtful:
+            progress.note(f"{gate.suite}, {gate.family}: {gate.words}")
 
 
 @dataclass(frozen=True)
@@ -212,6 +276,33 @@ class _Gate:
         listed = None if self.guessing else self.population  # as eval_gates/ignorance.py
         least = least_to_see(self.comparison, self.guessing, self.alpha, listed)
         return least is not None and least <= self.questions
+
+    def rare_pass(self) -> float | None:
+        """The chance to pass a variant that loses nothing, where that is under LEAST_CHANCE."""
+        if self.questions is None or self.suite.about == "benchmark" or self._is_likely():
+            return None
+        plan = _plan_of(self)
+        assert plan is not None
+        return plan.chance_of_pass if plan.chance_of_pass < LEAST_CHANCE else None
+
+    def _is_likely(self) -> bool:
+        """Whether about half of such variants pass, by arithmetic that needs no numpy."""
+        assert self.questions is not None
+        if self.suite.test == "sequential":
+            return _expect_questions(self) <= self.questions
+        deviation = self.flip_size * math.sqrt(self.suite.expected_flips / self.questions)
+        reach = NormalDist().inv_cdf(1 - self.alpha) * deviation + 1 / self.questions
+        return self.comparison.kind == "points" and reach <= self.comparison.size
+
+    def rarity(self, chance: float) -> UsageError:
+        """The error of a gate that passes too few of the variants that lose nothing."""
+        return UsageError(
+            f"the suite '{self.name}' would pass only {100 * chance:.0f} % of the variants that "
+            f"lose nothing: {self.suite.margins[self.family].words}, {self.questions} questions, "
+            f"{100 * self.suite.expected_flips:g} % of the answers expected to flip",
+            where=f"policy key suites.{self.name}.margins.{self.family}",
+            cure="a wider margin; or more questions; or 'tier: supporting'",
+        )
 
     def blindness(self) -> UsageError:
         """The error that says so; of a gate that cannot see only."""
@@ -283,7 +374,7 @@ def _gates(
     families: dict[Family, None] = {
         recipe.family: None for recipe in recipes if recipe.family != "baseline"
     }
-    alpha = level_of(policy.alpha, len(recipes), 1) if level is None else level
+    alpha = level_of(policy.alpha, policy.attempts, 1, len(recipes)) if level is None else level
     for name, suite in policy.suites.items():
         for family in families:
             yield _Gate(name, suite, family, alpha, counts[name])
@@ -302,9 +393,10 @@ def _power_of(gate: _Gate) -> GatePower:
         alpha=gate.alpha,
         questions=gate.questions,
         expected_questions=plan.expected_questions if plan else _expect_questions(gate),
-        chance_of_decision=plan.chance_of_decision if plan else None,
         chance_of_pass=plan.chance_of_pass if plan else None,
         chance_of_pass_at_half=plan.chance_of_pass_at_half if plan else None,
+        chance_of_fail=plan.chance_of_fail if plan else None,
+        chance_of_fail_at_half=plan.chance_of_fail_at_half if plan else None,
         smallest_visible_drop=plan.smallest_visible_drop if plan else None,
         decidable=decidable,
         words=_words(gate, plan, decidable),

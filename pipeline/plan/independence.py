@@ -9,22 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from artifacts.stages.questions import QuestionsResult
+from eval_gates.clusters import repeated_field
+from eval_gates.suites.known_tasks import known_task
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
+from pipeline.plan.data_sources import SourceResolver, local_rows
 from recipes.policy import AnySuite, Policy
-
-# lm-eval's tasks with several questions a passage, and the field that says which.
-CLUSTERED_TASKS = {
-    "boolq": "passage",
-    "drop": "passage",
-    "mnli": "premise",
-    "mnli_mismatch": "premise",
-    "multirc": "paragraph",
-    "qasper_bool": "abstract",
-    "qasper_freeform": "abstract",
-    "record": "passage",
-    "squadv2": "context",
-}
 
 
 def check_known_tasks(policy: Policy, progress: Progress) -> None:
@@ -34,8 +24,9 @@ def check_known_tasks(policy: Policy, progress: Progress) -> None:
         UsageError: a suite that is not advisory asks one of them, and puts nothing together.
     """
     for name, suite in policy.suites.items():
-        if suite.kind == "lm_eval" and suite.task in CLUSTERED_TASKS:
-            _check(name, suite, CLUSTERED_TASKS[suite.task], progress)
+        field = known_task(suite.task).cluster if suite.kind == "lm_eval" else None
+        if field is not None:
+            _check(name, suite, field, progress)
 
 
 def check_laid_out(
@@ -54,6 +45,19 @@ def check_laid_out(
         shared = laid_out[name].shared_text if name in laid_out else None
         if shared is not None:
             _check(name, suite, shared, progress)
+
+
+def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
+    """Note local questions that seem to belong together where the suite declares no cluster."""
+    for name, suite in policy.suites.items():
+        if suite.cluster is not None or suite.about == "benchmark":
+            continue
+        field = repeated_field(list(local_rows(suite, sources.suite(name, suite))))
+        if field is not None:
+            progress.note(
+                f"{name}: several questions have the same '{field}'. If their answers rise and "
+                f"fall together, add 'cluster: {field}' (policy key suites.{name}.cluster)"
+            )
 
 
 def _check(name: str, suite: AnySuite, field: str, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.dry_run import DRY_RUN
 from artifacts.stages.quantize import QUANTIZE
 from pipeline.core.needs import Needs
-from recipes.engine_arguments import count_gpus, count_nodes
+from recipes.engine_arguments import count_gpus
 
 
 def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> Needs:
@@ -29,9 +29,7 @@ def needs_to_serve(
         sides: at least one.
         exclusive: whether their speed is measured.
     """
-    arguments = [side.engine_arguments for side in sides]
-    nodes = max(map(count_nodes, arguments))
     if accelerator != "cuda":
-        return Needs(nodes=nodes, cpus="all", exclusive=exclusive)
-    gpus = max(count_gpus(each) // count_nodes(each) for each in arguments)
-    return Needs(nodes=nodes, gpus=gpus, exclusive=exclusive)
+        return Needs(cpus="all", exclusive=exclusive)
+    gpus = max(count_gpus(side.engine_arguments) for side in sides)
+    return Needs(gpus=gpus, exclusive=exclusive)

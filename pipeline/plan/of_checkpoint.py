@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from artifacts.attempts import (
+    NOTHING,
+    Attempt,
+    AttemptLedger,
+    AttemptScope,
+    Remeasured,
+    variant_key,
+)
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckParameters, CheckRuntime
 from artifacts.stages.coherence import COHERENCE
 from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
-from artifacts.trials import Count, Trial, variant_key
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import dry_run_stage
 from pipeline.plan.of_speed import (
+    Claim,
     Side,
+    Sides,
     asked_of_speed,
     find_claims,
     measuring_of,
@@ -36,8 +46,6 @@ from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
-
-Begin = Callable[[Count, Mapping[str, str]], Trial]
 
 
 @dataclass(frozen=True)
@@ -54,9 +62,9 @@ class Planner:
             of quantizing.
         tried: recipes whose number and margins a verdict counts, where these are others than
             `recipes`.
-        again: distinguishes answers from those kept of the same tuple; '' to use these.
         draft: the checkpoint that drafts for variants, where the profile names one.
-        begin: counts the trial that these variants are, from what they are; None not to count.
+        run: id of the run; '' to look ahead only.
+        remeasured: what is measured again though it is over.
     """
 
     checkpoint: Checkpoint
@@ -73,35 +81,38 @@ class Planner:
     dry_run: bool = False
     made: Mapping[str, StageSpec] = field(default_factory=dict)
     tried: tuple[Recipe, ...] = ()
-    again: str = ""
     draft: Checkpoint | None = None
-    begin: Begin | None = None
+    run: str = ""
+    remeasured: Remeasured = NOTHING
 
     @cached_property
-    def trial(self) -> Trial | None:
-        """Which trial against this checkpoint this is; None where trials are not counted."""
-        if self.begin is None:
-            return None
-        count = Count(baseline={"checkpoint": self.checkpoint.digest}, policy=self.policy.name)
+    def attempt(self) -> Attempt:
+        """The attempt that these variants are."""
+        made = {name: stage.key for name, stage in self.made.items()}
+        baseline = {"checkpoint": self.checkpoint.digest, **made}
         asked = {**self._asking.asked, **asked_of_speed(self.policy, self.profile)}
-        return self.begin(
-            count,
-            {
-                recipe.name: variant_key(
-                    self._coherence_of(recipe).key, self.policy, recipe.family, asked
-                )
-                for recipe in self.recipes
-            },
-        )
+        keys = {
+            recipe.name: variant_key(
+                self._coherence_of(recipe).key, self.policy, recipe.family, asked
+            )
+            for recipe in self.recipes
+        }
+        others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
+        scope = AttemptScope(baseline=baseline, policy=self.policy.name)
+        variants = {**keys, **others}
+        return AttemptLedger(Store(self.store)).foresee(scope, variants, self.policy, self.run)
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
         """Plans the suites."""
-        return replace(self._asking, trial=self.trial)
+        variants = [self._served_variant(recipe) for recipe in self.recipes]
+        return self._asking.count(
+            self.attempt, self._served_baseline, variants, self.run, self.remeasured
+        )
 
     @cached_property
     def _asking(self) -> EvaluationPlanner:
-        """As `evaluation`, before the trial is counted."""
+        """As `evaluation`, before the attempt is known."""
         return EvaluationPlanner(
             self.policy,
             self.tried or self.recipes,
@@ -134,8 +145,7 @@ class Planner:
             measuring=measuring_of(self.policy, self.profile),
             rungs=self.rungs,
             fallbacks=describe_fallbacks(self.profile),
-            tried=tuple(recipe.name for recipe in self.tried),
-            trial=self.trial,
+            attempt=self.attempt,
         )
 
     @cached_property
@@ -171,11 +181,9 @@ class Planner:
     def _baseline(self) -> VariantPlan:
         arguments = ServingArguments.of(self.profile, is_baseline=True)
         model = self.checkpoint.path
-        coherence = self._first_heard
-        served = self._describe_served(self.baseline, arguments, {"coherence": coherence}, model)
-        rounds = self.evaluation.rounds(served, None)
+        rounds = self.evaluation.rounds(self._served_baseline, None)
         stages = {
-            "coherence": coherence,
+            "coherence": self._first_heard,
             **{name: specs[0] for name, specs in rounds.items()},
             **self.evaluation.repeats(rounds),
         }
@@ -184,13 +192,10 @@ class Planner:
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
         arguments = self._variants_arguments
         quantize, check_weights = self._made_by[recipe.name]
-        model = Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
-        coherence = self._coherence_of(recipe)
-        after = {"weights": check_weights, "coherence": coherence}
-        served = self._describe_served(recipe, arguments, after, model)
-        rounds = self.evaluation.rounds(served, baseline.rounds)
+        model = _output_of(quantize)
+        rounds = self.evaluation.rounds(self._served_variant(recipe), baseline.rounds)
         stages = {
-            "coherence": coherence,
+            "coherence": self._coherence_of(recipe),
             **{name: specs[0] for name, specs in rounds.items()},
         }
         made = {"quantize": quantize, "check_weights": check_weights}
@@ -200,28 +205,42 @@ class Planner:
             recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
         )
 
+    @cached_property
+    def _served_baseline(self) -> Served:
+        arguments = ServingArguments.of(self.profile, is_baseline=True)
+        after = {"coherence": self._first_heard}
+        return self._describe_served(self.baseline, arguments, after, self.checkpoint.path)
+
+    def _served_variant(self, recipe: Recipe) -> Served:
+        quantize, check_weights = self._made_by[recipe.name]
+        after = {"weights": check_weights, "coherence": self._coherence_of(recipe)}
+        return self._describe_served(recipe, self._variants_arguments, after, _output_of(quantize))
+
     def _measure_speed(self, variant: VariantPlan, baseline: VariantPlan) -> VariantPlan:
         """With the stages of the policy's claims on speed, where it has some."""
-        claims = find_claims(
-            self.policy,
-            self.profile,
-            alpha=self.evaluation.level(),
-            max_length=self._max_length(),
-        )
-        sides = [
-            Side(each.recipe.name, self._identity(each.arguments), each.stages["coherence"])
-            for each in (baseline, variant)
-            if each.arguments is not None
-        ]
-        return variant.measure_speed(
-            speed_stages(
-                claims,
-                *sides,
-                tokenizer=baseline.model,
-                environment=self.identities.get("serve", ""),
-                machine=self.node.measured_on(self.profile.accelerator),
-                beside=self._beside,
+
+        def claims_at(level: float) -> list[Claim]:
+            return find_claims(
+                self.policy, self.profile, alpha=level, max_length=self._max_length()
             )
+
+        before, after = (
+            Side(each.recipe.name, self._identity(arguments), each.stages["coherence"])
+            for each, arguments in (
+                (baseline, ServingArguments.of(self.profile, is_baseline=True)),
+                (variant, self._variants_arguments),
+            )
+        )
+        measured = Sides(
+            before,
+            after,
+            tokenizer=baseline.model,
+            environment=self.identities.get("serve", ""),
+            machine=self.node.measured_on(self.profile.accelerator),
+            beside=tuple(self._beside),
+        )
+        return variant.measure_speed(
+            speed_stages(measured, self.attempt, claims_at, self.run, self.remeasured)
         )
 
     def _variant_plan(
@@ -336,13 +355,16 @@ class Planner:
             engine=self.identities[find_engine(arguments.engine).environment],
             hardware=self.node.hardware(self.profile.accelerator),
             trust_remote_code=self.trust_remote_code,
-            again=self.again,
         )
 
     def _max_length(self) -> int:
         """Tokens that prompt and answer may have together: the engine's limit, or the model's."""
         limit = self.profile.engine_arguments.get("max-model-len")
         return int(limit) if limit else self.checkpoint.max_position_embeddings
+
+
+def _output_of(quantize: StageSpec) -> Path:
+    return Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
 
 
 def describe_fallbacks(profile: ServingProfile) -> dict[str, dict[str, str]]:

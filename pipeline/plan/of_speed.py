@@ -6,14 +6,16 @@ The same for two servers of this run, and for two endpoints that someone else se
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from artifacts.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
 from artifacts.served_model import ServedModel
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
 from eval_gates.speed.claimed_rule import (
+    MANY_LIVES,
     Measuring,
     arrive_as_claimed,
     compares,
@@ -30,15 +32,17 @@ from eval_gates.speed.load import (
     MAX_REQUESTS,
     WAVES,
 )
+from eval_gates.speed.load_book import LoadBook
 from eval_gates.speed.rule import rule_of
 from eval_gates.speed.trust import fewest_requests
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, ServingProfile
-from recipes.speed import ClaimKind, GoodputGate, RatioGate, SloGate, Speed, SpeedClaim
+from recipes.speed import ClaimKind, RatioGate, SloGate, Speed, SpeedClaim
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload, without_place
 
@@ -49,7 +53,7 @@ ROLE = "speed."  # of the stages' roles, before the gate's name
 class Claim:
     """One claim of a policy's `speed`, with all that measuring it needs."""
 
-    gate: str  # `ratio.chat`, `slo.0`, `goodput`
+    gate: str  # `ratio.chat`, `slo.0`
     name: str  # of the workload
     kind: ClaimKind | Literal["race"]  # which rule decides
     workload: AnyWorkload
@@ -135,16 +139,11 @@ def _measuring_of(
     speed: Speed, claims: Sequence[SpeedClaim], profile: ServingProfile | None
 ) -> Measuring:
     found = {each.workload: _find_workload(speed, each, profile) for each in claims}
-    goodputs = {each.workload for each in claims if each.kind == "goodput"}
     return Measuring(
         lives=profile.speed_lives if profile is not None else None,
         life_spread=profile.life_spread if profile is not None else 0.0,
+        life_count=profile.life_count if profile is not None else MANY_LIVES,
         workloads={n: each for n, (each, _) in found.items() if n not in speed.workloads},
-        requests={
-            name: read_traffic(each, where).requests
-            for name, (each, where) in found.items()
-            if name in goodputs and isinstance(each, TraceWorkload)
-        },
     )
 
 
@@ -171,10 +170,7 @@ def _find_claim(
     _check_arrivals(claim, workload, where)
     _check_answers(claim, workload, where)
     rule = lay_out_rule(claim, workload, measuring, accelerator, alpha)
-    if isinstance(claim.gate, GoodputGate):
-        _check_reach(claim.gate, workload, where, rule["lowest"], rule["highest"])
-    else:
-        _check_percentiles(claim.gate, workload, where)
+    _check_percentiles(claim.gate, workload, where)
     return Claim(
         claim.name, claim.workload, claim.kind, workload, where, rule, compares=compares(claim)
     )
@@ -268,7 +264,7 @@ def _check_size(workload: AnyWorkload, where: str) -> None:
 def _check_evidence(claim: Claim) -> None:
     """All loads must fit into the evidence that is read: else hours of them could not be judged.
 
-    Of requests at once nobody knows how many there will be, and of a search at which rates.
+    How many requests a load at a fixed concurrency has is not known before it is measured.
     """
     if claim.kind == "race":
         return
@@ -291,8 +287,8 @@ def _check_evidence(claim: Claim) -> None:
 def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, str]:
     """What critical claims on speed ask and are decided by: changed, it is measured anew.
 
-    So even a larger cap is another chance of a lucky pass, and another trial (trials.py): blocks
-    of an earlier measurement are not continued. Empty where the policy has no such claim.
+    So even a larger cap is another chance of a lucky pass, and another attempt (attempts.py):
+    blocks of an earlier measurement are not continued. Empty where the policy has no such claim.
     """
     tiers = policy.speed.tiers if policy.speed is not None else {}
     return {
@@ -300,21 +296,6 @@ def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, 
         for claim in find_claims(policy, profile)
         if tiers[claim.gate] == "critical"
     }
-
-
-def _check_reach(
-    gate: GoodputGate, workload: AnyWorkload, where: str, lowest: float, highest: float
-) -> None:
-    """Two rates of a test must be possible, in requests/s; raises UsageError where none is left."""
-    apart = max(gate.at_least_ratio, 1 / gate.at_least_ratio)  # the two rates of a test
-    if lowest * apart >= highest:
-        raise UsageError(
-            f"P{highest_percentile(gate.limits or {})} needs {lowest:.3g} requests/s in rounds of "
-            f"{workload.seconds:g} seconds, {highest:.3g} requests/s are the most that can be "
-            f"sent, and the sides' rates are {apart:g} times apart",
-            where=f"{where}, key seconds",
-            cure="give other 'seconds', a longer trace, or a limit on a smaller percentile",
-        )
 
 
 @dataclass(frozen=True)
@@ -332,20 +313,11 @@ class Side:
     coherence: StageSpec
 
 
-def speed_stages(
-    claims: Iterable[Claim],
-    baseline: Side,
-    candidate: Side,
-    *,
-    tokenizer: Path,
-    environment: str,
-    machine: str,
-    beside: Sequence[str] = (),
-) -> dict[str, StageSpec]:
-    """The stages that measure the claims, by role.
+@dataclass(frozen=True)
+class Sides:
+    """Both sides of a comparison, and what measures them.
 
     Args:
-        claims: of the policy.
         baseline: what the candidate is compared with.
         candidate: the variant.
         tokenizer: folder, of both.
@@ -353,29 +325,95 @@ def speed_stages(
         machine: that they are measured on, or the kind of node.
         beside: distinguishes this measuring from others of the same tuples.
     """
-    stages = {}
-    for claim in claims:
-        sides = {"candidate": candidate, **({"baseline": baseline} if claim.compares else {})}
+
+    baseline: Side
+    candidate: Side
+    tokenizer: Path
+    environment: str
+    machine: str
+    beside: tuple[str, ...] = ()
+
+    def stage(self, claim: Claim, number: int = 1) -> StageSpec:
+        """The stage that measures the claim.
+
+        Args:
+            claim: of the policy.
+            number: of the measurement.
+        """
+        baseline = {"baseline": self.baseline} if claim.compares else {}
+        sides = {"candidate": self.candidate, **baseline}
         workload, file = dump_workload(claim)
-        stages[ROLE + claim.gate] = SPEED.spec(
-            candidate.variant,
+        return SPEED.spec(
+            self.candidate.variant,
             SpeedParameters(
                 claim=claim.kind,
                 name=claim.name,
                 workload=workload,
                 rule=dict(claim.rule),
                 sides={name: side.identity for name, side in sides.items()},
-                environment=environment,
-                machine=machine,
-                beside=list(beside),
+                environment=self.environment,
+                machine=self.machine,
+                beside=list(self.beside),
+                measurement=number,
             ),
             {name: side.coherence for name, side in sides.items()},
             SpeedRuntime(
-                tokenizer=str(tokenizer), environment="serve", claim=claim.gate, file=file
+                tokenizer=str(self.tokenizer), environment="serve", claim=claim.gate, file=file
             ),
-            Path(candidate.coherence.store),
+            Path(self.candidate.coherence.store),
         )
+
+
+def speed_stages(
+    sides: Sides,
+    attempt: Attempt,
+    claims_at: Callable[[float], Sequence[Claim]],
+    run: str = "",
+    remeasured: Remeasured = NOTHING,
+    measured: str = "",
+) -> dict[str, StageSpec]:
+    """The stages that measure the claims, by role, with the measurement that each is at.
+
+    Args:
+        sides: what is measured.
+        attempt: that the candidate belongs to.
+        claims_at: the policy's claims, decided at that level.
+        run: id of the run.
+        remeasured: what is measured again though it is over.
+        measured: key of the measurement, where the candidate is chosen by chance.
+    """
+    store = Store(Path(sides.candidate.coherence.store))
+    ledger, stages = AttemptLedger(store), {}
+
+    def stage(gate: str, number: int) -> StageSpec:
+        (claim,) = (each for each in claims_at(attempt.level(number)) if each.gate == gate)
+        return sides.stage(claim, number)
+
+    for gate in [claim.gate for claim in claims_at(attempt.level())]:
+        key = measured or stage(gate, 1).key
+
+        def is_lost(number: int, gate: str = gate, key: str = key) -> bool:
+            begun = ledger.measurement(key, number)
+            return begun is not None and begun.log != _seed_of(stage(gate, number), store)
+
+        def is_over(number: int, gate: str = gate) -> bool:
+            spec = stage(gate, number)
+            return store.find_current(spec.stage, spec.key) is not None
+
+        spec = stage(gate, ledger.next_number([key], is_lost, is_over, remeasured.of(gate)))
+        counted = Counted(attempt=attempt, measurement=key, run=run)
+        runtime = {**spec.runtime, "counted": counted.model_dump(mode="json")}
+        stages[ROLE + gate] = spec.model_copy(update={"runtime": runtime})
     return stages
+
+
+def _seed_of(spec: StageSpec, store: Store) -> str | None:
+    """The seed of what is kept of a measurement; None where nothing is."""
+    record = store.find_current(spec.stage, spec.key)
+    if record is not None:
+        return str(SPEED.result_of(record).seed)
+    begun = LoadBook(store.unfinished_folder(spec.stage, spec.key)).begun()
+    return str(begun.seed) if begun is not None else None
 
 
 def dump_workload(claim: Claim) -> tuple[dict[str, Any], str | None]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from artifacts.attempts import Attempt, AttemptLedger, AttemptScope
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.coherence import COHERENCE
@@ -19,16 +20,16 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.of_speed import Claim, Side, dump_workload, find_claims, speed_stages
+from pipeline.plan.of_speed import Claim, Side, Sides, dump_workload, find_claims, speed_stages
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.serving_profile import fit_profile
 from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates, change_answers
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (
     DIVIDES_GPUS,
-    NODES,
     check_arguments,
     check_variables,
     count_gpus,
@@ -74,7 +75,7 @@ def make_stock(
     kept = {  # how many GPUs stock is on is the profile's to say
         name: value
         for name, value in profile.engine_arguments.items()
-        if subject_of(name) not in moved or name in (NODES, *DIVIDES_GPUS)
+        if subject_of(name) not in moved or name in DIVIDES_GPUS
     }
     bare = profile.model_copy(
         update={
@@ -180,11 +181,23 @@ class TuningPlanner:
             "hit_rate": claim.workload.declared_hit_rate,
         }
         race = replace(claim, gate=RACE, kind="race", rule=rule, compares=False)
-        return self._variant(entrant, race)
+        sides = self._sides(entrant)
+        return self._variant(entrant, {f"speed.{RACE}": sides.stage(race)})
 
-    def confirm(self, winner: Entrant, alpha: float) -> VariantPlan:
-        """The claim that the winner is faster than stock, at that error rate."""
-        return self._variant(winner, self.claim(alpha))
+    def confirm(self, winner: Entrant, attempt: Attempt, run: str) -> VariantPlan:
+        """The claim that the winner is faster than stock.
+
+        Which one wins is a matter of chance, so another winner of the same race does not begin
+        another attempt: the measurement of the tuning has the next number.
+        """
+        loads = speed_stages(
+            self._sides(winner),
+            attempt,
+            lambda level: [self.claim(level)],
+            run,
+            measured=digest_json([attempt.scope.key, attempt.variants]),
+        )
+        return self._variant(winner, loads)
 
     def claim(self, alpha: float) -> Claim:
         """That a way to serve is faster than stock under the declared workload.
@@ -198,35 +211,42 @@ class TuningPlanner:
         """The policy with that claim alone."""
         return claim_gain(self.policy, self.stock.fitted, self.workload)
 
-    def trial_key(self, winner: Entrant) -> str:
-        """What makes confirming a winner another try: who is served how, and under which load."""
-        served = [self._identity(each).model_dump() for each in (self.stock, winner)]
-        return digest_json([served, dump_workload(self.claim(self.policy.alpha))[0]])
+    def attempt(self, run: str) -> Attempt:
+        """The attempt that this tuning is: all that may race, and the load."""
+        served = self._identity(self.stock).model_dump()
+        load = dump_workload(self.claim(self.policy.alpha))[0]
+        scope = AttemptScope(
+            baseline={"checkpoint": self.checkpoint.digest, "tuned for": self.workload},
+            policy=self.policy.name,
+        )
+        variants = {"tuned": digest_json([served, load, self.candidates.model_dump(mode="json")])}
+        return AttemptLedger(Store(self.store)).foresee(scope, variants, self.policy, run)
 
-    def _variant(self, entrant: Entrant, claim: Claim) -> VariantPlan:
+    def _sides(self, entrant: Entrant) -> Sides:
         name = BASELINE if entrant == self.stock else entrant.name
         first = self._coherence(BASELINE, self.stock, {})
         heard = first if name == BASELINE else self._coherence(name, entrant, {"baseline": first})
-        sides = [
+        return Sides(
             Side(BASELINE, self._identity(self.stock), first),
             Side(name, self._identity(entrant), heard),
-        ]
-        model = self.checkpoint.path
-        loads = speed_stages(
-            [claim],
-            *sides,
-            tokenizer=model,
+            tokenizer=self.checkpoint.path,
             environment=self.identities["serve"],
             machine=self.stock.node.measured_on(self.stock.profile.accelerator),
-            beside=[RACE],
+            beside=(RACE,),
         )
+
+    def _variant(self, entrant: Entrant, loads: Mapping[str, StageSpec]) -> VariantPlan:
+        candidate = self._sides(entrant).candidate
         recipe = Recipe(
-            name=name, summary=entrant.lever, family="baseline", quantization=NoQuantization()
+            name=candidate.variant,
+            summary=entrant.lever,
+            family="baseline",
+            quantization=NoQuantization(),
         )
-        stages = {"coherence": heard, **loads}
+        stages = {"coherence": candidate.coherence, **loads}
         return VariantPlan(
             recipe=recipe,
-            model=model,
+            model=self.checkpoint.path,
             arguments=entrant.serving,
             stages=stages,
             served=tuple(stages),

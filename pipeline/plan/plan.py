@@ -14,16 +14,14 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
 
+from artifacts.attempts import Attempt
 from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.judge import JUDGE, JudgeParameters
+from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
 from artifacts.stages.speed import SPEED
-from artifacts.trials import Trial
 from eval_gates.planned_bets import planned_bets_of
 from eval_gates.speed.claimed_rule import Measuring
-from eval_gates.statistics.multiplicity import share_of
-from pipeline.core.stage import NoRuntime
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe
@@ -106,9 +104,7 @@ class Plan:
         measuring: of speed, as far as the policy does not say it; None without a claim on it.
         rungs: recipes of a ladder, in order; empty without one.
         fallbacks: of the profile, that this machine's CPU put into effect; said beside verdicts.
-        tried: names of all recipes whose number a verdict counts, where these are others than the
-            variants'.
-        trial: which one of the baseline's this is, where trials are counted.
+        attempt: that the variants are; None of a tuning, which judges no variant.
     """
 
     policy: Policy
@@ -120,20 +116,7 @@ class Plan:
     measuring: Measuring | None = None
     rungs: tuple[str, ...] = ()
     fallbacks: dict[str, dict[str, str]] = field(default_factory=dict)
-    tried: tuple[str, ...] = ()
-    trial: Trial | None = None
-
-    @property
-    def counted(self) -> tuple[str, ...]:
-        """Names of all recipes whose number a verdict counts, sorted."""
-        if self.trial is not None:
-            return tuple(sorted(self.trial.variants))
-        return tuple(sorted(self.tried or [each.recipe.name for each in self.variants]))
-
-    @property
-    def alpha(self) -> float:
-        """The error rate of all variants together: the policy's, or the trial's share of it."""
-        return self.policy.alpha * share_of(self.trial.number if self.trial else None)
+    attempt: Attempt | None = None
 
     @property
     def tried_at_once(self) -> tuple[VariantPlan, ...]:
@@ -215,6 +198,7 @@ class Plan:
         self, variant: VariantPlan, last: Mapping[str, StageSpec], find: Find
     ) -> StageSpec:
         """The verdict on a variant from its suites' last rounds, and from its speed."""
+        assert self.attempt is not None
         inputs: dict[str, StageSpec | StageReference] = {}
         for suite, spec in last.items():
             inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
@@ -228,18 +212,16 @@ class Plan:
             JudgeParameters(
                 policy=self.policy,
                 recipe=variant.recipe.name,
-                tried=list(self.counted),
-                trial=self.trial,
+                attempt=self.attempt.without_run,
                 family=variant.recipe.family,
                 planned_bets=planned_bets_of(self.policy, variant.recipe.family),
-                exact_bounds=True,
                 accelerator=self.accelerator,
                 speed_note=self.speed_note,
                 measuring=self.measuring,
                 fallbacks=self.fallbacks,
             ),
             inputs,
-            NoRuntime(),
+            JudgeRuntime(run=self.attempt.run),
             Path(variant.stages["coherence"].store),
         )
 
@@ -253,18 +235,6 @@ class Plan:
                         spec = side.rounds[suite][number]
                         specs[spec.key] = spec
         return list(specs.values())
-
-
-def trial_words(plan: Plan) -> str:
-    """The note on a trial that is not the first one; '' for the first."""
-    trial = plan.trial
-    if trial is None or trial.number == 1:
-        return ""
-    return (
-        f"this is trial {trial.number} against this baseline under the policy "
-        f"'{plan.policy.name}': it has {plan.alpha:.2g} of the error rate of {plan.policy.alpha:g} "
-        "(`prepare runs trials` lists them)"
-    )
 
 
 def wants_more(record: StageRecord | None) -> bool:

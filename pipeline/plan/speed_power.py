@@ -32,7 +32,7 @@ class ClaimPower:
     tier: str
     claim: str  # in words
     unit: str  # blocks, pairs of lives or rounds
-    # Error rate at which it is decided: the trial's share of the policy's, over the variants.
+    # At which it is decided: that of the attempt and its number of variants.
     alpha: float
     most: int  # of these units
     fewest: int | None  # that could decide it; None: `most` is less
@@ -60,7 +60,7 @@ def claim_powers(
         tried: number of variants.
         profile: that a run serves with, whose workloads, accelerator and lives count; None: not
             known, so a ratio has the first of its minimums and no allowance for lives.
-        level: at which claims are decided; that of a first trial when None.
+        level: at which claims are decided; that of a first attempt when None.
         start_seconds: that a server took here; None: not known, so START_SECONDS.
 
     Raises:
@@ -69,7 +69,7 @@ def claim_powers(
     speed = policy.speed
     if speed is None:
         return ()
-    alpha = level_of(policy.alpha, tried, 1) if level is None else level
+    alpha = level_of(policy.alpha, policy.attempts, 1, tried) if level is None else level
     start = START_SECONDS if start_seconds is None else start_seconds
     if profile is not None:
         laid_out = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
@@ -94,7 +94,7 @@ def _power_of(
     rule = rule_of(claim.kind, data)
     power = speed_power(rule)
     lives = rule.spread_over(SIDES if getattr(rule, "compare", "") != "absolute" else SIDES[1:])
-    starts = 0 if lives.loads is None else 2 * rule.cap
+    starts = 0 if lives.loads is None else len(lives.sides) * rule.cap
     seconds = None
     if workload is not None:
         seconds = lives.unit * (rule.cap + rule.warm_up) * _seconds_of(workload) + starts * start

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.kept_runs import is_alive, read_run
+from artifacts.registry.embedded_database import EMBEDDED
 from artifacts.registry.hub_registry import SCHEME as HUB
-from artifacts.registry.mlflow_registry import EMBEDDED
-from artifacts.registry.object_registry import SCHEME as OBJECTS
 from artifacts.registry.registry import EVIDENCE_TAG, Registry, Version
 from artifacts.registry.registry_address import open_registry
 from artifacts.stages.promote import PROMOTE
@@ -165,8 +164,6 @@ def registries_of(store: Store, others: Iterable[str]) -> list[str]:
     own = store.root.resolve() / "registry.db"
     if own.is_file():
         uris[f"{EMBEDDED}{own}"] = None
-    if store.origin is not None:
-        uris[f"{OBJECTS}{store.origin.objects.url}"] = None
     promoted = [PROMOTE.parameters_of(each).registry for each in store.records(PROMOTE.name)]
     for uri in (*promoted, *list_rechecked(store)):
         # A file that is gone names nothing; making an empty one would not help.

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from artifacts.evidence.bundle import BUNDLE
 from artifacts.evidence.manifest import MANIFEST, digest_of_other_files, read_manifest
-from artifacts.plain_files import ADDED_LATER, plain_files
+from artifacts.plain_files import ADDED_LATER, SIGNATURE, plain_files
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Registry, Version
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
@@ -18,6 +18,7 @@ from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.foreign.text import clip
 from pipeline.core.store import Store
+from pipeline.release.signer import check_signed
 
 KEY = re.compile("[0-9a-f]{64}")
 
@@ -91,16 +92,18 @@ def check_files(
     folder: Path,
     digests: FileDigests | None = None,
     *,
+    public_key: Path | None,
     added: tuple[str, ...] = ADDED_LATER,
 ) -> int:
     """Hold a folder's files against the digests that were registered; returns how many.
 
-    Those named in `added` may have come since.
+    Those named in `added` may have come since. With a public key, they must be signed with it.
 
     Raises:
         RegistryError: they are not the files that were judged, or there is no digest to check.
         CheckpointError: the folder has no weights, or a file cannot be read.
-        EvidenceError: there is something that is neither a file nor a folder.
+        EvidenceError: there is something that is neither a file nor a folder; or the files are not
+            as somebody with that key signed them.
     """
     words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer, card, evidence)"}
     for tag in words:
@@ -125,10 +128,13 @@ def check_files(
                 where=str(folder),
                 cure="somebody changed, added or removed a file; the verdict says nothing of these",
             )
+    check_signed(version, folder, public_key)
     return len(listed)
 
 
-def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> int:
+def pull_version(
+    registry: HoldsFiles, version: Version, destination: Path, public_key: Path | None
+) -> int:
     """Copy the version's files into a new folder, which appears when they are whole.
 
     Returns:
@@ -137,6 +143,7 @@ def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> i
     Raises:
         UsageError: the folder is there already.
         RegistryError: the files are unavailable, or are not those that were judged.
+        EvidenceError: they are not signed with the public key, where there is one.
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(
@@ -148,7 +155,7 @@ def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> i
     try:
         partial.mkdir(parents=True)
         registry.fetch(version, partial)
-        files = check_files(version, partial, added=())
+        files = check_files(version, partial, public_key=public_key, added=(SIGNATURE,))
         refuse_unlisted(version, partial)
         if destination.exists():
             destination.rmdir()
@@ -185,7 +192,7 @@ def refuse_unlisted(version: Version, folder: Path) -> None:
     manifest = read_manifest(bundle)
     listed = {each.path for each in manifest.beside} | {f"{BUNDLE}/{MANIFEST}"}
     listed |= {f"{BUNDLE}/{each.path}" for each in manifest.bundle}
-    there = {path for path, _ in plain_files(folder)}
+    there = {path for path, _ in plain_files(folder, (SIGNATURE,))}
     if differing := sorted(there ^ listed):
         raise RegistryError(
             f"{len(differing)} files are not as the evidence lists them: "

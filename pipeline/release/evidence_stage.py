@@ -17,6 +17,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
+from pipeline.release.signer import Signer
 from pipeline.stages.context import execute
 from pipeline.stages.evidence import JUDGE_OF
 
@@ -29,6 +30,7 @@ def write_evidence(
     *,
     override: str | None = None,
     name: str | None = None,
+    signer: Signer | None = None,
 ) -> StageRecord:
     """Make the folder to deploy for one judged variant, `output/` of the stage, or find it made.
 
@@ -36,7 +38,8 @@ def write_evidence(
         EvidenceError: a stage that the verdict rests on is gone, or the weights changed since.
         UsageError: the variant was not judged.
     """
-    return execute(evidence_stage(run, recipe, store, override=override, name=name), progress)
+    spec = evidence_stage(run, recipe, store, override=override, name=name, signer=signer)
+    return execute(spec, progress)
 
 
 def evidence_stage(
@@ -46,10 +49,12 @@ def evidence_stage(
     *,
     override: str | None = None,
     name: str | None = None,
+    signer: Signer | None = None,
 ) -> StageSpec:
     """The stage `evidence` of one variant; its key is the same while all that it rests on is.
 
     `override` says why it is promoted though it did not pass; without a name, it has the run's.
+    With a signer, only a process that can read the private key may run the stage.
 
     Raises:
         EvidenceError: a stage that the verdict rests on is gone from the store.
@@ -95,8 +100,13 @@ def evidence_stage(
                     for r in collect_stages(store.find, list(inputs.values()))
                 ]
             ),
+            signer=signer.fingerprint if signer else None,
         ),
         inputs,
-        EvidenceRuntime(run=run.run, command=command_line(run.kind, run.command, public=True)),
+        EvidenceRuntime(
+            run=run.run,
+            command=command_line(run.kind, run.command, public=True),
+            private_key=signer.private_key if signer else None,
+        ),
         store.root,
     )

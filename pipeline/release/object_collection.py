@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from artifacts.registry.object_registry import SCHEME, ObjectRegistry
 from eval_gates.answers import book_of_part
 from pipeline.core.errors import StoreError
 from pipeline.core.object_store import Listed
@@ -80,7 +79,6 @@ def objects_to_go(
         if book_of_part(Path(each.name)) not in kept_books
     ]
     used = _blobs_of_stages(origin, {each.name for each in stages})
-    used |= set(ObjectRegistry(f"{SCHEME}{origin.objects.url}").blobs_in_use())
     contents = [e for e in old.objects("blobs", "content") if e.path.name not in used]
     return [*stages, *old.objects("unfinished", "unfinished stage"), *runs, *answers, *contents]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,18 +19,14 @@ from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Vers
 from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from artifacts.stages.judge import JUDGE, policy_digest
 from artifacts.stages.questions import QUESTIONS
-from artifacts.trials import Count, Trial
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.environments.definition import Accelerator
 from recipes.policy import Policy
 from recipes.schema import Fallback, Family, Recipe, ServingProfile
 from recipes.speculation import Speculation
-from recipes.speed import Speed
 from recipes.workload import AnyWorkload
 
-# Versions from before these tags existed have none of them, and nothing is taken from them.
-LATER_TAGS = ("prepare.override", "prepare.trust_remote_code", POLICY_TAG)
 SHOWN = 100  # characters of a tag
 TRUST_OPTION = "--yes-trust-remote-code"
 # How long loading takes is no part of the evidence; as `prepare serve` waits.
@@ -50,28 +46,8 @@ class PastVerdict:
 
     @property
     def policy(self) -> Policy:
-        """That judged; a load test of before is asked for as the ratio that took its place."""
-        parameters = self.judged.judge.parameters
-        policy, former = parameters.policy, parameters.load_test
-        if former is None or policy.speed is not None:
-            return policy
-        load = self.judged.served.parameters["workload"]
-        then = {
-            "kind": "random",
-            **{key: load[key] for key in ("input_tokens", "output_tokens")},
-            "arrivals": {"concurrency": load["concurrency"]},
-        }
-        ratio = {"minimum": former.minimum_ratio, "workloads": ["then"], "tier": former.tier}
-        speed = Speed.model_validate({"ratio": ratio, "workloads": {"then": then}})
-        return policy.model_copy(update={"speed": speed})
-
-    @property
-    def trial_of_then(self) -> Callable[[Count, Mapping[str, str]], Trial] | None:
-        """Counts a recheck as the trial that it checks: it has the same share and no new one."""
-        trial = self.judged.judge.parameters.trial
-        if trial is None:
-            return None
-        return lambda count, variants: trial
+        """The policy that the verdict was reached by."""
+        return self.judged.judge.parameters.policy
 
     @property
     def tags(self) -> dict[str, str]:
@@ -180,7 +156,8 @@ class PastVerdict:
             },
         )
         if measuring is not None:
-            profile = profile.model_copy(update={"life_spread": measuring.life_spread})
+            known = {"life_spread": measuring.life_spread, "life_count": measuring.life_count}
+            profile = profile.model_copy(update=known)
         profile = profile.apply_fallbacks(profile.fallbacks)
         if ServingArguments.of(profile, is_baseline=True) != baseline:
             raise EvidenceError(
@@ -298,7 +275,7 @@ def tag_differences(version: Version, past: PastVerdict) -> list[str]:
     return [
         f"{tag} says {_show(version.tags.get(tag))}, the evidence {_show(value)}"
         for tag, value in past.tags.items()
-        if version.tags.get(tag, value if tag in LATER_TAGS else None) != value
+        if version.tags.get(tag) != value
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from artifacts.evidence.recompute import check_run, claims_of
+from artifacts.evidence.recompute import check_run, claims_of, find_missing
 from artifacts.judged_variant import JudgedVariant
 from artifacts.registry.registry import who_am_i
 from artifacts.run_record import RunReport, VariantReport
@@ -27,6 +27,7 @@ from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.release.evidence_stage import evidence_stage, write_evidence
+from pipeline.release.signer import Signer
 from pipeline.stages.context import execute
 from pipeline.stages.promote import still_holds
 from recipes.policy import Policy
@@ -43,6 +44,7 @@ class Order:
     name: str | None = None  # in the registry; None: the run's
     alias: str | None = None  # that moves; None: the policy's
     replaces: str | None = None  # version that the alias must point to now; None: whichever it does
+    signer: Signer | None = None  # of what is registered
 
 
 def promotion_stage(
@@ -70,7 +72,12 @@ def promotion_stage(
         policy = judged.judge.parameters.policy
         reasons[variant.recipe] = reason_of(judged, variant)
         inputs[f"weights.{variant.recipe}"] = evidence_stage(
-            run, variant.recipe, store, override=order.override, name=order.name
+            run,
+            variant.recipe,
+            store,
+            override=order.override,
+            name=order.name,
+            signer=order.signer,
         ).as_reference()
         inputs[f"judge.{variant.recipe}"] = judged.judge.record.as_reference()
         deployable = judged.deployable(store.find)
@@ -147,7 +154,13 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
     check_evidence(run, store)
     for variant in chosen:
         write_evidence(
-            run, variant.recipe, store, progress, override=order.override, name=order.name
+            run,
+            variant.recipe,
+            store,
+            progress,
+            override=order.override,
+            name=order.name,
+            signer=order.signer,
         )
     spec = promotion_stage(run, chosen, order, store)
     found = store.find(spec.stage, spec.key)
@@ -234,11 +247,12 @@ def check_evidence(run: RunReport, store: Store) -> None:
     Raises:
         StoreError: a verdict does not follow from the evidence.
     """
+    missing = find_missing(run)
     for check in check_run(run, store):
-        if check.differences:
+        if problems := [*check.differences, *missing]:
             raise StoreError(
                 f"the evidence on '{check.recipe}' does not give the verdict of the record: "
-                f"{check.differences[0]}",
+                f"{problems[0]}",
                 where=str(store.root / "runs" / run.run),
                 cure=f"`prepare verify {run.run}` names every difference; run the model again",
             )

@@ -1,4 +1,4 @@
-"""Sends a registered version to an OCI registry of the network, as a ModelPack."""
+"""Sends a registered version to an OCI registry of the network, or into a folder of layouts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from artifacts.command_line import without_password
+from artifacts.registry.history import CHAMPION, PREVIOUS, Cause, Move
 from artifacts.registry.model_pack import (
     Blob,
     ModelPack,
@@ -16,11 +18,12 @@ from artifacts.registry.model_pack import (
     pack,
 )
 from artifacts.registry.oci_registry import OciRegistry
-from artifacts.registry.registry import Registry, Version
+from artifacts.registry.registry import Registry, Version, who_am_i
 from artifacts.registry.remote_repository import RemoteRepository, Sent
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.release.deployment import check_files
+from pipeline.release.signer import check_signed
 
 
 def push_version(
@@ -30,23 +33,82 @@ def push_version(
     tag: str,
     digests: FileDigests,
     progress: Progress,
+    public_key: Path | None,
 ) -> Sent:
     """Send a version; a tag of that name then names it.
 
     From an OCI layout its own manifest is sent. From another registry the files are checked against
-    the registered digests, and packed on the fly.
+    the registered digests, and packed on the fly. With a public key, a layout's files are copied
+    into a temporary folder to check their signature.
 
     Raises:
         RegistryError: the files are not those that were judged, or a registry refused.
+        EvidenceError: they are not signed with the public key, where there is one.
     """
     if isinstance(registry, OciRegistry):
+        if public_key is not None:
+            with _files_of(registry, version) as folder:
+                check_signed(version, folder, public_key)
         return repository.push(
             registry.pack_of(version), lambda blob: registry.blob_path(version.name, blob), tag
         )
     with _files_of(registry, version) as folder:
-        check_files(version, folder, digests)
+        check_files(version, folder, digests, public_key=public_key)
         made, sources = pack_folder(version, folder, digests, progress)
         return repository.push(made, sources.__getitem__, tag)
+
+
+def push_to_folder(
+    registry: Registry,
+    version: Version,
+    target: OciRegistry,
+    alias: str | None,
+    digests: FileDigests,
+    public_key: Path | None,
+) -> Sent:
+    """Copy a version into a folder of OCI layouts, which has aliases and a history of its own.
+
+    Args:
+        alias: that points to it there from now on; None moves none.
+
+    Raises:
+        RegistryError: the files are not those that were judged, or the folder cannot be written.
+    """
+    name, before = version.name, target.blobs(version.name)
+    with _files_of(registry, version) as folder:
+        if isinstance(registry, OciRegistry):  # it checks digests as files are fetched
+            check_signed(version, folder, public_key)
+        else:
+            check_files(version, folder, digests, public_key=public_key)
+        number = target.register(name, folder, version.tags)
+    if alias is not None:
+        _point_to(target, alias, number, version, registry.uri)
+    copied = next(each for each in target.versions(name) if each.version == number)
+    made = target.pack_of(copied)
+    blobs = {*(file.blob for file in made.files), Blob.of(made.config)}
+    sent = [blob for blob in blobs if blob.digest not in before]
+    return Sent(
+        reference=f"{target.uri}/{name}@{alias or number}",
+        digest=made.blob.digest,
+        sent=len(sent),
+        present=len(blobs) - len(sent),
+        sent_bytes=sum(blob.size for blob in sent),
+    )
+
+
+def _point_to(target: OciRegistry, alias: str, number: str, version: Version, origin: str) -> None:
+    target.settle(version.name)
+    tags = version.tags
+    cause = Cause(
+        "override" if tags.get("prepare.override") else "promote",
+        who_am_i(),
+        run=tags.get("prepare.run", ""),
+        verdict=tags.get("prepare.verdict", ""),
+        reason=f"pushed from {without_password(origin)}, version {version.version}",
+    )
+    replaces = target.aliases(version.name).get(alias)
+    previous = PREVIOUS if alias == CHAMPION else None
+    target.move_alias(version.name, Move(alias, number, replaces, cause, previous))
 
 
 def pack_folder(

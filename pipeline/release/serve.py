@@ -73,7 +73,7 @@ class Deployment:
         # Once each: of the tuples that are tried, some may be of another kind of machine.
         self._ensure = cache(lambda name, kind: ensure(name, kind, settings, progress))
         self._ask_version = cache(lambda engine, python: engine_version(engine, python))
-        check_files(version, self.weights, settings.digests)
+        check_files(version, self.weights, settings.digests, public_key=settings.signing.public_key)
         past = read_past(version, self.weights)
         refuse_changed_tags(version, past)
         if not trust_remote_code:

@@ -13,7 +13,7 @@ from pipeline.plan.needs_of_work import needs_to_serve
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.schedule import Schedule, Work
 from pipeline.run.sitting import Sitting, needs_endpoint
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
 
 
 class IncoherentModelError(ServingError):
@@ -23,7 +23,7 @@ class IncoherentModelError(ServingError):
 class Asking:
     """The sittings of one plan."""
 
-    def __init__(self, plan: Plan, stages: StageRunner) -> None:
+    def __init__(self, plan: Plan, stages: SubmittedStageRunner) -> None:
         self._plan = plan
         self._stages = stages
 

@@ -3,7 +3,7 @@
 Of each suite whose gate failed, stayed open or came close, two more served models are asked the
 questions that baseline and variant have answered: the variant's weights with the baseline's KV
 cache, and the other way round. Their answers go into answer books as all others do. No verdict
-changes, and no trial is counted.
+changes, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.asking import Asking
 from pipeline.run.run_log import RunLog
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
 
 DRAFTED = "speculative decoding counts with the weights"
 
@@ -39,7 +39,9 @@ class Attribution:
         note: what else the KV cache's type changes, by the profile.
     """
 
-    def __init__(self, plan: Plan, stages: StageRunner, log: RunLog, note: str = "") -> None:
+    def __init__(
+        self, plan: Plan, stages: SubmittedStageRunner, log: RunLog, note: str = ""
+    ) -> None:
         self._plan = plan
         self._stages = stages
         self._log = log
@@ -56,6 +58,8 @@ class Attribution:
     def _tell(self, variant: VariantPlan, judged: VariantReport) -> None:
         name, suites = judged.recipe, self._wanted(variant, judged)
         if not suites:
+            why = "every gate lost less than half of what it may" if judged.gates else "not judged"
+            self._stages.progress.note(f"{name}: nothing to attribute: {why}")
             return
         before, after = kv_dtype(self._plan.baseline), kv_dtype(variant)
         if before == after:
@@ -138,7 +142,7 @@ class Attribution:
                 }
             ),
             {role: each for role, each in first.inputs.items() if role in of_the_answer},
-            EVALUATE.runtime_of(first),
+            EVALUATE.runtime_of(first).model_copy(update={"counted": None}),
             self._stages.store.root,
         )
 

@@ -14,7 +14,6 @@ from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import ServingError
 from pipeline.core.private_files import keep_private
-from pipeline.run.server_parts import OtherNodes
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
@@ -52,18 +51,10 @@ class Servers:
     Args:
         stages: whose environments they run in.
         caches_of: variables that name where a server in that environment keeps what it compiles.
-        others: nodes that servers may be spread over, beside this one.
     """
 
-    def __init__(
-        self,
-        stages: StageRunner,
-        caches_of: CachesOf = no_caches,
-        others: OtherNodes | None = None,
-    ) -> None:
+    def __init__(self, stages: StageRunner, caches_of: CachesOf = no_caches) -> None:
         self._stages = stages
-        self._others = others
-        self._spread: set[str] = set()
         self._caches_of = caches_of
         self._servers: dict[str, Server] = {}
         self._facts: dict[str, dict[str, Any]] = {}
@@ -97,9 +88,6 @@ class Servers:
 
     def _stop(self, name: str) -> None:
         self._facts.pop(name, None)
-        if name in self._spread and self._others is not None:
-            self._others.end(name)
-            self._spread.remove(name)
         self._servers.pop(name).stop()
 
     def _start(self, model: ModelToServe) -> dict[str, Any]:
@@ -110,9 +98,6 @@ class Servers:
         python = self._stages.python_of(environment)
         log = self._make_log(model.name)
         self._stages.store.bring_named([model.folder, model.draft])
-        part = self._others.begin(model, log) if self._others is not None else None
-        if part is not None:
-            self._spread.add(model.name)
         server = Server(
             python,
             Path(model.folder),
@@ -121,7 +106,6 @@ class Servers:
             trust_remote_code=model.trust_remote_code,
             draft=Path(model.draft) if model.draft else None,
             caches=self._caches_of(environment),
-            part=part,
         )
         # Kept before it starts, so that it is stopped whatever happens.
         self._servers[model.name] = server
@@ -162,7 +146,12 @@ class Servers:
             seconds = time.monotonic() - started
             self._stages.log.stage(
                 StageReport(
-                    name="serve", variant=model.name, status=status, seconds=seconds, key=None
+                    name="serve",
+                    stage="serve",
+                    variant=model.name,
+                    status=status,
+                    seconds=seconds,
+                    key=None,
                 )
             )
         progress.note(f"{model.name}: server ready ({ready:.1f} s)")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from artifacts.stages import known_of, stage_named
 from artifacts.stages.coherence import CoherenceResult
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.hub import bytes_to_download
-from pipeline.core.errors import PrepareError
+from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.needs import Needs
 from pipeline.core.record import Record
@@ -24,7 +24,7 @@ from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
 from pipeline.forecast.expected_work import expected_pieces
-from pipeline.forecast.preflight import line
+from pipeline.forecast.preflight import line, refusal
 from pipeline.forecast.run_preflight import (
     early_faults,
     late_faults,
@@ -36,10 +36,11 @@ from pipeline.plan.choices import Choices, Request, choose
 from pipeline.plan.chosen_plan import find_data, make_plan
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
 from pipeline.plan.located_checkpoint import demo_stage, locate, locate_draft
-from pipeline.plan.plan import Find, Plan, trial_words
+from pipeline.plan.plan import Find, Plan
 from pipeline.plan.quantizers import environments_for
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import ClaimPower, claim_powers
+from pipeline.plan.suite_forms import with_forms
 from pipeline.run.executors import Executor, executor_of
 from pipeline.run.expected_stages import ExpectedStages
 from pipeline.run.serving_node import find_node
@@ -76,8 +77,10 @@ class Forecast:
     environments: tuple[EnvironmentStatus, ...]
     weights_bytes: dict[str, int]
     not_here: str
+    forms: Mapping[str, str] = field(default_factory=dict)  # by suite, how it is asked
     faults: tuple[PrepareError, ...] = ()
-    trial: str = ""
+    exit_code: ExitCode = ExitCode.PROMOTED  # of `prepare model`, where it would refuse to begin
+    attempt: str = ""
     timeline: Timeline | None = None  # None while the later stages have no keys yet, or never fit
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,6 +96,7 @@ class Forecast:
             "stages": [vars(stage) for stage in self.stages],
             "more_rounds_may_follow": self.may_ask_more,
             "rungs_that_may_follow": self.rungs_that_may_follow(),
+            "forms": dict(self.forms),
             "gates": [asdict(gate) for gate in self.power],
             "joint": [asdict(joint) for joint in joint_power(self.power)],
             **({"speed": [claim.to_dict() for claim in self.claims]} if self.claims else {}),
@@ -147,6 +151,10 @@ class Forecast:
         times = [stage.expected_seconds for stage in self.stages if not stage.cached]
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
+
+    def form_line(self) -> str:
+        """How each suite is asked, in a line."""
+        return "asked as: " + ", ".join(f"{name} {form}" for name, form in self.forms.items())
 
     def refusals(self) -> list[str]:
         """What `prepare model` would refuse to begin with, a line each."""
@@ -204,12 +212,16 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
 
     sources = find_data(choices, settings, progress)
     checkpoint: Checkpoint | None = None
-    not_here, may_ask_more, trial = "", False, ""
+    not_here, may_ask_more, attempt = "", False, ""
     seen, timeline = seen_seconds(store), None
     level: float | None = None
     preflight = preflight_of(choices, settings)
-    faults = early_faults(preflight, choices) if preflight is not None else []
-    faults += registry_faults(choices, settings)
+    early = early_faults(preflight, choices) if preflight is not None else []
+    early += registry_faults(choices, settings)
+    late: list[PrepareError] = []
+    policy = choices.policy
+    if preflight is not None:
+        policy = with_forms(policy, has_template=preflight.source.has_chat_template)
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, find_demo, progress)
@@ -221,16 +233,23 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
             trust_remote_code=choices.trust_remote_code,
         )
         plan = make_plan(choices, checkpoint, settings, sources, draft=draft)
-        trial, level = trial_words(plan), plan.alpha / len(plan.counted)
+        assert plan.attempt is not None
+        attempt, level = plan.attempt.words, plan.attempt.level()
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
         timeline = play_through(
             plan, specs, store, seen, executor, preflight.memory_to_make() if preflight else {}
         )
-        faults += late_faults(preflight, plan, find) if preflight is not None else []
+        late = late_faults(preflight, plan, find) if preflight is not None else []
     except NotHereYetError as reason:
         not_here = str(reason)
         specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
+    except PrepareError as error:
+        if not early:
+            raise
+        late, specs = [error], []  # a run would end before it
+    # A run ends with the first group of them that has any.
+    refused = refusal(early) or refusal(late)
     return Forecast(
         choices=choices,
         checkpoint=checkpoint,
@@ -240,7 +259,8 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         claims=claim_powers(
             choices.policy, len(choices.recipes), choices.profile, level, start_seconds(seen)
         ),
-        trial=trial,
+        attempt=attempt,
+        forms={name: suite.form for name, suite in policy.suites.items()},
         timeline=timeline,
         may_ask_more=may_ask_more,
         weights_bytes={
@@ -252,7 +272,8 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
             status(name, accelerator, settings)
             for name in environments_for(recipe.quantization for recipe in choices.recipes)
         ),
-        faults=tuple(faults),
+        faults=(*early, *late),
+        exit_code=refused.exit_code if refused is not None else ExitCode.PROMOTED,
     )
 
 

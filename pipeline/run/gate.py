@@ -6,17 +6,18 @@ gate is decided; and load, where the policy claims something on speed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from artifacts.attempts import AttemptLedger, AttemptScope, variant_key
 from artifacts.model_to_serve import RunningEndpoint
 from artifacts.run_record import RunReport
 from artifacts.selection import exit_code_of
 from artifacts.served_model import ServedElsewhere, ServedModel, ServerRuntime
 from artifacts.stages.coherence import COHERENCE
-from artifacts.trials import Count, Trials, variant_key
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, UsageError
@@ -24,15 +25,18 @@ from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.forecast.preflight import refuse
 from pipeline.inspection.chat_template import folder_has_chat_template
-from pipeline.plan.chosen_plan import make_beginner
+from pipeline.plan.chosen_plan import check_attempt
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.gate_power import check_decidable
+from pipeline.plan.gate_power import check_decidable, check_likely
 from pipeline.plan.of_speed import (
+    Claim,
     Side,
+    Sides,
     asked_of_speed,
     find_claims,
     measuring_of,
@@ -40,10 +44,11 @@ from pipeline.plan.of_speed import (
     speed_stages,
 )
 from pipeline.plan.of_suites import EvaluationPlanner, Served
-from pipeline.plan.plan import Plan, VariantPlan, trial_words
+from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
-from pipeline.run.runner import LITTLE, Runner
+from pipeline.run.endpoint_check import ProbedEndpoint, probe_sides, refuse_laid_out
+from pipeline.run.runner import LITTLE, Runner, run_planned
 from pipeline.run.serving_node import ask_node
 from pipeline.run.session import Session
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
@@ -69,7 +74,6 @@ class GateRequest:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
         return {
-            "gate": True,
             "checkpoint": f"{self.candidate.url} against {self.baseline.url}",
             "baseline": self.baseline.url,
             "candidate": self.candidate.url,
@@ -93,29 +97,40 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
         the report, whose `exit_code` says how it went: 0 pass, 4 fail, 5 undecided.
 
     Raises:
-        PrepareError: the request itself is wrong, or an endpoint does not answer at all.
+        PrepareError: the request itself is wrong, or an endpoint cannot be asked what the policy
+            asks; nothing is stored then.
     """
     wanted = check_policy(request)
     has_template = folder_has_chat_template(request.tokenizer)
     refuse(form_faults(wanted, f"--tokenizer {request.tokenizer}", has_template=has_template))
     policy = with_forms(wanted, has_template=has_template)
     request = resolve_models(request)
+    probed = probe_sides({"baseline": request.baseline, "candidate": request.candidate}, wanted)
     # Which accelerator someone else serves on does not matter for the asking.
     session = Session("gate", request.to_dict(), Accelerator.CPU, settings, progress)
     for note in form_notes(wanted, has_template=has_template):
         session.progress.note(note)
-    return session.run(lambda: judge_endpoints(request, policy, session))
+    return session.run(lambda: judge_endpoints(request, policy, probed, session))
 
 
-def judge_endpoints(request: GateRequest, policy: Policy, session: Session) -> ExitCode:
+def judge_endpoints(
+    request: GateRequest, policy: Policy, probed: Sequence[ProbedEndpoint], session: Session
+) -> ExitCode:
     """Ask, judge, and say how it ends."""
     settings, progress = session.settings, session.progress
     # Whose load generator loads them.
     node = ask_node(session.stages.executor, [LITTLE], settings.store, progress)
-    plan = plan_of(request, policy, settings, session.log.run_id, progress, node)
-    if words := trial_words(plan):
-        session.progress.note(words)
-    Runner(plan, session.stages, session.log).run()
+
+    def run(plan: Plan) -> None:
+        check = partial(refuse_laid_out, probed, policy)
+        Runner(plan, session.stages, session.log, check_laid_out=check).run()
+
+    run_planned(
+        lambda: plan_of(request, policy, settings, session.log.run_id, progress, node),
+        run,
+        session.log,
+        session.progress,
+    )
     (report,) = session.log.variants()
     return exit_code_of([report.verdict])
 
@@ -145,12 +160,12 @@ def plan_of(
     )
     counts = {name: source.questions for name, source in planner.found.items()}
     check_decidable(policy, (candidate,), counts, progress)
+    check_likely(policy, (candidate,), counts)
     check_claims_decidable(policy, claim_powers(policy, 1))
     asked_as = {
         "session": request.session or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, settings.digests),
     }
-    begin = make_beginner(Trials(settings.store), policy, (candidate,), counts, run_id)
     served = digest_json(
         [
             length_of(request),
@@ -160,9 +175,9 @@ def plan_of(
             ),
         ]
     )
-    trial = begin(
-        # Not the URL: a port is another each time, and so would the count be.
-        Count(
+    attempt = AttemptLedger(Store(settings.store)).foresee(
+        # Not the URL: a port is another each time, and so would the scope be.
+        AttemptScope(
             baseline={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
             policy=policy.name,
         ),
@@ -174,28 +189,34 @@ def plan_of(
                 {**planner.asked, **asked_of_speed(policy, None)},
             )
         },
+        policy,
+        run_id,
     )
-    planner = replace(planner, trial=trial)
-    baseline = side(planner, request, candidate, asked_as, None)
-    variant = side(planner, request, candidate, asked_as, baseline)
-    claims = find_claims(policy, None, alpha=planner.level(), max_length=length_of(request))
-    speed = speed_stages(
-        claims,
-        *(
-            Side(each.recipe.name, COHERENCE.parameters_of(coherence), coherence)
-            for each in (baseline, variant)
-            for coherence in (each.stages["coherence"],)
-        ),
+    check_attempt(attempt, policy, (candidate,), counts)
+    sides = served_sides(planner, request, candidate, asked_as)
+    planner = planner.count(attempt, sides[0], sides[1:], run_id)
+    baseline = plan_side(planner, request, sides[0], None)
+    variant = plan_side(planner, request, sides[1], baseline)
+    before, after = (
+        Side(each.recipe.name, each.identity, each.after["coherence"]) for each in sides
+    )
+    measured = Sides(
+        before,
+        after,
         tokenizer=request.tokenizer,
-        environment=identity("serve", Accelerator.CPU, settings) if claims else "",
+        environment=identity("serve", Accelerator.CPU, settings) if policy.speed else "",
         machine=node.measured_on("cpu"),
     )
+
+    def claims_at(level: float) -> list[Claim]:
+        return find_claims(policy, None, alpha=level, max_length=length_of(request))
+
     return Plan(
-        trial=trial,
+        attempt=attempt,
         policy=pin_files(policy, None),
         shared=planner.questions,
         baseline=baseline,
-        variants=(variant.measure_speed(speed),),
+        variants=(variant.measure_speed(speed_stages(measured, attempt, claims_at, run_id)),),
         measuring=measuring_of(policy, None),
     )
 
@@ -231,44 +252,59 @@ def length_of(request: GateRequest) -> int:
     return request.max_length or min(request.baseline.max_length, request.candidate.max_length)
 
 
-def side(
+def served_sides(
     planner: EvaluationPlanner,
     request: GateRequest,
     candidate: Recipe,
     asked_as: Mapping[str, str],
+) -> tuple[Served, Served]:
+    """How the baseline and the candidate are served.
+
+    Args:
+        planner: of the suites.
+        request: names the endpoints.
+        candidate: the recipe that stands for it.
+        asked_as: session and tokenizer, of both sides.
+    """
+    found: list[Served] = []
+    before: dict[str, StageSpec] = {}
+    for recipe in (
+        candidate.model_copy(update={"name": "baseline", "family": "baseline"}),
+        candidate,
+    ):
+        identity_of_side = ServedModel(endpoint=describe_served(request, recipe.name, asked_as))
+        coherence = COHERENCE.spec(
+            recipe.name, identity_of_side, before, ServerRuntime(), planner.store
+        )
+        after = {"coherence": coherence}
+        found.append(Served(recipe, identity_of_side, after, request.tokenizer, length_of(request)))
+        before = {"baseline": coherence}
+    return found[0], found[1]
+
+
+def plan_side(
+    planner: EvaluationPlanner,
+    request: GateRequest,
+    served: Served,
     baseline: VariantPlan | None,
 ) -> VariantPlan:
     """The baseline's stages, or the candidate's that follow them.
 
     Args:
-        candidate: the recipe that stands for it.
-        asked_as: session and tokenizer, of both sides.
+        planner: of the suites.
+        request: names the endpoints.
+        served: the side.
         baseline: None for the baseline itself.
     """
-    recipe = candidate
-    if baseline is None:
-        recipe = candidate.model_copy(update={"name": "baseline", "family": "baseline"})
-    identity_of_side = ServedModel(endpoint=describe_served(request, recipe.name, asked_as))
-    before = {"baseline": baseline.stages["coherence"]} if baseline is not None else {}
-    coherence = COHERENCE.spec(
-        recipe.name, identity_of_side, before, ServerRuntime(), planner.store
-    )
-    served = Served(
-        recipe,
-        identity_of_side,
-        {"coherence": coherence},
-        request.tokenizer,
-        length_of(request),
-    )
     rounds = planner.rounds(served, baseline.rounds if baseline is not None else None)
     stages: dict[str, StageSpec] = {
-        "coherence": coherence,
+        "coherence": served.after["coherence"],
         **{name: specs[0] for name, specs in rounds.items()},
         **(planner.repeats(rounds) if baseline is None else {}),
     }
-    endpoint = endpoint_of(request, recipe.name)
+    endpoint = endpoint_of(request, served.recipe.name)
     return VariantPlan(
-        recipe=recipe,
+        recipe=served.recipe,
         model=request.tokenizer,
         arguments=None,
         stages=stages,

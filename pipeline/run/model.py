@@ -21,12 +21,13 @@ from pipeline.forecast.run_preflight import (
 from pipeline.plan.choices import Choices, Request, choose, registry_uri
 from pipeline.plan.chosen_plan import find_data, make_plan
 from pipeline.plan.located_checkpoint import locate, locate_draft
-from pipeline.plan.plan import trial_words
+from pipeline.plan.plan import Plan
 from pipeline.plan.suite_forms import form_notes
+from pipeline.release.signer import Signer, find_signer
 from pipeline.run.attribution import Attribution
 from pipeline.run.executors import executor_of
 from pipeline.run.promotion import Promotion
-from pipeline.run.runner import Runner
+from pipeline.run.runner import Runner, run_planned
 from pipeline.run.serving_node import find_node
 from pipeline.run.session import Session
 
@@ -45,12 +46,17 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
     node = find_node(executor, request.profile, settings.store, progress)
     choices = choose(request, settings, node)
     accelerator = Accelerator(choices.profile.accelerator)
+    signer = find_signer(settings, sign=request.sign) if request.promote else None
     session = Session("model", choices.to_dict(), accelerator, settings, progress, executor)
-    return session.run(lambda: run_choices(choices, session))
+    return session.run(lambda: run_choices(choices, session, signer))
 
 
-def run_choices(choices: Choices, session: Session) -> ExitCode:
-    """Find the checkpoint, lay out the plan, run it."""
+def run_choices(choices: Choices, session: Session, signer: Signer | None = None) -> ExitCode:
+    """Find the checkpoint, lay out the plan, run it.
+
+    Args:
+        signer: of what is registered.
+    """
     settings, stages, progress = session.settings, session.stages, session.progress
     sources = find_data(choices, settings, progress)
     preflight = preflight_of(choices, settings)
@@ -64,21 +70,28 @@ def run_choices(choices: Choices, session: Session) -> ExitCode:
         progress,
         trust_remote_code=choices.trust_remote_code,
     )
-    plan = make_plan(choices, checkpoint, settings, sources, session.log.run_id, draft)
-    session.log.note_counted(plan.counted)
-    if words := trial_words(plan):
-        progress.note(words)
-    if preflight is None and (preflight := preflight_of(choices, settings)):
-        check_early(preflight, choices, progress)
-    if preflight is not None:
-        refuse(late_faults(preflight, plan, stages.find_reusable))
-    memory = preflight.memory_to_make() if preflight is not None else {}
-    Runner(plan, stages, session.log, memory).run()
+
+    def run(plan: Plan) -> None:
+        known = preflight or preflight_of(choices, settings)
+        if known is not None:
+            if preflight is None:
+                check_early(known, choices, progress)
+            refuse(late_faults(known, plan, stages.find_reusable))
+        memory = known.memory_to_make() if known is not None else {}
+        Runner(plan, stages, session.log, memory).run()
+
+    run_id = session.log.run_id
+    plan = run_planned(
+        lambda: make_plan(choices, checkpoint, settings, sources, run_id, draft),
+        run,
+        session.log,
+        progress,
+    )
     if choices.attribute:
         Attribution(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
-    return Promotion(plan, stages, session.log).run(
+    return Promotion(plan, stages, session.log, signer).run(
         choices.name, registry_uri(choices.registry, settings)
     )
 

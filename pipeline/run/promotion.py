@@ -11,15 +11,24 @@ from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import evidence_stage
 from pipeline.release.promotion import Order, promotion_stage
+from pipeline.release.signer import Signer
 from pipeline.run.run_log import RunLog
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.stages.context import execute
 
 
 class Promotion:
     """Promotes the variants of one judged plan."""
 
-    def __init__(self, plan: Plan, stages: StageRunner, log: RunLog) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stages: SubmittedStageRunner,
+        log: RunLog,
+        signer: Signer | None = None,
+    ) -> None:
         self._plan = plan
+        self._signer = signer
         self._stages = stages
         self._log = log
 
@@ -31,17 +40,28 @@ class Promotion:
                 run began, or the variant was rolled back.
         """
         run = self._log.report()
+        # In the plan's order: which verdict came first is chance, and would change the stage's key.
+        order = [variant.recipe.name for variant in self._plan.variants]
         passed = first_of_the_ladder(
-            [report for report in run.variants if report.verdict == "pass"], self._plan.rungs
+            sorted(
+                (report for report in run.variants if report.verdict == "pass"),
+                key=lambda report: order.index(report.recipe),
+            ),
+            self._plan.rungs,
         )
         if not passed:
             return exit_code_of([report.verdict for report in run.variants])
         for report in passed:
-            self._stages.run(evidence_stage(run, report.recipe, self._stages.store, name=name))
+            evidence = evidence_stage(
+                run, report.recipe, self._stages.store, name=name, signer=self._signer
+            )
+            if self._signer is not None:
+                execute(evidence, self._stages.progress)  # the key stays in this process
+            self._stages.run(evidence)
         spec = promotion_stage(
             run,
             passed,
-            Order(registry, name=name),
+            Order(registry, name=name, signer=self._signer),
             self._stages.store,
             # Whoever moved the champion while we measured may not have meant to be replaced.
             since=start_of(run),

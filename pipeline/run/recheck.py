@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.attempts import Remeasured
 from artifacts.deployable import Change, Deployable
 from artifacts.registry.registry import Version
 from artifacts.registry.registry_address import open_registry
@@ -34,7 +35,7 @@ from pipeline.release.deployment import check_files, find_version, folder_of
 from pipeline.release.past_verdict import PastVerdict, read_past, refuse_code
 from pipeline.release.recheck_record import RecheckRecord, rechecks_of, record_of, stands
 from pipeline.run.executors import executor_of
-from pipeline.run.remeasurement import Remeasurement, attempt_of
+from pipeline.run.remeasurement import Remeasurement, cut_short
 from pipeline.run.serving_node import ask_node, find_node, needs_of
 from pipeline.run.session import Session
 from pipeline.serving.engine_version import engine_version
@@ -137,7 +138,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     registry = open_registry(registry_uri(request.registry, settings))
     version = find_version(registry, request.reference)
     folder = folder_of(version, request.weights, settings.store, WEIGHTS_COMMAND)
-    check_files(version, folder, settings.digests)
+    check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
     past = read_past(version, folder)
     if not request.trust_remote_code:
         refuse_code(version, past)
@@ -167,8 +168,15 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         return Outcome(version, past, changed, refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")
-    store = Store(settings.store)
-    again = attempt_of(store, request.registry, version) if request.force else ""
+    remeasured: Remeasured | None = None
+    if request.force:
+        speed = past.policy.speed
+        remeasured = Remeasured(
+            gates=frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())]),
+            runs=cut_short(Store(settings.store), request.registry, version),
+            # What is here is what was measured for the verdict.
+            least=1 if changed else 2,
+        )
     measurement = Remeasurement(
         version=version,
         registry=request.registry,
@@ -178,7 +186,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         profile=profile,
         node=node,
         eval_data=request.eval_data,
-        again=again,
+        remeasured=remeasured,
         draft=draft,
     )
     choices = measurement.choices()

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from artifacts.attempts import NOTHING, Remeasured
 from artifacts.kept_runs import read_run
 from artifacts.registry.registry import Version
-from artifacts.run_record import report_unjudged
-from artifacts.selection import correct
 from artifacts.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from artifacts.stages.questions import QUESTIONS
-from eval_gates.statistics.multiplicity import share_of
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.reference import parse_reference
 from pipeline.checkpoint.source_facts import report_checkpoint
@@ -36,8 +33,7 @@ from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Plan
 from pipeline.release.past_verdict import PastVerdict
 from pipeline.run.model import check_early
-from pipeline.run.run_log import RunLog
-from pipeline.run.runner import Runner
+from pipeline.run.runner import Runner, run_planned
 from pipeline.run.session import Session
 from recipes import catalog
 from recipes.schema import ServingProfile
@@ -55,7 +51,7 @@ class Remeasurement:
     profile: ServingProfile  # that both are served by
     node: NodeFacts  # that serves, or one of its kind
     eval_data: Path | None  # the user's folder of evaluation data, if any
-    again: str  # of a measurement that must not use answers kept of this tuple; else ''
+    remeasured: Remeasured | None  # what is measured again though it is over; None: nothing
     draft: Checkpoint | None = None  # that drafts for the weights, where the profile names one
 
     def choices(self) -> Choices:
@@ -92,7 +88,7 @@ class Remeasurement:
             "recheck": f"{self.version.name}@{self.version.version}",
             "changed": changed,
             "tried": [recipe.name for recipe in self.past.tried],
-            "again": self.again,
+            "force": self.remeasured is not None,
         }
 
     def run(self, choices: Choices, session: Session) -> None:
@@ -108,11 +104,16 @@ class Remeasurement:
         if preflight := preflight_of(choices, settings):
             made = frozenset({self.past.recipe.name})
             check_early(replace(preflight, made=made), choices, progress)
-        plan = self._plan(choices, checkpoint, settings, sources)
-        self._tell_of_questions(plan, progress)
-        discard_if_gone(plan, stages.store, settings.digests)
-        Runner(plan, stages, session.log).run()
-        self._correct(session.log)
+
+        def run(plan: Plan) -> None:
+            self._tell_of_questions(plan, progress)
+            discard_if_gone(plan, stages.store, settings.digests)
+            Runner(plan, stages, session.log).run()
+
+        def plan() -> Plan:
+            return self._plan(choices, checkpoint, settings, sources, session.log.run_id)
+
+        run_planned(plan, run, session.log, progress)
 
     def _source(self, choices: Choices, session: Session) -> Checkpoint:
         """The checkpoint that the verdict was against."""
@@ -147,16 +148,23 @@ class Remeasurement:
         )
 
     def _plan(
-        self, choices: Choices, checkpoint: Checkpoint, settings: Settings, sources: SourceResolver
+        self,
+        choices: Choices,
+        checkpoint: Checkpoint,
+        settings: Settings,
+        sources: SourceResolver,
+        run_id: str,
     ) -> Plan:
-        begin = self.past.trial_of_then
-        planner = make_planner(choices, checkpoint, settings, sources, begin, self.draft)
+        planner = make_planner(choices, checkpoint, settings, sources, self.draft)
+        remeasured = self.remeasured or NOTHING
+        remeasured = replace(remeasured, runs=remeasured.runs | {run_id})
         return replace(
             planner,
             policy=choices.policy,  # to the letter
             made={self.past.recipe.name: self._adopt_stage(checkpoint, settings)},
             tried=self.past.tried,
-            again=self.again,
+            run=run_id,
+            remeasured=remeasured,
         ).plan()
 
     def _adopt_stage(self, checkpoint: Checkpoint, settings: Settings) -> StageSpec:
@@ -194,17 +202,6 @@ class Remeasurement:
                     f"{now.model_dump()}, not {then.model_dump()}"
                 )
 
-    def _correct(self, log: RunLog) -> None:
-        """Holm's correction for all variants that were tried when the verdict was made."""
-        report = log.variant_named(self.past.bundle.recipe)
-        others = [
-            report_unjudged(recipe.name, "skipped", "not rechecked", None)
-            for recipe in self.past.tried[1:]
-        ]
-        alpha = self.past.policy.alpha * share_of(self.past.judged.judge.parameters.number)
-        for changed in correct([report, *others], alpha):
-            log.note_variant(changed)
-
 
 def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
     """Forget adopted weights whose files are gone or changed, so that they are adopted again.
@@ -227,9 +224,9 @@ def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
             store.discard(spec.stage, spec.key)
 
 
-def attempt_of(store: Store, registry: str | None, version: Version) -> str:
-    """What distinguishes a forced measurement; of one that was not finished, the same."""
-    asked = f"{version.name}@{version.version}"
+def cut_short(store: Store, registry: str | None, version: Version) -> frozenset[str]:
+    """Ids of the last forced rechecks of a version that did not end: they are continued."""
+    asked, found = f"{version.name}@{version.version}", set()
     for folder in reversed(RunFolders(store).all()):
         try:
             run = read_run(folder)
@@ -237,10 +234,8 @@ def attempt_of(store: Store, registry: str | None, version: Version) -> str:
             continue
         options = run.options
         if options.recheck == asked and options.registry == registry:
-            is_over = run.status in ("finished", "running")
-            return _new_attempt() if is_over else options.again or _new_attempt()
-    return _new_attempt()
-
-
-def _new_attempt() -> str:
-    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+            if run.status in ("finished", "running"):
+                break
+            if options.force:
+                found.add(run.run)
+    return frozenset(found)

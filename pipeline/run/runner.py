@@ -8,29 +8,68 @@ round leaves open get another one, with twice the questions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from artifacts.run_record import VariantReport, report_judged, report_unjudged
-from artifacts.selection import correct
+from artifacts.run_record import report_judged, report_unjudged
 from artifacts.stages.judge import JUDGE
 from artifacts.stages.quantize import QUANTIZE
-from artifacts.stages.questions import QUESTIONS
+from artifacts.stages.questions import QUESTIONS, QuestionsResult
 from eval_gates.sandbox import choose_isolation
-from pipeline.core.errors import PrepareError
+from pipeline.core.errors import AttemptChangedError, PrepareError
+from pipeline.core.events import Progress
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
+from pipeline.plan.gate_power import check_counted
 from pipeline.plan.independence import check_laid_out
 from pipeline.plan.needs_of_work import needs_to_make
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.asking import Asking, IncoherentModelError, raise_failure
 from pipeline.run.run_log import RunLog
 from pipeline.run.schedule import Schedule, Work
-from pipeline.run.stage_runner import StageRunner, name_of
+from pipeline.run.stage_runner import SubmittedStageRunner, name_of
 from recipes.policy import CodeSuite
 
 LITTLE = Needs()
+LaidOut = Mapping[str, QuestionsResult]
+"""By suite, the result of its stage `questions`."""
 Open = dict[str, int]
 """By suite that another round could decide, that round's number."""
+
+
+PLANS = 5
+"""How often a run is planned anew before it gives up: others change the ledger as well."""
+
+
+def run_planned(
+    make: Callable[[], Plan], run: Callable[[Plan], None], log: RunLog, progress: Progress
+) -> Plan:
+    """Lay out a plan and run it, again where the attempt ledger has changed meanwhile.
+
+    That is rare: another run took the attempt's number, or weights were made again with another
+    result. What is done already is used by the next plan.
+
+    Returns:
+        the plan that was run.
+
+    Raises:
+        AttemptChangedError: the ledger changes each time.
+        PrepareError: as `make` and `run` raise it.
+    """
+    for left in reversed(range(PLANS)):
+        plan = make()
+        if plan.attempt is not None:
+            log.note_counted(sorted(plan.attempt.variants))
+            if plan.attempt.words:
+                progress.note(plan.attempt.words)
+        try:
+            run(plan)
+        except AttemptChangedError as error:
+            if not left:
+                raise
+            progress.note(f"{error.what}; the run is planned again")
+        else:
+            break
+    return plan
 
 
 class Runner:
@@ -38,15 +77,19 @@ class Runner:
 
     Args:
         memory: bytes that making a variant takes, by stage and recipe, where they are known.
+        check_laid_out: called with what was laid out, by suite, before the first question; may
+            raise a PrepareError.
     """
 
     def __init__(
         self,
         plan: Plan,
-        stages: StageRunner,
+        stages: SubmittedStageRunner,
         log: RunLog,
         memory: Mapping[tuple[str, str], int] | None = None,
+        check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None,
     ) -> None:
+        self._check_others = check_laid_out
         self._memory = memory or {}
         self._plan = plan
         self._stages = stages
@@ -69,9 +112,8 @@ class Runner:
         schedule = Schedule(self._stages)
         self._check_sandbox()
         schedule.run(self._find_shared, raise_failure)
-        self._check_independence()
+        self._check_laid_out()
         schedule.run(self._find_work, self._end)
-        self._select()
 
     def _check_sandbox(self) -> None:
         """Where code is still to be run, refuse now what would be refused after an hour.
@@ -91,14 +133,21 @@ class Runner:
             ):
                 choose_isolation(suite.sandbox)
 
-    def _check_independence(self) -> None:
-        """See that questions about one text are not taken for several; raises UsageError."""
+    def _check_laid_out(self) -> None:
+        """Refuse questions that show too little or count twice, and what a caller refuses.
+
+        Raises:
+            PrepareError: the questions must not be asked so.
+        """
         stages = {
             name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
         }
         found = {name: self._stages.find_reusable(spec) for name, spec in stages.items() if spec}
         laid_out = {name: QUESTIONS.result_of(record) for name, record in found.items() if record}
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
+        recipes = [variant.recipe for variant in self._plan.variants]
+        check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
+        self._check_others(laid_out)
 
     # --- what is to be done -------------------------------------------------------------------
 
@@ -225,6 +274,8 @@ class Runner:
         """A failure becomes the variant's report; the baseline's ends the run."""
         if error is None:
             return
+        if isinstance(error, AttemptChangedError):
+            raise error
         if work.variant is None or work.variant is self._plan.baseline:
             raise error
         self._give_up(work.variant, error)
@@ -272,35 +323,12 @@ class Runner:
             )
 
     def _passing_rung(self) -> str | None:
-        """The first rung that passes, with every rung counted: also those that may never be tried.
+        """The first rung that passes; the level of each counts also those that are never tried.
 
         How many are tried hangs on the verdicts, so counting only those tried would not be fair.
         """
-        reports = self._reports()
-        changed = {r.recipe for r in self._correct(reports)}
-        passed = {r.recipe for r in reports if r.verdict == "pass"} - changed
+        passed = {each.recipe for each in self._log.variants() if each.verdict == "pass"}
         return next((name for name in self._plan.rungs if name in passed), None)
-
-    def _reports(self) -> list[VariantReport]:
-        """One for every variant of the plan; of one that is not judged, that it is not."""
-        judged = {report.recipe: report for report in self._log.variants()}
-        names = [variant.recipe.name for variant in self._plan.variants]
-        return [judged.get(n) or report_unjudged(n, "skipped", "not tried", None) for n in names]
-
-    def _select(self) -> None:
-        """Of several variants that pass alone, those that pass together."""
-        for report in self._correct(self._reports()):
-            self._log.note_variant(report)
-
-    def _correct(self, reports: list[VariantReport]) -> list[VariantReport]:
-        """With those counted that this run does not try again."""
-        names = {report.recipe for report in reports}
-        others = [
-            report_unjudged(name, "skipped", "tried before", None)
-            for name in self._plan.counted
-            if name not in names
-        ]
-        return correct([*reports, *others], self._plan.alpha)
 
     def _weights(self, variant: VariantPlan) -> int | None:
         spec = variant.stages.get("quantize")

@@ -23,7 +23,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.plan.plan import VariantPlan
 from pipeline.run.executors import Job, Listener, Place
 from pipeline.run.sitting import Sitting
-from pipeline.run.stage_runner import SECONDS_BETWEEN_LOOKS, StageRunner
+from pipeline.run.stage_runner import SECONDS_BETWEEN_LOOKS, SubmittedStageRunner
 
 SECONDS_TO_END = 30.0
 
@@ -54,7 +54,7 @@ Event = Callable[[], None]
 class Schedule:
     """Does work until there is none left."""
 
-    def __init__(self, stages: StageRunner) -> None:
+    def __init__(self, stages: SubmittedStageRunner) -> None:
         self._stages = stages
         self._events = Events()
         self._running: dict[str, _Running] = {}

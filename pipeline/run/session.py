@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from artifacts.ending import how_to_continue
 from artifacts.run_command import RunKind
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
@@ -16,7 +17,19 @@ from pipeline.environments.environment import Accelerator, interpreters
 from pipeline.environments.settings import Settings
 from pipeline.run.executors import Executor, executor_of
 from pipeline.run.run_log import NotingProgress, RunLog
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
+
+
+class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
+    """The run was interrupted; its record is closed.
+
+    Args:
+        report: the record as it stands.
+    """
+
+    def __init__(self, report: RunReport) -> None:
+        super().__init__()
+        self.report = report
 
 
 class Session:
@@ -45,9 +58,12 @@ class Session:
         store, executor = Store(settings.store), executor or executor_of(settings)
         self.settings = settings
         self.log = RunLog(store, kind, command, progress.note)
+        self._shown = progress
         self.progress = NotingProgress(progress, self.log)
         python_of = interpreters(accelerator, settings, self.progress)
-        self.stages = StageRunner(store, executor, python_of, self.log, self.progress, accelerator)
+        self.stages = SubmittedStageRunner(
+            store, executor, python_of, self.log, self.progress, accelerator
+        )
 
     def run(self, work: Callable[[], ExitCode]) -> RunReport:
         """Do the work and close the run's record.
@@ -56,7 +72,8 @@ class Session:
             work: returns how it ends; a PrepareError becomes part of the record.
 
         Raises:
-            KeyboardInterrupt: and what is no PrepareError, passed on once the record is closed.
+            RunInterrupted: the user or the system ended it; the record is closed.
+            Exception: what is no PrepareError is passed on once the record is closed.
         """
         try:
             try:
@@ -74,6 +91,9 @@ class Session:
                     expected.exit_code if expected else code,
                     expected,
                 )
+            if is_stopped:
+                self._shown.note(how_to_continue(self.log.report()))
+                raise RunInterrupted(self.log.report()) from error
             if expected is None:
                 raise
             return self.log.report()

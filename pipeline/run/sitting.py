@@ -32,8 +32,6 @@ from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan.plan import has_failed
 from pipeline.run.endpoints import Endpoints, Servers
 from pipeline.run.executors.events import OnlyProgress
-from pipeline.run.executors.local import InRoom
-from pipeline.run.server_parts import OtherNodes
 from pipeline.run.stage_runner import StageRunner
 from pipeline.stages.evaluate import is_answered
 from pipeline.stages.speed import course_of
@@ -94,9 +92,8 @@ def hold(sitting: Sitting, store: Store, events: EventWriter) -> None:
         return open_caches(settings.home, identity(name, accelerator, settings), events)
 
     log = SentLog(Path(sitting.folder), events)
-    stages = StageRunner(store, InRoom(), python_of, log, OnlyProgress(events), accelerator)
-    others = OtherNodes(store.root, accelerator, events)
-    Sitter(stages, Servers(stages, caches_of, others)).hold(sitting)
+    stages = StageRunner(store, python_of, log, OnlyProgress(events), accelerator)
+    Sitter(stages, Servers(stages, caches_of)).hold(sitting)
 
 
 def check_hardware(sitting: Sitting, store: Store) -> None:
@@ -176,7 +173,6 @@ class Sitter:
         finally:
             # We may be told to end several times, and the servers are to be gone before us.
             with uninterrupted():
-                self._stages.cancel()
                 self._endpoints.close()
 
     def _is_spared(self, sitting: Sitting, spec: StageSpec) -> bool:

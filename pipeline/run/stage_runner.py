@@ -1,4 +1,4 @@
-"""Runs single stages for one run: reuses what is in the store, submits the rest, keeps the log."""
+"""Runs single stages: reuses what is in the store, runs or submits the rest, keeps the log."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from pipeline.core.store import Store, write_atomically
 from pipeline.environments.definition import Accelerator
 from pipeline.run.executors import Executor, Job, Listener, Place
 from pipeline.stages import stage_code
+from pipeline.stages.context import advance
+from pipeline.stages.interpreter_of_stage import with_interpreter
 
 SECONDS_BETWEEN_LOOKS = 0.2
 PythonOf = Callable[[str], Path]
@@ -38,7 +40,7 @@ class StageLog(Protocol):
 
 
 class StageRunner:
-    """Runs stages one after another, and knows which need not run.
+    """Runs stages in this process, one after another, and only those that have to run.
 
     Args:
         python_of: interpreter of an environment by name; builds it on first use.
@@ -48,21 +50,19 @@ class StageRunner:
     def __init__(
         self,
         store: Store,
-        executor: Executor,
         python_of: PythonOf,
         log: StageLog,
         progress: Listener,
         accelerator: Accelerator = Accelerator.CPU,
     ) -> None:
         self.accelerator = accelerator
+        self.has_environments = True
         self.store = store
-        self.executor = executor
         self.python_of = python_of
         self.log = log
         self.progress = progress
         self._found: dict[str, StageRecord] = {}
         self._submitted: set[str] = set()
-        self._job: Job | None = None
 
     def run(self, spec: StageSpec, extra_runtime: ExtraRuntime | None = None) -> StageRecord:
         """Run the stage, or reuse its result.
@@ -145,24 +145,12 @@ class StageRunner:
                 self._found[spec.key] = record
         return specs[0].key in self._found
 
-    def submit(self, place: Place, name: str, task: Task) -> Job:
-        """Start a piece of work, whose file and log of that name are kept with the run."""
-        folder = self.log.folder / "stages"
-        with keep_private(folder.parent):
-            folder.mkdir(exist_ok=True)
-        file = folder / f"{name}.json"
-        # Nobody else's code runs on this machine.
-        prepare = __version__ if self.executor.has_our_environments else this_prepare()
-        ours = task.model_copy(update={"prepare": prepare})
-        write_atomically(file, ours.model_dump_json(indent=1))
-        return place.submit(file, folder / f"{name}.log")
-
     def add_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:
         """The stage with where to do it, as far as that is known only now."""
         runtime = dict(spec.runtime)
         if "environment" in runtime:
             runtime["accelerator"] = str(self.accelerator)
-            if self.executor.has_our_environments:
+            if self.has_environments:
                 runtime["python"] = str(self.python_of(runtime["environment"]))
         return spec.model_copy(update={"runtime": {**runtime, **extra}})
 
@@ -190,6 +178,63 @@ class StageRunner:
         )
         self.progress.note(f"{spec.variant}: {name} {status} ({seconds:.1f} s)")
 
+    def _do(self, spec: StageSpec) -> None:
+        advance(with_interpreter(spec, self.progress), self.store, self.progress)
+
+    def _find_reusable(self, spec: StageSpec) -> StageRecord | None:
+        record = self.store.find(spec.stage, spec.key)
+        if record is None:
+            return None
+        code = stage_code(spec.stage)
+        still_holds = getattr(code, "still_holds", None)
+        is_unfinished = getattr(code, "is_unfinished", None)
+        if self.find_reusable(spec) is None or (
+            still_holds is not None and not still_holds(record)
+        ):
+            self.store.discard(spec.stage, spec.key)
+            return None
+        if is_unfinished is not None and is_unfinished(record):
+            self.progress.note(f"{spec.variant}: {spec.stage} goes on where it was disturbed")
+            self.store.reopen(spec.stage, spec.key, getattr(code, "RESUMED", ()))
+            return None
+        return record
+
+
+class SubmittedStageRunner(StageRunner):
+    """Has an executor run each stage, as a work item of its own.
+
+    Args:
+        executor: where.
+        python_of: interpreter of an environment by name; builds it on first use.
+        accelerator: that these environments are for.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        python_of: PythonOf,
+        log: StageLog,
+        progress: Listener,
+        accelerator: Accelerator = Accelerator.CPU,
+    ) -> None:
+        super().__init__(store, python_of, log, progress, accelerator)
+        self.executor = executor
+        self.has_environments = executor.has_our_environments
+        self._job: Job | None = None
+
+    def submit(self, place: Place, name: str, task: Task) -> Job:
+        """Start a piece of work, whose file and log of that name are kept with the run."""
+        folder = self.log.folder / "stages"
+        with keep_private(folder.parent):
+            folder.mkdir(exist_ok=True)
+        file = folder / f"{name}.json"
+        # Nobody else's code runs on this machine.
+        prepare = __version__ if self.executor.has_our_environments else this_prepare()
+        ours = task.model_copy(update={"prepare": prepare})
+        write_atomically(file, ours.model_dump_json(indent=1))
+        return place.submit(file, folder / f"{name}.log")
+
     def cancel(self) -> None:
         """End the stage that runs, if one does."""
         if self._job is not None:
@@ -210,18 +255,6 @@ class StageRunner:
             self._job = None
         finally:
             place.release()
-
-    def _find_reusable(self, spec: StageSpec) -> StageRecord | None:
-        record = self.store.find(spec.stage, spec.key)
-        if record is None:
-            return None
-        still_holds = getattr(stage_code(spec.stage), "still_holds", None)
-        if self.find_reusable(spec) is None or (
-            still_holds is not None and not still_holds(record)
-        ):
-            self.store.discard(spec.stage, spec.key)
-            return None
-        return record
 
 
 def name_of(spec: StageSpec) -> str:

@@ -14,18 +14,18 @@ from typing import Any
 
 import yaml
 
+from artifacts.attempts import Attempt
 from artifacts.evidence.tuned_check import tuned_of
 from artifacts.evidence.tuning_check import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
-from artifacts.trials import Count, Trial, Trials
 from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from eval_gates.speed.race import RaceRule
-from eval_gates.statistics.multiplicity import level_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.source_facts import report_checkpoint
 from pipeline.core.errors import (
+    AttemptChangedError,
     CheckpointError,
     ExitCode,
     ServingError,
@@ -66,7 +66,7 @@ from pipeline.run.executors import executor_of
 from pipeline.run.run_log import RunLog
 from pipeline.run.serving_node import find_node
 from pipeline.run.session import Session
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
 from recipes.candidates import (
     AS_PROFILED,
     COMBINED,
@@ -202,7 +202,7 @@ class Tuning:
     def __init__(
         self,
         planner: TuningPlanner,
-        stages: StageRunner,
+        stages: SubmittedStageRunner,
         log: RunLog,
         profile: ServingProfile,
         machine: Machine,
@@ -340,20 +340,17 @@ class Tuning:
 
     def _confirm(self, winner: Entrant, to: Path | None) -> None:
         """Claim that the winner is faster than stock, and measure that anew."""
-        policy = self._planner.policy
-        trial = self._begin(winner)
-        variant = self._planner.confirm(winner, level_of(policy.alpha, 1, trial.number))
         self._stages.progress.note(
             f"{winner.name} won the race; now it is measured against stock on fresh servers, with "
             "prompts that the race did not see"
         )
-        self._ask(variant)
+        attempt, variant = self._ask_winner(winner)
         spec = next(spec for spec in variant.stages.values() if spec.stage == SPEED.name)
         record, loads = self._measured(spec)
         found = judge_confirmed(record, loads)
         self._note(
             winner=winner.name,
-            trial=trial.number,
+            attempt=attempt,
             confirmed=found,
             stage=spec.key,
             verdict=found.verdict,
@@ -370,19 +367,21 @@ class Tuning:
                     write_atomically(to, text)
                 self._note(profile=str(to))
 
+    def _ask_winner(self, winner: Entrant) -> tuple[Attempt, VariantPlan]:
+        """Measure the winner against stock, planned again where the ledger changes meanwhile."""
+        while True:
+            attempt = self._planner.attempt(self._log.run_id)
+            variant = self._planner.confirm(winner, attempt, self._log.run_id)
+            try:
+                self._ask(variant)
+            except AttemptChangedError as error:
+                self._stages.progress.note(f"{error.what}; it is planned again")
+            else:
+                return attempt, variant
+
     def _ask(self, variant: VariantPlan) -> None:
         """All that the variant's server answers."""
         self._asking.hold(variant, self._plan.served_stages(variant, self._stages.find_reusable))
-
-    def _begin(self, winner: Entrant) -> Trial:
-        """Counts this winner as a try: each further one has a smaller share of the error rate."""
-        planner = self._planner
-        count = Count(
-            baseline={"checkpoint": planner.checkpoint.digest, "tuned for": planner.workload},
-            policy=planner.policy.name,
-        )
-        variants = {winner.name: planner.trial_key(winner)}
-        return Trials(planner.store).begin(count, variants, self._log.run_id)
 
     def _tuned(self, winner: Entrant, record: StageRecord) -> ServingProfile:
         """The winner's profile, with what was shown of it."""

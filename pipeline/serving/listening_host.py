@@ -15,7 +15,7 @@ def check_host(text: str, key: str, key_variable: str) -> str:
 
     Args:
         text: an IP address, or `localhost`.
-        key: that clients have to show; "" for none.
+        key: that clients have to show; a blank one is none.
         key_variable: that names it, for the message.
 
     Raises:
@@ -31,7 +31,7 @@ def check_host(text: str, key: str, key_variable: str) -> str:
             where=where,
             cure="give an IP address of this machine, or 0.0.0.0 for all that it has",
         ) from error
-    if not address.is_loopback and not key:
+    if not address.is_loopback and not key.strip():
         raise UsageError(
             "whoever reaches this address could ask the model: it needs a key",
             where=where,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.folder import MAX_CONTEXT
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
+
+if TYPE_CHECKING:
+    from pipeline.core.bounded_http import Answer
 
 # Of an endpoint that does not say how long its prompts may be; vLLM's does.
 USUAL_MAX_LENGTH = 4096
@@ -54,14 +57,27 @@ class OpenAIEndpoint:
             length = USUAL_MAX_LENGTH
         return replace(self, model=model, max_length=length)
 
+    def ask(self, method: str, path: str, *, seconds: float, json: Any = None) -> Answer:
+        """The answer to one request, which carries the key of the environment.
+
+        Args:
+            path: behind the URL, with `/v1`.
+            seconds: of the whole exchange.
+
+        Raises:
+            httpx.HTTPError: there is no whole answer.
+            httpx.InvalidURL: the URL is none.
+        """
+        from pipeline.core.bounded_http import ask
+
+        return ask(method, f"{self.url}{path}", headers=authorization(), seconds=seconds, json=json)
+
     def _models(self) -> dict[str, dict[str, Any]]:
         import httpx
 
-        from pipeline.core.bounded_http import ask
-
         place = f"{self.url}/v1/models"
         try:
-            answer = ask("GET", place, headers=authorization(), seconds=ANSWER_SECONDS)
+            answer = self.ask("GET", "/v1/models", seconds=ANSWER_SECONDS)
             if answer.status != 200:
                 raise ValueError(f"it answered {answer.status}: {answer.text[:200]}")
             return {str(entry["id"]): dict(entry) for entry in answer.json()["data"]}

@@ -1,7 +1,4 @@
-"""A served model: an engine's OpenAI server as a guarded child, until its last process is gone.
-
-Where it is spread over several nodes, one of them answers; the others attend.
-"""
+"""A served model: an engine's OpenAI server as a guarded child, until its last process is gone."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 from artifacts.serving_arguments import ServingArguments
-from pipeline.core.errors import ServingError, UsageError
+from pipeline.core.errors import ServingError
 from pipeline.core.events import Progress
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
@@ -21,8 +17,7 @@ from pipeline.serving.listening_host import HOST
 from pipeline.serving.server_address import ServerAddress, private_socket
 from pipeline.serving.server_log import cure_for, engine_facts, reason_in_log
 from pipeline.serving.serving_names import SERVED_NAME
-from recipes.engine_arguments import NODES
-from recipes.engines import Launch, Part, find_engine
+from recipes.engines import Launch, find_engine
 
 POLL_SECONDS = 0.5
 
@@ -39,10 +34,6 @@ class Server:
             win.
         host: address of this machine whose port that is, seen to be one by `check_host`.
         draft: folder of the checkpoint that drafts, where the arguments say that one does.
-        part: which one of a server that is spread over several nodes.
-
-    Raises:
-        UsageError: the arguments spread it over several nodes, and this is none of its parts.
     """
 
     def __init__(
@@ -57,17 +48,8 @@ class Server:
         host: str = HOST,
         caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
-        part: Part | None = None,
     ) -> None:
-        if part is None and (nodes := arguments.engine_arguments.get(NODES, 1)) != 1:
-            raise UsageError(
-                f"this model is served over {ascii(nodes)[:9]} nodes, and this is one",
-                where=f"engine_arguments.{NODES}",
-                cure="serve it by `prepare model --executor ray` or, on each node, by the engine's "
-                "own command (docs/cluster.md)",
-            )
         self._log = log
-        self._part = part
         self._model = model
         self._python = python
         self._engine = find_engine(arguments.engine)
@@ -75,8 +57,6 @@ class Server:
         self._trust_remote_code = trust_remote_code
         given = server_environment(os.environ, arguments.environment, python=python)
         self._environment = {**(caches or {}), **given}
-        if part is not None:
-            self._environment[self._engine.address_variable] = part.own
         # A variable, since a command line is for all to read.
         key = os.environ.get(self._engine.key_variable, "") if port is not None else ""
         if key:
@@ -101,7 +81,6 @@ class Server:
             host=self.address.host,
             port=self.address.port,
             socket=str(self.address.socket or ""),
-            part=self._part,
         )
         return self._engine.command(str(self._python), launch)
 
@@ -123,25 +102,11 @@ class Server:
             self.stop()
             raise
 
-    def attend(self) -> NoReturn:
-        """Be the part of a server that another node answers for, until that ends.
-
-        Raises:
-            ServingError: it has ended; with its log's own reason.
-        """
-        code = self._begin().wait()
-        self.stop()
-        raise self._failure(f"this node's part of the model server {describe_exit(code)}")
-
-    def _begin(self) -> GuardedProcess:
+    def _start_process(self, timeout_seconds: float, progress: Progress) -> float:
         with open_log(self._log) as log_file:
-            self._process = GuardedProcess(
+            process = self._process = GuardedProcess(
                 self.command, environment=self._environment, output=log_file
             )
-        return self._process
-
-    def _start_process(self, timeout_seconds: float, progress: Progress) -> float:
-        process = self._begin()
         started = time.monotonic()
         while True:
             waited = time.monotonic() - started

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class StageCode(Protocol):
     """A module of this folder.
 
-    It may have two more: `still_holds(record)`, whether what a finished stage says of the world
-    outside of the store is so today, else it runs again; and RESUMED, the names of what a try that
-    did not come to its end leaves to the next in the stage's own folder.
+    It may have three more: `still_holds(record)`, whether what a finished stage says of the world
+    outside of the store is so today, else it runs again; RESUMED, the names of what a try that did
+    not come to its end leaves to the next in the stage's own folder; and `is_unfinished(record)`,
+    whether the next run continues it from these.
     """
 
     def run(self, context: StageContext[Any, Any], /) -> Record | None:

@@ -7,9 +7,11 @@ others come here when a book is looked into.
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from eval_gates.answers import parts_of
@@ -28,10 +30,9 @@ def book_file(store: Store, key: str) -> Path:
     book = store.root / FOLDER / f"{key}.jsonl"
     if store.origin is not None:
         writers = {part.writer for part in parts_of(book) if not part.rows}
-        names = [n for n in store.origin.objects.names(FOLDER) if n.startswith(f"{key}.")]
+        sent = _sent_parts(store.origin.objects.names(FOLDER), key)
         # What was written here is here, and may have more rows than were sent.
-        others = [name for name in names if _writer(name) not in writers]
-        store.origin.fetch_parts(FOLDER, others)
+        store.origin.fetch_parts(FOLDER, [each.name for each in sent if each.writer not in writers])
     return book
 
 
@@ -63,22 +64,25 @@ def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterato
 
 def send_rows(objects: ObjectStore, book: Path) -> None:
     """Send whole rows that are here and not there, a part for each writer."""
-    names = [name for name in objects.names("") if name.startswith(f"{book.stem}.")]
+    sent = _sent_parts(objects.names(""), book.stem)
     for part in parts_of(book):
         if part.rows:
             continue  # it came from there
-        ends = [_end(name) for name in names if _writer(name) == part.writer]
-        start = max(ends, default=part.start)
+        start = max((each.end for each in sent if each.writer == part.writer), default=part.start)
         lines = part.path.read_bytes().split(b"\n")[:-1][start - part.start :]
         if lines:
             name = f"{book.stem}.{part.writer:06d}-{start:08d}-{len(lines):08d}{book.suffix}"
             objects.create(name, b"\n".join(lines) + b"\n")
 
 
-def _writer(name: str) -> int:
-    return int(name.split(".")[-2].split("-")[0])
+@dataclass(frozen=True)
+class _SentPart:
+    name: str
+    writer: int
+    end: int  # the first row after it
 
 
-def _end(name: str) -> int:
-    _, start, rows = name.split(".")[-2].split("-")
-    return int(start) + int(rows)
+def _sent_parts(names: Iterable[str], key: str) -> list[_SentPart]:
+    """Those of one book among the objects' names."""
+    found = (re.fullmatch(rf"{re.escape(key)}\.(\d+)-(\d+)-(\d+)\.jsonl", each) for each in names)
+    return [_SentPart(m[0], int(m[1]), int(m[2]) + int(m[3])) for m in found if m is not None]

@@ -150,7 +150,7 @@ class StageContext(Generic[Parameters, Runtime]):
                 f"the worker of '{self.spec.stage}' ended with exit code {code} and no result"
                 + (" (killed; often the machine is out of memory)" if code == 137 else ""),
                 where=str(log),
-                cure="read the log; running the same command again continues from here",
+                cure="read the log, then run the same command again",
             )
         answer = json.loads(result_file.read_text())
         self.peak_memory_bytes = answer.get("peak_memory_bytes")

@@ -17,12 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.answer_logs import begin_log, has_log
+from artifacts.attempts import AttemptLedger
 from artifacts.serving_arguments import draft_counters
 from artifacts.stages.evaluate import (
     EVALUATE,
     EvaluateParameters,
     EvaluateResult,
     EvaluateRuntime,
+    log_key,
 )
 from artifacts.stages.questions import QUESTIONS as ASKED
 from eval_gates.answers import ANSWERS, QUESTIONS, AnswerBook, read_answers
@@ -30,7 +33,7 @@ from eval_gates.clusters import labels_of
 from eval_gates.ignorance import State, sights_of, state_of
 from eval_gates.stopping import Stopping, StoppingRule, comparison_of
 from eval_gates.suites.json_lines import read_rows, write_rows
-from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import StageError, StoreError
 from pipeline.core.process_environment import Need
 from pipeline.core.stage_record import StageRecord, StageSpec
@@ -39,11 +42,6 @@ from pipeline.stages.answer_books import book_file, open_book
 from pipeline.stages.context import StageContext
 from recipes.engines import find_engine
 
-# What only says how far to go, and against whom; not what a question's answer depends on.
-NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
-NOT_OF_THE_MODEL = ("baseline", "coherence")
-# Not known of weights that are taken in again, which are held against the version's own digests.
-NOT_ALWAYS_KNOWN = ("carried_digest",)
 Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
 
@@ -84,10 +82,12 @@ def run(context: Context) -> EvaluateResult:
 
     Raises:
         StageError: an answer is missing.
+        AttemptChangedError: the run has to be planned again.
     """
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {"ended_by": "asked"}
     with open_book(context.store, todo.book_file, context.progress.note) as claim:
+        count_answers(context, todo.book_file.stem)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             facts |= context.run_worker(
@@ -163,20 +163,23 @@ def round_of(spec: StageSpec, store: Store) -> Round:
 
 
 def book_key(spec: StageSpec, store: Store) -> str:
-    """Digest of everything that an answer depends on: the model as served, suite, questions."""
-    asked = {k: v for k, v in spec.parameters.items() if k not in NOT_OF_THE_ANSWER}
-    results = {
-        role: record_of(spec, store, role).result
-        for role in spec.inputs
-        if role not in NOT_OF_THE_MODEL
-    }
-    inputs = {
-        role: digest_json({k: v for k, v in result.items() if k not in NOT_ALWAYS_KNOWN})
-        for role, result in results.items()
-    }
-    return digest_json(
-        {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": inputs}
-    )
+    """Name of the answer log; raises StoreError where an input is not in the store."""
+    return log_key(spec, lambda role: record_of(spec, store, role).result)
+
+
+def count_answers(context: Context, key: str) -> None:
+    """Count the attempt and the measurement, before an answer is stored or used.
+
+    Raises:
+        AttemptChangedError: the ledger is not as the run was planned by.
+    """
+    counted, number = context.runtime.counted, context.parameters.measurement
+    if counted is None:
+        return
+    ledger = AttemptLedger(context.store)
+    if ledger.measurement(counted.measurement, number) is None:
+        begin_log(context.store, key)
+    ledger.begin(counted, number, key, is_kept=has_log(context.store, key))
 
 
 def worker_spec(context: Context, todo: Round) -> dict[str, Any]:

@@ -22,22 +22,20 @@ from artifacts.evidence.bundle import (
     write_bundle,
 )
 from artifacts.evidence.bundle_check import check_bundle
-from artifacts.evidence.bundled_evidence import revision_of
 from artifacts.evidence.card import write_card
 from artifacts.evidence.carried_files import digest_carried_files
 from artifacts.evidence.manifest import MANIFEST, Manifest
+from artifacts.evidence.signing import fingerprint_of, sign_with_key
 from artifacts.judged_variant import JudgedVariant, collect_stages
 from artifacts.plain_files import plain_files
 from artifacts.run_record import VariantReport, report_judged, report_unjudged
-from artifacts.selection import correct
 from artifacts.stages import newest_revision
 from artifacts.stages.evidence import EvidenceParameters, EvidenceResult, EvidenceRuntime
-from artifacts.stages.judge import JUDGE
-from eval_gates.statistics.multiplicity import share_of
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
-from pipeline.core.errors import EvidenceError
+from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.core.run_folders import RunFolders
+from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import define
@@ -76,6 +74,7 @@ def run(context: Context) -> EvidenceResult:
     )
     check_weights(output, manifest, judged)
     check_verdicts(output / BUNDLE, context.runtime.run)
+    sign(output, context)
     return EvidenceResult(
         recipe=recipe,
         verdict=verdict.variant.verdict,
@@ -84,11 +83,30 @@ def run(context: Context) -> EvidenceResult:
         manifest_digest=digest_file(output / BUNDLE / MANIFEST),
         files=len(manifest.bundle) + len(manifest.beside),
         bundle_bytes=sum(each.size for each in manifest.bundle),
+        signer=context.parameters.signer,
     )
 
 
+def sign(output: Path, context: Context) -> None:
+    """Sign the folder, if a signer is asked for.
+
+    Raises:
+        UsageError: the key is another's, or cannot be used.
+    """
+    signer, private_key = context.parameters.signer, context.runtime.private_key
+    if signer is None:
+        return
+    if private_key is None or fingerprint_of(private_key) != signer:
+        raise UsageError(
+            "the key that was to sign is gone, or another key has taken its place",
+            where=str(private_key),
+            cure="run the command again",
+        )
+    sign_with_key(output, private_key)
+
+
 def verdict_of(context: Context, records: tuple[StageRecord, ...]) -> BundleVerdict:
-    """The verdicts on all variants of the run, after the correction for their number."""
+    """The verdicts on all variants of the run."""
     parameters = context.parameters
     judges = {
         role.removeprefix(JUDGE_OF): reference.key
@@ -96,9 +114,6 @@ def verdict_of(context: Context, records: tuple[StageRecord, ...]) -> BundleVerd
         if role.startswith(JUDGE_OF)
     }
     reports = [report_of(context, recipe, judges) for recipe in parameters.tried]
-    judge = JUDGE.parameters_of(context.input_record(JUDGE_OF + parameters.recipe))
-    alpha = judge.policy.alpha * share_of(judge.number)
-    changed = {report.recipe: report for report in correct(reports, alpha)}
     return BundleVerdict(
         run=context.runtime.run,
         recipe=parameters.recipe,
@@ -110,29 +125,28 @@ def verdict_of(context: Context, records: tuple[StageRecord, ...]) -> BundleVerd
         source=parameters.source,
         tried=tuple(parameters.tried),
         judges=judges,
-        variants=tuple(changed.get(report.recipe, report) for report in reports),
+        variants=tuple(reports),
         revisions=revisions_of(records),
     )
 
 
-def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, tuple[int, ...]]:
-    """By stage, the revisions of its code that the records were made by; mostly one, this one.
+def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, int]:
+    """Return the revision of each stage's code, after checking that it gives the records' keys.
 
     Raises:
-        EvidenceError: a record's parameters do not give its key under any revision.
+        EvidenceError: a record's parameters do not give its key.
     """
-    found: dict[str, set[int]] = {}
+    found: dict[str, int] = {}
     for record in records:
-        newest = newest_revision(record.stage)
-        revision = revision_of(record, range(newest, 0, -1))
-        if revision is None:
+        revision = newest_revision(record.stage)
+        if stage_key(record.stage, revision, record.parameters, record.inputs) != record.key:
             raise EvidenceError(
                 "a stage's parameters do not give its key: they were changed afterwards",
                 where=f"stages/{record.stage}/{record.key}",
                 cure="delete that folder and run the model again",
             )
-        found.setdefault(record.stage, set()).add(revision)
-    return {stage: tuple(sorted(numbers)) for stage, numbers in sorted(found.items())}
+        found[record.stage] = revision
+    return dict(sorted(found.items()))
 
 
 def report_of(context: Context, recipe: str, judges: dict[str, str]) -> VariantReport:

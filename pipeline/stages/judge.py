@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from artifacts.attempts import AttemptLedger
 from artifacts.evidence.verdict import judge_evidence
-from artifacts.stages.judge import JudgeParameters, JudgeResult
+from artifacts.stages.judge import JudgeParameters, JudgeResult, JudgeRuntime
 from eval_gates.answers import read_answers
 from eval_gates.speed.load import LOADS, read_loads
 from pipeline.core.errors import EvaluationDataError
-from pipeline.core.stage import NoRuntime
 from pipeline.stages.context import StageContext
 
 
-def run(context: StageContext[JudgeParameters, NoRuntime]) -> JudgeResult:
+def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
     """Judge every suite and every claim on speed.
 
     Raises:
         EvaluationDataError: the evidence of the two sides does not fit together.
+        AttemptChangedError: the run has to be planned again.
     """
+    # Where all answers were there already, nothing has counted the attempt yet.
+    attempt = context.parameters.attempt.model_copy(update={"run": context.runtime.run})
+    AttemptLedger(context.store).begin_attempt(attempt)
     try:
         return judge_evidence(
             context.parameters,

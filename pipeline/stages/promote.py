@@ -191,6 +191,11 @@ def check_unchanged(context: Context, recipe: str) -> None:
         )
 
 
+def signer_of(context: Context, recipe: str) -> str:
+    """Return the fingerprint of the key that signed the folder; '' for none."""
+    return EVIDENCE.result_of(context.input_record(f"weights.{recipe}")).signer or ""
+
+
 def tags(context: Context, candidate: Candidate) -> dict[str, str]:
     """The deployable tuple and where it comes from, as text tags of the version."""
     parameters, inputs = context.parameters, context.spec.inputs
@@ -206,6 +211,7 @@ def tags(context: Context, candidate: Candidate) -> dict[str, str]:
         ),
         EVIDENCE_TAG: inputs[f"weights.{recipe}"].key,
         FILES_TAG: digest_of_other_files(weights_folder(context, recipe)),
+        "prepare.signer": signer_of(context, recipe),
         "prepare.run": context.runtime.run,
         "prepare.policy": parameters.policy.name,
         "prepare.verdict.stage": inputs[judge].key,

@@ -12,18 +12,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.attempts import AttemptLedger
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
 from eval_gates.speed.draw import SIDES
 from eval_gates.speed.lives import Life, Lives
 from eval_gates.speed.load import LOADS, MeasuredLoad
 from eval_gates.speed.load_book import BEGUN, Begun, LoadBook
 from eval_gates.speed.race import RaceRule
+from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.rule import Rule, measuring_rule
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError
 from pipeline.core.private_files import keep_private
 from pipeline.core.process_environment import Need
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import record_of
@@ -78,7 +80,7 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Cour
         folder.mkdir(parents=True, exist_ok=True)
         book = LoadBook(folder)
         begun = book.open(rests_on)
-    rule = measuring_rule(parameters.claim, parameters.rule)
+    rule = measuring_rule(parameters.claim, within_budget(parameters, begun))
     lives = rule.spread_over([side for side in SIDES if side in parameters.sides])
     loads = book.loads()
     return Course(book, begun, rule, lives, loads[: len(loads) // lives.whole * lives.whole])
@@ -89,26 +91,51 @@ def run(context: Context) -> SpeedResult | None:
 
     Raises:
         ServingError: an endpoint answered nothing at all.
+        AttemptChangedError: the run has to be planned again.
     """
     course = course_of(context.spec, context.store, context.folder)
     facts: dict[str, Any] = {}
     if (life := course.next_life()) is not None:
-        if course.begun.lives and len(life.sides) == len(course.lives.sides):
+        if course.begun.lives and course.lives.loads is None:
             done = len(course.loads) // course.lives.unit
             context.note(f"goes on after {done} {course.rule.unit} that were measured before")
+        count_loads(context, course.begun.seed)
         course.book.begin_life(course.begun, len(course.loads))
         facts = measure(context, course, life)
         course = course_of(context.spec, context.store, context.folder)
         if course.next_life() is not None:
             return None
+    state = course.rule.state(course.loads)
+    if state == "disturbed":
+        course.book.allow_another_run(course.begun)
     return SpeedResult(
         **facts,
         units=len(course.loads) // course.lives.unit,
-        state=course.rule.state(course.loads),
+        state=state,
         seed=course.begun.seed,
         lives=course.begun.lives,
+        began=course.begun.began,
+        log_rates=course.rule.log_rates(course.loads) if isinstance(course.rule, RatioRule) else {},
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
     )
+
+
+def is_unfinished(record: StageRecord) -> bool:
+    """Whether disturbances kept it open: the next run of the command continues it."""
+    return SPEED.result_of(record).state == "disturbed"
+
+
+def within_budget(parameters: SpeedParameters, begun: Begun) -> dict[str, Any]:
+    """The rule, with the runs that have a budget."""
+    return {**parameters.rule, "began": begun.began}
+
+
+def count_loads(context: Context, seed: int) -> None:
+    """Count the attempt and the measurement, before a load is stored."""
+    counted, number = context.runtime.counted, context.parameters.measurement
+    if counted is not None:
+        # A log that is gone has another seed by now.
+        AttemptLedger(context.store).begin(counted, number, str(seed), is_kept=True)
 
 
 def measure(context: Context, course: Course, life: Life) -> dict[str, Any]:
@@ -119,7 +146,7 @@ def measure(context: Context, course: Course, life: Life) -> dict[str, Any]:
         try:
             return context.run_worker(
                 "speed",
-                worker_spec(context, workload, course.lives, life),
+                worker_spec(context, workload, course, life),
                 environment=VARIABLES,
                 needs=[] if is_ours else [Need.ENDPOINT],
             )
@@ -158,7 +185,7 @@ class Prompts:
 
 
 def worker_spec(
-    context: Context, workload: dict[str, Any], lives: Lives, life: Life
+    context: Context, workload: dict[str, Any], course: Course, life: Life
 ) -> dict[str, Any]:
     """The worker's input."""
     parameters, runtime = context.parameters, context.runtime
@@ -166,8 +193,8 @@ def worker_spec(
         "claim": parameters.claim,
         "name": parameters.name,
         "workload": workload,
-        "rule": parameters.rule,
-        "sides": list(lives.sides),
+        "rule": within_budget(parameters, course.begun),
+        "sides": list(course.lives.sides),
         "life": asdict(life),
         "endpoints": {
             side: {

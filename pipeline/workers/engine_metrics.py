@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from eval_gates.draft_counts import counts_between
@@ -18,6 +20,7 @@ MAX_BYTES = 16 * 2**20
 MAX_COUNT = 2**53
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+([-+.\deE]+)")
 QUEUE = ("running", "waiting")
+LOAD_AVERAGE = Path("/proc/loadavg")
 
 Result = TypeVar("Result")
 
@@ -47,6 +50,14 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
 def leave_out_queue(found: dict[str, int] | None) -> dict[str, int] | None:
     """What is counted from the engine's start; None where it tells nothing of it."""
     return {name: value for name, value in (found or {}).items() if name not in QUEUE} or None
+
+
+def count_runnable() -> int | None:
+    """Threads of this machine that run, or are ready to; None where the kernel does not tell."""
+    try:
+        return int(LOAD_AVERAGE.read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 class DraftCount:
@@ -81,6 +92,8 @@ class Watch:
     looks: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     # Seconds by which the client's event loop was late, tick by tick.
     late: list[tuple[float, float]] = field(default_factory=list)
+    # (second, threads of this machine that were ready to run), about once a second.
+    runnable: list[tuple[float, int]] = field(default_factory=list)
 
     async def counters(self) -> dict[str, int] | None:
         """The counters without the queue; None where the endpoint does not tell."""
@@ -115,6 +128,11 @@ class Watch:
         ordered = sorted(late for at, late in self.late if begin <= at <= end)
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else None
 
+    def runnable_between(self, begin: float, end: float) -> float | None:
+        """How many threads of this machine were ready to run, on average; None if not known."""
+        found = [threads for at, threads in self.runnable if begin <= at <= end]
+        return sum(found) / len(found) if found else None
+
     async def _look(self) -> None:
         while True:
             found = await self._fetch()
@@ -124,8 +142,12 @@ class Watch:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _tick(self) -> None:
+        looked = -math.inf
         while True:
             before = time.perf_counter()
+            if before - looked >= SAMPLE_SECONDS and (threads := count_runnable()) is not None:
+                looked = before
+                self.runnable.append((before, threads))
             await asyncio.sleep(TICK_SECONDS)
             self.late.append((before, max(0.0, time.perf_counter() - before - TICK_SECONDS)))
 

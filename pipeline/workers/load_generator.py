@@ -8,6 +8,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +82,8 @@ class LoadGenerator:
             endpoint: that answers.
             requests: how many to send.
             seed: of prompts and arrivals.
-            rate: requests a second; the workload's own arrivals when None.
+            rate: requests a second. vLLM's client stretches the gaps until all requests take
+                requests / rate, so these two follow from a drawn number and a time.
 
         Returns:
             fields of a MeasuredLoad (eval_gates/speed/load.py) that come from measuring.
@@ -118,6 +120,8 @@ class LoadGenerator:
             "after": after,
             "samples": watch.queue_between(begin, begin + end),
             "client_lag_s": watch.lag_between(begin, begin + end),
+            "runnable": watch.runnable_between(begin, begin + end),
+            "cpus": os.cpu_count(),
         }
 
     def _warm_after(self, ends: list[float | None]) -> float:
@@ -136,7 +140,6 @@ class LoadGenerator:
         drained, and in the prefix cache, before the load begins.
         """
         arrivals = self._workload["arrivals"]
-        rate = arrivals["rate"] if rate is None else rate
         return [
             *("--backend", BACKEND, "--endpoint", "/v1/completions"),
             *("--base-url", endpoint.url, "--model", endpoint.model),

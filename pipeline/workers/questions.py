@@ -18,7 +18,7 @@ from eval_gates.suites import humaneval, mbpp, mmlu, rouge
 from eval_gates.suites.fixed_task import digest_of
 from eval_gates.suites.guessing import guessing
 from eval_gates.suites.humaneval import Problem
-from eval_gates.suites.json_lines import write_rows
+from eval_gates.suites.json_lines import EXAMPLES_STEM, FOLDER_STEMS, rows_of_files, write_rows
 from eval_gates.suites.lm_eval_task import ASKED, FIELDS, lay_out
 from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.events import Progress
@@ -56,7 +56,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     rows, facts = READERS[order.suite["kind"]](order, progress, output)
     choices = facts.pop("choices", {})
     if cluster := order.suite.get("cluster"):
-        rows = with_clusters(rows, cluster)
+        rows = with_clusters(with_fields(rows, order), cluster)
     rows = without_copies(rows, progress)
     if cluster:
         facts["clusters"] = len({row["cluster"] for row in rows})
@@ -120,6 +120,16 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
 def content_of(row: dict[str, Any]) -> str:
     """What a question asks, whatever its number, its title or the answer that is wanted."""
     return json.dumps({key: row[key] for key in _ASKS if key in row}, sort_keys=True)
+
+
+def with_fields(rows: Rows, order: Order) -> Rows:
+    """The rows with all fields that a folder's files give them, so that any can be a cluster."""
+    if order.source.kind != "folder" or order.folder is None:
+        return rows
+    kind = order.suite["kind"]
+    found = rows_of_files(order.folder, FOLDER_STEMS[kind], but_not=EXAMPLES_STEM)
+    fields = [row for _, row in found] + [{}] * len(rows)
+    return [{**row, FIELDS: {**row, **own}} for row, own in zip(rows, fields, strict=False)]
 
 
 def with_clusters(rows: Rows, field: str) -> Rows:
@@ -201,6 +211,9 @@ def mbpp_rows(order: Order, progress: Progress, output: Path) -> Read:
     source, left_out = order.source, list[str]()
     if source.kind == "folder" and order.folder:
         problems = mbpp.read_folder(order.folder)
+    elif source.kind == "packages":
+        problems = []
+        progress.note("MBPP's problems are out of reach: HumanEval's are asked alone")
     else:
         rows = hub_rows(source, source.split)
         problems, left_out = mbpp.select_usable(rows, str(source.id))

@@ -1,16 +1,16 @@
 """Worker: measures blocks or rounds until a speed claim is decided, inside the `serve` environment.
 
 A block is one load a side with the same prompts, one after the other; a coin says which goes first.
-A round is one load of the candidate; of a goodput one of each side, at rates that the rule chooses
-by the rounds before. Where lives alternate, one server is up, and is put under the few loads of its
-life. Each block has a seed of its own: with one seed for all, a server
-would be measured that has every prompt in its cache.
+A round is one load of the candidate. Where lives alternate, one server is up, and is put under the
+few loads of its life. Each block has a seed of its own: with one seed for all, a server would be
+measured that has every prompt in its cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,21 +22,31 @@ from pipeline.workers.load_generator import Endpoint, LoadGenerator
 if TYPE_CHECKING:  # both need more than the standard library
     from eval_gates.speed.lives import Life, Lives
     from eval_gates.speed.load import MeasuredLoad
+    from eval_gates.speed.rounds import Timing
 
 FIRST_LOOK = 2  # waves of the load that says how many requests the counted ones need
+GROWTH = 2.0  # of a load over the one before, at most
 SPARE = 1.2  # loads are sized by a short one, and should not come out too short
 
 Measure = Callable[[str, int, int, float | None], dict[str, Any]]
-"""(side, requests, seed, rate) to the fields of a load that come from measuring."""
-Rates = Mapping[str, float]
-"""Requests/s of each side; of one that is not in it, the workload's own arrivals."""
+"""(side, requests, seed, requests/s) to the fields of a load that come from measuring; the rate is
+None where the workload has none."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many requests a load has, and what of its time counts."""
+
+    requests: int
+    timing: Timing | None = None  # None at a fixed concurrency
+    rate: float | None = None  # at which the requests fill the time
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Measure on the servers that are up: until the rule has decided, or their life is over.
 
     Args:
-        spec: claim (`ratio`, `slo`, `goodput` or `race`), name and workload, rule, sides, life
+        spec: claim (`ratio`, `slo` or `race`), name and workload, rule, sides, life
             (eval_gates/speed/lives.py), endpoints by side, tokenizer (folder), trust_remote_code.
         progress: receives how many blocks or rounds are done, of the most that there can be.
         output: has the load book, which the loads are added to.
@@ -75,11 +85,10 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
     task = f"speed {spec['name']}"
     progress.advance(task, len(loads) // lives.unit, rule.cap, "first look")
     if lives.loads is not None:
-        rates = rule.next_rates(loads[: len(loads) // lives.unit * lives.unit])
-        for load in generate_of_one_side(spec, lives, life, loads, measure, rates):
+        for load in generate_of_one_side(spec, lives, life, loads, measure):
             book.append([load])
         return
-    units = generate_units(spec, life, measure, lambda: rule.next_rates(loads))
+    units = generate_units(spec, life, measure, loads)
     while rule.wants_more(loads):
         progress.advance(task, len(loads) // lives.unit, rule.cap, rule.unit)
         new = next(units)
@@ -90,20 +99,20 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
 
 
 def generate_units(
-    spec: dict[str, Any], life: Life, measure: Measure, rates: Callable[[], Rates]
+    spec: dict[str, Any], life: Life, measure: Measure, loads: Sequence[MeasuredLoad]
 ) -> Iterator[list[MeasuredLoad]]:
     """Block after block, or round after round, without an end: the loads of each.
 
     Args:
-        rates: what the next one is measured at, after the loads so far.
+        loads: so far; those of each unit are added before the next one is asked for.
     """
     draw = Draw(life.draw, life.sides)
     requests = count_requests(spec["workload"], life.sides, measure, draw.look)
     for block in count(life.block):
         seed, order = draw.unit()
-        where, asked = {"life": life.number, "block": block}, rates()
+        where, size = {"life": life.number, "block": block}, size_of(spec, loads, seed, requests)
         yield [
-            load_of(spec, measure, requests, side, asked.get(side), seed=seed, place=place, **where)
+            load_of(spec, measure, size, side, seed=seed, place=place, **where)
             for place, side in enumerate(order)
         ]
 
@@ -114,67 +123,103 @@ def generate_of_one_side(
     life: Life,
     before: Sequence[MeasuredLoad],
     measure: Measure,
-    rates: Rates,
 ) -> Iterator[MeasuredLoad]:
     """The loads of one side's life, of a pair of lives that measures one side after the other."""
     (side,) = life.sides
     draw = Draw(life.draw, lives.sides)
     seeds = [draw.unit()[0] for _ in range(lives.loads or 1)]
     done = life.block % len(seeds)  # in an earlier life that ended too soon
+    warm_up_at_a_rate(spec["workload"], side, measure, draw.look)
     known = max((len(load.requests) / load.seconds for load in before), default=0.0)
     requests = count_requests(spec["workload"], life.sides, measure, draw.look, known)
     if life.place == 1 or done:
         requests = len(before[-1].requests)  # both sides of a pair are asked the same
+    pairs = before[: len(before) // lives.unit * lives.unit]
     for block, seed in enumerate(seeds[done:], start=life.block):
         where = {"life": life.number, "block": block, "place": life.place}
-        yield load_of(spec, measure, requests, side, rates.get(side), seed=seed, **where)
+        size = size_of(spec, pairs, seed, requests)
+        yield load_of(spec, measure, size, side, seed=seed, **where)
+
+
+def warm_up_at_a_rate(
+    workload: dict[str, Any], side: str, measure: Measure, look: Callable[[], int]
+) -> None:
+    """A short load that counts for nothing, as one of a fixed concurrency tells how fast it is."""
+    from eval_gates.speed.rounds import count_arrivals
+
+    rate, seconds = workload["arrivals"]["rate"], float(workload["warmup_seconds"])
+    if rate and seconds:
+        seed = look()
+        number = count_arrivals(seed, float(rate), seconds)
+        measure(side, number, seed, number / seconds)
 
 
 def load_of(
-    spec: dict[str, Any],
-    measure: Measure,
-    requests: int,
-    side: str,
-    rate: float | None,
-    *,
-    seed: int,
-    **where: int,
+    spec: dict[str, Any], measure: Measure, size: Size, side: str, *, seed: int, **where: int
 ) -> MeasuredLoad:
-    """One load, measured; `where` it stands among the others: its life, block and place.
-
-    Args:
-        requests: that it has with the workload's own arrivals.
-        rate: requests/s; the workload's own arrivals when None.
-    """
+    """One load, measured; `where` it stands among the others: its life, block and place."""
     from eval_gates.speed.load import MeasuredLoad
 
-    workload = spec["workload"]
-    arrivals = describe_arrivals(workload)
-    if rate is not None:
-        requests, arrivals["rate"] = requests_at(rate, workload), rate
     return MeasuredLoad.model_validate(
         {
             **{"side": side, "workload": spec["name"], "seed": seed, **where},
-            **arrivals,
-            **measure(side, requests, seed, rate),
+            **describe_arrivals(spec["workload"], size.timing),
+            **measure(side, size.requests, seed, size.rate),
         }
     )
 
 
-def requests_at(rate: float, workload: dict[str, Any]) -> int:
-    """As many as come in the warm-up, in the time that counts, and in a warm-up after it."""
+def size_of(spec: dict[str, Any], loads: Sequence[MeasuredLoad], seed: int, requests: int) -> Size:
+    """The size of the next load, the same on both sides.
+
+    Args:
+        spec: as of `run`.
+        loads: of whole units before it.
+        seed: of the load.
+        requests: at a fixed concurrency.
+    """
+    from eval_gates.speed.rounds import count_arrivals, next_timing
+
+    workload = spec["workload"]
+    timing = next_timing(workload, loads)
+    if timing is None:
+        return Size(grown(requests, loads, float(workload["seconds"])))
+    if workload["arrivals"]["trace"]:
+        return Size(len([each for each in workload["times"] if each <= timing.lasts]), timing)
+    number = count_arrivals(seed, float(workload["arrivals"]["rate"]), timing.lasts)
+    return Size(number, timing, number / timing.lasts)
+
+
+def grown(requests: int, loads: Sequence[MeasuredLoad], seconds: float) -> int:
+    """As many requests as the last loads had, and more where their steady parts were too short.
+
+    What was disturbed while a load's size was looked for makes loads too small.
+
+    Args:
+        requests: at least.
+        loads: so far.
+        seconds: that the steady part should last.
+    """
     from eval_gates.speed.load import MAX_REQUESTS
+    from eval_gates.speed.steady import steady_seconds
 
-    lasts = float(workload["seconds"] + 2 * workload["warmup_seconds"])
-    return min(MAX_REQUESTS, math.ceil(lasts * rate))
+    if not loads:
+        return requests
+    last = [load for load in loads if load.block == loads[-1].block]
+    had = len(last[-1].requests)
+    shortest = min(map(steady_seconds, last))
+    factor = min(GROWTH, seconds / shortest if shortest > 0 else GROWTH)
+    at_once = last[-1].concurrency or 1
+    waves = math.ceil(had * max(1.0, factor) / at_once)
+    return min(MAX_REQUESTS, max(requests, waves * at_once))
 
 
-def describe_arrivals(workload: dict[str, Any]) -> dict[str, Any]:
+def describe_arrivals(workload: dict[str, Any], timing: Timing | None) -> dict[str, Any]:
     """How the requests come, as a load says it."""
     arrivals = workload["arrivals"]
-    if arrivals["concurrency"]:
+    if timing is None:
         return {"arrivals": "concurrency", "concurrency": arrivals["concurrency"]}
-    timed = {"warmup_s": workload["warmup_seconds"], "measured_s": workload["seconds"]}
+    timed = {"warmup_s": timing.warmup_s, "measured_s": timing.measured_s}
     if arrivals["rate"]:
         return {"arrivals": "rate", "rate": arrivals["rate"], **timed}
     return {"arrivals": "trace", **timed}
@@ -187,22 +232,16 @@ def count_requests(
     look: Callable[[], int],
     known: float = 0.0,
 ) -> int:
-    """How many requests a load has, the same on both sides.
+    """How many requests a load of a fixed concurrency has, the same on both sides; else 0.
 
-    Of a rate or a trace, as many as come in the warm-up, the time that counts, and a time as long
-    as the warm-up after it. Of a concurrency a short load of each side tells how fast it is, and
-    warms it up: the faster one is to be busy for the workload's seconds. So many requests a second
-    are `known` of an earlier life.
+    A short load of each side tells how fast it is, and warms it up: the faster one is to be busy
+    for the workload's seconds. So many requests a second are `known` of an earlier life.
     """
     from eval_gates.speed.load import MAX_REQUESTS, WAVES
 
-    arrivals = workload["arrivals"]
-    if arrivals["rate"]:
-        return requests_at(float(arrivals["rate"]), workload)
-    if arrivals["trace"]:
-        lasts = float(workload["seconds"] + 2 * workload["warmup_seconds"])
-        return len([each for each in workload["times"] if each <= lasts])
-    at_once = int(arrivals["concurrency"])
+    at_once = int(workload["arrivals"]["concurrency"] or 0)
+    if not at_once:
+        return 0
     first = FIRST_LOOK * max(at_once, int(workload.get("prefixes", 1)))
     looked: float = max(first / measure(side, first, look(), None)["seconds"] for side in sides)
     wanted = SPARE * max(known, looked) * float(workload["seconds"])

@@ -12,7 +12,6 @@ from recipes.engines.engine import (
     Engine,
     EngineOptions,
     Launch,
-    Part,
     options,
 )
 from recipes.engines.vllm import Vllm
@@ -25,7 +24,6 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "Launch",
-    "Part",
     "find_engine",
     "options",
 ]
@@ -33,7 +31,7 @@ __all__ = [
 ENGINES: list[Engine] = [
     Vllm(),
 ]
-# Of a profile that names none, and of all evidence from before profiles could.
+# The engine of a profile that names none.
 DEFAULT = ENGINES[0].name
 
 

@@ -7,19 +7,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-# No profile may have them; a version that was registered before may, and they decide no answer.
-CREDENTIALS = ("api-key", "hf-token")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One node's part of a server that is spread over several."""
-
-    node: int  # its number; 0 is the one that answers
-    first: str  # address of node 0
-    port: int  # there, that they meet at
-    own: str  # address that the others reach this one at
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -32,7 +19,6 @@ class Launch:
     host: str = ""  # that it listens on
     port: int = 0  # of that host
     socket: str = ""  # a Unix socket, instead of a port; "" without one
-    part: Part | None = None  # of a server on several nodes; they take the same arguments
 
 
 @dataclass(frozen=True)
@@ -83,7 +69,6 @@ class Engine(Protocol):
     environment: str  # name of the environment that it runs in
     modules: tuple[str, ...]  # that have to import there
     key_variable: str  # variable that names the key which its clients must show
-    address_variable: str = ""  # variable that names the address which other nodes' parts use
     health: str = "/health"  # path that answers 200 once it serves
     dialect: Dialect = Dialect()  # of its requests
     echoes: tuple[str, ...] = ()  # words of an exception in its log that only repeats another's
@@ -157,6 +142,6 @@ class Engine(Protocol):
 def options(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Arguments as long options: true is a bare flag, false a flag left out."""
     for name, value in arguments.items():
-        if value is not False and name not in CREDENTIALS:
+        if value is not False:
             yield f"--{name}"
             yield from [] if value is True else [str(value)]

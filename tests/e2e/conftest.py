@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from proofs import SHARED, digest_of, features, read_proofs, write_proofs
 
 from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.demo_model import fetch_demo_package
@@ -24,9 +23,6 @@ from pipeline.serving.server_address import free_port
 from pipeline.stages.context import BOOTSTRAP
 from recipes.schema import ServingProfile
 
-DIGEST = pytest.StashKey[str]()
-PASSED = pytest.StashKey[bool]()
-LEFT_OUT = "passed before on the same locks, workers and suites; `make test-all` runs it"
 # In the background (nohup, a CI runner) Ctrl-C is ignored, also by all that is started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -75,43 +71,17 @@ def server(demo_model: Path, server_log: Path, cpu_profile: ServingProfile) -> I
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--everything",
-        action="store_true",
-        help="also what passed on the same files before (tests/e2e/proofs.py); keeps what passes",
-    )
+    parser.addoption("--everything", action="store_true", help="also tests marked of_everything")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what passed on the very same files; `--everything` and a module's name run it."""
-    kept, here = read_proofs(), features()
+    """Skip the tests of `make test-all`, unless a module is named or `--everything` is given."""
     named = any(str(word).partition("::")[0].endswith(".py") for word in config.args)
-    run_all = named or config.getoption("--everything")
-    for item in items:
-        if item.get_closest_marker("of_everything") and not run_all:
-            item.add_marker(pytest.mark.skip(reason="is a part of `make test-all`"))
-        rests_on = item.get_closest_marker("rests_on")
-        if rests_on is None:
-            continue
-        module = item.path.name
-        digest = digest_of((*SHARED, f"tests/e2e/{module}", *rests_on.args))
-        item.stash[DIGEST] = digest
-        if not run_all and kept.get(module, {}).get(here) == digest:
-            item.add_marker(pytest.mark.skip(reason=LEFT_OUT))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep which modules passed as a whole."""
-    option = session.config.option
-    if not option.everything or option.keyword or option.markexpr:
+    if named or config.getoption("--everything"):
         return
-    failed = {item.path.name for item in session.items if not item.stash.get(PASSED, False)}
-    passed = {
-        item.path.name: item.stash[DIGEST]
-        for item in session.items
-        if DIGEST in item.stash and item.path.name not in failed
-    }
-    write_proofs(passed, features())
+    for item in items:
+        if item.get_closest_marker("of_everything"):
+            item.add_marker(pytest.mark.skip(reason="is a part of `make test-all`"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -119,13 +89,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if started := os.environ.get("CI_STARTED"):
         minutes, seconds = divmod(int(time.time()) - int(started), 60)
         terminalreporter.write_line(f"wall time of CI: {minutes} min {seconds} s")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test passed when no part of it failed; one that was skipped proves nothing."""
-    report = yield
-    item.stash[PASSED] = report.passed and item.stash.get(PASSED, True)
-    return report

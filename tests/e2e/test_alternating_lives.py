@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from answering_socket import answering
-from proofs import LOADING, SERVING
 
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
@@ -26,7 +25,7 @@ from recipes.workload import Arrivals, RandomWorkload
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(1800),
-    pytest.mark.rests_on(*SERVING, *LOADING),
+    pytest.mark.of_everything,
 ]
 
 SMALL = RandomWorkload(

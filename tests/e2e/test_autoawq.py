@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from proofs import QUANTIZING, SERVING
 from pydantic import TypeAdapter
 
 import pipeline
@@ -33,7 +32,7 @@ from recipes.catalog import load_recipe
 from recipes.quantization import Quantization
 from recipes.schema import ServingProfile
 
-pytestmark = pytest.mark.rests_on(*QUANTIZING, *SERVING)
+pytestmark = pytest.mark.of_everything
 
 ROOT = Path(pipeline.__file__).parents[1]
 TEXTS = Path(recipes.__file__).parent / "calibration" / "general.jsonl"

@@ -12,7 +12,6 @@ import subprocess
 from typing import Any
 
 import pytest
-from proofs import SERVING
 
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.events import Silent
@@ -101,7 +100,7 @@ print("RESULT " + json.dumps({"untold": untold, "comparisons": results}))
 """
 
 # The first test may have to build the environment.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*SERVING)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proofs import SERVING
 
 from pipeline.core.cpu_features import VARIABLE, cpu_features
 from pipeline.core.events import Silent
@@ -24,7 +23,7 @@ SCRIPT = Path(__file__).with_name("wna16_comparison.py")
 STOCK = "CPUWNA16LinearKernel"
 
 # The first test may have to build the environment.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*SERVING)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
 
 @pytest.fixture(scope="module")

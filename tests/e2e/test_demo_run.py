@@ -299,7 +299,7 @@ def test_the_plan_knows_the_engines_kv_cache(demo: Demo, cpu_profile: ServingPro
 def test_the_report_is_kept(demo: Demo) -> None:
     shown = json.loads(demo.prepare("runs", "show", "latest", "--json").stdout)
     assert shown == demo.report
-    assert demo.report["schema_version"] == 2
+    assert demo.report["schema_version"] == 1
     assert demo.report["checkpoint"]["ref"] == "demo:smollm2-135m"
 
 

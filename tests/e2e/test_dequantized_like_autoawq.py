@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from proofs import QUANTIZING
 
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
@@ -15,8 +14,6 @@ from pipeline.environments.settings import load_settings
 from pipeline.verification.layer_weights import layer_weights
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import AWQ_GEMM, WeightFormat
-
-pytestmark = pytest.mark.rests_on(*QUANTIZING)
 
 ROWS, COLUMNS, GROUP = 256, 384, 128
 

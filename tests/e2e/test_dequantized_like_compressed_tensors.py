@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from proofs import QUANTIZING
 
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
@@ -17,8 +16,6 @@ from pipeline.verification.layer_weights import layer_weights
 from pipeline.verification.number_types import to_float32
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import stored_format
-
-pytestmark = pytest.mark.rests_on(*QUANTIZING)
 
 SHAPE = (256, 384)
 FORMATS = {

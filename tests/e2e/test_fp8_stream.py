@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proofs import QUANTIZING
 
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
@@ -20,7 +19,7 @@ SHAPES = [[1, 1], [7, 1], [1, 9], [33, 65], [128, 128], [256, 384], [130, 131], 
 # llm-compressor's way without a model leaves minus zero as it is, the one with a model does not.
 MINUS_ZERO_ONLY = "bytes, 0x00 for 0x80"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.rests_on(*QUANTIZING)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def start(folder: Path, jobs: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proofs import ASKING
 
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
@@ -193,7 +192,7 @@ def wrongness(doc, results):
 """
 
 # The first test may have to build the environment.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*ASKING)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
 
 def sums(numbers: range) -> str:
@@ -263,6 +262,7 @@ def test_documents_are_laid_out_by_number(found: dict[str, Any]) -> None:
     )
     assert found["choices"]["facts"]["questions"] == 21
     assert found["choices"]["facts"]["metric"] == "acc"
+    assert found["choices"]["facts"]["output_type"] == "multiple_choice"
 
 
 def test_choices_are_scored_by_lm_evals_metric(found: dict[str, Any]) -> None:
@@ -291,6 +291,7 @@ def test_text_goes_through_the_first_filter(found: dict[str, Any]) -> None:
     text = found["text"]
     assert text["metric"] == "exact_match,number"
     assert text["facts"]["questions"] == 20, "process_docs leaves one out"
+    assert text["facts"]["output_type"] == "generate_until"
     for answer in text["answers"]:
         known = number_of(answer) % 2 == 0
         assert answer["score"] == float(known)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from proofs import REGISTRIES
 
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
@@ -32,7 +31,7 @@ import races
 import racing_mover
 
 LOCK = Path(__file__).parent / "mlflow_server" / "server.txt"
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.rests_on(*REGISTRIES)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 processes = multiprocessing.get_context("fork")
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proofs import ASKING, SERVING
 
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
@@ -173,8 +172,10 @@ class Handler(BaseHTTPRequestHandler):
             logprobs = {"token_logprobs": [logprob(prompt, tokens[-1])], "top_logprobs": [top]}
         else:
             logprobs = None
+        if behaviour in ("null", "no text"):
+            logprobs = None
         choice = {"index": 0, "text": " " + WORDS[tokens[-1]], "logprobs": logprobs}
-        self.answer(200, {"choices": [choice]})
+        self.answer(200, {"choices": [] if behaviour == "no text" else [choice]})
 
     def answer(self, status, body):
         content = json.dumps(body).encode()
@@ -239,6 +240,16 @@ def generation(room):
 
 behaviour, seen = "answers", []
 small = ours(url, lambda count: None, lambda text: None, max_length=6)
+# Of a server that ignores `logprobs`, as of one that has no texts at all.
+for behaviour in ("null", "no text"):
+    seen = []
+    found[behaviour] = {
+        "choices": refusal(lambda: ours(
+            url, lambda count: None, lambda text: None).loglikelihood(SHORT)),
+        "generation": refusal(lambda: ours(
+            url, lambda count: None, lambda text: None).generate_until(generation(1))),
+    }
+behaviour = "answers"
 found["fits"] = small.loglikelihood(SHORT)
 found["generated"] = small.generate_until(generation(1))
 found["too_long"] = {
@@ -251,7 +262,7 @@ print("RESULT " + json.dumps(found))
 )
 
 # The first test may have to build the environments.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*ASKING, *SERVING)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
 
 def run_in_evaluate(script: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -408,3 +419,12 @@ def test_a_prompt_is_not_cut(endpoints: dict[str, Any]) -> None:
         assert "too long" in endpoints["too_long"][kind], endpoints["too_long"]
         assert count in endpoints["too_long"][kind]
         assert "raise max-model-len" in endpoints["too_long"][kind]
+
+
+def test_what_the_endpoint_leaves_out_is_named(endpoints: dict[str, Any]) -> None:
+    """And is an error of the endpoint's, not a bare TypeError of lm-eval's."""
+    assert "log-probabilities" in endpoints["null"]["choices"]
+    assert "/v1/completions" in endpoints["null"]["choices"]
+    assert endpoints["null"]["generation"].startswith("[")  # its texts are there
+    assert "log-probabilities" in endpoints["no text"]["choices"]
+    assert "has no text" in endpoints["no text"]["generation"]

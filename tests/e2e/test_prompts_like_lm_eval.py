@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proofs import ASKING
 
 from eval_gates.suites.mmlu_subjects import GROUPS
 from pipeline.core.events import Silent
@@ -101,7 +100,7 @@ print("RESULT " + json.dumps({"comparisons": comparisons, "groups": groups}))
 """
 
 # The first test may have to build the environment.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*ASKING)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 import yaml
-from proofs import REGISTRIES
 from typer.testing import CliRunner
 
 from artifacts.evidence.manifest import digest_of_other_files
@@ -49,7 +48,6 @@ from pipeline.serving.server_address import free_port
 PROGRAM = shutil.which("docker-registry")
 SKOPEO = shutil.which("skopeo")
 pytestmark = [
-    pytest.mark.rests_on(*REGISTRIES),
     pytest.mark.e2e,
     pytest.mark.skipif(PROGRAM is None, reason="docker-registry is not installed"),
 ]

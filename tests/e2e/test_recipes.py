@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proofs import QUANTIZING
 from pydantic import TypeAdapter
 
 from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
@@ -36,7 +35,7 @@ from recipes.catalog import load_recipe, recipe_names
 from recipes.group_sizes import sizes_to_try
 from recipes.quantization import Quantization
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*QUANTIZING)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
 SCRIPT = Path(__file__).parent / "tiny_models.py"
 BLOCKS, TOKENS = 2, 64

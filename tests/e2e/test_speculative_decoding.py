@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from proofs import SERVING
 
 from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.folder import inspect_folder
@@ -30,13 +29,7 @@ from recipes.speculation import Speculation
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(1800),
-    pytest.mark.rests_on(
-        *SERVING,
-        "recipes/engines/*.py",
-        "recipes/speculation.py",
-        "artifacts/serving_arguments.py",
-        "pipeline/workers/engine_metrics.py",
-    ),
+    pytest.mark.of_everything,
 ]
 
 # Each says things twice, so that n-grams of the prompt come again.

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from prepare_command import prepare
-from proofs import LOADING, SERVING
 
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.events import Silent
@@ -25,7 +24,7 @@ from recipes.schema import ServingProfile
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(1800),
-    pytest.mark.rests_on(*SERVING, *LOADING),
+    pytest.mark.of_everything,
     # A load that other work disturbs is refused, rightly, and a CI's machine may be busy.
     pytest.mark.skipif(
         "not config.getoption('everything')", reason="measures speed; `make test-all` runs it"
@@ -43,7 +42,7 @@ SHARED = {
     **{"hit_rate": 0.88, "arrivals": AT_ONCE},
 }
 SPEED = {
-    "ratio": {"minimum": 0.8, "workloads": ["small", "shared"], "blocks": 6},
+    "ratio": {"minimum": 0.8, "workloads": ["small", "shared"], "blocks": 10},
     "workloads": {
         "small": {**SMALL, "seconds": 1.0},
         "shared": {**SHARED, "seconds": 1.0},

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proofs import ASKING
 
 from eval_gates.suites.fixed_task import sample_seed
 from pipeline.core.events import Silent
@@ -125,7 +124,7 @@ print("RESULT " + json.dumps(found))
 """
 
 # The first test may have to build the environment.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*ASKING)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

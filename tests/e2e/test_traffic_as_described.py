@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from answering_socket import answering
-from proofs import LOADING, SERVING
 
 from eval_gates.speed.load import Requests
 from pipeline.core.events import Silent
@@ -23,7 +22,7 @@ from pipeline.environments.settings import load_settings
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(1800),
-    pytest.mark.rests_on(*SERVING, *LOADING),
+    pytest.mark.of_everything,
 ]
 
 ROOT = Path(__file__).parents[2]

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from answering_socket import answering
@@ -104,7 +105,13 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
             **{"arrivals": {"rate": 4.0}, "seconds": 1, "warmup_seconds": 0},
         }
     )
-    rule = {"limits": {"ttft_ms_p95": 1e6}, "share": 0.5, "alpha": 0.05, "rounds": 1}
+    rule: dict[str, Any] = {
+        "limits": {"ttft_ms_p95": 1e6},
+        "share": 0.5,
+        "alpha": 0.05,
+        "rounds": 1,
+    }
+    rule |= {"lives": "alternate"}  # a life measures one round
     endpoint = {
         "url": "http://localhost",
         "socket": str(socket),
@@ -131,7 +138,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     answer = json.loads(result.read_text())
     assert answer["ok"], (answer, ran.stdout[-2000:])
     (load,) = read_loads(output / LOADS)
-    assert load.requests.error == [None] * 4
+    assert set(load.requests.error) == {None}
     drafted = drafted_in(load)
     assert drafted is not None
-    assert drafted.drafts == drafted.accepted_tokens >= 4
+    assert drafted.drafts == drafted.accepted_tokens >= len(load.requests)

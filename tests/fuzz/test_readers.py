@@ -20,11 +20,9 @@ import pytest
 from artifacts.command_line import command_line
 from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
+from artifacts.kept_runs import read_run
 from artifacts.registry import model_pack
-from artifacts.registry.history import HistoryEntry, replay
-from artifacts.registry.object_registry import KeptVersion, ObjectRegistry
 from artifacts.registry.registry import Version
-from artifacts.run_command import kind_of
 from artifacts.stages.coherence import COHERENCE
 from eval_gates.speed.load import parse_loads
 from eval_gates.suites import mbpp
@@ -41,12 +39,15 @@ from pipeline.core.foreign.lines import ForeignLinesError
 from pipeline.core.foreign.record import parse_record
 from pipeline.core.foreign.rows import read_kept_rows
 from pipeline.core.foreign.yaml import ForeignYamlError, parse_yaml
+from pipeline.core.hardware import this_node
+from pipeline.core.origin import Marker
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import read_folder
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
+from pipeline.run.executors.described_node import parse_description
 from recipes.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
@@ -168,7 +169,7 @@ def command_of(path: Path) -> object:
         command = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         return None
-    return command_line(kind_of(command), command) if isinstance(command, dict) else None
+    return command_line("model", command) if isinstance(command, dict) else None
 
 
 def carried(name: str) -> bytes:
@@ -222,6 +223,24 @@ def parse_stage(content: bytes) -> object:
     return parse_record(content, StageRecord)
 
 
+MARKER = b"""{"schema_version": 1, "record": %s, "files": {
+ "output/a.json": {"sha256": "%s", "size": 3}, "stage.json": {"sha256": "%s", "size": 9}}}
+""" % (STAGE, b"a" * 64, b"b" * 64)
+
+
+RUN = b"""{"schema_version": 1, "run": "20261121-100000-000001", "status": "finished",
+ "exit_code": 0,
+ "started": "2026-11-21T10:00:00+00:00", "seconds": 372.4, "kind": "model", "checkpoint": null,
+ "command": {"checkpoint": "demo:x", "recipes": ["a"], "profile": "cpu"},
+ "registered_name": null, "variants": [], "notes": [], "tuning": null, "error": {"what": "w"},
+ "stages": [{"name": "judge", "stage": "judge", "variant": "a", "status": "ran", "seconds": 1.25,
+ "key": "abc"}]}"""
+
+
+def parse_marker(content: bytes) -> object:
+    return parse_record(content, Marker)
+
+
 def shape_of(path: Path) -> object:
     try:
         kept = COHERENCE.kept(parse_record(path.read_bytes(), StageRecord))
@@ -233,19 +252,6 @@ def shape_of(path: Path) -> object:
 def answer_in(content: bytes) -> object:
     answer = parse_json(content, whole_text=False, finite=False)
     return read_answer(answer, Item((1,), ((0, 7),)))
-
-
-REGISTRY = ObjectRegistry("store+file:///nowhere")
-
-
-def registered_in(path: Path) -> None:
-    """A version, and an entry of the history, of that content, as if the store had it."""
-    REGISTRY._kept = {"object": path.read_bytes()}
-    with contextlib.suppress(PrepareError):
-        REGISTRY._read("object", KeptVersion)
-    entry = REGISTRY._read("object", HistoryEntry)
-    assert entry is not None
-    replay([entry])
 
 
 def kept_rows_of(path: Path) -> None:
@@ -270,18 +276,6 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "profile": ("a.yaml", carried("profiles/h100.yaml"), lambda p: load_profile(str(p))),
     "ladder": ("a.yaml", carried("ladders/awq-ladder.yaml"), lambda p: load_ladder(str(p))),
     "gpu": ("a.yaml", carried("gpus/h100.yaml"), lambda p: load_gpu(str(p))),
-    "version in an object store": (
-        "version.json",
-        b'{"files": {"a/b": {"sha256": "' + b"0" * 64 + b'", "size": 1}}, "tags": {"a": "b"}}',
-        registered_in,
-    ),
-    "entry in an object store": (
-        "entry.json",
-        b'{"id": "i", "after": 0, "action": "promote", "alias": "champion", "version": "1",'
-        b'"previous_alias": "previous", "replaced": null, "changes": {"champion": "1"},'
-        b'"when": "w", "who": "w", "run": "r", "verdict": "pass", "reason": ""}',
-        registered_in,
-    ),
     "settings": (
         "a.yaml",
         b"home: ~/x\nenvironments: {serve: {python: /bin/true}}\n",
@@ -298,6 +292,13 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "packed rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), lambda p: list(read_rows(p))),
     "kept rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), kept_rows_of),
     "record": ("a.json", STAGE, one_error(parse_stage, ForeignJsonError)),
+    "marker": ("a.json", MARKER, one_error(parse_marker, ForeignJsonError)),
+    "run": ("run.json", RUN, lambda p: read_run(p.parent)),
+    "node": (
+        "a.json",
+        this_node(with_gpus=False).model_dump_json().encode(),
+        lambda p: parse_description(p.read_bytes(), "here"),
+    ),
     "load": ("a.jsonl", LOAD, one_error(parse_load, ValueError)),
     "stage": ("a.json", COHERENT, shape_of),
     "answer": (

@@ -106,7 +106,8 @@ RUNS = {
     "not made": run_report(exit_code=1, variants=[failed_variant_report(), saying_no()]),
     "refused": refused(),
     "gate": run_report(
-        command=COMMAND | {"gate": True, "promote": None},
+        kind="gate",
+        command=COMMAND | {"promote": None},
         variants=[
             variant_report(recipe="candidate", promoted=False, registry_version=None, speed=[])
         ],

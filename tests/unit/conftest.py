@@ -7,10 +7,10 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from empty_registry import open_with_tables
+from empty_registry import fill
 from hypothesis import settings
 
-from artifacts.registry import mlflow_registry
+from artifacts.registry import embedded_database
 
 # A machine that others use too is slow for a moment now and then; that is no fault of ours.
 settings.register_profile("shared machine", deadline=None)
@@ -24,7 +24,7 @@ def quick_files() -> Iterator[None]:
     """Nothing waits for the disk: a process that is killed loses nothing that it wrote."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(mlflow_registry, "check_openable", open_with_tables)
+        patch.setattr(embedded_database, "fill", fill)
         yield
 
 

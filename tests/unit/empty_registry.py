@@ -6,25 +6,20 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
+from artifacts.registry import embedded_database
 
-from artifacts.registry import mlflow_registry
-
-CHECK_OPENABLE = mlflow_registry.check_openable
+FILL = embedded_database.fill
 
 
-def open_with_tables(file: Path) -> None:
-    """In the place of `check_openable`: MLflow finds its tables in a file that is new."""
-    CHECK_OPENABLE(file)
-    if file.stat().st_size == 0:
-        file.write_bytes(tables())
+def fill(file: Path) -> None:
+    """In the place of `embedded_database.fill`: copy the tables."""
+    file.write_bytes(tables())
 
 
 @cache
 def tables() -> bytes:
     """The file of a registry with nothing in it."""
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlflow_registry, "check_openable", CHECK_OPENABLE)
+    with TemporaryDirectory() as folder:
         file = Path(folder) / "registry.db"
-        assert mlflow_registry.MlflowRegistry(f"sqlite:///{file}").names() == []
+        FILL(file)
         return file.read_bytes()

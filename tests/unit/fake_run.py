@@ -20,7 +20,7 @@ answer book, judging, evidence, promotion. So a run of any shape is made by sayi
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
+from artifacts.attempts import NOTHING, Remeasured
 from artifacts.deployable import verdict_tags
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.judged_variant import JudgedVariant
@@ -52,8 +53,8 @@ from pipeline.release.evidence_stage import write_evidence
 from pipeline.release.promotion import Order, promote_run
 from pipeline.run.attribution import Attribution
 from pipeline.run.run_log import NotingProgress, RunLog
-from pipeline.run.runner import Runner
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.runner import LaidOut, Runner, run_planned
+from pipeline.run.stage_runner import SubmittedStageRunner
 from recipes.policy import Policy
 from recipes.quantization import Calibration, NoQuantization, PresetQuantization
 from recipes.schema import Recipe, ServingProfile
@@ -181,6 +182,7 @@ class FakeRun:
         uri: of the registry that the run names; a file in the store if not given.
         attribute: say which of weights and KV cache costs what.
         rooms: pieces of work that can be done side by side.
+        check_laid_out: sees what was laid out, before the first question.
     """
 
     root: Path
@@ -196,6 +198,7 @@ class FakeRun:
     uri: str = ""
     attribute: bool = False
     rooms: int = 1
+    check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
     report: RunReport = field(init=False)
 
     def __post_init__(self) -> None:
@@ -218,7 +221,7 @@ class FakeRun:
             source, ref=str(source), kind="folder", revision=None, digests=digests
         )
 
-    def plan(self) -> Plan:
+    def plan(self, run: str = "", remeasured: Remeasured = NOTHING) -> Plan:
         """The real planner's."""
         return Planner(
             checkpoint=self.checkpoint,
@@ -230,13 +233,19 @@ class FakeRun:
             node=node_of(self.hardware),
             sources=Sources(self.models),  # type: ignore[arg-type]
             store=self.root,
+            run=run,
+            remeasured=remeasured,
             trust_remote_code=self.trust_remote_code,
             rungs=self.rungs,
             dry_run=self.dry_run,
         ).plan()
 
-    def run(self) -> RunReport:
-        """Run, or run again."""
+    def run(self, remeasured: frozenset[str] = frozenset()) -> RunReport:
+        """Run, or run again.
+
+        Args:
+            remeasured: gates that are measured again though it is over.
+        """
         store, checkpoint = self.store, self.checkpoint
         command = {
             **COMMAND,
@@ -250,15 +259,20 @@ class FakeRun:
         log.note_checkpoint(
             CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source), NAME
         )
-        stages = StageRunner(
+        stages = SubmittedStageRunner(
             store,
             PretendExecutor(store, self.models, self.rooms),
             lambda _: Path("python"),
             log,
             NotingProgress(Listener(), log),
         )
-        plan = self.plan()
-        Runner(plan, stages, log).run()
+        again = Remeasured(remeasured, frozenset({log.run_id}))
+        plan = run_planned(
+            lambda: self.plan(log.run_id, again),
+            lambda plan: Runner(plan, stages, log, check_laid_out=self.check_laid_out).run(),
+            log,
+            stages.progress,
+        )
         if self.attribute:
             Attribution(plan, stages, log, "queries are quantized, too").run()
         for served in ("baseline", *self.recipes):

@@ -54,7 +54,6 @@ def judged_rows(
     again: Sequence[dict[str, Any]] = (),
     available: int = 14_042,
     planned_bet: float | None = None,
-    drawn: bool = False,
 ) -> GateReport:
     return judge_suite(
         "suite",
@@ -68,7 +67,6 @@ def judged_rows(
         family=family,
         alpha=alpha,
         planned_bet=planned_bet,
-        drawn=drawn,
     )
 
 

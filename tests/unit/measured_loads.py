@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from typing import Any
+
+import numpy as np
 
 from eval_gates.speed.load import MeasuredLoad, Requests
 
@@ -41,7 +44,7 @@ def load_in_waves(
         "prompts_sha256": PROMPTS,
         "arrivals": "concurrency",
         "concurrency": in_flight,
-        "started": 1.7e9,
+        "started": 1.7e9 + 60.0 * changes.get("block", 0),
         "seconds": waves * seconds,
         "client_lag_s": 0.001,
         "requests": requests_in_waves(waves, in_flight, seconds=seconds, tokens=tokens),
@@ -64,8 +67,8 @@ def blocks(ratios: list[float]) -> list[MeasuredLoad]:
 
 
 def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> MeasuredLoad:
-    """Two seconds of warm-up, then five that count, one request every quarter of a second."""
-    starts = [0.25 * i for i in range(36)]
+    """Eight seconds of warm-up, then twenty that count, one request a second."""
+    starts = [float(i) for i in range(36)]
     requests = {
         "start_s": starts,
         "ttft_s": [ttft_s] * 36,
@@ -79,10 +82,10 @@ def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> MeasuredLoa
         "block": number,
         "seed": number,
         "arrivals": "rate",
-        "rate": 4.0,
+        "rate": 1.0,
         "concurrency": None,
-        "warmup_s": 2.0,
-        "measured_s": 5.0,
+        "warmup_s": 8.0,
+        "measured_s": 20.0,
         "requests": requests,
     }
     return load_in_waves(**{**fields, **changes})
@@ -114,3 +117,31 @@ def queued_requests(rate: float, lasts: float, service_s: float, seed: str) -> R
         output_tokens=[10] * len(rows),
         error=[None] * len(rows),
     )
+
+
+def queued_round(chance: np.random.Generator, slots: int, load: float) -> MeasuredLoad:
+    """A round of a server with so many slots, first come first served, at that share of capacity.
+
+    An answer takes a second on average, with a coefficient of variation of 30 %. The round has ten
+    of these and at least 200 requests, after a warm-up of three.
+    """
+    warmup, measured = 3.0, max(10.0, 200 / (load * slots))
+    lasts = measured + 2 * warmup
+    sent = np.sort(chance.uniform(0, lasts, chance.poisson(load * slots * lasts)))
+    spread = np.sqrt(np.log(1 + 0.3**2))
+    takes = chance.lognormal(-(spread**2) / 2, spread, sent.size)
+    free = [0.0] * slots
+    begun = np.empty(sent.size)
+    for number, (at, seconds) in enumerate(zip(sent, takes, strict=True)):
+        begun[number] = max(at, heapq.heappop(free))
+        heapq.heappush(free, begun[number] + seconds)
+    requests = {
+        "start_s": sent.tolist(),
+        "ttft_s": (begun - sent + 0.01).tolist(),
+        "end_s": (begun + np.maximum(takes, 0.02)).tolist(),
+        "longest_pause_s": [0.0] * sent.size,
+        "input_tokens": [20] * sent.size,
+        "output_tokens": [10] * sent.size,
+        "error": [None] * sent.size,
+    }
+    return round_of(0, requests=requests, rate=load * slots, warmup_s=warmup, measured_s=measured)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from listener import Listener
-from measured_loads import load_in_waves, queued_requests
+from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 from some_node import NODE
 
@@ -32,11 +32,11 @@ from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.run.executors.stage_process import stage_in
 from pipeline.run.sitting import Sitter, Sitting
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages import stage_code
 from pipeline.stages.context import StageContext
 from pipeline.workers.evaluate import ask_until_over
-from pipeline.workers.speed import measure_life, requests_at
+from pipeline.workers.speed import measure_life
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
@@ -57,6 +57,7 @@ class PretendModels:
         asked: (variant, suite, questions asked) of each worker's life.
         served: variants, in the order in which their servers were opened.
         seconds: that a request takes under load, by variant; 1 where it is not said.
+        weights: name of the one tensor that quantizing leaves.
     """
 
     score: Score
@@ -68,6 +69,7 @@ class PretendModels:
     asked: list[tuple[str, str, int]] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    weights: str = "weight"
 
     # --- as models ------------------------------------------------------------------------------
 
@@ -93,6 +95,7 @@ class PretendModels:
     dies_at_look: int | None = None
     loads: int = 0
     dies_at_load: int | None = None
+    disturbed_loads: int = 0  # from the first one on
 
     def open(self, model: ModelToServe) -> dict[str, Any]:
         """Bring the model's pretended server up."""
@@ -153,7 +156,7 @@ class PretendExecutor:
         job = PretendJob(log.parents[1])
         try:
             if stage_in(task) == "sitting":
-                stages = StageRunner(
+                stages = SubmittedStageRunner(
                     self.store,
                     PretendExecutor(self.store, self.models),
                     lambda _: Path("python"),
@@ -202,7 +205,7 @@ class PretendContext(StageContext[Any, Any]):
     ) -> dict[str, Any]:
         """Ask as the real worker does, without lm-eval."""
         if worker == "speed":
-            return self.put_under_load(worker_spec)
+            return self.put_under_load(json.loads(json.dumps(worker_spec)))
         assert worker == "evaluate"
         suite, variant = self.spec.runtime["suite"].partition(",")[0], self.spec.variant
         assert variant in self.models.open_now
@@ -218,7 +221,8 @@ class PretendContext(StageContext[Any, Any]):
                 for question in (questions[place] for place in batch)
             ]
 
-        book = AnswerBook(Path(worker_spec["book"]), [row["id"] for row in questions])
+        ids = [row["id"] for row in questions]
+        book = AnswerBook(Path(worker_spec["book"]), ids, writer=worker_spec["part"])
         stopping = read_stopping(worker_spec["stopping"])
         ended = ask_until_over(book, stopping, ask, worker_spec["minutes"], self.progress)
         self.models.asked.append((variant, suite, asked))
@@ -238,14 +242,13 @@ class PretendContext(StageContext[Any, Any]):
             if models.loads == models.dies_at_load:
                 raise ServingError("not one of 8 requests was answered")
             seconds = models.seconds.get(variants[side], 1.0)
-            if rate is not None:
-                lasts = requests_at(1.0, workload)
-                queued = queued_requests(rate, lasts, seconds, f"{seed}{side}")
-                measured = {"started": 1.0, "seconds": max(queued.end_s), "requests": queued}
-                return {**measured, "prompts_sha256": f"{seed:064x}", "client_lag_s": 0.0}
             load = load_in_waves(requests // at_once, at_once, seconds=seconds)
             measured = load.model_dump(include={"started", "seconds", "requests"})
-            return {**measured, "prompts_sha256": f"{seed:064x}", "client_lag_s": 0.0}
+            measured["started"] += 60.0 * models.loads
+            power_cap = {"kind": "throttled", "what": "power cap"}
+            disturbed = [power_cap] if models.loads <= models.disturbed_loads else []
+            told = {"client_lag_s": 0.0, "disturbances": disturbed}
+            return {**measured, "prompts_sha256": f"{seed:064x}", **told}
 
         measure_life(worker_spec, measure, self.progress, self.folder)
         return {"load_generator": "vllm 0.32.0"}
@@ -288,7 +291,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
     if stage == "dry_run" and variant in models.unquantizable:
         raise StageError(f"{variant} cannot be quantized")
     if stage == "quantize":
-        return quantized(context.output_folder(), variant)
+        return quantized(context.output_folder(), variant, models.weights)
     if stage == "check_weights":
         write_rows(context.folder / "layers.jsonl", models.layers())
         weights = context.input_record("weights")
@@ -310,9 +313,9 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
     return {"layers": [0, 1]}
 
 
-def quantized(output: Path, variant: str) -> dict[str, Any]:
+def quantized(output: Path, variant: str, name: str = "weight") -> dict[str, Any]:
     """Write weights that no other variant has, beside what a checkpoint has besides."""
-    weights = safetensors({f"{variant}.weight": ("BF16", (2, 2))})
+    weights = safetensors({f"{variant}.{name}": ("BF16", (2, 2))})
     write_files(output, checkpoint_files() | {"model.safetensors": weights})
     return {
         "weights_digest": digest_json([["model.safetensors", digest_bytes(weights)]]),

@@ -26,6 +26,7 @@ def gate_report(**changes: Any) -> GateReport:
     fields: dict[str, Any] = {
         "suite": "mmlu",
         "metric": "acc",
+        "form": "letter",
         "tier": "critical",
         "test": "sequential",
         "about": "population",
@@ -127,6 +128,7 @@ def stage_report(**changes: Any) -> StageReport:
     """A stage that was run."""
     fields: dict[str, Any] = {
         "name": "judge",
+        "stage": "judge",
         "variant": "fp8-dynamic",
         "status": "ran",
         "seconds": 1.25,
@@ -139,6 +141,7 @@ def run_report(**changes: Any) -> RunReport:
     """A finished run that promoted its one variant."""
     fields: dict[str, Any] = {
         "run": "20261121-100000-000001",
+        "kind": "model",
         "status": "finished",
         "exit_code": 0,
         "started": "2026-11-21T10:00:00+00:00",

@@ -22,5 +22,5 @@ RESULTS: dict[str, dict[str, Any]] = {
     "coherence": {"perplexity": 10.0, "engine_version": "0.32.0"},
     "evaluate": {"metric": "acc", "n": 8, "answers_digest": "d"},
     "speed": {"units": 6, "state": "pass", "seed": 1, "loads_digest": "d"},
-    "judge": {"verdict": "pass", "reason": "all passed", "gates": []},
+    "judge": {"verdict": "pass", "reason": "all passed", "attempt": 1, "gates": []},
 }

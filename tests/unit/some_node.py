@@ -12,7 +12,7 @@ from pipeline.core.hardware import NodeFacts
 NODE = NodeFacts(
     name="n1",
     machine="m1",
-    cpu="AMD EPYC",
+    cpu="A CPU of no machine",
     cores=2,
     all_cores=2,
     cpu_features=FEATURES,

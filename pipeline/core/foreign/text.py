@@ -1,12 +1,22 @@
-"""Text that others wrote, made fit to be shown: in a terminal, a log, Markdown.
+"""Untrusted text, escaped for each place where it is shown: one function per sink.
 
-Names, reasons, licences and answers come from checkpoints, registries and models. Shown as they
-are, they could move the cursor, turn a line's direction, begin a workflow command or become a
-heading. HTML is jinja's to escape, XML the writer's.
+Names, reasons, licences and answers come from checkpoints, registries and models. Unescaped they
+could move the cursor, turn a line's direction, begin a workflow command, become a heading, or read
+as a line of the program's own.
+
+| sink | function |
+| --- | --- |
+| terminal, log | :func:`log_text`; one value on a line of ours: :func:`log_line` |
+| Markdown | :func:`markdown`, :func:`markdown_code`, :func:`markdown_link` |
+| workflow command of GitHub Actions | :func:`annotation_text`, :func:`annotation_property` |
+| JUnit XML | :func:`junit_text`, before the XML writer's own escapes |
+| HTML | :func:`html_text`; templates escape markup themselves |
+| outputs of a CI step | :func:`output_value` |
 """
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from urllib.parse import urlsplit
@@ -19,10 +29,16 @@ LONGEST_REASON = 1000
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Cn"})
 _JOINERS = "\u200c\u200d"
 # GitHub takes '::name' at a line's beginning, whatever blanks of Unicode are before it, and
-# '##[name]' anywhere in it, for a command.
+# '##[name]' anywhere in it, for a command; Azure '##vso[name]', TeamCity '##teamcity[name]'.
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
-_OLD_COMMAND = re.compile(r"##(?=\[)")
-_MARKDOWN = re.compile(r"[\\`*_\[\]>|~#&$!]")
+_OLD_COMMAND = re.compile(r"##(?=[A-Za-z]*\[)")
+# GitLab and Jenkins take '[[ATTACHMENT|path]]' in a test's output for a file to upload.
+_ATTACHMENT = re.compile(r"\[(?=\[\s*ATTACHMENT)", re.IGNORECASE)
+# What XML 1.0 cannot represent (section 2.2).
+_NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MARKDOWN = re.compile(r"[\\`*_\[\]>|~#&!]")
+# GitHub reads '$' as mathematics whether or not a backslash is before it; this is its own remedy.
+_DOLLAR = "<span>$</span>"
 # What would end a code span or a table's cell, or open HTML where a renderer is careless.
 _IN_CODE = str.maketrans({"`": "'", "|": "/", "<": "\u2039"})
 
@@ -39,7 +55,12 @@ def make_visible(text: str) -> str:
 
 def log_text(text: str) -> str:
     """As :func:`make_visible`, and a CI system takes no line of it for a command of its own."""
-    return _OLD_COMMAND.sub(r"#\\u0023", _COMMAND.sub(r"\1\\u003a", make_visible(text)))
+    return _without_logging_commands(_COMMAND.sub(r"\1\\u003a", make_visible(text)))
+
+
+def log_line(text: str, longest: int = LONGEST_REASON) -> str:
+    """One value as part of a line that the program prints: it begins no line of its own."""
+    return log_text(clip(one_line(text), longest))
 
 
 def one_line(text: str) -> str:
@@ -85,8 +106,38 @@ def markdown_link(text: str, target: str) -> str:
     return f"{markdown(text)} ({markdown(target)})"
 
 
+def annotation_text(text: str) -> str:
+    """The message of a workflow command of GitHub Actions, on one line."""
+    return _without_logging_commands(make_visible(text)).replace("%", "%25").replace("\n", "%0A")
+
+
+def annotation_property(text: str) -> str:
+    """A value of a workflow command's property."""
+    return annotation_text(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def junit_text(text: str) -> str:
+    """Text of a JUnit report: what XML cannot represent or what acts is replaced."""
+    text = _NOT_IN_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return _ATTACHMENT.sub(r"\\u005b", log_text(text))
+
+
+def html_text(text: str) -> str:
+    """Text of an HTML page or of a figure's label; no attribute's value."""
+    return html.escape(make_visible(text), quote=False)
+
+
+def output_value(text: str, longest: int) -> str:
+    """A value of a `name=value` line: without line ends and other control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:longest]
+
+
+def _without_logging_commands(text: str) -> str:
+    return _OLD_COMMAND.sub(r"#\\u0023", text)
+
+
 def _escape_markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\g<0>", text).replace("<", "&lt;")
+    return _MARKDOWN.sub(r"\\\g<0>", text).replace("<", "&lt;").replace("$", _DOLLAR)
 
 
 def _is_plain(letter: str) -> bool:

@@ -8,7 +8,8 @@ from pydantic import create_model
 
 from pipeline.core.errors import UsageError
 from pipeline.core.record import Record
-from pipeline.environments.settings import Settings, find_settings_file
+from pipeline.environments.settings import Settings
+from pipeline.environments.settings_file import find_settings_file
 from pipeline.run.executors.executor import Executor, Job, Listener, Options, Place
 from pipeline.run.executors.local import LocalOptions
 from pipeline.run.executors.ray import RayOptions

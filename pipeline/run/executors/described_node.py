@@ -9,13 +9,18 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.core.foreign.record import read_record
+from pipeline.core.errors import StageError, raise_as
+from pipeline.core.foreign.file import read_regular
+from pipeline.core.foreign.record import MAX_BYTES, parse_record
 from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.installation import this_prepare
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import Task
 from pipeline.core.store import write_atomically
 from pipeline.run.executors.executor import Executor, Listener
+
+UNREADABLE = "a node's description of itself cannot be read"
+SAME_PREPARE = "every node has to have this prepare installed, of the same commit"
 
 
 class Description(Task):
@@ -56,4 +61,16 @@ def submit_description(
         except BaseException:
             job.cancel()
             raise
-        return read_record(answer, NodeFacts).model_copy(update={"machine": ""})
+        with raise_as(StageError, UNREADABLE, answer, SAME_PREPARE):
+            content = read_regular(answer, MAX_BYTES)
+        return parse_description(content, str(answer))
+
+
+def parse_description(content: bytes, where: str) -> NodeFacts:
+    """A node's answer; raises StageError where it is none.
+
+    Args:
+        where: names the node or its answer, for the message.
+    """
+    with raise_as(StageError, UNREADABLE, where, SAME_PREPARE, errors=ValueError):
+        return parse_record(content, NodeFacts).model_copy(update={"machine": ""})

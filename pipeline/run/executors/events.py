@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
 
 from pydantic import ValidationError
 
@@ -11,16 +10,6 @@ from artifacts.run_record import StageReport
 from pipeline.core import errors
 from pipeline.core.events import Progress, pass_progress_on, read_event
 from pipeline.run.executors.executor import Listener
-
-
-class OtherNodes(Protocol):
-    """Those of a piece of work's room on which it is not itself."""
-
-    def begin(self, name: str, tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Begin these, one on each, which belong together by that name."""
-
-    def end(self, name: str) -> None:
-        """End them."""
 
 
 class OnlyProgress:
@@ -41,15 +30,10 @@ class OnlyProgress:
         """Nobody wants to hear of it."""
 
 
-def pass_on(
-    lines: Iterable[bytes], listener: Listener, others: OtherNodes | None = None
-) -> errors.PrepareError | None:
+def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError | None:
     """Pass the events on until there are no more; the error that ended the work, if one did.
 
     A line that is no event, as something else than the work may print it, is passed over.
-
-    Args:
-        others: what begins parts of its servers elsewhere, of work on several nodes.
     """
     failure: errors.PrepareError | None = None
     for line in lines:
@@ -60,10 +44,6 @@ def pass_on(
                 except ValidationError:
                     continue
                 listener.stage_ended(ended)
-            case {"event": "parts", "name": str(name), "tasks": [*tasks]} if others is not None:
-                others.begin(name, [task for task in tasks if isinstance(task, dict)])
-            case {"event": "parts_over", "name": str(name)} if others is not None:
-                others.end(name)
             case {"event": "error", "kind": str(), "what": str()} as error:
                 failure = errors.from_dict(error)
             case event:

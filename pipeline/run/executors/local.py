@@ -16,10 +16,8 @@ from pipeline.core.process_environment import stage_environment
 from pipeline.core.processes import GuardedProcess
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
-from pipeline.run.executors.forks import ForkedProcess, Forks
 from pipeline.run.executors.node_room import Node, NodeRoom
-from pipeline.run.executors.resources import refuse_several_nodes
-from pipeline.run.executors.stage_process import check_end, stage_in, start
+from pipeline.run.executors.stage_process import check_end, needs_of, stage_in, start
 
 
 class LocalExecutor:
@@ -33,47 +31,19 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self._node = Node()
-        self._forks = Forks()
 
     def find_room(self, needs: Needs) -> LocalPlace | None:
         """Room on this machine, which is shared out among the runs of all its users."""
-        refuse_several_nodes(needs, "local")
         room = self._node.find_room(needs)
-        return LocalPlace(room, self._forks) if room is not None else None
+        return LocalPlace(room) if room is not None else None
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work this machine has room for."""
-        return self._node.count_room(needs) if needs.nodes == 1 else 0
+        return self._node.count_room(needs)
 
     def obstacle(self) -> str:
         """What was in the way when there was no room."""
         return self._node.obstacle
-
-    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
-        """This machine, whatever is asked of it, unless that is several; raises UsageError."""
-        refuse_several_nodes(asked[-1], "local")
-        return this_node()
-
-
-class InRoom:
-    """The executor within a piece of work, which has its room already."""
-
-    has_our_environments = True
-
-    def __init__(self) -> None:
-        self._forks = Forks()
-
-    def find_room(self, needs: Needs) -> LocalPlace:
-        """The room that there is."""
-        return LocalPlace(NodeRoom(), self._forks)
-
-    def count_room(self, needs: Needs) -> int:
-        """One after another."""
-        return 1
-
-    def obstacle(self) -> str:
-        """Nothing is."""
-        return ""
 
     def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
         """This machine."""
@@ -83,17 +53,16 @@ class InRoom:
 class LocalPlace:
     """Room on this machine; see executor.py."""
 
-    def __init__(self, room: NodeRoom, forks: Forks) -> None:
+    def __init__(self, room: NodeRoom) -> None:
         self._room = room
-        self._forks = forks
 
     def submit(self, task: Path, log: Path) -> LocalJob:
         """Start `prepare stage run SPEC` as a guarded child, which sees its own GPUs only."""
-        variables = stage_environment({**os.environ, **hand_on()}, stage_in(task))
+        variables = stage_environment({**os.environ, **hand_on()}, stage_in(task), needs_of(task))
         # Where we are killed the room is taken until the last of its processes has ended.
         held = self._room.descriptors
         own = {**variables, **self._room.variables()}
-        process = start(self._forks, task, log, own, held)
+        process = start(task, log, own, held)
         return LocalJob(process, log)
 
     def release(self) -> None:
@@ -104,7 +73,7 @@ class LocalPlace:
 class LocalJob:
     """A stage running in a child process; see executor.py."""
 
-    def __init__(self, process: ForkedProcess | GuardedProcess, log: Path) -> None:
+    def __init__(self, process: GuardedProcess, log: Path) -> None:
         self._process = process
         self._log = log
 

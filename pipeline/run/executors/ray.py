@@ -1,30 +1,43 @@
-"""Runs work on the nodes of a Ray cluster, each piece as a guarded child of an agent of ours there.
+"""Runs work items as ordinary tasks of a Ray cluster, which Ray queues and places.
 
-What a piece of work takes, and the agents, are in ray_cluster.py; how it is done and begun anew in
-ray_job.py; the parts of a server that is spread over several nodes in ray_parts.py.
+A task reserves cores, GPUs and memory of one node. The driver submits it again when its node is
+lost: the store makes that safe. What runs on the node is in ray_node.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.core.errors import StageError, UsageError
+from pipeline.core.credentials import hand_on
+from pipeline.core.errors import PrepareError, StageError, StoreError, UsageError, raise_as
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.installation import this_prepare
 from pipeline.core.needs import Needs
+from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import travelling_environment
+from pipeline.run.executors import ray_node
+from pipeline.run.executors.described_node import SAME_PREPARE, parse_description
+from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
-from pipeline.run.executors.ray_cluster import SECONDS_TO_DESCRIBE, RayCluster
 from pipeline.run.executors.ray_connection import connect
-from pipeline.run.executors.ray_head import RayHead
-from pipeline.run.executors.ray_job import HowBegun, RayPlace, words_of_loss
-from pipeline.run.executors.ray_logs import KeptLogs
+from pipeline.run.executors.ray_node import LogTail, TaskFile
 from pipeline.run.executors.resources import Resources, count_room, most_frequent, words_of
+from pipeline.run.executors.stage_process import check_end, needs_of, stage_in
+
+SECONDS_UNTIL_TOLD = 2.0
+SECONDS_TO_END = 30.0  # more than the supervisor gives what it ends
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_DESCRIBE = 60.0  # a worker has to start there
+KIND = "accelerator_type:"  # before the kind of a node's GPUs, of which a node has 1
+SHARE_OF_KIND = 0.001  # as Ray itself takes of it
 
 
 class RayOptions(Options):
@@ -41,9 +54,7 @@ class RayOptions(Options):
         description="folder of the managed environments on each node; without it, where the "
         "node's own settings have it",
     )
-    tries: int = Field(
-        3, ge=1, description="how often a piece of work is begun when its node is lost"
-    )
+    tries: int = Field(3, ge=1, description="how often a work item is begun when its node is lost")
 
     @field_validator("address")
     @classmethod
@@ -54,7 +65,8 @@ class RayOptions(Options):
 
     def open(self) -> RayExecutor:
         """The executor; raises UsageError where ray is missing or no cluster answers."""
-        return RayExecutor(self, connect(self.address))
+        connect(self.address)
+        return RayExecutor(self)
 
 
 class RayExecutor:
@@ -62,31 +74,24 @@ class RayExecutor:
 
     has_our_environments = False
 
-    def __init__(self, options: RayOptions, head: RayHead) -> None:
-        self._cluster = RayCluster(head, f"executor ray, address {options.address}")
-        self._begun = HowBegun(options.tries, options.home, KeptLogs())
+    def __init__(self, options: RayOptions) -> None:
+        self._options = options
+        self._where = f"executor ray, address {options.address}"
 
     def find_room(self, needs: Needs) -> RayPlace:
-        """A place in the cluster's queue.
-
-        Raises:
-            UsageError: no node of the cluster has as much.
-            StageError: the cluster's head is gone.
-        """
-        node = self._node_for(needs)
-        self._cluster.drop_unwanted()
-        return RayPlace(needs, node.taken_by(needs), self._cluster, self._begun)
+        """A place in Ray's queue; raises UsageError where no node of the cluster has as much."""
+        return RayPlace(needs, self._node_for(needs).taken_by(needs), self._options)
 
     def obstacle(self) -> str:
         """There is always a place in the queue."""
         return "room on the Ray cluster"
 
     def count_room(self, needs: Needs) -> int:
-        """How many such pieces of work could run side by side if nothing else ran."""
-        return count_room(self._cluster.nodes().values(), needs)
+        """How many such work items could run side by side if nothing else ran."""
+        return count_room(nodes().values(), needs)
 
     def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
-        """What one of the nodes says of itself on which such work is done; takes none of its room.
+        """What one of the nodes reports of itself; takes none of its room.
 
         Raises:
             UsageError: no node of the cluster has as much.
@@ -94,35 +99,237 @@ class RayExecutor:
         """
         import ray
         from ray.exceptions import RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        nodes = self._cluster.nodes()
-        needs = next((each for each in asked if most_frequent(nodes.values(), each)), asked[-1])
+        found = nodes()
+        needs = next((each for each in asked if most_frequent(found.values(), each)), asked[-1])
         kind, why = self._node_for(needs), "it was lost"
-        for node in (name for name, resources in nodes.items() if resources == kind):
-            agent = self._cluster.agent_on(node)
-            given = travelling_environment(os.environ, "")
-            answer = agent.describe.remote(this_prepare(), given)
+        given = travelling_environment(os.environ, "")
+        for node in (name for name, resources in found.items() if resources == kind):
+            task = ray.remote(ray_node.describe).options(
+                num_cpus=0,
+                max_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
             try:
-                told = ray.get(answer, timeout=SECONDS_TO_DESCRIBE)
+                told = ray.get(task.remote(this_prepare(), given), timeout=SECONDS_TO_DESCRIBE)
             except (RayError, TimeoutError) as error:
-                self._cluster.forget(node, agent)
+                if isinstance(refused := getattr(error, "cause", None), PrepareError):
+                    raise refused from error
                 why = words_of_loss(error)
                 continue
-            return NodeFacts.model_validate_json(told).model_copy(update={"machine": ""})
+            return parse_description(str(told).encode(), f"node {node} of {self._where}")
         raise StageError(
-            f"no node of the Ray cluster says what it is: {why}",
-            where=self._cluster.words,
-            cure="every node has to have this prepare installed, of the same commit",
+            f"no node of the Ray cluster describes itself: {why}",
+            where=self._where,
+            cure=SAME_PREPARE,
         )
 
     def _node_for(self, needs: Needs) -> Resources:
-        """Of the kinds of node that have as much the most frequent; raises UsageError."""
-        node = most_frequent(self._cluster.nodes().values(), needs)
+        """The most frequent kind of node that has as much; raises UsageError."""
+        node = most_frequent(nodes().values(), needs)
         if node is None:
             raise UsageError(
                 f"no node of the Ray cluster has {words_of(needs)}",
-                where=self._cluster.words,
-                cure="choose a profile for fewer GPUs, spread it over several nodes "
-                "(engine_arguments.nnodes), or add such a node: `ray status` lists them",
+                where=self._where,
+                cure="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
             )
         return node
+
+
+class RayPlace:
+    """A place in Ray's queue; see executor.py. Ray takes the room when the task begins."""
+
+    def __init__(self, needs: Needs, taken: Resources, options: RayOptions) -> None:
+        self._needs = needs
+        self._taken = taken
+        self._options = options
+
+    def submit(self, task: Path, log: Path) -> RayJob:
+        """Queue the work item that the file describes, once it is waited for."""
+        return RayJob(task, log, words_of(self._needs), task_options(self._taken), self._options)
+
+    def release(self) -> None:
+        """Ray gives the room to others when the task ends."""
+
+
+class RayJob:
+    """A work item on a cluster; see executor.py."""
+
+    def __init__(
+        self, task: Path, log: Path, needs: str, resources: Mapping[str, Any], options: RayOptions
+    ) -> None:
+        self._task = task
+        self._log = log
+        self._needs = needs
+        self._resources = resources
+        self._options = options
+        self._stream: Any = None
+        self._submitting = threading.Lock()
+        self._is_cancelled = False
+        self._exit_code = 0
+
+    def wait(self, listener: Listener) -> None:
+        """Run it and pass its events on; on another node where its own is lost.
+
+        Raises:
+            PrepareError: what it reported, or a StageError when it died without a message.
+        """
+        from ray.exceptions import RayError
+
+        tries = self._options.tries
+        for number in range(1, tries + 1):
+            try:
+                failure = pass_on(self._lines(listener), listener)
+            except RayError as error:
+                if isinstance(refused := getattr(error, "cause", None), PrepareError):
+                    raise refused from error
+                if self._is_cancelled or not is_loss(error) or number == tries:
+                    raise self._fault(error, f", try {number} of {tries}") from error
+                listener.note(f"{self._task.stem}: its node was lost; begun again on another")
+                continue
+            except StoreError:  # the driver cannot keep a log; the work itself would go on
+                self.cancel()
+                raise
+            self._check_wanted()
+            return check_end(self._exit_code, failure, self._log)
+        return None
+
+    def cancel(self) -> None:
+        """End the work item and everything it started, and wait until that has ended."""
+        import ray
+        from ray.exceptions import RayError
+
+        with self._submitting:
+            self._is_cancelled = True
+            stream = self._stream
+        if stream is None:
+            return
+        with suppress(RayError, ValueError):
+            ray.cancel(stream)
+            ended = stream.completed()
+            if not ray.wait([ended], timeout=SECONDS_TO_END)[0]:
+                ray.cancel(stream, force=True)
+
+    def _lines(self, listener: Listener) -> Iterator[bytes]:
+        """The work item's events; logs and the exit code, which are streamed too, are kept."""
+        import ray
+
+        with self._submitting:
+            self._check_wanted()
+            self._stream = self._submit()
+        note_at = time.monotonic() + SECONDS_UNTIL_TOLD
+        while True:
+            while not ray.wait([self._stream], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+                if time.monotonic() >= note_at:
+                    note_at = float("inf")
+                    listener.note(f"{self._task.stem}: waits for {self._needs} on the Ray cluster")
+            note_at = float("inf")
+            try:
+                sent = ray.get(next(self._stream))
+            except StopIteration:
+                return
+            if isinstance(sent, int):
+                self._exit_code = sent
+            elif isinstance(sent, LogTail):
+                keep_log(sent, self._task.parents[1])
+            elif isinstance(sent, bytes):
+                yield sent
+
+    def _submit(self) -> Any:
+        """The stream of what the task yields."""
+        import ray
+
+        here = {**os.environ, **hand_on()}
+        given = travelling_environment(here, stage_in(self._task), needs_of(self._task))
+        if (home := self._options.home) is not None:
+            given["PREPARE_HOME"] = str(home)
+        task = TaskFile(str(self._task), b"", 0)
+        if self._task.is_file():
+            written = self._task.stat().st_mtime_ns
+            task = TaskFile(str(self._task), self._task.read_bytes(), written)
+        run: Any = ray.remote(ray_node.run).options(
+            num_returns="streaming", max_retries=0, name=self._task.stem, **self._resources
+        )
+        gpus = int(self._resources["num_gpus"])
+        return run.remote(this_prepare(), task, str(self._log), given, gpus)
+
+    def _check_wanted(self) -> None:
+        if self._is_cancelled:
+            raise StageError(f"{self._task.stem} was cancelled", where=str(self._log))
+
+    def _fault(self, error: Exception, which: str) -> StageError:
+        if self._is_cancelled:
+            return StageError(f"{self._task.stem} was cancelled", where=str(self._log))
+        return StageError(
+            f"{self._task.stem} did not come to its end on the Ray cluster: "
+            f"{words_of_loss(error)}{which}",
+            where=str(self._log),
+            cure="every node has to have this prepare installed, and the store under the same "
+            "path; then run the same command again",
+        )
+
+
+def nodes() -> dict[str, Resources]:
+    """What each node that is alive has, by its name."""
+    import ray
+
+    return {
+        str(node["NodeID"]): resources_of(node["Resources"])
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+
+
+def task_options(taken: Resources) -> dict[str, Any]:
+    """What Ray reserves for a task that takes so much of a node."""
+    options: dict[str, Any] = {"num_cpus": taken.cpus, "num_gpus": taken.gpus}
+    if taken.memory_bytes:
+        options["memory"] = int(taken.memory_bytes)
+    if taken.gpu_kind:
+        options["resources"] = {KIND + taken.gpu_kind: SHARE_OF_KIND}
+    return options
+
+
+def resources_of(has: Mapping[str, float]) -> Resources:
+    """What a node has, as Ray lists it."""
+    kinds = sorted(name.removeprefix(KIND) for name in has if name.startswith(KIND))
+    return Resources(has.get("CPU", 0), has.get("GPU", 0), ", ".join(kinds), has.get("memory", 0))
+
+
+def keep_log(sent: LogTail, run: Path) -> None:
+    """Append the end of a node's log to the run's, inside its folder alone.
+
+    Raises:
+        StoreError: the disk is full.
+    """
+    if not Path(sent.path).resolve().is_relative_to(run.resolve()):
+        return
+    with (
+        raise_as(
+            StoreError,
+            "a log from a node cannot be written",
+            Path(sent.path),
+            "make room on that disk, then run the same command again",
+            errors=(OSError,),
+        ),
+        open_log(Path(sent.path)) as file,
+    ):
+        file.write(sent.content)
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether a node or a process there is gone, rather than what it ran has failed."""
+    from ray import exceptions
+
+    lost = (
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+        exceptions.WorkerCrashedError,
+    )
+    return isinstance(error, lost)
+
+
+def words_of_loss(error: Exception) -> str:
+    """Ray's reason, or that of who ended the work."""
+    return str(getattr(error, "cause", None) or error).strip()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 
 from pipeline.core.errors import UsageError
-from pipeline.run.executors.ray_head import RayHead
+
+SECONDS_TO_REACH = 5.0
 
 
-def connect(address: str) -> RayHead:
-    """Connect this process to the cluster, unless it is connected; its head.
+def connect(address: str) -> None:
+    """Connect this process to the cluster, unless it is connected.
 
     Raises:
         UsageError: ray is missing, or there is no cluster.
@@ -29,12 +31,12 @@ def connect(address: str) -> RayHead:
             cure="in the clone of prepare: pip install '.[ray]'",
         ) from error
     if ray.is_initialized():
-        return RayHead(ray.get_runtime_context().gcs_address)
+        return
     cure = "start one (`ray start --head`), or name its head: executor: {kind: ray, address: ...}"
     named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     try:
         if named != "auto":
-            RayHead(named).knock()  # Ray itself would wait for ever
+            _reach(named)  # Ray itself would wait for ever
         # Ray has all workers import from the folder that we are in, which may be somebody's model.
         with _own_signals(), chdir("/"):
             ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
@@ -42,7 +44,15 @@ def connect(address: str) -> RayHead:
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"there is no Ray cluster: {reason}", where=where, cure=cure) from error
-    return RayHead(ray.get_runtime_context().gcs_address)
+
+
+def _reach(address: str) -> None:
+    """Connect once; raises OSError where nothing listens, ValueError for no address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    with socket.create_connection((host, int(port)), SECONDS_TO_REACH):
+        pass
 
 
 def _keep_standard_output() -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pipeline.core.errors import UsageError
 from pipeline.core.needs import Needs
 
 
@@ -42,12 +41,7 @@ class Resources:
 
 def count_room(nodes: Iterable[Resources], needs: Needs) -> int:
     """How many such pieces of work could run side by side if nothing else ran."""
-    counts = [node.count(node.taken_by(needs)) for node in nodes if node.holds(needs)]
-    rooms = sum(counts) // needs.nodes
-    # On as many different nodes each.
-    while rooms and sum(min(count, rooms) for count in counts) < rooms * needs.nodes:
-        rooms -= 1
-    return rooms
+    return sum(node.count(node.taken_by(needs)) for node in nodes if node.holds(needs))
 
 
 def most_frequent(nodes: Iterable[Resources], needs: Needs) -> Resources | None:
@@ -56,28 +50,11 @@ def most_frequent(nodes: Iterable[Resources], needs: Needs) -> Resources | None:
     Nodes of one kind, so that what is compared is measured alike.
     """
     found = Counter(node for node in nodes if node.holds(needs)).most_common(1)
-    return found[0][0] if found and found[0][1] >= needs.nodes else None
-
-
-def refuse_several_nodes(needs: Needs, executor: str) -> None:
-    """Refuse work on several nodes, by an executor that has a node for each piece of work.
-
-    Raises:
-        UsageError: it needs several.
-    """
-    if needs.nodes > 1:
-        raise UsageError(
-            f"a server that is spread over {words_of(needs)} is not for the executor '{executor}'",
-            where="engine_arguments.nnodes of the profile",
-            cure="run it by the executor 'ray' (docs/cluster.md), or choose a profile that one "
-            "node holds",
-        )
+    return found[0][0] if found else None
 
 
 def words_of(needs: Needs) -> str:
     """What is needed, for a message."""
-    if needs.nodes > 1:
-        return f"{needs.nodes} nodes, each with {words_of(needs.model_copy(update={'nodes': 1}))}"
     gpus = {0: "a core", 1: "1 GPU"}.get(needs.gpus, f"{needs.gpus} GPUs")
     if needs.exclusive:
         return "a node of its own" + f" with {gpus}" * bool(needs.gpus)

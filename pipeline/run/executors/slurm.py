@@ -38,10 +38,9 @@ from pipeline.run.executors.resources import (
     Resources,
     count_room,
     most_frequent,
-    refuse_several_nodes,
     words_of,
 )
-from pipeline.run.executors.stage_process import check_end, stage_in
+from pipeline.run.executors.stage_process import STAGE_RUN, check_end, needs_of, stage_in
 
 SECONDS_BETWEEN_READS = 0.2
 SECONDS_BETWEEN_LOOKS = 3.0  # at the queue: hundreds of drivers may share one controller
@@ -55,8 +54,6 @@ OVER = (
 )
 NOT_STARTED = "JobLaunchFailure"  # such as where the files of its output cannot be made
 CHOICES_OF_NODES = ("--constraint", "--nodelist", "--nodefile", "--exclude", "--prefer")
-# -P: a folder called 'pipeline' in the working directory must not shadow ours.
-STAGE_RUN = ("-P", "-m", "pipeline.cli.main", "stage", "run")
 SCRIPT = """
 [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || echo {requeued}
 {hide_gpus}
@@ -197,7 +194,6 @@ class SlurmExecutor:
 
     def _check_possible(self, needs: Needs) -> list[str]:
         """The flags of such a job; raises UsageError where Slurm would not take it."""
-        refuse_several_nodes(needs, "slurm")
         nodes = self._nodes()
         others = self._others(nodes, needs)
         # More than there is, or any where none is said of a node, Slurm would not take.
@@ -260,7 +256,7 @@ class SlurmPlace:
         """What the job's process is given, beside what Slurm sets."""
         # The node may have to build the stage's environment first.
         here = {**os.environ, **hand_on()}
-        given = stage_environment(here, stage_in(task), [Need.PACKAGES])
+        given = stage_environment(here, stage_in(task), [*needs_of(task), Need.PACKAGES])
         given.pop("CUDA_VISIBLE_DEVICES", None)
         if self._options.home is not None:
             given["PREPARE_HOME"] = str(self._options.home)
@@ -297,8 +293,7 @@ class SlurmJob:
                 f"job {self.number} of Slurm ended without a message"
                 + (f": {self._state}" if self._state else ""),
                 where=str(self._log),
-                cure="read the log, and `scontrol show job`; running the same command again "
-                "continues where it stopped",
+                cure="read the log, and `scontrol show job`; then run the same command again",
             )
         check_end(self._exit_code, failure, self._log)
 
@@ -398,6 +393,6 @@ def ask(*command: str, variables: Mapping[str, str] | None = None) -> str:
         raise StageError(
             f"{command[0]} failed: {said}",
             where="executor slurm",
-            cure="running the same command again continues where it stopped",
+            cure="run the same command again",
         )
     return answer.stdout

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import platform
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline import __version__
 from pipeline.core.errors import PrepareError, StageError
 from pipeline.core.foreign.file import read_regular
+from pipeline.core.foreign.json import ForeignJsonError, parse_json
 from pipeline.core.foreign.record import MAX_BYTES
 from pipeline.core.installation import this_prepare
 from pipeline.core.private_files import open_log
-from pipeline.run.executors.forks import ForkedProcess, Forks
+from pipeline.core.process_environment import Need
+from pipeline.core.processes import GuardedProcess
+
+# -P: a folder called 'pipeline' in the working directory must not shadow ours.
+STAGE_RUN = ("-P", "-m", "pipeline.cli.main", "stage", "run")
 
 
 def start(
-    forks: Forks,
     task: Path,
     log: Path,
     variables: Mapping[str, str],
     held_descriptors: Sequence[int] = (),
-) -> ForkedProcess:
+) -> GuardedProcess:
     """Start the work that the file describes; its events come out as lines, the rest is logged.
 
     Args:
@@ -30,9 +36,10 @@ def start(
         held_descriptors: those that stay open until the last of its processes has ended.
     """
     with open_log(log) as log_file:
-        return forks.start(
-            ["stage", "run", str(task)],
+        return GuardedProcess(
+            [sys.executable, *STAGE_RUN, str(task)],
             environment=variables,
+            output=subprocess.PIPE,
             errors=log_file,
             held_descriptors=held_descriptors,
         )
@@ -52,13 +59,21 @@ def check_end(code: int, failure: PrepareError | None, log: Path) -> None:
             f"a stage ended with exit code {code} and no message"
             + (" (killed; often the machine is out of memory)" if code == 137 else ""),
             where=str(log),
-            cure="read the log; running the same command again continues where it stopped",
+            cure="read the log, then run the same command again",
         )
 
 
 def stage_in(task: Path) -> str:
     """Which stage the file asks for; "" where it cannot be read, which the stage itself reports."""
     return _word_in(task, "stage")
+
+
+def needs_of(task: Path) -> list[Need]:
+    """What a serving task has to reach beside: an endpoint that others serve."""
+    found = _read(task)
+    models = [found.get("model"), found.get("baseline")]
+    asks = any(isinstance(each, dict) and each.get("endpoint") is not None for each in models)
+    return [Need.ENDPOINT] if asks else []
 
 
 def refuse_of_others(task: Path) -> None:
@@ -86,7 +101,13 @@ def refuse_other(theirs: str) -> None:
 
 
 def _word_in(task: Path, key: str) -> str:
+    return str(_read(task).get(key, ""))
+
+
+def _read(task: Path) -> dict[str, Any]:
+    """The work item; empty where it cannot be read, which its own process reports."""
     try:
-        return str(json.loads(read_regular(task, MAX_BYTES))[key])
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
+        found = parse_json(read_regular(task, MAX_BYTES), finite=False, whole_text=False)
+    except (OSError, ForeignJsonError):
+        return {}
+    return found if isinstance(found, dict) else {}

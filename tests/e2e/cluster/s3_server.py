@@ -41,7 +41,7 @@ class S3Server:
     """
 
     def __init__(self, program: Path, folder: Path) -> None:
-        self._program, self._folder = program, folder
+        self._program, self.folder = program, folder
         self._port, *self._others = (free_port() for _ in range(4))
         identity = {
             "name": "prepare",
@@ -78,14 +78,14 @@ class S3Server:
         """Start it, and wait until it answers."""
         master, volume, filer = self._others
         ports = {"master": master, "volume": volume, "filer": filer, "s3": self._port}
-        with (self._folder / "log").open("ab") as log:
+        with (self.folder / "log").open("ab") as log:
             self._process = GuardedProcess(
                 [
                     str(self._program),
                     "server",
                     "-s3",
-                    f"-s3.config={self._folder / 's3.json'}",
-                    f"-dir={self._folder / 'data'}",
+                    f"-s3.config={self.folder / 's3.json'}",
+                    f"-dir={self.folder / 'data'}",
                     "-ip=127.0.0.1",
                     "-ip.bind=127.0.0.1",
                     "-master.volumeSizeLimitMB=64",
@@ -95,14 +95,14 @@ class S3Server:
                     *(f"-{name}.port={port}" for name, port in ports.items()),
                     *(f"-{name}.port.grpc={free_port()}" for name in ports),
                 ],
-                environment={"PATH": "/usr/bin:/bin", "HOME": str(self._folder)},
+                environment={"PATH": "/usr/bin:/bin", "HOME": str(self.folder)},
                 output=log,
             )
         until = time.monotonic() + READY_SECONDS
         while not self._has_bucket(filer):
             if time.monotonic() > until or self._process.poll() is not None:
                 self.stop()
-                raise RuntimeError((self._folder / "log").read_text()[-3000:])
+                raise RuntimeError((self.folder / "log").read_text()[-3000:])
             time.sleep(0.2)
 
     def stop(self) -> None:

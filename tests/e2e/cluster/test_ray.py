@@ -24,8 +24,7 @@ from pipeline.core.needs import Needs
 from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import machine_of
 from pipeline.plan.choices import Request, choose
-from pipeline.run.executors.ray import RayExecutor
-from pipeline.run.executors.ray_job import RayJob, RayPlace
+from pipeline.run.executors.ray import RayExecutor, RayJob, RayPlace
 from pipeline.run.serving_node import find_node
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -289,25 +288,6 @@ def test_a_node_with_other_code_of_the_same_version_is_refused(
         assert f"prepare {this_prepare()} hands out" in said
         assert f"prepare {theirs} is installed here" in said
     assert stages.begun() == []
-
-
-@pytest.mark.of_everything
-def test_without_its_head_the_driver_ends_with_an_error_of_ours(stages: TinyStages) -> None:
-    """Ray would end the driver after a minute, with its own exit code."""
-    task = stages.task("headless")
-    lost = RayNodes(1)
-    try:
-        command = [sys.executable, "-c", DRIVER, lost.address, str(task)]
-        here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-        with subprocess.Popen(command, env=here, stderr=subprocess.PIPE, text=True) as driver:
-            stages.wait_begun(1)
-            lost.kill_head()
-            _, said = driver.communicate(timeout=55)
-        assert "StageError: the head of the Ray cluster" in said
-        assert driver.returncode == 1
-        wait_until(lambda: not stages.processes())
-    finally:
-        lost.end_processes()
 
 
 def test_no_cluster_is_told_at_once() -> None:

@@ -9,18 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from s3_server import BUCKET, S3Server
 
-from artifacts.registry.history import Cause, Move
-from artifacts.registry.object_registry import ObjectRegistry
-from artifacts.registry.registry import TUPLE_TAG
-from artifacts.registry.registry_address import check_registry
 from pipeline.core.claims import Claims
-from pipeline.core.errors import RegistryError, StoreError, UsageError
+from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.object_store import ObjectStore
 from pipeline.core.origin import cache_folder
 from pipeline.core.origin_variable import ORIGIN
@@ -163,46 +158,6 @@ def test_credentials_that_are_wrong(url: str, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(StoreError) as caught:
         ObjectStore(url).put("x", b"1")
     assert "wrong-secret" not in str(caught.value)
-
-
-def test_of_several_machines_that_promote_one_wins(url: str, tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "model.safetensors").write_bytes(b"weights")
-    registry = ObjectRegistry(f"store+{url}")
-    registry.check_writable("model")
-    for digest in "abcd":
-        registry.register("model", tmp_path / "weights", {TUPLE_TAG: digest})
-    at_once = threading.Barrier(4)
-
-    def promote(version: str) -> str:
-        machine = ObjectRegistry(f"store+{url}")
-        at_once.wait()
-        machine.set_tags("model", "1", {f"tried by {version}": "yes"})
-        move = Move("champion", version, None, Cause("promote", f"machine {version}"), "previous")
-        try:
-            machine.move_alias("model", move)
-        except RegistryError as error:
-            return error.what
-        return "won"
-
-    for _ in range(3):
-        with ThreadPoolExecutor(4) as pool:
-            outcomes = dict(zip("1234", pool.map(promote, "1234"), strict=True))
-        # Anew, since a registry reads an entry once, and here they are removed below.
-        registry = ObjectRegistry(f"store+{url}")
-        [winner] = registry.aliases("model").values()
-        assert [who for who, outcome in outcomes.items() if outcome == "won"] == [winner]
-        lost = [outcome for outcome in outcomes.values() if outcome != "won"]
-        assert all(f"moved by machine {winner}" in outcome for outcome in lost)
-        for entry in registry.history("model"):
-            ObjectStore(url).remove(f"registry/model/history/{entry.number:06d}.json")
-    assert sum(tag.startswith("tried") for tag in registry.versions("model")[-1].tags) == 4
-
-
-def test_a_registry_in_a_bucket_that_is_not_there(url: str) -> None:
-    with pytest.raises(RegistryError) as caught:
-        check_registry("store+s3://no-such-bucket/x", "model")
-    assert caught.value.where == "store+s3://no-such-bucket/x"
 
 
 def test_runs_beside_collections_that_are_killed(url: str, tmp_path: Path) -> None:

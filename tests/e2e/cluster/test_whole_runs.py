@@ -194,7 +194,13 @@ def on_s3(
         folder,
         executor,
         f"s3://{BUCKET}/{name}",
-        {**server.variables, ORIGIN: "", "PREPARE_HOME": str(home)},
+        {
+            **server.variables,
+            ORIGIN: "",
+            "PREPARE_HOME": str(home),
+            # A folder that all machines have: the store has no registry of its own.
+            "PREPARE_REGISTRY": f"oci://{server.folder}/registry",
+        },
     )
 
 

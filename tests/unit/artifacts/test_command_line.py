@@ -84,7 +84,7 @@ def test_a_recheck() -> None:
         "registry": None,
         "trust_remote_code": True,
         "promote": False,
-        "again": "20261121",
+        "force": True,
         "asked": asked,
     }
     assert command_line("recheck", command) == (
@@ -101,7 +101,7 @@ def test_names_that_are_no_paths_stay(tmp_path: Path, checkpoint: str) -> None:
     assert line == command_line("model", command)
 
 
-def test_a_record_from_before_has_the_names_it_came_to() -> None:
+def test_command_line_without_asked_options() -> None:
     assert command_line("model", {**COMMAND, "ladder": []}) == (
         "prepare model demo:smollm2-135m --recipe fp8-dynamic --profile cpu --policy demo "
         "--name smollm2-135m --registry sqlite:////somewhere/registry.db"

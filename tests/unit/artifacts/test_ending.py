@@ -71,7 +71,7 @@ def test_a_run_that_is_not_over_has_no_verdict() -> None:
             "`prepare promote 20261121-100000-000001`",
         ),
         ("fail", "no variant passed, and at least one failed its gates", "which gate failed"),
-        ("undecided", "no variant passed or failed: undecided", "on the same store"),
+        ("undecided", "no variant passed or failed: undecided", "Run the same command again: "),
         ("not made", "at least one could not be made or served", "`prepare runs show"),
         ("refused", "there is no such folder", "name a folder that is there"),
         ("gate", "candidate passed; nothing was promoted", "`prepare verify"),

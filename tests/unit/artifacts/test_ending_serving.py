@@ -20,7 +20,6 @@ def test_fp8_attention_and_fallbacks_are_told() -> None:
         "KV cache: FP8",
         "speculative decoding: ngram",
     ]
-    # Runs of before had neither key.
     assert serving_lines(read_command({})) == []
 
 

@@ -15,6 +15,7 @@ from fake_run import FakeRun, judged_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pretend_stages import edit
+from some_node import NODE
 from spoilt_bundle import (
     RECIPE,
     change_packed,
@@ -82,7 +83,7 @@ class TestContents:
         parts = json.loads((bundle / RESOLVED).read_text())
         assert parts["policy"]["value"]["name"] == "p"
         assert parts["quantized"]["value"]["calibration_digest"] == "c" * 64
-        assert parts["hardware"]["value"]["cpu"] == "AMD EPYC"
+        assert parts["hardware"]["value"]["cpu"] == NODE.cpu
         assert parts["serving"]["value"]["engine_arguments"]["kv-cache-dtype"] == "fp8"
 
     def test_the_manifest_has_relative_paths_only(self, run: FakeRun, deployed: Path) -> None:

@@ -8,36 +8,13 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import rsa
+from key_pair import key_pair
 from small_checkpoint import checkpoint_files, write_files
 
 from artifacts.evidence.signing import PASSWORD_VARIABLE, check_with_key, sign_with_key
 from artifacts.plain_files import SIGNATURE
 from pipeline.core.errors import EvidenceError, UsageError
-
-
-def key_pair(
-    folder: Path, name: str = "signer", password: bytes | None = None
-) -> tuple[Path, Path]:
-    """(private, public) key files."""
-    private = ec.generate_private_key(ec.SECP256R1())
-    encryption = (
-        serialization.BestAvailableEncryption(password)
-        if password
-        else serialization.NoEncryption()
-    )
-    files = folder / f"{name}.key", folder / f"{name}.pub"
-    files[0].write_bytes(
-        private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
-        )
-    )
-    files[1].write_bytes(
-        private.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    )
-    return files
 
 
 @pytest.fixture

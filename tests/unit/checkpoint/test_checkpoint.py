@@ -240,9 +240,17 @@ class TestFaults:
     def test_no_folder(self, tmp_path: Path) -> None:
         assert "no such folder" in fault(tmp_path / "none").what
 
-    def test_gguf_file(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("named", ["m.gguf", "."])
+    def test_gguf_is_named_with_the_lines_that_widen_it(self, tmp_path: Path, named: str) -> None:
+        """Whether its folder or the file was given; a folder of it alone has no config.json."""
         (tmp_path / "m.gguf").write_bytes(b"GGUF")
-        assert "GGUF files are not supported" in fault(tmp_path / "m.gguf").cure
+        error = fault(tmp_path / named)
+        assert "GGUF" in error.what
+        lines = error.cure.splitlines()[1:]
+        assert len(lines) == 3
+        for line in lines:
+            compile(line.strip(), "conversion", "exec")
+        assert f"{str(tmp_path)!r}, gguf_file='m.gguf'" in error.cure
 
     def test_weights_file_instead_of_folder(self, whole: Path) -> None:
         assert fault(whole / "model.safetensors").cure == f"name its folder: {whole}"
@@ -281,7 +289,7 @@ class TestFaults:
         [
             ("pytorch_model.bin", "pickled weights only", "safe_serialization=True"),
             ("model.pt", "pickled weights only", "safe_serialization=True"),
-            ("model.gguf", "GGUF weights only", "unquantized safetensors"),
+            ("model.gguf", "GGUF file", "gguf_file='model.gguf'"),
             ("notes.txt", "no .safetensors file", "weights"),
         ],
     )

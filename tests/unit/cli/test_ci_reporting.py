@@ -30,6 +30,7 @@ from pipeline.cli.main import app
 from pipeline.core.errors import StoreError
 from pipeline.run import gate as endpoint_gate
 from pipeline.run import model as whole_run
+from pipeline.run.session import RunInterrupted
 
 PREPARE = (sys.executable, "-m", "pipeline.cli.main")
 NOT_PASSED: dict[str, Any] = {"promoted": False, "registry_version": None}
@@ -241,9 +242,9 @@ def test_a_wrong_option_is_told_too(job: Path) -> None:
     assert outputs(job) == outputs(job) | {"verdict": "error", "exit_code": "2", "run": ""}
     assert "there is no recipe 'nope'" in (job / "junit.xml").read_text()
     assert "where: --recipe nope" in done.stderr
-    settings = job / "prepare.yaml"
+    settings = job / "own.yaml"
     settings.write_text("nonsense: 1\n")
-    assert run(job, "model", "demo:smollm2-135m").returncode == 2
+    assert run(job, "--settings", "own.yaml", "model", "demo:smollm2-135m").returncode == 2
     assert "nonsense" in (job / "summary.md").read_text()
 
 
@@ -265,6 +266,23 @@ def test_whatever_ends_a_run_is_told_and_goes_on(
     with pytest.raises(type(error)):
         reporting.report(work, {"checkpoint": "c"}, None, Listener())
     assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == (code, verdict)
+    assert ET.parse(job / "junit.xml").find(".//error") is not None
+
+
+def test_an_interrupted_run_is_told_with_its_record(job: Path) -> None:
+    """Its id too, by which a gate without a session goes on."""
+    record = run_report(
+        kind="gate", status="interrupted", exit_code=130, run="20261123-100000-000001", variants=[]
+    )
+
+    def work(*_: Any) -> RunReport:
+        raise RunInterrupted(record)
+
+    reporting = CiReporting("gate", ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
+    with pytest.raises(KeyboardInterrupt):
+        reporting.report(work, {"checkpoint": "c"}, None, Listener())
+    assert (outputs(job)["exit_code"], outputs(job)["run"]) == ("130", record.run)
+    assert f"--session {record.run}" in (job / "summary.md").read_text()
     assert ET.parse(job / "junit.xml").find(".//error") is not None
 
 

@@ -98,7 +98,15 @@ def test_every_group_explains_itself() -> None:
 
 def test_plan_takes_the_very_same_options_and_gpus() -> None:
     gpus = [["--gpu"], ["--gpus"], ["--context"]]
-    of_the_end = [["--promote"], ["--attribute"], ["--ci"], ["--junit"], ["--outputs"]]
+    of_the_end = [
+        ["--promote"],
+        ["--sign"],
+        ["--attribute"],
+        ["--remeasure"],
+        ["--ci"],
+        ["--junit"],
+        ["--outputs"],
+    ]
     options = [param.opts for param in TREE["plan"].params]
     assert [each for each in options if each not in gpus] == [
         param.opts for param in TREE["model"].params if param.opts not in of_the_end
@@ -110,7 +118,8 @@ def test_the_exit_codes_are_in_the_help() -> None:
     text = " ".join(CliRunner().invoke(app, ["model", "--help"]).output.split())
     assert (
         "Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error, "
-        "4 the gates said no, 5 undecided, 130 interrupted."
+        "4 the gates said no, 5 undecided, 6 a promotion that was recorded and not completed, "
+        "130 interrupted."
     ) in text
 
 
@@ -281,7 +290,7 @@ def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -
         child.send_signal(number)
         said = child.communicate(timeout=20)
     assert child.returncode == 130
-    assert said == ("", "interrupted; the same command continues where this one stopped\n")
+    assert said == ("", "interrupted\n")
 
 
 def test_one_whose_terminal_goes_away_is_interrupted(tmp_path: Path) -> None:

@@ -93,8 +93,22 @@ class TestCheck:
         for word in ("suite", "margin", "drop seen", "mmlu", "humaneval", "2 points", "3000"):
             assert word in said
         assert said.count("int4") == 3  # two suites, and both together
-        assert "all critical suites, int4: passed in" in said
+        assert "all suites, int4: each critical one passes" in said
         assert "about: benchmark" not in said
+
+    def test_a_field_that_repeats_is_noted(
+        self, prepare: Callable[..., str], tmp_path: Path
+    ) -> None:
+        def noted(**suite: Any) -> str:
+            asked = ["policy", "check", mine(tmp_path, **suite), "--eval-data", str(folder)]
+            return CliRunner().invoke(app, asked).stderr
+
+        folder = tmp_path / "passages"
+        folder.mkdir()
+        rows = [json.dumps({"question": str(n), "passage_id": n // 4}) for n in range(3000)]
+        (folder / "mmlu_test.jsonl").write_text("\n".join(rows))
+        assert "add 'cluster: passage_id'" in noted()
+        assert "passage_id" not in noted(cluster="passage_id")
 
     def test_what_a_claim_about_the_benchmark_is_worth_is_said(
         self, prepare: Callable[..., str], tmp_path: Path, data: str
@@ -129,14 +143,14 @@ class TestCheck:
         Path(path).write_text(yaml.safe_dump(content))
         asked = ("check", path, "--recipe", "fp8-dynamic", "--eval-data", data)
         said = prepare(*asked)
-        for word in ("speed ratio.chat", "20 blocks", "speed slo.0", "30 rounds", "x 1.26"):
+        for word in ("speed ratio.chat", "20 blocks", "speed slo.0", "40 rounds", "x 1.26"):
             assert word in said
         ratio, slo = json.loads(prepare(*asked, "--json"))["speed"]
-        assert (ratio["gate"], ratio["unit"], ratio["fewest"]) == ("ratio.chat", "blocks", 5)
+        assert (ratio["gate"], ratio["unit"], ratio["fewest"]) == ("ratio.chat", "blocks", 10)
         assert ratio["minutes"] == 22
         assert slo["alpha"] == pytest.approx(0.045)
-        content["speed"]["ratio"]["blocks"] = 5
-        content["alpha"] = 0.01
+        content["speed"]["ratio"]["blocks"] = 10
+        content["alpha"] = 0.001
         Path(path).write_text(yaml.safe_dump(content))
         with pytest.raises(UsageError) as caught:
             prepare(*asked)
@@ -200,9 +214,10 @@ def gate(**changes: Any) -> GatePower:
         "alpha": 0.05,
         "questions": 2000,
         "expected_questions": 1234.5,
-        "chance_of_decision": 0.999,
         "chance_of_pass": 0.5,
         "chance_of_pass_at_half": 0.25,
+        "chance_of_fail": 0.0,
+        "chance_of_fail_at_half": 0.01,
         "smallest_visible_drop": 0.0234,
         "decidable": True,
         "words": "words",
@@ -213,20 +228,22 @@ def gate(**changes: Any) -> GatePower:
 @pytest.mark.parametrize(
     ("found", "cells"),
     [
-        (gate(), ["2000", "about 1234", "> 99 %", "50 %", "25 %", "2.3"]),
-        (gate(chance_of_decision=1.0), ["2000", "about 1234", "100 %", "50 %", "25 %", "2.3"]),
+        (gate(), ["2000", "about 1234", "50 %", "0 %", "25 %", "2.3"]),
+        (gate(chance_of_pass=0.999), ["2000", "about 1234", "> 99 %", "0 %", "25 %", "2.3"]),
+        (gate(chance_of_pass=1.0), ["2000", "about 1234", "100 %", "0 %", "25 %", "2.3"]),
         (
             gate(smallest_visible_drop=None),
-            ["2000", "about 1234", "> 99 %", "50 %", "25 %", "none"],
+            ["2000", "about 1234", "50 %", "0 %", "25 %", "none"],
         ),
-        (gate(decidable=False), ["2000", "-", "cannot", "cannot", "cannot", "2.3"]),
+        (gate(decidable=False), ["2000", "-", "cannot", "-", "cannot", "2.3"]),
         (
             gate(
                 questions=None,
                 decidable=None,
-                chance_of_decision=None,
                 chance_of_pass=None,
                 chance_of_pass_at_half=None,
+                chance_of_fail=None,
+                chance_of_fail_at_half=None,
                 smallest_visible_drop=None,
             ),
             ["not known yet", "about 1234", "-", "-", "-", "-"],

@@ -158,10 +158,42 @@ def test_a_run_is_shown_with_its_stages(store: Store) -> None:
     lines = words("runs", "show", FIRST[:8])
     assert lines[0].startswith("demo:smollm2-135m (0123456789ab), policy demo, profile cpu")
     assert "fp8-dynamic: promoted: all 2 gates passed" in lines
-    heading = lines.index("stage variant status time evidence")
+    heading = lines.index("stage variant status time")
     assert lines[heading + 2].startswith("judge fp8-dynamic reused 1.2 s")
-    # A long path is folded over lines, never cut.
-    assert str(store.stage_folder("judge", "abc")) in "".join(lines[heading:]).replace(" ", "")
+    assert f"judge, fp8-dynamic: {store.stage_folder('judge', 'abc')}" in lines[heading:]
+
+
+def test_a_run_that_failed_is_shown_with_its_error(store: Store) -> None:
+    """And with what to do, which is not to show it."""
+    error = {"kind": "CheckpointError", "what": "no such folder", "where": "./mine", "cure": "look"}
+    failed = run_report(
+        run=SECOND[:-1] + "2",
+        status="failed",
+        exit_code=1,
+        error=error,
+        variants=[],
+        stages=[],
+        command=COMMAND | {"checkpoint": "./mine", "registry": None},
+    )
+    put_run(store, failed)
+    lines = words("runs", "show", failed.run)
+    assert "error: no such folder" in lines
+    assert "where: ./mine" in lines
+    assert "cure: look" in lines
+    assert not any(line.startswith("variant ") for line in lines)
+    (following,) = [line.partition("Next: ")[2] for line in lines if "Next: " in line]
+    assert following.startswith("prepare model ./mine ")
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed", "finished"])
+def test_what_follows_a_run_that_is_shown_is_never_to_show_it(store: Store, status: str) -> None:
+    """'running' without a process is a run that was killed."""
+    code = {"running": None, "interrupted": 130, "failed": 1, "finished": 4}[status]
+    run = SECOND[:-1] + "3"
+    put_run(store, run_report(run=run, status=status, exit_code=code, variants=[]))
+    text = " ".join(words("runs", "show", run))
+    assert "Next: prepare " in text
+    assert "Next: prepare runs show" not in text
 
 
 def test_the_latest_is_shown_by_default(store: Store) -> None:

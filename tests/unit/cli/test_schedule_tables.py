@@ -55,10 +55,10 @@ def test_many_names() -> None:
     ("needs", "words"),
     [
         (Needs(gpus=8), "8 GPUs"),
-        (Needs(nodes=2, gpus=8), "2 nodes of 8 GPUs"),
-        (Needs(nodes=2, gpus=8, exclusive=True), "2 nodes of 8 GPUs, the whole of each"),
-        (Needs(nodes=3, cpus="all"), "3 nodes, all cores"),
+        (Needs(gpus=1, exclusive=True), "1 GPU, the whole node"),
+        (Needs(cpus="all"), "all cores"),
+        (Needs(), "little"),
     ],
 )
-def test_room_on_several_nodes(needs: Needs, words: str) -> None:
+def test_what_a_work_item_needs(needs: Needs, words: str) -> None:
     assert needs_words(needs) == words

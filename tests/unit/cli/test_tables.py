@@ -46,7 +46,10 @@ def test_a_promoted_variant(capsys: Capture) -> None:
         "fp8-dynamic 163.4 MB mmlu acc (decided at 1796 of n=2048) 65.1 % 65.0 % "
         "-0.1 (> -0.4, margin -1) pass"
     )
-    assert lines[4] == "speed ratio.chat (6 blocks) 2,050 3,075 x 1.50 (> x 1.40, at least 1) pass"
+    assert (
+        lines[4]
+        == "speed ratio.chat (6 blocks, one start) 2,050 3,075 x 1.50 (> x 1.40, at least 1) pass"
+    )
     assert "fp8-dynamic: promoted: all 2 gates passed" in lines
     assert lines[-1] == "2 stages, 1 reused, 372 s. Next: prepare registry show smollm2-135m"
     assert not any("below the margin" in line for line in lines)  # passing needs no words
@@ -63,9 +66,22 @@ def test_a_gate_that_did_not_pass_says_why(capsys: Capture, verdict: str) -> Non
     assert row.endswith(verdict)
     assert f"fp8-dynamic: {verdict}: rouge is {verdict}" in lines
     assert "rouge: too few of them" in lines
-    assert lines[-1].endswith(
-        "Nothing was promoted. Next: prepare runs show 20261121-100000-000001"
-    )
+    assert "Nothing was promoted: " in lines[-1]
+    assert lines[-1].endswith("Next: prepare runs show 20261121-100000-000001")
+
+
+def test_a_disturbed_measurement_names_the_command_that_continues_it(capsys: Capture) -> None:
+    claim = speed_claim(verdict="undecided", continues=True)
+    variant = variant_report(speed=[claim], verdict="undecided", promoted=False)
+    lines = shown(capsys, run_report(variants=[variant], exit_code=5))
+    assert "Next: prepare model demo:smollm2-135m" in lines[-1]
+
+
+def test_a_gate_that_shows_little_says_so_where_it_passed(capsys: Capture) -> None:
+    for threshold, is_told in ((0.02, True), (0.8, False)):
+        claim = speed_claim(threshold=threshold, claim="it is not broken")
+        lines = shown(capsys, run_report(variants=[variant_report(speed=[claim])]))
+        assert any("not broken" in each for each in lines) == is_told
 
 
 def test_a_suspicious_pass_is_said_aloud(capsys: Capture) -> None:
@@ -110,7 +126,7 @@ def test_a_run_that_failed_before_it_had_variants(capsys: Capture) -> None:
     report = run_report(checkpoint=None, variants=[], stages=[], status="failed", exit_code=1)
     lines = shown(capsys, report)
     assert lines[0].startswith("demo:smollm2-135m, policy demo")
-    assert lines[-1].startswith("0 stages, 0 reused, 372 s. Nothing was promoted.")
+    assert lines[-1].startswith("0 stages, 0 reused, 372 s. Nothing was promoted: ")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +189,7 @@ def test_next_step_names_what_there_is_to_look_at() -> None:
 def test_stages_show_where_their_evidence_lies(capsys: Capture, tmp_path: Path) -> None:
     store = Store(Path("s"))
     stages = [
-        stage_report(name="evaluate mmlu", key="e1", seconds=61.04),
+        stage_report(name="evaluate mmlu", stage="evaluate", key="e1", seconds=61.04),
         stage_report(name="serve", key=None, variant="baseline"),
         stage_report(status="failed", key="gone"),
     ]
@@ -182,9 +198,38 @@ def test_stages_show_where_their_evidence_lies(capsys: Capture, tmp_path: Path) 
         store.stage_folder("evaluate", "e1").mkdir(parents=True)
         print_stages(run_report(stages=stages), store)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "evaluate mmlu fp8-dynamic ran 61.0 s s/stages/evaluate/e1" in lines
-    assert "serve baseline ran 1.2 s -" in lines
-    assert "judge fp8-dynamic failed 1.2 s -" in lines
+    assert "evaluate mmlu fp8-dynamic ran 61.0 s" in lines
+    assert "serve baseline ran 1.2 s" in lines
+    assert "judge fp8-dynamic failed 1.2 s" in lines
+    assert "evaluate mmlu, fp8-dynamic: s/stages/evaluate/e1" in lines
+    assert not any("judge/gone" in line for line in lines)
+
+
+def test_paths_can_be_copied_whole(capsys: Capture, tmp_path: Path) -> None:
+    """From a stage's row, a reason and an error: a fold in the midst would be copied, too."""
+    store = Store(tmp_path / ("s" * 150))
+    store.stage_folder("evaluate", "e1").mkdir(parents=True)
+    path = f"/{'a' * 200}/worker.log"
+    error = {"kind": "StoreError", "what": "no", "where": f"{path}.2", "cure": ""}
+    report = run_report(
+        variants=[failed_variant_report(reason=f"it died\n  where: {path}")],
+        stages=[stage_report(name="evaluate mmlu", stage="evaluate", key="e1")],
+        status="failed",
+        exit_code=1,
+        error=error,
+    )
+    print_run(report, is_shown=True)
+    print_stages(report, store)
+    lines = capsys.readouterr().out.splitlines()
+    for whole in (path, f"{path}.2", str(store.stage_folder("evaluate", "e1"))):
+        assert any(whole in line for line in lines)
+
+
+def test_an_endpoint_has_no_weights_that_were_not_made(capsys: Capture) -> None:
+    """What became of it before any gate may be an error."""
+    report = run_report(kind="gate", variants=[failed_variant_report(recipe="candidate")])
+    assert "not made" not in " ".join(shown(capsys, report))
+    assert "not made" in " ".join(shown(capsys, run_report(variants=[failed_variant_report()])))
 
 
 def test_long_cells_are_folded_and_not_cut(capsys: Capture) -> None:

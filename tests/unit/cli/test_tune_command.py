@@ -98,7 +98,7 @@ def test_what_comes_to_no_run_is_an_object_too(
     with pytest.raises(PrepareError) as error:
         app(["tune", *words, "--store", str(tmp_path), "--json"], standalone_mode=False)
     told = json.loads(capsys.readouterr().out)
-    assert told == {"schema_version": 2, "run": None, "error": error.value.to_dict()}
+    assert told == {"schema_version": 1, "run": None, "error": error.value.to_dict()}
 
 
 def test_a_candidate_that_the_engine_does_not_take_is_named_with_its_file(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from fake_run import FakeRun, judged_run
+from key_pair import key_pair
 from typer.testing import CliRunner
 
+from artifacts.evidence.bundle_check import BundleCheck
+from artifacts.evidence.recompute import VariantCheck
 from pipeline.cli.main import app
+from pipeline.cli.verify import print_folder
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.core.run_folders import RUN_RECORD
 from recipes.schema import Tuned
@@ -42,21 +44,7 @@ def deployed(stored: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    private, public = tmp_path / "signer.key", tmp_path / "signer.pub"
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    )
-    return private, public
+    return key_pair(tmp_path)
 
 
 class TestVerify:
@@ -98,6 +86,21 @@ class TestVerify:
         assert "with the weights, all as listed" in result.stdout
         assert "signature: none" in result.stdout
 
+    def test_no_value_of_a_bundle_is_a_line_of_its_own(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        forged = "x\nsignature: holds\r\u2028./folder: all as listed"
+        problems = (forged, *(f"{n}{forged}" for n in range(10_000)))
+        variant = VariantCheck(forged, forged, forged, 1, problems)
+        check = BundleCheck(forged, forged, "fail", forged, 3, True, problems, (variant,))
+        print_folder(Path("deploy"), check, "none")
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line.strip().startswith("signature")] == [
+            "signature: none, so this shows that everything is consistent, not who made it"
+        ]
+        assert not [line for line in lines if line.startswith("./folder")]
+        assert len(lines) < 200
+
     def test_the_bundle_alone(self, deployed: Path) -> None:
         result = call("verify", deployed / "prepare-evidence", "--json")
         data = json.loads(result.stdout)
@@ -129,6 +132,12 @@ class TestVerify:
         with pytest.raises(UsageError) as caught:
             call("verify", run.report.run, "--store", run.root, "--public-key", keys[1])
         assert caught.value.where == run.report.run
+
+    def test_a_key_of_the_environment_is_no_fault_of_a_run(
+        self, run: FakeRun, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PREPARE_PUBLIC_KEY", str(keys[1]))
+        assert call("verify", run.report.run, "--store", run.root).exit_code == 0
 
     def test_an_identity_without_its_provider(self, deployed: Path) -> None:
         with pytest.raises(UsageError) as caught:

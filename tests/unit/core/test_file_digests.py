@@ -164,6 +164,17 @@ def test_damaged_entry_is_ignored(tmp_path: Path) -> None:
     assert FileDigests(cache, in_ten_seconds).of(file) == hashlib.sha256(b"abc").hexdigest()
 
 
+@pytest.mark.parametrize("mode", [0o660, 0o606])
+def test_digests_that_others_may_write_are_ignored(tmp_path: Path, mode: int) -> None:
+    file, cache = tmp_path / "weights", tmp_path / "cache.json"
+    file.write_bytes(b"abc")
+    right = FileDigests(cache, in_ten_seconds).of(file)
+    cache.write_text(cache.read_text().replace(right, "0" * 64))
+    assert FileDigests(cache, in_ten_seconds).of(file) == "0" * 64
+    cache.chmod(mode)
+    assert FileDigests(cache, in_ten_seconds).of(file) == right
+
+
 def test_unwritable_cache_is_said_aloud(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"abc")
     (tmp_path / "file").write_bytes(b"")

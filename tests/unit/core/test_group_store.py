@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from finished_stage import stage_record
 from sample_reports import COMMAND
+from some_attempt import SCOPE, some_attempt
 
+from artifacts.attempts import AttemptLedger
 from artifacts.kept_runs import find_run
-from artifacts.registry.mlflow_registry import check_openable
-from artifacts.trials import Count, Trials
+from artifacts.registry.embedded_database import make_database
 from eval_gates.answers import AnswerBook
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.private_files import keep_private
@@ -31,7 +32,6 @@ from pipeline.stages.answer_books import book_file, open_book
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 GROUP, ANN, BOB, STRANGER = 31_400, 31_401, 31_402, 31_403
 IDS = [f"q/{number}" for number in range(4)]
-COUNT = Count(baseline={"weights": "w"}, policy="p")
 KILLED = "killed"
 
 
@@ -80,6 +80,15 @@ def root() -> Iterator[Path]:
     store.chmod(0o2770)
     yield store
     shutil.rmtree(above)
+
+
+def begin_attempt(root: Path, what: str) -> int:
+    ledger = AttemptLedger(Store(root))
+    known = ledger.attempts(SCOPE)
+    wanted = some_attempt(number=len(known) + 1, variants={"a": what})
+    same = next((each for each in known if each.variants == wanted.variants), wanted)
+    ledger.begin_attempt(same)
+    return same.number
 
 
 def finish(root: Path, key: str, text: str) -> None:
@@ -149,7 +158,7 @@ def begin_run(root: Path, end: str) -> str:
 
 
 def keep_a_note(root: Path) -> int:
-    check_openable(root / "registry.db")
+    make_database(f"sqlite:///{root}/registry.db")
     with closing(sqlite3.connect(root / "registry.db")) as database, database:
         database.execute("CREATE TABLE IF NOT EXISTS notes (text)")
         database.execute("INSERT INTO notes VALUES ('x')")
@@ -172,15 +181,12 @@ def test_a_killed_users_stage_is_gone_on_with(root: Path) -> None:
     assert act(BOB, go_on, root, "abc") == "measured"
 
 
-def test_answers_trials_runs_and_the_registry_are_everybodys(root: Path) -> None:
+def test_answers_attempts_runs_and_the_registry_are_everybodys(root: Path) -> None:
     assert act(ANN, answer, root, 0) == IDS[:1]
     assert act(BOB, answer, root, 1) == IDS[:2]
     assert act(ANN, answer, root, 2) == IDS[:3]
-    trials = [
-        act(user, lambda u=user: Trials(root).begin(COUNT, {"a": str(u)}, "r").number)
-        for user in (ANN, BOB, ANN)
-    ]
-    assert trials == [1, 2, 1]
+    numbers = [act(user, begin_attempt, root, str(user)) for user in (ANN, BOB, ANN)]
+    assert numbers == [1, 2, 1]
     for end, status in (("finished", "finished"), ("", "killed")):
         run = act(ANN, begin_run, root, end)
         assert act(BOB, lambda r=run: find_run(Store(root), r).status) == status

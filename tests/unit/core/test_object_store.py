@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -37,10 +38,10 @@ from pipeline.core.store import Store
 
 download = ObjectStore.download
 
-def slowly(self, name, file):
+def slowly(self, name, file, limit):
     print(name, flush=True)
     time.sleep(0.5)
-    return download(self, name, file)
+    return download(self, name, file, limit)
 
 ObjectStore.download = slowly
 store = Store(cache_folder(sys.argv[1], Path(sys.argv[2])))
@@ -91,9 +92,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names that are downloaded from now on."""
     names, download = list[str](), ObjectStore.download
 
-    def count(self: ObjectStore, name: str, file: Path) -> bool:
+    def count(self: ObjectStore, name: str, file: Path, limit: int) -> bool:
         names.append(name)
-        return download(self, name, file)
+        return download(self, name, file, limit)
 
     monkeypatch.setattr(ObjectStore, "download", count)
     return names
@@ -173,6 +174,46 @@ def test_what_a_killed_process_fetched_in_part_does_not_stay(
     there = Node(url, tmp_path, "there")
     assert there.outputs() == here.outputs()
     assert (half.exists(), folder.exists(), others.exists()) == (False, False, True)
+
+
+def test_cache_that_names_another_store_is_refused(here: Node, url: str, tmp_path: Path) -> None:
+    """So no content of another store is taken, and no credential goes there."""
+    here.finish(weights="w")
+    (here.store.root / "origin").write_text(f"file://{tmp_path}/planted\n")
+    with pytest.raises(StoreError, match="is not used"):
+        cache_folder(url, tmp_path / "here")
+    with pytest.raises(StoreError, match="is not used"):
+        _ = Store(here.store.root).origin
+
+
+def test_folder_with_a_planted_origin_is_refused(url: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir(mode=0o700)
+    (store / "origin").write_text(url)
+    with pytest.raises(StoreError, match="is not used"):
+        _ = Store(store).origin
+
+
+@pytest.mark.parametrize("place", ["..", ".", "origin", "blobs", "stages"])
+def test_cache_is_refused_where_others_may_write(
+    here: Node, url: str, tmp_path: Path, place: str
+) -> None:
+    here.finish(weights="w")
+    (here.store.root / place).chmod(0o777)
+    with pytest.raises(StoreError, match="other users may write"):
+        cache_folder(url, tmp_path / "here")
+
+
+def test_cached_content_of_another_size_is_fetched_again(
+    here: Node, there: Node, url: str, tmp_path: Path
+) -> None:
+    here.finish(weights="right", other="x")
+    assert there.outputs()["weights"] == "right"
+    for blob in (there.store.root / "blobs").iterdir():
+        blob.unlink()
+        blob.write_text("planted and longer")
+    shutil.rmtree(there.store.stage_folder("judge", "abc"))
+    assert Node(url, tmp_path, "there").outputs() == here.outputs()
 
 
 def test_an_unfinished_stage_is_not_there(here: Node, there: Node) -> None:
@@ -290,13 +331,39 @@ def test_damage_in_the_store_is_told_and_not_used(here: Node, there: Node) -> No
     assert list(there.store.records(leave_out_damaged=True)) == []
 
 
-@pytest.mark.parametrize("path", ["../../evil", "/etc/evil", "a/../../evil", ""])
-def test_a_marker_that_leads_outside_is_refused(here: Node, path: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../../evil", "/etc/evil", "a/../../evil", "", "./y", "a//b", "x/y", "a\\u0000b"),
+        *("a\\nb", "y" * 256, "d/" * 40 + "y"),
+    ],
+)
+def test_a_marker_whose_files_no_folder_can_have_is_refused(here: Node, path: str) -> None:
     blob = Blob(sha256="0" * 64, size=1)
-    text = Marker(record=stage_record(), files={"x": blob}).model_dump_json()
-    here.objects.put("stages/judge/abc.json", text.replace('"x":', f'"{path}":').encode())
+    text = Marker(record=stage_record(), files={"x": blob, "z": blob}).model_dump_json()
+    here.objects.put("stages/judge/abc.json", text.replace('"z":', f'"{path}":').encode())
     with pytest.raises(StoreError, match="damaged"):
         here.store.find("judge", "abc")
+
+
+def test_a_disk_that_is_full_under_the_store_is_no_outage(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from obstore.exceptions import GenericError
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise GenericError("Unable to copy data to file: No space left on device (os error 28)")
+
+    def sleep(_: float) -> None:
+        raise AssertionError("it is waited for")
+
+    monkeypatch.setattr(
+        object_store, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    )
+    objects = ObjectStore(url)
+    objects.__dict__["_client"] = SimpleNamespace(put=no_room)
+    with pytest.raises(StoreError, match="full"):
+        objects.put("x", b"1")
 
 
 # --- runs, trials, books ------------------------------------------------------------------------

@@ -38,6 +38,7 @@ SHELL = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "CUDA_VISIBLE_DEVICES": "1",
     "LD_PRELOAD": "/tmp/x.so",
+    "OMP_TOOL_LIBRARIES": "/tmp/x.so",
     "PYTHONPATH": "/ours",
     "VLLM_USE_V1": "0",
     "TORCH_LOGS": "all",

@@ -130,7 +130,46 @@ def test_what_the_jobs_read_is_what_the_command_writes() -> None:
     assert read == {"verdict", "run", "passed"}
     assert read <= written_by_prepare()
     assert "run" in written_by_prepare()
-    assert 'promote "$run"' in parsed(GITLAB)["promote"]["script"][0]
+    assert 'promote "$run"' in parsed(GITLAB)["promote"]["script"][-1]
+
+
+def test_actions_are_pinned_to_commits() -> None:
+    used = [step["uses"] for _, step in steps() if "uses" in step]
+    assert used
+    assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each)] == []
+
+
+@pytest.mark.parametrize(("commit", "status"), [("1111", 0), ("2222", 1)])
+def test_promotion_installs_the_commit_that_judged(
+    tmp_path: Path, commit: str, status: int
+) -> None:
+    """The step's own script; pip answers with the commit that the branch leads to now."""
+    (script,) = [
+        s["run"] for job, s in steps() if job == "promote" and "JUDGED_BY" in s.get("env", {})
+    ]
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        '  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;\n'
+        f'  *freeze*) echo wheel==1; echo "prepare-model @ git+https://host/prepare@{commit}" ;;\n'
+        "esac\n"
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", script],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "RUNNER_TEMP": str(tmp_path),
+            "REQUIREMENT": "git+https://host/prepare@main",
+            "JUDGED_BY": "prepare-model @ git+https://host/prepare@1111",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert ("::error::" in done.stdout) == bool(status)
 
 
 def test_the_judging_step_does_what_it_says(tmp_path: Path) -> None:

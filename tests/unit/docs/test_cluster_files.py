@@ -44,6 +44,8 @@ def test_the_job_of_kubernetes() -> None:
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     check_known(container["args"])
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"]["seccompProfile"]["type"] == "Localhost"
     volumes = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 

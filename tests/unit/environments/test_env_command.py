@@ -35,6 +35,12 @@ def answer(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+def write_settings(tmp_path: Path, built: Environment) -> None:
+    file = tmp_path / "config" / "prepare" / "settings.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"environments: {{serve: {{python: {built.python}}}}}")
+
+
 def half_built(home: Path) -> Path:
     folder = home / "environments" / "serve-cpu-0123456789abcdef"
     folder.mkdir(parents=True)
@@ -85,7 +91,7 @@ def test_build_takes_a_sites_interpreter_as_it_is(
 ) -> None:
     (packages,) = built.python.parent.parent.glob("lib/python3*/site-packages")
     (packages / "vllm.py").write_text("")
-    (tmp_path / "prepare.yaml").write_text(f"environments: {{serve: {{python: {built.python}}}}}")
+    write_settings(tmp_path, built)
     (found,) = answer("build", "serve", "--accelerator", "cpu")
     assert found["python"] == str(built.python)
     assert found["managed"] is False
@@ -98,7 +104,7 @@ def test_build_without_a_gpu_names_the_other_kind(
     monkeypatch.setattr(environment, "detect_accelerator", lambda: Accelerator.CPU)
     (packages,) = built.python.parent.parent.glob("lib/python3*/site-packages")
     (packages / "vllm.py").write_text("")
-    (tmp_path / "prepare.yaml").write_text(f"environments: {{serve: {{python: {built.python}}}}}")
+    write_settings(tmp_path, built)
     assert "--accelerator cuda" in run("build", "serve").output
     assert "--accelerator cuda" not in run("build", "serve", "--accelerator", "cpu").output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import stat
@@ -284,6 +285,74 @@ def test_a_home_that_cannot_be_made(tiny: TinySource, tmp_path: Path) -> None:
         ensure_defined(tiny.definition, tmp_path / "file" / "home", Silent())
     assert caught.value.where == str(tmp_path / "file" / "home" / "environments")
     assert "PREPARE_HOME" in caught.value.cure
+
+
+PLACES = [".", "environments", "environments/{0}", "environments/{0}/bin"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
+def test_environment_is_refused_where_others_may_write(
+    tiny: TinySource, home: Path, built: Environment, place: str, mode: int
+) -> None:
+    ran = home / "ran"
+    damage = f"#!/bin/sh\ntouch {ran}\n"
+    built.python.unlink()
+    built.python.write_text(damage)
+    built.python.chmod(0o755)
+    name = environment_folder(home, tiny.definition).name
+    (home / place.format(name)).chmod(mode)
+    with pytest.raises(EnvironmentBuildError, match="is not used: other users may write"):
+        ensure_defined(tiny.definition, home, Silent())
+    assert state(tiny, home) is EnvironmentState.BROKEN
+    assert built.python.read_text() == damage
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_environment_of_another_user_is_refused(
+    tiny: TinySource, home: Path, built: Environment, place: str
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    name = environment_folder(home, tiny.definition).name
+    os.chown(home / place.format(name), 12345, -1)
+    with pytest.raises(EnvironmentBuildError, match="another user, number 12345"):
+        ensure_defined(tiny.definition, home, Silent())
+
+
+def test_environment_is_unwritable_for_others_whatever_the_umask(
+    tiny: TinySource, home: Path
+) -> None:
+    before = os.umask(0o002)
+    try:
+        environment = ensure_defined(tiny.definition, home, Silent())
+    finally:
+        os.umask(before)
+    assert ensure_defined(tiny.definition, home, Silent()) == environment
+    folder = environment.python.parents[1]
+    found = [home, *home.rglob("*")]
+    # uv creates its empty lock file for everybody.
+    files = [path for path in found if not path.is_symlink() and path.name != ".lock"]
+    writable = [path for path in files if path.stat().st_mode & 0o022]
+    assert folder.is_dir()
+    assert writable == []
+
+
+def test_versions_that_differ_from_the_lock_are_noticed(
+    tiny: TinySource, home: Path, built: Environment, heard: Heard
+) -> None:
+    """Though the record and the installed metadata agree."""
+    record_file = environment_folder(home, tiny.definition) / RECORD_NAME
+    record = json.loads(record_file.read_text())
+    name, version = next(iter(tiny.definition.pins.items()))
+    (metadata,) = site_packages(built).glob(f"{name.replace('-', '_')}-*.dist-info")
+    metadata.rename(metadata.with_name(metadata.name.replace(version, "0.0.1")))
+    record["versions"][name] = "0.0.1"
+    record_file.write_text(json.dumps(record))
+    assert state(tiny, home) is EnvironmentState.BROKEN
+    assert ensure_defined(tiny.definition, home, heard).versions[name] == version
+    assert "not those of the lock" in heard.notes[0]
 
 
 class TestExternal:

@@ -28,15 +28,21 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path / "here")
 
 
+def users_file(tmp_path: Path) -> Path:
+    file = tmp_path / "user" / ".config" / "prepare" / "settings.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
 def said(tmp_path: Path, text: str) -> Settings:
-    (tmp_path / "here" / "prepare.yaml").write_text(text)
+    users_file(tmp_path).write_text(text)
     return load_settings()
 
 
 def complaint(tmp_path: Path, text: str) -> UsageError:
     with pytest.raises(UsageError) as caught:
         said(tmp_path, text)
-    assert caught.value.where.startswith(str(tmp_path / "here" / "prepare.yaml"))
+    assert caught.value.where.startswith(str(users_file(tmp_path)))
     return caught.value
 
 
@@ -103,12 +109,10 @@ def test_a_link_to_an_interpreter_stays_a_link(tmp_path: Path) -> None:
     assert settings.environments["quantize"].python == link
 
 
-def test_the_file_in_the_current_folder_wins_over_the_users(tmp_path: Path) -> None:
-    users = tmp_path / "user" / ".config" / "prepare"
-    users.mkdir(parents=True)
-    (users / "settings.yaml").write_text("home: /users\n")
-    assert load_settings().home == Path("/users")
-    assert said(tmp_path, "home: /here\n").home == Path("/here")
+def test_a_file_in_the_current_folder_is_never_read(tmp_path: Path) -> None:
+    (tmp_path / "here" / "prepare.yaml").write_text("home: /here\n")
+    assert load_settings().home == tmp_path / "user" / ".cache" / "prepare"
+    assert said(tmp_path, "home: /users\n").home == Path("/users")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "environments: {}\n"])
@@ -121,7 +125,7 @@ def test_named_file_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("PREPARE_SETTINGS", str(tmp_path / "none.yaml"))
     with pytest.raises(UsageError) as caught:
         load_settings()
-    assert caught.value.where == str(tmp_path / "none.yaml")
+    assert str(tmp_path / "none.yaml") in caught.value.where
 
 
 def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
@@ -153,11 +157,11 @@ def test_unknown_key_of_an_environment(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_value_names_file_and_key(tmp_path: Path, text: str, key: str) -> None:
-    assert complaint(tmp_path, text).where.endswith(f"prepare.yaml, key {key}")
+    assert complaint(tmp_path, text).where.endswith(f"settings.yaml, key {key}")
 
 
 def test_a_file_without_keys(tmp_path: Path) -> None:
-    assert complaint(tmp_path, "- home\n").where.endswith("prepare.yaml")
+    assert complaint(tmp_path, "- home\n").where.endswith("settings.yaml")
 
 
 def test_not_yaml(tmp_path: Path) -> None:
@@ -167,10 +171,10 @@ def test_not_yaml(tmp_path: Path) -> None:
 
 
 def test_not_text(tmp_path: Path) -> None:
-    (tmp_path / "here" / "prepare.yaml").write_bytes(b"home: \xff\xfe\n")
+    users_file(tmp_path).write_bytes(b"home: \xff\xfe\n")
     with pytest.raises(UsageError) as caught:
         load_settings()
-    assert caught.value.where == str(tmp_path / "here" / "prepare.yaml")
+    assert caught.value.where == str(users_file(tmp_path))
 
 
 def test_settings_are_frozen() -> None:

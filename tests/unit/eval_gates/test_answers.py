@@ -37,13 +37,20 @@ def rows(start: int, stop: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def name(tmp_path: Path) -> Path:
+    """What the book's files are named after."""
     return tmp_path / "answers" / "book.jsonl"
 
 
 @pytest.fixture
-def book(file: Path) -> AnswerBook:
-    return AnswerBook(file, IDS)
+def file(name: Path) -> Path:
+    """The file of the book's first writer."""
+    return name.with_name("book.000001-00000000.jsonl")
+
+
+@pytest.fixture
+def book(name: Path) -> AnswerBook:
+    return AnswerBook(name, IDS, writer=1)
 
 
 def test_no_file_is_no_answers(book: AnswerBook, file: Path) -> None:
@@ -51,20 +58,20 @@ def test_no_file_is_no_answers(book: AnswerBook, file: Path) -> None:
     assert not file.exists()
 
 
-def test_batches_come_back_in_order(book: AnswerBook, file: Path) -> None:
+def test_batches_come_back_in_order(book: AnswerBook, name: Path) -> None:
     book.append(rows(0, 3))
     book.append(rows(3, 4))
     book.append([])
 
     assert book.rows() == rows(0, 4)
-    assert AnswerBook(file, IDS[:4]).rows() == rows(0, 4)
+    assert AnswerBook(name, IDS[:4]).rows() == rows(0, 4)
 
 
 @QUICK
 @given(data=st.data())
-def test_a_kill_anywhere_loses_no_whole_answer(data: st.DataObject, file: Path) -> None:
+def test_a_kill_anywhere_loses_no_whole_answer(data: st.DataObject, name: Path, file: Path) -> None:
     file.unlink(missing_ok=True)
-    book = AnswerBook(file, IDS)
+    book = AnswerBook(name, IDS, writer=1)
     book.append([row(0, "é"), row(1, "\u2028"), row(2)])
     content = file.read_bytes()
     cut = data.draw(st.integers(0, len(content)), label="bytes written before the kill")
@@ -133,9 +140,9 @@ def test_what_looks_like_a_newline_is_part_of_the_answer(
         st.text(st.one_of(st.characters(), st.sampled_from("\n\r\x85\u2028\ud800"))), max_size=5
     )
 )
-def test_any_text_comes_back(texts: list[str], file: Path) -> None:
+def test_any_text_comes_back(texts: list[str], name: Path, file: Path) -> None:
     file.unlink(missing_ok=True)
-    book = AnswerBook(file, IDS)
+    book = AnswerBook(name, IDS, writer=1)
     written = [row(number, text) for number, text in enumerate(texts)]
     for each in written:
         book.append([each])
@@ -171,15 +178,15 @@ def test_bytes_that_are_no_text_are_damage(book: AnswerBook, file: Path) -> None
     assert "line 2" in str(refused(book))
 
 
-def test_another_order_of_questions_is_told(book: AnswerBook, file: Path) -> None:
+def test_another_order_of_questions_is_told(book: AnswerBook, name: Path) -> None:
     book.append(rows(0, 3))
-    assert "line 1" in str(refused(AnswerBook(file, IDS[1:])))
-    assert "line 2" in str(refused(AnswerBook(file, [IDS[0], IDS[2], IDS[1]])))
+    assert "line 1" in str(refused(AnswerBook(name, IDS[1:])))
+    assert "line 2" in str(refused(AnswerBook(name, [IDS[0], IDS[2], IDS[1]])))
 
 
-def test_more_answers_than_questions_are_told(book: AnswerBook, file: Path) -> None:
+def test_more_answers_than_questions_are_told(book: AnswerBook, name: Path) -> None:
     book.append(rows(0, 3))
-    assert "line 3" in str(refused(AnswerBook(file, IDS[:2])))
+    assert "line 3" in str(refused(AnswerBook(name, IDS[:2])))
 
 
 def bytes_read() -> int:
@@ -202,15 +209,15 @@ import sys
 from pathlib import Path
 from eval_gates.answers import AnswerBook
 ids = [f"anatomy/{number}" for number in range(1_000_000)]
-book = AnswerBook(Path(sys.argv[1]), ids)
+book = AnswerBook(Path(sys.argv[1]), ids, writer=1)
 for start in range(0, len(ids), 50):
     book.append([{"id": i, "answer": "x" * 2000, "score": 1.0} for i in ids[start:start + 50]])
     print(start + 50, flush=True)
 """
 
 
-def test_a_killed_process_leaves_all_that_it_had_appended(book: AnswerBook, file: Path) -> None:
-    command = [sys.executable, "-c", APPENDING, str(file)]
+def test_a_killed_process_leaves_all_that_it_had_appended(book: AnswerBook, name: Path) -> None:
+    command = [sys.executable, "-c", APPENDING, str(name)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         for _ in range(8):
@@ -230,27 +237,32 @@ def test_a_row_is_a_line_of_json(book: AnswerBook, file: Path) -> None:
     assert json.loads(file.read_text(encoding="utf-8")) == book.rows()[0]
 
 
+def test_a_book_without_a_writer_is_read_only(name: Path) -> None:
+    with pytest.raises(ValueError, match="read only"):
+        AnswerBook(name, IDS).append(rows(0, 1))
+
+
 class TestSeveralWriters:
     """They write one after the other, each into a file of its own."""
 
-    def test_a_later_writer_goes_on(self, file: Path) -> None:
-        AnswerBook(file, IDS).append(rows(0, 2))  # as an older prepare did
-        AnswerBook(file, IDS, writer=1).append(rows(2, 5))
-        third = AnswerBook(file, IDS, writer=4)
+    def test_a_later_writer_goes_on(self, name: Path) -> None:
+        AnswerBook(name, IDS, writer=1).append(rows(0, 2))
+        AnswerBook(name, IDS, writer=2).append(rows(2, 5))
+        third = AnswerBook(name, IDS, writer=4)
         third.append(rows(5, 6))
         third.append(rows(6, 8))
-        assert AnswerBook(file, IDS).rows() == rows(0, 8)
-        assert {path.name for path in file.parent.iterdir()} == {
-            "book.jsonl",
-            "book.000001-00000002.jsonl",
+        assert AnswerBook(name, IDS).rows() == rows(0, 8)
+        assert {path.name for path in name.parent.iterdir()} == {
+            "book.000001-00000000.jsonl",
+            "book.000002-00000002.jsonl",
             "book.000004-00000005.jsonl",
         }
 
     @pytest.mark.parametrize("answered_before", [False, True])
     def test_one_who_was_followed_and_comes_back_does_no_harm(
-        self, file: Path, answered_before: bool
+        self, name: Path, answered_before: bool
     ) -> None:
-        away, follower = AnswerBook(file, IDS, writer=1), AnswerBook(file, IDS, writer=2)
+        away, follower = AnswerBook(name, IDS, writer=1), AnswerBook(name, IDS, writer=2)
         if answered_before:
             away.append(rows(0, 2))
         kept = away.rows()
@@ -262,18 +274,18 @@ class TestSeveralWriters:
         assert follower.rows() == kept + answers[:2]
         follower.append(answers[2:])
         away.append([row(len(kept) + 3, "of before")])
-        assert AnswerBook(file, IDS).rows() == kept + answers
+        assert AnswerBook(name, IDS).rows() == kept + answers
 
-    def test_numbers_that_begin_anew_are_higher_all_the_same(self, file: Path) -> None:
-        AnswerBook(file, IDS, writer=7).append(rows(0, 2))
-        AnswerBook(file, IDS, writer=1).append(rows(2, 3))
-        assert AnswerBook(file, IDS).rows() == rows(0, 3)
+    def test_numbers_that_begin_anew_are_higher_all_the_same(self, name: Path) -> None:
+        AnswerBook(name, IDS, writer=7).append(rows(0, 2))
+        AnswerBook(name, IDS, writer=1).append(rows(2, 3))
+        assert AnswerBook(name, IDS).rows() == rows(0, 3)
 
-    def test_after_a_part_that_was_deleted_its_questions_are_asked_again(self, file: Path) -> None:
+    def test_after_a_part_that_was_deleted_its_questions_are_asked_again(self, name: Path) -> None:
         for number in range(3):
-            AnswerBook(file, IDS, writer=number + 1).append(rows(2 * number, 2 * number + 2))
-        (file.parent / "book.000002-00000002.jsonl").unlink()
-        book = AnswerBook(file, IDS, writer=4)
+            AnswerBook(name, IDS, writer=number + 1).append(rows(2 * number, 2 * number + 2))
+        (name.parent / "book.000002-00000002.jsonl").unlink()
+        book = AnswerBook(name, IDS, writer=4)
         assert book.rows() == rows(0, 2)
         book.append(rows(2, 3))
-        assert AnswerBook(file, IDS).rows() == rows(0, 3)
+        assert AnswerBook(name, IDS).rows() == rows(0, 3)

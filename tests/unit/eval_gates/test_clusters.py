@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kept_answers import HUMANEVAL, judged_rows
 
-from eval_gates.clusters import group_by_cluster, means, partners, whole_end
+from eval_gates.clusters import group_by_cluster, means, partners, repeated_field, whole_end
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.stopping import Stopping, StoppingRule
 from recipes.policy import AnySuite, Margin
@@ -85,3 +85,19 @@ def test_the_worker_and_the_judge_see_the_same() -> None:
     alone = Stopping(60, 2, rule, [1.0] * 60)
     assert stopping.state(scores) == alone.state(means(group_by_cluster(rows), "score")) == "pass"
     assert stopping.state(scores[:100]) == alone.state([1.0] * 20) == "open"
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        (lambda n: {"passage_id": f"p{n // 3}", "question": str(n)}, "passage_id"),
+        (lambda n: {"problem": n // 2, "question": str(n)}, "problem"),
+        (lambda n: {"text": f"{n // 4} " * 60, "question": str(n)}, "text"),
+        (lambda n: {"subject": f"s{n % 6}", "answer": n % 4, "question": str(n)}, None),
+        (lambda n: {"group": f"g{n % 6}", "question": str(n)}, None),  # sorts rows, as a subject
+        (lambda n: {"document": f"d{n}", "context": ""}, None),
+    ],
+)
+def test_a_field_that_suggests_clusters(fields: Any, found: str | None) -> None:
+    assert repeated_field([fields(n) for n in range(240)]) == found
+    assert repeated_field([]) is None

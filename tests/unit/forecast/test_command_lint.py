@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import get_args
 
@@ -24,6 +25,20 @@ def on_h100(text: str) -> Lint:
 
 def severities(found: Lint) -> dict[str, str]:
     return {each.argument: each.severity for each in found.findings}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve",
+        "sh -c 'vllm serve'",
+        "vllm serve x --max-num-seqs \ud800",
+        "vllm serve x --\udcff 1",
+        "image: vllm/vllm-openai\nargs: [--\ud800]",
+    ],
+)
+def test_a_command_of_odd_letters_or_no_words_is_looked_at(text: str) -> None:
+    json.dumps(on_h100(text).to_dict(), ensure_ascii=False).encode()
 
 
 class TestTheFacts:

@@ -233,17 +233,10 @@ class TestGpu:
         found = preflight(machine=replace(H100, gpus=2), profile="h100", **split)
         assert "serves on 4 NVIDIA GPUs, and this machine has 2" in told(found.faults())
 
-    def test_each_of_several_nodes_needs_its_part(self) -> None:
-        spread = {"tensor-parallel-size": 16, "nnodes": 2}
-        found = preflight(machine=replace(H100, gpus=8), profile="h100", **spread)
-        assert found.faults() == []
-        found = preflight(machine=replace(H100, gpus=4), profile="h100", **spread)
-        words = "serves on 8 NVIDIA GPUs on each of 2 nodes, and this machine has 4"
-        assert words in told(found.faults())
-
     def test_layers_in_stages_are_not_refused_for_a_memory_that_nobody_estimates(self) -> None:
-        staged = {"tensor-parallel-size": 1, "pipeline-parallel-size": 4, "nnodes": 4}
-        found = preflight(LLAMA_3_70B, H100, profile="h100", recipes=(AWQ,), **staged)
+        staged = {"tensor-parallel-size": 1, "pipeline-parallel-size": 4}
+        machine = replace(H100, gpus=4)
+        found = preflight(LLAMA_3_70B, machine, profile="h100", recipes=(AWQ,), **staged)
         assert found.faults() == []
         assert any("memory is not checked" in note for note in found.notes())
 

@@ -262,3 +262,36 @@ class TestDownload:
         place = "pipeline.forecast.run_preflight._is_on_the_same_disk"
         monkeypatch.setattr(place, lambda _: False)
         assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("recipes", "disk", "form", "code"),
+    [
+        (("fp8-dynamic",), 10**12, "auto", ExitCode.PROMOTED),
+        (("fp8-dynamic",), 10**12, "chat", ExitCode.USAGE),
+        (("awq-w4a16",), 10**12, "auto", ExitCode.EXPECTED_ERROR),
+        (("fp8-dynamic",), 1000, "auto", ExitCode.EXPECTED_ERROR),
+        # The first check has one fault, of usage; the disk is looked at later.
+        (("fp8-dynamic",), 1000, "chat", ExitCode.USAGE),
+        (("awq-w4a16",), 1000, "chat", ExitCode.EXPECTED_ERROR),
+    ],
+)
+def test_the_plan_has_the_exit_code_of_the_run(
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipes: tuple[str, ...],
+    disk: int,
+    form: str,
+    code: ExitCode,
+) -> None:
+    machine_of(monkeypatch, free_disk_bytes=disk)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "{name: mine, summary: s, suites: {code: {kind: humaneval, about: benchmark, "
+        f"form: {form}, margins: {{fp8: 0.1, int4: 0.1}}}}}}}}"
+    )
+    asked = replace(request(checkpoint(tmp_path / "model")), recipes=recipes, policy=str(policy))
+    assert forecast(asked, settings, Listener()).exit_code == code
+    if code != ExitCode.PROMOTED:
+        assert run_model(asked, settings, Listener()).exit_code == code

@@ -87,6 +87,11 @@ class TestDefaults:
         assert choices.rungs == ("awq-w4a16", "fp8-dynamic")
         assert choices.to_dict()["ladder"] == ["awq-w4a16", "fp8-dynamic"]
 
+    def test_gates_are_measured_again_by_their_names(self, settings: Settings) -> None:
+        for name, gate in (("quiz", "quiz"), ("speed.ratio.short", "ratio.short")):
+            request = request_for("demo:smollm2-135m", remeasured=(name,))
+            assert choose(request, settings).remeasured == (gate,)
+
     def test_the_record_keeps_what_was_asked_for(self, settings: Settings, tmp_path: Path) -> None:
         policy = write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}})
         told = choose(request_for(recipes=("awq-ladder",), policy=policy), settings).to_dict()
@@ -116,6 +121,7 @@ class TestUsage:
             ({"recipes": ("fp8-dynamik",)}, "did you mean 'fp8-dynamic'"),
             ({"policy": "defualt"}, "did you mean 'default'"),
             ({"profile": "h10"}, "did you mean 'h100'"),
+            ({"remeasured": ("mmul",)}, "it has mmlu"),
         ],
     )
     def test_a_slip(self, settings: Settings, options: dict[str, Any], words: str) -> None:
@@ -136,15 +142,6 @@ class TestUsage:
         assert error.where == "policy key suites.mmlu.margins"
         assert choose(request_for(policy=policy, recipes=("fp8-dynamic",)), settings)
         assert choose(request_for(policy=policy, recipes=None), settings).recipes == ()
-
-    def test_a_key_of_before_is_told_what_has_taken_its_place(
-        self, settings: Settings, tmp_path: Path
-    ) -> None:
-        path = Path(write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}}))
-        path.write_text(path.read_text() + "throughput: {minimum_ratio: {cpu: 0.5}}\n")
-        error = refused(request_for(policy=str(path)), settings)
-        assert error.where == f"{path}, key throughput"
-        assert "speed: {ratio: {minimum: " in error.cure
 
     def test_two_ladders(self, settings: Settings, tmp_path: Path) -> None:
         names = ("one.yaml", "two.yaml")

@@ -36,7 +36,7 @@ def test_each_claim_has_its_units_minutes_and_chances() -> None:
         None,
     )
     assert "1.2 of the baseline" in ratio.claim
-    assert (slo.gate, slo.unit, slo.most) == ("slo.0", "rounds", 30)
+    assert (slo.gate, slo.unit, slo.most) == ("slo.0", "rounds", 40)
     assert slo.minutes is not None
     assert slo.minutes > 0
     assert all(0 <= each.passes <= 1 for each in (*ratio.chances, *slo.chances))
@@ -62,7 +62,7 @@ def test_the_baselines_limits_cost_twice_the_time() -> None:
 
 
 def test_what_no_server_could_pass_is_refused_where_it_blocks() -> None:
-    short = {**SLO, "rounds": 4}
+    short = {**SLO, "rounds": 12}
     for tier, refused in (("critical", True), ("advisory", False)):
         mine = policy(slo=[{**short, "tier": tier}])
         powers = claim_powers(mine, 1)

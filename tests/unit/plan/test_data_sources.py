@@ -256,7 +256,10 @@ class TestHowMany:
             (MbppSuite(margins=MARGINS, humaneval=True), {"mbpp.jsonl": LINES}, 167),
             (MbppSuite(margins=MARGINS, problems=["Mbpp/2"]), {"mbpp.jsonl": LINES}, 1),
             (RougeSuite(margins=MARGINS, sources=["carried"]), {}, 32),
-            (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, None),
+            (MbppSuite(margins=MARGINS, humaneval=True, sources=["packages"]), {}, 164),
+            (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, 2376),
+            (LmEvalSuite(margins=MARGINS, task="boolq", cluster="passage"), {}, None),
+            (LmEvalSuite(margins=MARGINS, task="unheard_of"), {}, None),
         ],
     )
     def test_counted_without_reading_them(
@@ -292,7 +295,7 @@ class TestHowMany:
                 "suites": {
                     "knowledge": {"kind": "mmlu", "margins": {"fp8": 0.1}},
                     "code": {"kind": "humaneval", "margins": {"fp8": 0.1}},
-                    "task": {"kind": "lm_eval", "task": "arc_easy", "margins": {"fp8": 0.1}},
+                    "task": {"kind": "lm_eval", "task": "unheard_of", "margins": {"fp8": 0.1}},
                 },
             }
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import pytest
 from loose_stage import stage_spec
 from pydantic import ValidationError
 
+from artifacts.attempts import Attempt, AttemptScope
 from artifacts.served_model import ServedModel
 from eval_gates.speed.claimed_rule import Measuring
-from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.rule import rule_of
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.of_speed import (
+    Claim,
     Side,
+    Sides,
     check_own_workloads,
     find_claims,
     measuring_of,
@@ -129,11 +132,6 @@ def test_what_cannot_be_measured_is_refused_with_its_key(speed: dict[str, Any], 
             {"output_tokens": 1},
             "output_tokens",
         ),
-        (
-            {"goodput": {"workload": "w", "at_least_ratio": 1.2, "limits": {"tpot_ms_p50": 9.0}}},
-            {"output_tokens": 1},
-            "output_tokens",
-        ),
     ],
 )
 def test_what_no_profile_could_measure_is_refused_without_one(
@@ -234,8 +232,8 @@ def test_on_a_gpu_each_side_is_served_in_turn() -> None:
     assert (ratio.rule["lives"], ratio.rule["loads_per_life"]) == ("alternate", 3)
     assert "allowance" not in ratio.rule  # lives are among what is measured
     assert not alone.compares
-    assert "lives" not in alone.rule
-    # Rounds of one life are not independent.
+    # Rounds of one start are not independent, and differ less than starts do.
+    assert (alone.rule["lives"], alone.rule["loads_per_life"]) == ("alternate", 1)
     assert (both.rule["lives"], both.rule["loads_per_life"]) == ("alternate", 1)
     rule_of("slo", both.rule)
     (together,) = find_claims(policy(slo=[baseline]), profile())
@@ -253,14 +251,29 @@ def side(tmp_path: Path, name: str) -> Side:
     return Side(name, ServedModel(checkpoint=name), coherence)
 
 
-def stages(tmp_path: Path, **changes: Any) -> dict[str, StageSpec]:
+ATTEMPT = Attempt(
+    scope=AttemptScope(baseline={}, policy="p"),
+    number=1,
+    variants={"fp8": ""},
+    alpha=0.05,
+    spending="per_run",
+)
+
+
+def stages(
+    tmp_path: Path, claims: Sequence[Claim] | None = None, **changes: Any
+) -> dict[str, StageSpec]:
     given: dict[str, Any] = {
-        "claims": find_claims(policy(slo=[SLO, {**SLO, "compare": "baseline"}]), profile()),
         "baseline": side(tmp_path, "baseline"),
         "candidate": side(tmp_path, "fp8"),
         **{"tokenizer": tmp_path, "environment": "e", "machine": "m", **changes},
     }
-    return speed_stages(**given)
+    claimed = policy(slo=[SLO, {**SLO, "compare": "baseline"}])
+    return speed_stages(
+        Sides(**given),
+        ATTEMPT,
+        lambda level: claims or find_claims(claimed, profile(), alpha=level),
+    )
 
 
 def test_the_stage_rests_on_the_sides_that_it_measures(tmp_path: Path) -> None:
@@ -295,50 +308,11 @@ def test_a_trace_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) 
     assert keys[0] == keys[1] != keys[2]
 
 
-GOODPUT = {"workload": "chat", "at_least_ratio": 1.2}
-
-
-def test_a_goodput_begins_at_the_rate_of_the_limits_and_goes_as_far_as_a_load_can() -> None:
-    of_slo = policy(slo=[SLO], goodput=GOODPUT)
-    _, claim = find_claims(of_slo, profile(chat=SMALL), alpha=0.02)
-    rule = rule_of(claim.kind, claim.rule)
-    assert isinstance(rule, GoodputRule)
-    assert (claim.kind, claim.compares, claim.workload.arrivals.rate) == ("goodput", True, 2.0)
-    assert (rule.start, rule.steered_by, rule.allowance_alpha) == (2.0, 0.02, 0.01)
-    assert rule.lowest == pytest.approx(37.9 / 30, rel=0.01)  # P95 needs 20 requests, surely
-    assert rule.highest == 1000  # 50,000 in 50 seconds
-    own = policy(goodput={**GOODPUT, "limits": {"ttft_ms_p95": 800.0}})
-    (alone,) = find_claims(own, None, alpha=0.02)
-    assert alone.rule["start"] == 1.0
-    assert "allowance" not in alone.rule
-
-
-def test_a_search_without_a_rate_that_can_be_measured_is_refused(tmp_path: Path) -> None:
-    """The trace has fewer requests than a percentile needs."""
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("".join(row_at(second) for second in range(31)))
-    sent = {**TRACE, "file": str(trace), "seconds": 10, "warmup_seconds": 5}
-    claimed = policy(goodput={**GOODPUT, "limits": {"ttft_ms_p95": 800.0}})
-    with pytest.raises(UsageError) as caught:
-        find_claims(claimed, profile(chat=sent), alpha=0.02)
-    assert caught.value.where == "profile cpu, key workloads.chat, key seconds"
-
-
-def test_a_trace_bounds_the_search_by_its_requests(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("".join(row_at(second / 10) for second in range(200)))
-    sent = {**TRACE, "file": str(trace), "seconds": 10, "warmup_seconds": 5}
-    claimed = policy(goodput={**GOODPUT, "limits": {"ttft_ms_p95": 800.0}, "start": 2.0})
-    (claim,) = find_claims(claimed, profile(chat=sent), alpha=0.02)
-    assert claim.rule["highest"] == 10  # 200 requests in 20 seconds
-
-
 @pytest.mark.parametrize(
     "speed",
     [
         {"slo": [{**SLO, "rate": 250.0, "compare": "baseline"}]},
         {"slo": [{**SLO, "compare": "baseline", "rounds": 10_000}]},
-        {"goodput": {**GOODPUT, "limits": {"ttft_ms_p95": 800.0}, "rounds": 10_000}},
     ],
 )
 def test_what_would_be_measured_for_hours_and_could_not_be_read_is_refused(
@@ -346,17 +320,7 @@ def test_what_would_be_measured_for_hours_and_could_not_be_read_is_refused(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         find_claims(policy(**speed), profile(chat=SMALL))
-    gate = "goodput" if "goodput" in speed else "slo.0"
-    assert caught.value.where == f"policy key speed.{gate}"
-
-
-def test_a_goodput_whose_two_rates_do_not_both_have_requests_enough_is_refused() -> None:
-    """At a hundredth of the other side's rate: one in two seconds, of which nobody knows P95."""
-    far = {**GOODPUT, "at_least_ratio": 0.01, "limits": {"ttft_ms_p99": 800.0}}
-    short = {**SMALL, "seconds": 2}
-    with pytest.raises(UsageError) as caught:
-        find_claims(policy(goodput=far), profile(chat=short))
-    assert caught.value.where == "profile cpu, key workloads.chat, key seconds"
+    assert caught.value.where == "policy key speed.slo.0"
 
 
 def test_so_many_letters_a_request_are_enough() -> None:
@@ -377,10 +341,10 @@ class TestMeasuring:
         trace = tmp_path / "trace.jsonl"
         trace.write_text("".join(map(row_at, (0, 1, 2, 30))))
         traced = {**TRACE, "arrivals": {"rate": 1.0}, "file": str(trace), "seconds": 20}
-        goodput = {"workload": "traced", "at_least_ratio": 1.1, "limits": {"ttft_ms_p50": 9.0}}
+        slo = {**SLO, "workload": "traced", "limits": {"ttft_ms_p50": 9.0}}
         claimed = policy(
             ratio={"minimum": 1.0, "workloads": ["chat", "support"]},
-            goodput=goodput,
+            slo=[slo],
             workloads={"support": SMALL, "traced": traced},
         )
         served = profile(chat=SMALL, other=SMALL)
@@ -388,7 +352,6 @@ class TestMeasuring:
         assert measuring is not None
         assert (measuring.lives, measuring.life_spread) == ("together", served.life_spread)
         assert list(measuring.workloads) == ["chat"]
-        assert measuring.requests == {"traced": 4}
         assert measuring_of(load_policy("demo").model_copy(update={"speed": None}), served) is None
         assert Measuring.model_validate_json(measuring.model_dump_json()) == measuring
         endpoints = measuring_of(policy(slo=[{**SLO, "workload": "support"}]), None)

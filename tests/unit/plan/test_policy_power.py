@@ -14,15 +14,28 @@ from typing import Any
 import pytest
 from listener import Listener
 
+from artifacts.stages.questions import QuestionsResult
 from eval_gates.planned_bets import TYPICAL_CHANGE
 from eval_gates.statistics.multiplicity import level_of
+from eval_gates.suites.known_tasks import known_task
 from pipeline.core.errors import UsageError
-from pipeline.plan.gate_power import GatePower, check_decidable, joint_power, policy_power
+from pipeline.plan.gate_power import (
+    LEAST_CHANCE,
+    GatePower,
+    check_counted,
+    check_decidable,
+    check_likely,
+    joint_power,
+    policy_power,
+)
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import Recipe
 
-FULL = {"mmlu": 14_042, "humaneval": 164, "humaneval_greedy": 164, "rouge": 11_490, "bleu": 11_490}
+FULL = {
+    **{"mmlu": 14_042, "mmlu_list": 14_042, "code": 542, "humaneval_greedy": 164},
+    **{"rouge": 11_490, "bleu": 11_490},
+}
 CARRIED = {"quiz": 120, "humaneval": 16, "rouge": 32}
 BOTH = [catalog.load_recipe("fp8-dynamic"), catalog.load_recipe("awq-w4a16")]
 FP8 = BOTH[:1]
@@ -104,7 +117,7 @@ class TestRefusal:
         wanted = policy("mbpp", margins={"fp8": 0.03}, humaneval=True, **sampled)
         passes = [power(wanted, questions).chance_of_pass for questions in (164, 378, 542)]
         assert passes == sorted(passes, key=lambda chance: chance or 0.0)
-        assert (passes[0] or 0.0) < 0.8 < 0.95 < (passes[1] or 0.0) < 0.99 < (passes[2] or 0.0)
+        assert (passes[0] or 0.0) < 0.5 < 0.75 < (passes[1] or 0.0) < 0.9 < (passes[2] or 0.0)
 
     def test_the_cap_counts_not_the_source_alone(self) -> None:
         error = refused(policy(questions=100), 14_042)
@@ -125,6 +138,39 @@ class TestRefusal:
     def test_a_number_that_is_not_known_is_not_refused(self) -> None:
         assert allowed(policy("lm_eval", task="arc_easy"), None) == []
         refused(policy("lm_eval", task="arc_easy", questions=20), None)
+
+    def test_a_gate_that_passes_hardly_any_good_variant_is_refused(self) -> None:
+        """GSM8K with 1 point passes 1 in 10 variants that lose nothing."""
+        questions = known_task("gsm8k").questions
+        counts = {"mine": questions, "easy": 100}
+        gsm8k = {"kind": "lm_eval", "task": "gsm8k", "expected_flips": 0.06}
+        chance = power(policy(**gsm8k), questions).chance_of_pass
+        assert allowed(policy(**gsm8k), questions) == []  # it can be passed
+        with pytest.raises(UsageError) as caught:
+            check_likely(policy(**gsm8k), FP8, counts)
+        assert chance is not None
+        assert 0.02 < chance < LEAST_CHANCE
+        assert f"would pass only {100 * chance:.0f} % of the variants" in caught.value.what
+        check_likely(policy(**gsm8k, tier="supporting"), FP8, counts)
+        check_likely(policy(**gsm8k, margins={"fp8": 0.03, "int4": 0.03}), FP8, counts)
+
+    def test_questions_are_counted_again_once_they_are_laid_out(self) -> None:
+        tales = policy("lm_eval", task="tales", expected_flips=0.06)
+
+        def counted(questions: int, clusters: int | None = None) -> list[str]:
+            found = QuestionsResult(
+                questions=questions, questions_digest="d", guessing=0.0, clusters=clusters
+            )
+            listener = Listener()
+            check_counted(tales, FP8, {"mine": found}, listener)
+            return listener.notes
+
+        assert counted(14_000) == []
+        (note,) = counted(2_000)
+        assert note.startswith("mine, fp8: a margin of 1.00 points")
+        for few in ((1_319, None), (14_000, 1_319), (100, None)):
+            with pytest.raises(UsageError):
+                counted(*few)
 
     @pytest.mark.parametrize("margin", [0.75, 0.9, {"recovery": 0.25}, {"recovery": 0.1}])
     def test_a_margin_that_reaches_down_to_guessing_is_blind(self, margin: Any) -> None:
@@ -161,7 +207,7 @@ class TestRefusal:
             "from pipeline.core.events import Silent\n"
             "from pipeline.plan.gate_power import check_decidable\n"
             "recipes = [catalog.load_recipe(n) for n in ('fp8-dynamic', 'awq-w4a16')]\n"
-            "counts = {'mmlu': 14042, 'humaneval': 164, 'rouge': 11490}\n"
+            "counts = {'mmlu': 14042, 'code': 542, 'rouge': 11490}\n"
             "policy = catalog.load_policy('default')\n"
             "suites = {n: s for n, s in policy.suites.items() if s.about == 'population'}\n"
             "policy = policy.model_copy(update={'suites': suites})\n"
@@ -181,14 +227,14 @@ class TestPower:
             *(("mine", "fp8"), ("mine", "int4")),
             *(("easy", "fp8"), ("easy", "int4")),
         ]
-        assert {gate.alpha for gate in found} == {level_of(0.05, 2, 1)}
+        assert {gate.alpha for gate in found} == {level_of(0.05, "per_run", 1, 2)}
         json.dumps([asdict(gate) for gate in found])
 
     def test_two_recipes_of_a_family_are_one_row_at_half_the_alpha(self) -> None:
         twin = FP8[0].model_copy(update={"name": "twin"})
         found = policy_power(policy(), [*FP8, twin], {"mine": 2000, "easy": 100})
         assert [gate.family for gate in found] == ["fp8", "fp8"]
-        assert {gate.alpha for gate in found} == {level_of(0.05, 2, 1)}
+        assert {gate.alpha for gate in found} == {level_of(0.05, "per_run", 1, 2)}
 
     def test_figures_of_the_literature(self) -> None:
         """14,042 questions, 1 point, alpha 5 %, 2 % flips: about 1,800 questions."""
@@ -254,6 +300,21 @@ class TestBesideNothingLost:
         assert fp8.chance_of_pass_at_half == pytest.approx(math.prod(h or 0 for h in halves))
         assert asdict(fp8).keys() == {"family", "chance_of_pass", "chance_of_pass_at_half"}
 
+    def test_a_supporting_suite_counts_by_its_wrong_refusals(self) -> None:
+        """Greedy HumanEval at 3 points refuses about 1 in 10 of those that lose nothing."""
+        greedy = {"tier": "supporting", "about": "benchmark", "expected_flips": 0.06}
+        one = policy("humaneval", margins={"fp8": 0.03, "int4": 0.03}, **greedy)
+        gates = policy_power(one, FP8, {"mine": 164, "easy": 100})
+        (joint,) = joint_power(gates)
+        mine, easy = gates
+        assert 0.05 < (mine.chance_of_fail or 0) < 0.2
+        assert joint.chance_of_pass == pytest.approx(
+            (easy.chance_of_pass or 0) * (1 - (mine.chance_of_fail or 0))
+        )
+        advisory = policy("humaneval", margins={"fp8": 0.03}, **{**greedy, "tier": "advisory"})
+        (without,) = joint_power(policy_power(advisory, FP8, {"mine": 164, "easy": 100}))
+        assert without.chance_of_pass == easy.chance_of_pass
+
     def test_of_a_number_that_is_not_known_nothing_is_said(self) -> None:
         (found,) = joint_power(policy_power(policy(), FP8, {"mine": None, "easy": 100}))
         assert (found.chance_of_pass, found.chance_of_pass_at_half) == (None, None)
@@ -279,13 +340,13 @@ class TestCarriedPolicies:
 
     def test_the_default_stops_long_before_the_end_of_mmlu(self) -> None:
         found = carried_power("default")
-        assert [gate.expected_questions < 5500 for gate in found if gate.suite == "mmlu"] == [
+        assert [gate.expected_questions < 6000 for gate in found if gate.suite == "mmlu"] == [
             True,
             True,
         ]
 
     def test_the_strict_one_refuses_carried_questions(self) -> None:
-        counts = {"mmlu": 280, "humaneval": 164, "rouge": 32, "bleu": 32, "humaneval_greedy": 164}
+        counts = {**FULL, "mmlu": 280, "mmlu_list": 280, "rouge": 32, "bleu": 32}
         with pytest.raises(UsageError) as caught:
             check_decidable(catalog.load_policy("strict"), BOTH, counts, Listener())
-        assert caught.value.where == "policy key suites.rouge.margins.fp8"
+        assert caught.value.where == "policy key suites.mmlu.margins.fp8"

@@ -30,6 +30,16 @@ def test_auto_is_settled_and_the_rest_stays(has_template: bool, auto: str) -> No
     assert forms == {"a": auto, "b": "base", "c": "chat", "facts": "letter"}
 
 
+def test_a_task_of_lm_eval_is_asked_as_the_model_is_used() -> None:
+    """Without a word of the policy, too: GSM8K in base form shows little of a chat model."""
+    suite = {"kind": "lm_eval", "task": "gsm8k", "margins": MARGINS}
+    asked = Policy.model_validate({"name": "p", "summary": "s", "suites": {"sums": suite}})
+    for has_template, form in ((True, "chat"), (False, "base")):
+        assert with_forms(asked, has_template=has_template).suites["sums"].form == form
+    (note,) = form_notes(asked, has_template=False)
+    assert "sums" in note
+
+
 def test_who_insists_on_chat_is_refused_without_a_template() -> None:
     asked = policy(a="auto", b="base", c="chat", d="chat")
     assert form_faults(asked, "x", has_template=True) == []

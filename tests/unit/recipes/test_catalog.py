@@ -283,9 +283,9 @@ def test_an_impossible_margin_is_explained(
     tmp_path: Path, margin: object, words: str, cure: str
 ) -> None:
     data = contents("policy", "default")
-    data["suites"]["humaneval"]["margins"]["int4"] = margin
+    data["suites"]["code"]["margins"]["int4"] = margin
     error = complaint(tmp_path, "policy", data)
-    key = "suites.humaneval.margins.int4"
+    key = "suites.code.margins.int4"
     assert error.where.endswith(f"key {key}")
     assert error.what.startswith(f"the policy is wrong at '{key}': {words}")
     assert cure in error.cure

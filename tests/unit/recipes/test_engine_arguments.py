@@ -185,26 +185,6 @@ def test_variables_that_tune_an_engine_are_taken(name: str) -> None:
     check_variables({name: "1"})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "is_right"),
-    [
-        ({"tensor-parallel-size": 16, "nnodes": 2}, True),
-        ({"tensor-parallel-size": 8, "pipeline-parallel-size": 2, "nnodes": 2}, True),
-        ({"tensor-parallel-size": 3, "nnodes": 2}, False),
-        ({"nnodes": 2}, False),
-        ({"tensor-parallel-size": 2, "nnodes": 0}, False),
-        ({"tensor-parallel-size": 2, "nnodes": "2"}, False),
-        ({"tensor-parallel-size": 2, "data-parallel-size": 2, "nnodes": 2}, False),
-    ],
-)
-def test_nodes_get_equal_parts(arguments: dict[str, Any], is_right: bool) -> None:
-    if is_right:
-        assert profile(engine_arguments=arguments).engine_arguments == arguments
-    else:
-        with pytest.raises(ValidationError, match="nnodes"):
-            profile(engine_arguments=arguments)
-
-
-@pytest.mark.parametrize("name", ["master-addr", "master-port", "node-rank", "headless"])
-def test_where_the_nodes_meet_is_ours(name: str) -> None:
+@pytest.mark.parametrize("name", ["nnodes", "master-addr", "master-port", "node-rank", "headless"])
+def test_a_server_on_several_nodes_is_refused(name: str) -> None:
     assert explain_ours(name)

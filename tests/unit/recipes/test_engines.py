@@ -30,10 +30,6 @@ def test_zero_and_one_are_values_and_no_flags() -> None:
     assert list(options(arguments)) == ["--seed", "0", "--tensor-parallel-size", "1"]
 
 
-def test_what_a_profile_calls_a_key_is_not_on_the_command_line() -> None:
-    assert list(options({"api-key": "sk-1", "hf-token": "hf_2", "seed": 1})) == ["--seed", "1"]
-
-
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: str(engine.name))
 def test_an_engine_is_found_by_its_name(engine: Engine) -> None:
     assert find_engine(engine.name) is engine

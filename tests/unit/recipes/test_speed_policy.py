@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recipes.policy import Policy
-from recipes.speed import GoodputGate, RatioGate, SloGate, Speed
+from recipes.speed import RatioGate, SloGate, Speed
 
 RATIO: dict[str, Any] = {"minimum": 1.2, "workloads": ["chat"]}
 SLO: dict[str, Any] = {"workload": "support", "rate": 12, "limits": {"ttft_ms_p95": 800}}
-GOODPUT: dict[str, Any] = {"workload": "support", "at_least_ratio": 1.2}
 
 
 def test_the_gates_have_names_and_tiers() -> None:
@@ -57,7 +56,6 @@ def test_numbers_have_bounds(number: float) -> None:
     for model, good, keys in (
         (RatioGate, RATIO, ("minimum", "blocks")),
         (SloGate, SLO, ("rate", "share_of_rounds", "rounds")),
-        (GoodputGate, GOODPUT, ("at_least_ratio", "share_of_rounds", "start", "rounds")),
     ):
         for key in keys:
             try:
@@ -116,42 +114,3 @@ def test_a_suite_cannot_be_called_like_a_gate_of_speed() -> None:
                     "speed": {"ratio": RATIO},
                 }
             )
-
-
-def test_goodput_takes_the_limits_of_the_claim_on_the_same_workload() -> None:
-    slo = {**SLO, "share_of_rounds": 0.8}
-    other = {**SLO, "workload": "chat"}
-    speed = Speed.model_validate({"slo": [other, slo], "goodput": GOODPUT})
-    *_, claim = speed.claims
-    assert (claim.name, claim.kind, claim.workload) == ("goodput", "goodput", "support")
-    assert claim.at == ""
-    rule = claim.rule(None, 0.05, None)
-    assert (rule["limits"], rule["share"], rule["minimum"]) == ({"ttft_ms_p95": 800}, 0.8, 1.2)
-    assert claim.gate.start == 12  # type: ignore[union-attr]
-    assert speed.tiers["goodput"] == "critical"
-    assert Speed.model_validate(speed.model_dump()) == speed
-
-
-def test_goodput_may_have_limits_of_its_own() -> None:
-    own = {**GOODPUT, "limits": {"tpot_ms_p95": 60}}
-    (claim,) = Speed.model_validate({"goodput": own}).claims
-    rule = claim.rule(None, 0.05, None)
-    assert (rule["limits"], rule["share"]) == ({"tpot_ms_p95": 60}, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("speed", "key"),
-    [
-        ({"goodput": GOODPUT}, "goodput"),
-        ({"goodput": GOODPUT, "slo": [SLO, SLO]}, "goodput"),
-        ({"goodput": GOODPUT, "slo": [{**SLO, "compare": "baseline"}]}, "goodput"),
-        ({"goodput": {**GOODPUT, "limits": {"errors": 1}}}, "limits"),
-        ({"goodput": {**GOODPUT, "limits": {"ttft_ms_p95": 0}}}, "limits.ttft_ms_p95"),
-        ({"goodput": {"workload": "support", "at_least": 12}}, "at_least"),
-        ({"goodput": {**GOODPUT, "at_least_ratio": 0}}, "at_least_ratio"),
-    ],
-)
-def test_a_goodput_without_limits_is_refused(speed: dict[str, Any], key: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        Speed.model_validate(speed)
-    assert key in str(caught.value)

@@ -54,16 +54,16 @@ def version(folder: Path, **changes: str) -> Version:
 
 class TestCheckFiles:
     def test_as_registered(self, folder: Path) -> None:
-        assert check_files(version(folder), folder) == 3
+        assert check_files(version(folder), folder, public_key=None) == 3
 
     def test_a_signature_that_came_later(self, folder: Path, tmp_path: Path) -> None:
         """`prepare sign` puts it there; in what a registry hands out it has no place."""
         registered = version(folder)
         (folder / "model.sig").write_text("{}")
         (folder / ".gitattributes").write_text("*.safetensors filter=lfs\n")
-        check_files(registered, folder)
+        check_files(registered, folder, public_key=None)
         with pytest.raises(RegistryError) as caught:
-            check_files(registered, folder, added=())
+            check_files(registered, folder, public_key=None, added=())
         assert caught.value.where == str(folder)
 
     @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ class TestCheckFiles:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text("x")
         with pytest.raises(RegistryError) as caught:
-            check_files(registered, folder)
+            check_files(registered, folder, public_key=None)
         assert caught.value.where == str(folder)
 
     @pytest.mark.parametrize(
@@ -97,31 +97,31 @@ class TestCheckFiles:
         content = (folder / file).read_bytes()
         (folder / file).write_bytes(content[:-1] + b"!")
         with pytest.raises(RegistryError, match=words):
-            check_files(registered, folder)
+            check_files(registered, folder, public_key=None)
 
     def test_a_file_added_or_missing(self, folder: Path) -> None:
         registered = version(folder)
         (folder / "modeling.py").write_text("import os")
         with pytest.raises(RegistryError) as caught:
-            check_files(registered, folder)
+            check_files(registered, folder, public_key=None)
         assert caught.value.where == str(folder)
         (folder / "modeling.py").unlink()
         (folder / "tokenizer.json").unlink()
         with pytest.raises(RegistryError) as caught:
-            check_files(registered, folder)
+            check_files(registered, folder, public_key=None)
         assert caught.value.where == str(folder)
 
     @pytest.mark.parametrize("tag", [WEIGHTS_TAG, FILES_TAG])
     def test_a_digest_that_is_gone_switches_nothing_off(self, folder: Path, tag: str) -> None:
         kept = {name: value for name, value in tags(folder).items() if name != tag}
         with pytest.raises(RegistryError) as caught:
-            check_files(Version("model", "1", (), str(folder), kept), folder)
+            check_files(Version("model", "1", (), str(folder), kept), folder, public_key=None)
         assert tag in caught.value.where
 
     def test_a_version_of_somebody_else(self, folder: Path) -> None:
         foreign = Version("model", "1", (), str(folder), {})
         with pytest.raises(RegistryError) as caught:
-            check_files(foreign, folder)
+            check_files(foreign, folder, public_key=None)
         assert caught.value.where == "tag prepare.weights"
 
 
@@ -147,15 +147,15 @@ def test_find_and_pull(registry: MlflowRegistry, folder: Path, tmp_path: Path) -
             find_version(registry, reference)
     destination = tmp_path / "deeper" / "copy"
     found = find_version(registry, "model@champion")
-    assert pull_version(registry, found, destination) == 3
+    assert pull_version(registry, found, destination, None) == 3
     assert (destination / "model.safetensors").read_bytes() == b"weights"
     with pytest.raises(UsageError) as caught:
-        pull_version(registry, found, destination)
+        pull_version(registry, found, destination, None)
     assert caught.value.where == str(destination)
     # A changed file: nothing appears.
     (folder / "config.json").write_text("{ }")
     with pytest.raises(RegistryError) as caught:
-        pull_version(registry, found, tmp_path / "second")
+        pull_version(registry, found, tmp_path / "second", None)
     assert str(tmp_path / ".second.") in caught.value.where
     assert sorted(path.name for path in tmp_path.iterdir() if "second" in path.name) == []
 

@@ -35,7 +35,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def node(url: str, tmp_path: Path, name: str, *recipes: str) -> FakeRun:
     (tmp_path / name).mkdir()
     cache = cache_folder(url, tmp_path / name)
-    return FakeRun(cache, recipes=recipes, uri=f"store+{url}")
+    return FakeRun(cache, recipes=recipes, uri=f"oci://{tmp_path}/registry")
 
 
 def collect(store: Store, days: float = 0) -> set[str]:
@@ -48,8 +48,10 @@ def collect(store: Store, days: float = 0) -> set[str]:
 
 
 def names(url: str) -> list[str]:
-    """All that lies there, but for who claimed something once."""
-    return [name for name in ObjectStore(url).names() if not name.startswith("claims/")]
+    """All objects but those that stay: leases, probes of the clock, and the ledger of attempts."""
+    stay = ("claims/", "attempts/", "measurements/")
+    found = (name for name in ObjectStore(url).names() if not name.startswith(stay))
+    return [name for name in found if not name.endswith("/.probe")]
 
 
 def test_what_nobody_names_goes_from_the_store_and_the_cache(url: str, tmp_path: Path) -> None:

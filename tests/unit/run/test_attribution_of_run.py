@@ -92,8 +92,14 @@ def test_run_again_nothing_is_asked_twice(by_weights: FakeRun) -> None:
     assert only(by_weights) == before
 
 
-def test_what_passed_with_room_is_not_asked_again(tmp_path: Path) -> None:
+def test_what_passed_with_room_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that is said: who asked for it would else see nothing."""
+    said: list[str] = []
+    monkeypatch.setattr(Listener, "note", lambda _, text: said.append(text))
     run = attributed(tmp_path)
+    assert [each for each in said if each.startswith(f"{RECIPE}: nothing to attribute")]
     assert run.report.variants[0].verdict == "pass"
     assert run.report.variants[0].attribution == []
     assert {who for who, _, _ in run.models.asked} == {"baseline", RECIPE}

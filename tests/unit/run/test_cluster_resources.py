@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.errors import UsageError
 from pipeline.core.needs import Needs
-from pipeline.run.executors.ray_cluster import resources_of
+from pipeline.run.executors.ray import resources_of
 from pipeline.run.executors.resources import (
     Resources,
     count_room,
     most_frequent,
-    refuse_several_nodes,
     words_of,
 )
 from pipeline.run.executors.slurm import SlurmOptions
@@ -45,26 +43,6 @@ def test_memory_limits_what_fits_side_by_side() -> None:
 def test_in_words() -> None:
     assert words_of(Needs(gpus=1, memory_bytes=10**9)) == "1 GPU and 1.0 GB of memory"
     assert words_of(Needs(gpus=2, exclusive=True)) == "a node of its own with 2 GPUs"
-
-
-def test_several_nodes_are_different_ones_of_one_kind() -> None:
-    two = Needs(nodes=2, gpus=8)
-    assert most_frequent([H100, L4, L4], two) is None
-    assert most_frequent([H100, H100, L4], two) == H100
-    assert count_room([H100] * 3, two) == 1
-    assert count_room([H100] * 4, two) == 2
-    assert count_room([H100], Needs(nodes=2, gpus=4)) == 0  # though it has as many twice
-    assert count_room([H100, H100], Needs(nodes=2, gpus=4)) == 2
-    assert words_of(two) == "2 nodes, each with 8 GPUs"
-
-
-@pytest.mark.parametrize("executor", ["local", "slurm"])
-def test_who_has_one_node_for_each_work_refuses_several(executor: str) -> None:
-    refuse_several_nodes(Needs(gpus=8), executor)
-    with pytest.raises(UsageError) as caught:
-        refuse_several_nodes(Needs(nodes=2, gpus=8), executor)
-    assert "nnodes" in caught.value.where
-    assert "'ray'" in (caught.value.cure or "")
 
 
 def test_what_ray_lists_of_a_node() -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoint_stand_in import EndpointStandIn
 from finished_stage import stage_record
 from listener import Listener
 from some_node import NODE
 
+from artifacts.attempts import AttemptLedger
 from artifacts.evidence.load_check import find_misruled
 from eval_gates.speed.claimed_rule import Measuring
-from eval_gates.statistics.multiplicity import share_of
 from pipeline.core.errors import UsageError
+from pipeline.core.store import Store
 from pipeline.environments import environment
 from pipeline.environments.settings import Settings
 from pipeline.plan.plan import Plan
@@ -57,13 +59,15 @@ def test_a_session_goes_on(request_of: GateRequest) -> None:
     assert keys(request_of, "one run") == keys(request_of, "another")
     alone = replace(request_of, session=None, policy=str(easy(request_of)))
     assert keys(alone, "one run").isdisjoint(keys(alone, "another"))
+    # Which is what an interrupted one says that continues it.
+    assert keys(replace(alone, session="one run"), "later") == keys(alone, "one run")
 
 
-def easy(request: GateRequest, margin: float = 0.3) -> Path:
+def easy(request: GateRequest, margin: float = 0.3, spending: str = "per_run") -> Path:
     """A policy that 164 problems decide at any share of the error rate, with a wide margin."""
     file = request.tokenizer.parent / f"easy-{margin}.yaml"
     file.write_text(
-        "{name: easy, summary: s,"
+        f"{{name: easy, summary: s, attempts: {spending},"
         f" suites: {{code: {{kind: humaneval, margins: {{fp8: {margin}}}}}}}}}"
     )
     return file
@@ -76,20 +80,44 @@ def plan_for(request: GateRequest, run_id: str) -> Plan:
     return plan_of(request, policy, settings, run_id, Listener(), NODE)
 
 
-def test_a_gate_that_is_tried_again_is_another_trial(request_of: GateRequest) -> None:
+def begin(plan: Plan, request: GateRequest) -> Plan:
+    """Count the plan's attempt, as its first candidate answer does."""
+    assert plan.attempt is not None
+    AttemptLedger(Store(request.tokenizer.parent / "store")).begin_attempt(plan.attempt)
+    return plan
+
+
+def level(plan: Plan) -> float:
+    return float(plan.variants[0].stages["code"].parameters["rule"]["alpha"])
+
+
+def test_a_gate_that_never_asked_its_candidate_is_no_attempt(request_of: GateRequest) -> None:
     again = replace(request_of, session=None, policy=str(easy(request_of)))
     plans = [plan_for(again, f"run {number}") for number in range(3)]
-    assert [plan.trial.number for plan in plans if plan.trial] == [1, 2, 3]
-    levels = [plan.variants[0].stages["code"].parameters["rule"]["alpha"] for plan in plans]
-    assert levels == [pytest.approx(0.05 * share_of(number)) for number in (1, 2, 3)]
-    # On another port it is the same baseline; a session that goes on is the same trial.
+    assert [plan.attempt.number for plan in plans if plan.attempt] == [1, 1, 1]
+    assert [level(plan) for plan in plans] == [pytest.approx(0.9 * 0.05)] * 3
+
+
+@pytest.mark.parametrize(
+    ("spending", "shares"), [("per_run", (1, 1, 1)), ("spend", (1 / 2, 1 / 4, 1 / 12))]
+)
+def test_a_gate_that_is_tried_again_is_another_attempt(
+    request_of: GateRequest, spending: str, shares: tuple[float, ...]
+) -> None:
+    policy = easy(request_of, spending=spending)
+    again = replace(request_of, session=None, policy=str(policy))
+    plans = [begin(plan_for(again, f"run {number}"), again) for number in range(3)]
+    assert [plan.attempt.number for plan in plans if plan.attempt] == [1, 2, 3]
+    assert [level(p) for p in plans] == [pytest.approx(0.05 * 0.9 * share) for share in shares]
+    # On another port it is the same baseline; a session that goes on is the same attempt.
     moved = replace(again, baseline=replace(again.baseline, url="http://c"))
-    assert plan_for(moved, "run 4").trial.number == 4  # type: ignore[union-attr]
+    assert begin(plan_for(moved, "run 4"), again).attempt.number == 4  # type: ignore[union-attr]
     session = replace(again, session="s")
-    assert {plan_for(session, run).trial.number for run in ("x", "y")} == {5}  # type: ignore[union-attr]
+    found = [begin(plan_for(session, run), again).attempt for run in ("x", "y")]
+    assert [each.number for each in found if each] == [5, 5]
 
 
-def test_other_questions_or_another_way_to_ask_them_is_another_trial(
+def test_other_questions_or_another_way_to_ask_them_is_another_attempt(
     request_of: GateRequest, tmp_path: Path
 ) -> None:
     """Within one session, too: each is another chance of a lucky pass."""
@@ -109,9 +137,9 @@ def test_other_questions_or_another_way_to_ask_them_is_another_trial(
 
     def number(**changes: Any) -> int:
         asked = replace(request_of, policy=str(policy), **{"eval_data": folders[0], **changes})
-        trial = plan_for(asked, "run").trial
-        assert trial is not None
-        return trial.number
+        attempt = begin(plan_for(asked, "run"), request_of).attempt
+        assert attempt is not None
+        return attempt.number
 
     assert [number(eval_data=folder) for folder in folders] == [1, 2, 1]
     assert number(family="int4") == 3
@@ -119,13 +147,17 @@ def test_other_questions_or_another_way_to_ask_them_is_another_trial(
     assert number() == 1
 
 
-def test_a_trial_whose_share_decides_nothing_is_refused(request_of: GateRequest) -> None:
-    again = replace(request_of, session=None, policy=str(easy(request_of, 0.035)))
-    plan_for(again, "run 1")
+def test_no_attempt_is_refused_for_its_number_unless_the_rate_is_spent(
+    request_of: GateRequest,
+) -> None:
+    for spending in ("per_run", "spend"):
+        policy = easy(request_of, 0.045, spending)
+        again = replace(request_of, session=None, policy=str(policy))
+        begin(plan_for(again, f"{spending} 1"), again)
     with pytest.raises(UsageError) as caught:
-        plan_for(again, "run 2")
-    assert "that trial 2 against this baseline has" in caught.value.what
-    assert "prepare runs trials" in caught.value.cure
+        plan_for(again, "spend 2")
+    assert "attempt 3" in caught.value.what
+    assert "name" not in caught.value.cure
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
@@ -149,13 +181,15 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
         raise AssertionError("an environment was built")
 
     monkeypatch.setattr(environment, "ensure", never)
-    monkeypatch.setattr(OpenAIEndpoint, "resolve_model", lambda self: self)
     policy = tmp_path / "tight.yaml"
     policy.write_text(
         "{name: tight, summary: s, suites: {code: {kind: humaneval, margins: {fp8: 0.001}}}}"
     )
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
-    report = endpoint_gate.run_gate(replace(request_of, policy=str(policy)), settings, Listener())
+    with EndpointStandIn() as one, EndpointStandIn() as other:
+        sides = {"baseline": OpenAIEndpoint(one.url), "candidate": OpenAIEndpoint(other.url)}
+        request = replace(request_of, policy=str(policy), **sides)
+        report = endpoint_gate.run_gate(request, settings, Listener())
     assert report.exit_code == 2
     assert report.error is not None
     assert "cannot decide its margin" in report.error["what"]
@@ -214,17 +248,18 @@ def test_verify_lays_the_rule_for_endpoints_out_as_it_was_planned(
     ("old", "new"),
     [("workloads: [small]", "blocks: 21, workloads: [small]"), ("_tokens: 8", "_tokens: 9")],
 )
-def test_speed_that_is_measured_anew_is_another_trial(
+def test_speed_that_is_measured_anew_is_another_attempt(
     request_of: GateRequest, tmp_path: Path, old: str, new: str
 ) -> None:
     """Else one could change a claim by nothing until its blocks are lucky."""
     first = replace(fast(request_of, tmp_path), session="one")
     changed = tmp_path / "changed.yaml"
     changed.write_text(Path(first.policy).read_text().replace(old, new))
-    plans = [plan_for(each, "run") for each in (first, first, replace(first, policy=str(changed)))]
+    requests = (first, first, replace(first, policy=str(changed)))
+    plans = [begin(plan_for(each, "run"), each) for each in requests]
     keys = [plan.variants[0].stages["speed.ratio.small"].key for plan in plans]
     assert keys[0] == keys[1] != keys[2]
-    assert [plan.trial.number for plan in plans if plan.trial] == [1, 1, 2]
+    assert [plan.attempt.number for plan in plans if plan.attempt] == [1, 1, 2]
 
 
 def test_a_workload_longer_than_the_endpoints_take_is_refused(

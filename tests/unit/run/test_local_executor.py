@@ -50,7 +50,7 @@ from pipeline.environments.settings import Settings, load_settings
 from pipeline.run.executors import EXECUTORS, Executor, Place, executor_of
 from pipeline.run.executors.local import LocalExecutor, LocalJob
 from pipeline.run.run_log import RunLog
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
 from recipes.policy import AskedRouge
 
 SUITE = AskedRouge()
@@ -283,7 +283,7 @@ class TestChosenBySettings:
         monkeypatch.setitem(EXECUTORS, "here", HereOptions)
         settings = self.settings(tmp_path, monkeypatch, "executor: here\n")
         log = RunLog(run.store, "model", {"checkpoint": "c"})
-        stages = StageRunner(run.store, executor_of(settings), Path, log, run.listener)
+        stages = SubmittedStageRunner(run.store, executor_of(settings), Path, log, run.listener)
         spec = run.check_weights()
         assert stages.run(spec).key == spec.key
         assert run.store.find(spec.stage, spec.key) is not None

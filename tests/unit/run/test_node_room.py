@@ -16,8 +16,7 @@ from pipeline.core import gpus, node_locks
 from pipeline.core.errors import UsageError
 from pipeline.core.needs import Needs
 from pipeline.core.processes import GuardedProcess
-from pipeline.run.executors import node_room
-from pipeline.run.executors.forks import Forks
+from pipeline.run.executors import local, node_room
 from pipeline.run.executors.local import LocalExecutor
 from pipeline.run.executors.node_room import Node, NodeRoom
 
@@ -272,10 +271,10 @@ def test_work_sees_the_gpus_that_it_was_given(
     driver(*h100s(2))
     seen: dict[str, str] = {}
 
-    def start(forks: Forks, arguments: list[str], **given: Any) -> None:
-        seen.update(given["environment"])
+    def start(task: Path, log: Path, variables: dict[str, str], held: Any) -> None:
+        seen.update(variables)
 
-    monkeypatch.setattr(Forks, "start", start)
+    monkeypatch.setattr(local, "start", start)
     executor = LocalExecutor()
     others = executor.find_room(Needs(gpus=1))
     place = executor.find_room(Needs(gpus=1))

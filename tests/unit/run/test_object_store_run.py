@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fake_run import FakeRun
+from fake_run import FakeRun, policy
 from typer.testing import CliRunner
 
+from artifacts.attempts import AttemptLedger, AttemptScope
 from artifacts.kept_runs import find_run
-from artifacts.registry.registry_address import open_registry
-from artifacts.trials import Count, Trials
 from pipeline import __version__
 from pipeline.cli.main import app
+from pipeline.core.errors import AttemptChangedError, UsageError
 from pipeline.core.origin import cache_folder
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.environments.settings import Settings
@@ -47,40 +48,36 @@ def test_another_node_reuses_every_stage_and_promotes(url: str, tmp_path: Path) 
     assert second.registry.aliases("model") == {"champion": "1"}
 
 
-def test_trials_are_counted_together(url: str, tmp_path: Path) -> None:
-    count = Count(baseline={"weights": "w"}, policy="p")
-    first, second = (Trials(node(url, tmp_path, name).root) for name in ("first", "second"))
+def test_attempts_are_counted_together(url: str, tmp_path: Path) -> None:
+    scope = AttemptScope(baseline={"weights": "w"}, policy="p")
+    first, second = (AttemptLedger(node(url, tmp_path, name).store) for name in ("one", "two"))
+
+    def begin(n: int) -> int:
+        while True:
+            attempt = (first, second)[n % 2].foresee(scope, {"a": str(n)}, policy())
+            with suppress(AttemptChangedError):
+                first.begin_attempt(attempt)
+                return attempt.number
+
     with ThreadPoolExecutor(4) as pool:
-        begun = pool.map(
-            lambda n: (first, second)[n % 2].begin(count, {"a": str(n)}, "r").number, range(8)
-        )
-        assert sorted(begun) == list(range(1, 9))
-    assert second.begin(count, {"a": "3"}, "r").number == first.foresee(count, {"a": "3"}).number
-    [latest] = second.latest()
-    assert latest.number == 8
-    assert len(latest.earlier) == 7
+        assert sorted(pool.map(begin, range(8))) == list(range(1, 9))
+    assert second.attempts(scope) == first.attempts(scope)
 
 
-def test_its_registry_is_shared_as_it_is(url: str, tmp_path: Path) -> None:
+def test_a_registry_must_be_named(url: str, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, store=cache_folder(url, tmp_path))
-    own = registry_uri(None, settings)
-    assert own == f"store+{url}"
+    with pytest.raises(UsageError) as caught:
+        registry_uri(None, settings)
+    assert caught.value.where == url
     assert registry_uri("sqlite:////r.db", settings) == "sqlite:////r.db"
-    first, second = node(url, tmp_path, "first"), node(url, tmp_path, "second")
+
+
+def test_a_node_without_the_files_fetches_them_into_its_cache(url: str, tmp_path: Path) -> None:
+    first, registry = node(url, tmp_path, "first"), f"oci://{tmp_path}/registry"
     first.run()
-    assert first.promote(own)["moved"]
-    [version] = open_registry(own).versions("model")
-    assert version.aliases == ("champion",)
-    second.run()
-    assert not second.promote(own)["moved"]
-    pulled = ["pull", "model@champion", str(tmp_path / "pulled"), "--store", str(second.root)]
-    result = CliRunner().invoke(app, pulled)
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "pulled" / "model.safetensors").is_file()
-    assert open_registry(own).history("model")[0].run == first.report.run
-    # A node that has nothing of it yet takes the files into its cache.
+    assert first.promote(registry)["moved"]
     fresh = cache_folder(url, tmp_path / "fresh")
-    verify = ["verify", "model@champion", "--store", str(fresh)]
+    verify = ["verify", "model@champion", "--store", str(fresh), "--registry", registry]
     result = CliRunner().invoke(app, verify)
     assert result.exit_code == 0, result.output
     assert list(fresh.glob("stages/evidence/*/output/model.safetensors"))

@@ -180,6 +180,11 @@ class TestNothingChanged:
         assert site.models.served == ["baseline", RECIPE]
         site.recheck(force=True)
         assert site.models.served == ["baseline", RECIPE] * 2
+        asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
+        levels = {each["measurement"]: each["rule"]["alpha"] for each in asked}
+        # Two were tried when it was judged.
+        shares = {number: 0.1 / (number * (number - 1)) for number in (2, 3)}
+        assert levels == {n: pytest.approx(0.05 * share / 2) for n, share in shares.items()}
 
     def test_a_forced_one_that_was_ended_is_gone_on_with(self, site: Site) -> None:
         site.models.broken = {"baseline"}
@@ -189,7 +194,8 @@ class TestNothingChanged:
         site.models.broken = set()
         second = site.recheck(force=True)
         assert second.report is not None
-        assert second.report.command["again"] == first.report.command["again"]
+        (asked,) = [r for r in site.store.records("evaluate") if r.variant == RECIPE]
+        assert asked.parameters["measurement"] == 2
         # Made before the baseline's server failed, and kept.
         assert site.statuses(second)["adopt", RECIPE] == "reused"
         assert second.exit_code == 0
@@ -218,13 +224,14 @@ class TestSomethingChanged:
         now = site.store.find("judge", _key(_report(outcome)))
         assert then is not None
         assert now is not None
-        assert now.parameters == then.parameters
+        assert now.parameters["attempt"]["number"] == 1
+        assert {**now.parameters, "attempt": None} == {**then.parameters, "attempt": None}
         evaluate = site.store.find("evaluate", now.inputs["candidate.code"].key)
         assert evaluate is not None
         assert evaluate.parameters["serving"] == outcome.past.deployable.serving.to_dict()
         assert evaluate.parameters["engine"] == site.serve
         # Two were tried then, so each must show more than one alone.
-        assert evaluate.parameters["rule"]["alpha"] == 0.025
+        assert evaluate.parameters["rule"]["alpha"] == pytest.approx(0.0225)
 
     def test_a_second_one_reuses_every_stage(self, site: Site) -> None:
         site.serve = "3" * 64

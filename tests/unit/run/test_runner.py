@@ -27,7 +27,7 @@ from pipeline.core.needs import Needs
 from pipeline.core.store import Store
 from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.runner import Runner
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
 from recipes.catalog import load_policy
 from recipes.speed import Speed
 
@@ -52,7 +52,7 @@ def test_making_asks_for_the_memory_that_it_takes(tmp_path: Path) -> None:
     bench = FakeRun(tmp_path / "store", PretendModels(equal))
     executor = Remembers(bench.store, bench.models)
     log = RunLog(bench.store, "model", {"checkpoint": "c"})
-    stages = StageRunner(
+    stages = SubmittedStageRunner(
         bench.store, executor, lambda _: Path("python"), log, NotingProgress(Listener(), log)
     )
     Runner(bench.plan(), stages, log, {("quantize", ONE): 7, ("check_weights", ONE): 5}).run()
@@ -326,34 +326,6 @@ class TestSpeed:
         (check,) = check_run(report, Store(fast.root))
         assert any("no such claim" in each for each in check.differences)
 
-    @pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
-    def test_goodputs_are_searched_tested_and_verified_again(
-        self, fast: FakeRun, accelerator: str
-    ) -> None:
-        """Queues in the worker's own rounds, of a variant that is more than twice as quick."""
-        fast.hardware = {**fast.hardware, "accelerator": accelerator}
-        fast.models.seconds = {"baseline": 0.1, ONE: 0.04}
-        fast.recipes = (ONE,)
-        limits = {"latency_ms_p95": 1000.0}
-        goodput = {"workload": "chat", "at_least_ratio": 1.2, "limits": limits, "start": 4.0}
-        chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
-        chat |= {"arrivals": {"concurrency": 4}, "seconds": 10, "warmup_seconds": 1}
-        speed = Speed.model_validate({"goodput": goodput, "workloads": {"chat": chat}})
-        fast.policy = fast.policy.model_copy(update={"speed": speed})
-        report, store = fast.run(), Store(fast.root)
-        assert self.states(fast) == {ONE: "pass"}
-        assert all(not check.differences for check in check_run(report, store))
-        record = next(r for r in store.records() if r.stage == "speed" and r.variant == ONE)
-        loads = read_loads(store.stage_folder(record.stage, record.key) / LOADS)
-        assert not list(find_misdrawn("speed.goodput", record, loads))
-        later = [each.model_copy(update={"warmup_s": 2.0, "measured_s": 9.0}) for each in loads]
-        assert any("otherwise" in each for each in find_misdrawn("speed.goodput", record, later))
-        assert len({load.rate for load in loads}) > 4
-        ended = {**record.result, "units": len(loads) // 2 - 1}
-        forged = record.model_copy(update={"result": ended})
-        (found,) = find_misdrawn("speed.goodput", forged, loads[:-2])
-        assert "did not end" in found
-
     def test_a_variant_that_has_failed_is_not_put_under_load(self, fast: FakeRun) -> None:
         fast.models.score = lost(2)
         report = fast.run()
@@ -389,6 +361,33 @@ class TestSpeed:
         assert [load.life for load in loads[:6]] == [0, 0, 0, 0, 1, 1]
         assert [load.block for load in loads[::2]] == list(range(len(loads) // 2))
         assert all(not check.differences for check in check_run(report, Store(fast.root)))
+
+    @pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+    def test_a_disturbed_measurement_is_continued_by_the_same_command(
+        self, fast: FakeRun, accelerator: str
+    ) -> None:
+        fast.hardware = {**fast.hardware, "accelerator": accelerator}
+        fast.recipes = (ONE,)
+        assert fast.policy.speed is not None
+        assert fast.policy.speed.ratio is not None
+        ratio = fast.policy.speed.ratio.model_copy(update={"blocks": 10})
+        speed = fast.policy.speed.model_copy(update={"ratio": ratio})
+        fast.policy = fast.policy.model_copy(update={"speed": speed})
+        fast.models.disturbed_loads = 100_000
+        report, store = fast.run(), Store(fast.root)
+        (variant,) = report.variants
+        assert (variant.verdict, variant.speed[0].continues) == ("undecided", True)
+        assert [check.differences for check in check_run(report, store)] == [()]
+        disturbed = self.loads_of(fast, ONE)
+        fast.models.disturbed_loads = 0
+        fast.models.asked.clear()
+        report = fast.run()
+        assert [each.verdict for each in report.variants] == ["pass"]
+        assert fast.models.asked == []  # no question again
+        loads = self.loads_of(fast, ONE)
+        assert loads[: len(disturbed)] == disturbed
+        assert [check.differences for check in check_run(report, store)] == [()]
+        assert {stage.status for stage in fast.run().stages} == {"reused"}
 
     def test_on_a_gpu_each_side_is_served_in_turn_on_fresh_lives(self, fast: FakeRun) -> None:
         fast.hardware = {**fast.hardware, "accelerator": "cuda"}

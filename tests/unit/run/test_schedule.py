@@ -20,7 +20,7 @@ from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store
 from pipeline.run.schedule import Schedule, Work
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.stage_runner import SubmittedStageRunner
 from recipes.speed import Speed
 
 THREE = "three"
@@ -119,7 +119,7 @@ class Bench:
         self.store, self.after = Store(folder / "store"), after
         self.hands = Hands(self.store, hands)
         self.log, self.listener = Log(folder), Listener()
-        self.stages = StageRunner(
+        self.stages = SubmittedStageRunner(
             self.store, self.hands, lambda _: Path("python"), self.log, self.listener
         )
         self.errors: dict[str, str] = {}

@@ -10,11 +10,9 @@ from elsewhere import H100, Elsewhere
 from listener import Listener
 from some_node import NODE
 
-from pipeline.core.errors import UsageError
 from pipeline.core.needs import Needs
 from pipeline.environments.settings import Settings
 from pipeline.plan.choices import Request, choose
-from pipeline.run.executors.local import LocalOptions
 from pipeline.run.serving_node import find_node
 from recipes.catalog import load_profile
 
@@ -42,36 +40,22 @@ def test_auto_takes_the_nodes_gpu_not_the_drivers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "nodes", "needs"),
+    ("parallel", "needs"),
     [
-        (1, 1, Needs(gpus=1)),
-        (4, 1, Needs(gpus=4)),
-        (16, 2, Needs(nodes=2, gpus=8)),
+        (1, Needs(gpus=1)),
+        (4, Needs(gpus=4)),
     ],
 )
 def test_a_named_profile_is_served_where_as_many_gpus_are(
-    tmp_path: Path, parallel: int, nodes: int, needs: Needs
+    tmp_path: Path, parallel: int, needs: Needs
 ) -> None:
     keys = load_profile("h100").model_dump(mode="json", exclude_unset=True)
-    keys["engine_arguments"] |= {"tensor-parallel-size": parallel, "nnodes": nodes}
+    keys["engine_arguments"] |= {"tensor-parallel-size": parallel}
     file = tmp_path / "own.yaml"
     file.write_text(yaml.safe_dump(keys))
     executor = Elsewhere(H100)
     find_node(executor, str(file), tmp_path, Listener())  # type: ignore[arg-type]
     assert executor.asked == [[needs]]
-
-
-def test_this_machine_is_not_several(tmp_path: Path) -> None:
-    keys = load_profile("cpu").model_dump(mode="json", exclude_unset=True)
-    keys["engine_arguments"] |= {"tensor-parallel-size": 3, "nnodes": 3}
-    file = tmp_path / "own.yaml"
-    file.write_text(yaml.safe_dump(keys))
-    executor = LocalOptions().open()
-    assert executor.count_room(Needs(nodes=3, cpus="all")) == 0
-    with pytest.raises(UsageError, match="3 nodes"):
-        find_node(executor, str(file), tmp_path, Listener())
-    with pytest.raises(UsageError, match="3 nodes"):
-        executor.find_room(Needs(nodes=3, cpus="all"))
 
 
 def test_this_machine_is_not_told_of(tmp_path: Path) -> None:

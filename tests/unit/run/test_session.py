@@ -8,11 +8,12 @@ import pytest
 from listener import Listener
 
 from artifacts.kept_runs import find_run
+from artifacts.run_command import RunKind
 from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.run.session import Session
+from pipeline.run.session import RunInterrupted, Session
 
 
 @pytest.fixture
@@ -67,9 +68,33 @@ def test_anything_else_is_passed_on(
     def work() -> ExitCode:
         raise raised
 
-    with pytest.raises(type(raised)):
+    expected = RunInterrupted if status == "interrupted" else type(raised)
+    with pytest.raises(expected):
         session.run(work)
     assert ending(session) == (status, code, ["stage ended"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "goes_on_by"),
+    [("model", None, ""), ("gate", None, "--session {run}"), ("gate", "mine", "")],
+)
+def test_an_interrupted_run_names_what_continues_it(
+    tmp_path: Path, kind: RunKind, named: str | None, goes_on_by: str
+) -> None:
+    """A gate without a session has answers under its run's id alone."""
+    settings, listener = Settings(home=tmp_path / "home", store=tmp_path / "store"), Listener()
+    command = {"checkpoint": "c", "session": named}
+    session = Session(kind, command, Accelerator.CPU, settings, listener)
+
+    def work() -> ExitCode:
+        raise KeyboardInterrupt
+
+    with pytest.raises(RunInterrupted) as caught:
+        session.run(work)
+    told = listener.notes[-1]
+    assert goes_on_by.format(run=session.log.run_id) in told
+    assert ("--session" in told) == bool(goes_on_by)
+    assert caught.value.report.status == "interrupted"
 
 
 def test_the_first_error_is_told_where_the_record_cannot_be_written(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_run import IDENTITIES, FakeRun
+from some_node import NODE
 
 from artifacts.stages.coherence import COHERENCE
 from pipeline.core.errors import EnvironmentBuildError, ServingError
@@ -15,7 +16,7 @@ from pipeline.core.hardware import hardware, this_node
 from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.of_speed import Side, find_claims, speed_stages
+from pipeline.plan.of_speed import Side, Sides, find_claims, speed_stages
 from pipeline.run.sitting import Sitting, check_engines, check_hardware, hold
 from recipes.catalog import load_policy, load_profile
 
@@ -39,7 +40,7 @@ def test_a_node_that_the_verdict_would_not_be_about_serves_nothing(tmp_path: Pat
     of_another = FakeRun(tmp_path / "store")
     with pytest.raises(ServingError) as caught:
         hold(sitting(of_another), of_another.store, EventWriter(sys.stderr.fileno()))
-    assert "AMD EPYC" in caught.value.what
+    assert NODE.cpu in caught.value.what
     assert "cpu" in caught.value.what
     assert not list(tmp_path.rglob("server.*"))
 
@@ -83,10 +84,15 @@ def test_speed_is_measured_on_what_it_will_be_kept_for(
     tmp_path: Path, machine: str, is_right: bool
 ) -> None:
     run = FakeRun(tmp_path / "store", hardware=hardware("cpu").model_dump())
-    coherence = run.plan().baseline.stages["coherence"]
+    plan = run.plan()
+    assert plan.attempt is not None
+    coherence = plan.baseline.stages["coherence"]
     side = Side("baseline", COHERENCE.parameters_of(coherence), coherence)
-    claims = find_claims(load_policy("demo"), load_profile("cpu"))
-    stages = speed_stages(claims, side, side, tokenizer=tmp_path, environment="e", machine=machine)
+    stages = speed_stages(
+        Sides(side, side, tokenizer=tmp_path, environment="e", machine=machine),
+        plan.attempt,
+        lambda level: find_claims(load_policy("demo"), load_profile("cpu"), alpha=level),
+    )
     loads = sitting(run).model_copy(update={"specs": list(stages.values())})
     assert loads.specs
     if is_right:

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import typer
 
+from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from pipeline import __version__
 from pipeline.cli import stage
 from pipeline.core.installation import this_prepare
-from pipeline.run.executors.stage_process import refuse_other
+from pipeline.core.process_environment import stage_environment, travelling_environment
+from pipeline.environments.definition import Accelerator
+from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_in
+from pipeline.run.sitting import Sitting
 
 
 @pytest.mark.parametrize("kind", ["judge", "sitting"])
@@ -29,6 +33,32 @@ def test_work_of_another_prepare_is_refused(
     assert theirs in error["what"]
     assert this_prepare() in error["what"]
     assert platform.node() in error["where"]
+
+
+@pytest.mark.parametrize("others_serve", [False, True])
+def test_only_work_that_asks_an_endpoint_of_others_has_its_key(
+    tmp_path: Path, *, others_serve: bool
+) -> None:
+    endpoint = RunningEndpoint(url="http://x", model="m") if others_serve else None
+    model = ModelToServe(
+        name="a", folder="/f", arguments=None, ready_timeout_seconds=1, endpoint=endpoint
+    )
+    task = Sitting(
+        store=str(tmp_path),
+        accelerator=Accelerator.CPU,
+        folder=str(tmp_path),
+        model=model,
+        baseline=model,
+        specs=[],
+    )
+    file = tmp_path / "task.json"
+    file.write_text(task.model_dump_json())
+    shell = {"OPENAI_API_KEY": "key"}
+    for given in (
+        stage_environment(shell, stage_in(file), needs_of(file)),
+        travelling_environment(shell, stage_in(file), needs_of(file)),
+    ):
+        assert ("OPENAI_API_KEY" in given) == others_serve
 
 
 def test_our_own_work_is_not_refused() -> None:

@@ -2,7 +2,7 @@
 
 The library is `sitecustomize` of every interpreter that is started: as soon as the stage reads a
 weights file it prints, from Python, past Python and from a program that it starts. Slurm's commands
-are played by scripts, and our agent on a node of Ray is asked without Ray.
+are played by scripts, and what a Ray worker runs is called without Ray.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from pipeline.core.errors import StageError, VerificationError
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageReference
 from pipeline.core.store import Store
-from pipeline.run.executors import Options
+from pipeline.run.executors import Options, ray_node
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.local import LocalOptions
-from pipeline.run.executors.ray_node import NodeAgent, TaskFile
+from pipeline.run.executors.ray_node import TaskFile
 from pipeline.run.executors.slurm import SlurmOptions
 
 HOSTILE = [
@@ -143,9 +143,9 @@ def test_an_executor_hears_what_the_work_tells_alone(work: Work, options: Option
     work.check()
 
 
-def test_an_agent_on_a_node_streams_what_the_work_tells_alone(work: Work) -> None:
+def test_a_ray_task_streams_what_the_work_tells_alone(work: Work) -> None:
     task = TaskFile(str(work.file), work.file.read_bytes(), work.file.stat().st_mtime_ns)
-    *lines, code = NodeAgent().run("try", task, str(work.log), dict(os.environ))
+    *lines, code = ray_node.run("", task, str(work.log), dict(os.environ))
     assert code == 0
     assert pass_on((line for line in lines if isinstance(line, bytes)), work.listener) is None
     work.check()
@@ -187,21 +187,8 @@ class Heard(Listener):
         self.stages.append(stage)
 
 
-class Nodes:
-    """Hears of parts."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
-
-    def begin(self, name: str, tasks: Any) -> None:
-        self.told.append((name, tasks))
-
-    def end(self, name: str) -> None:
-        self.told.append((name, None))
-
-
-KINDS = ("progress", "note", "stage", "parts", "parts_over", "error", "ended", "other")
-KEYS = (*StageReport.model_fields, "text", "task", "done", "total", "unit", "tasks", "kind", "what")
+KINDS = ("progress", "note", "stage", "error", "ended", "other")
+KEYS = (*StageReport.model_fields, "text", "task", "done", "total", "unit", "kind", "what")
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -211,9 +198,9 @@ VALUES = st.recursive(
 
 @given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(KEYS), VALUES))
 def test_an_event_of_any_shape_is_heard_or_passed_over(kind: str, rest: dict[str, Any]) -> None:
-    heard, nodes = Heard(), Nodes()
+    heard = Heard()
     line = json.dumps({"event": kind, **rest}).encode()
-    failure = pass_on([line, b'{"event": "note", "text": "last"}\n'], heard, nodes)
+    failure = pass_on([line, b'{"event": "note", "text": "last"}\n'], heard)
     assert heard.notes[-1] == "last"
     assert (failure is None) or (kind == "error")
     for _, done, total, _ in heard.events:
@@ -229,7 +216,7 @@ def test_any_line_is_passed_over(line: bytes) -> None:
 
 
 def test_each_kind_of_event_is_heard() -> None:
-    heard, nodes = Heard(), Nodes()
+    heard = Heard()
     stage = StageReport(
         name="judge", stage="judge", variant="v", status="ran", seconds=1.5, key="k"
     )
@@ -237,14 +224,11 @@ def test_each_kind_of_event_is_heard() -> None:
         {"event": "progress", "task": "t", "done": 1, "total": None, "unit": "s"},
         {"event": "note", "text": "\udcff half"},
         {"event": "stage", **stage.model_dump(mode="json")},
-        {"event": "parts", "name": "fp8", "tasks": [{"node": 1}]},
-        {"event": "parts_over", "name": "fp8"},
         {"event": "error", **StageError("it failed", where="here", cure="mend it").to_dict()},
     ]
-    failure = pass_on((json.dumps(each).encode() for each in told), heard, nodes)
+    failure = pass_on((json.dumps(each).encode() for each in told), heard)
     assert heard.events == [("t", 1, None, "s")]
     assert heard.notes == ["\udcff half"]
     assert heard.stages == [stage]
-    assert nodes.told == [("fp8", [{"node": 1}]), ("fp8", None)]
     assert isinstance(failure, StageError)
     assert (failure.what, failure.where, failure.cure) == ("it failed", "here", "mend it")

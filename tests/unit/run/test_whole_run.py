@@ -60,7 +60,7 @@ def run_to(
     monkeypatch.setattr(whole_run, "find_data", lambda *_: None)
     monkeypatch.setattr(whole_run, "locate", lambda *_: checkpoint)
     policy = load_policy("demo")
-    planned = Plan(policy=policy, shared={}, baseline=None, variants=(), tried=("fp8-dynamic",))  # type: ignore[arg-type]
+    planned = Plan(policy=policy, shared={}, baseline=None, variants=())  # type: ignore[arg-type]
     monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
     monkeypatch.setattr(whole_run, "Runner", Judged)
     request = Request(

@@ -22,9 +22,10 @@ def test_the_loopback_needs_no_key(text: str, host: str) -> None:
     assert check_host(text, "", "SECRET") == host
 
 
-def test_who_others_reach_needs_a_key() -> None:
+@pytest.mark.parametrize("key", ["", " ", "\t\n"])
+def test_who_others_reach_needs_a_key(key: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_host("0.0.0.0", "", "SECRET")
+        check_host("0.0.0.0", key, "SECRET")
     assert "SECRET" in caught.value.cure
     assert caught.value.where == "--host 0.0.0.0"
     assert check_host("0.0.0.0", "sk", "SECRET") == "0.0.0.0"

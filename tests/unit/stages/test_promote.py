@@ -68,7 +68,7 @@ def bundled(output: Path) -> dict[str, Any]:
     write_files(output / BUNDLE, {MANIFEST: manifest.model_dump_json().encode()})
     return {
         **{"recipe": "any", "verdict": "pass", "override": None, "weights_digest": "w"},
-        **{"files": 2, "bundle_bytes": 0},
+        **{"files": 2, "bundle_bytes": 0, "signer": None},
         "manifest_digest": digest_file(output / BUNDLE / MANIFEST),
     }
 
@@ -210,6 +210,7 @@ class TestTags:
         assert dict(version.tags) == {
             TUPLE_TAG: digest_json(whole),
             "prepare.recipe": "fp8-dynamic",
+            "prepare.signer": "",
             "prepare.run": "a run",
             "prepare.verdict": "pass",
             "prepare.override": "",

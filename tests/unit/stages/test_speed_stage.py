@@ -17,17 +17,21 @@ from measured_loads import block
 from artifacts.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
 from eval_gates.speed.draw import Draw
 from eval_gates.speed.lives import Life, Lives
-from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
+from eval_gates.speed.load import LOADS, Disturbance, MeasuredLoad, read_loads
 from eval_gates.speed.load_book import LoadBook
 from eval_gates.speed.rule import rule_of
 from pipeline.core.errors import ServingError, StoreError
 from pipeline.core.process_environment import Need
-from pipeline.core.store import Store
+from pipeline.core.stage_record import StageRecord
+from pipeline.core.store import RECORD, Store
 from pipeline.stages import speed
 from pipeline.stages.context import StageContext
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
 RULE = {"minimum": 0.5, "alpha": 0.05, "blocks": 3}
+
+
+THROTTLED = {"disturbances": [Disturbance(kind="throttled", what="power cap")]}
 
 
 class Context(StageContext[SpeedParameters, SpeedRuntime]):
@@ -36,9 +40,11 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
     asked: dict[str, Any]
     given: dict[str, Any]
     fails_after: int | None = None
+    disturbed: int = 0  # blocks that are, from the first on
 
     def run_worker(self, worker: str, worker_spec: dict[str, Any], **given: Any) -> dict[str, Any]:
         assert worker == "speed"
+        worker_spec = json.loads(json.dumps(worker_spec))  # as it reaches the worker
         self.asked, self.given = worker_spec, given
         life = Life(**worker_spec["life"])
         if worker_spec["workload"]["kind"] == "requests":
@@ -62,7 +68,8 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         for number in count(life.block):
             seed, _ = draw.unit()
             drawn = {"seed": seed, "life": life.number}
-            yield [load.model_copy(update=drawn) for load in block(number, 1.0)]
+            power_cap = THROTTLED if number < self.disturbed else {}
+            yield [load.model_copy(update=drawn | power_cap) for load in block(number, 1.0)]
 
     def pairs_of(self, lives: Lives, life: Life) -> Iterator[list[MeasuredLoad]]:
         _, seeds = lives.draw_pair(life.draw)
@@ -195,6 +202,50 @@ class TestKilled:
         with pytest.raises(StoreError) as caught:
             LoadBook(tmp_path).loads()
         assert caught.value.where == str(tmp_path / LOADS)
+
+
+class TestDisturbed:
+    """What disturbances kept open is no finished stage: the next run continues it."""
+
+    def run_whole(self, tmp_path: Path, disturbed: int) -> tuple[SpeedResult, Context]:
+        """As a stage runner does it, with the record in the store."""
+        stage = context(tmp_path, RANDOM, rule={"minimum": 0.9, "blocks": 8})
+        with stage.store.open_for_writing("speed", stage.spec.key, speed.RESUMED) as folder:
+            assert folder is not None
+            stage.folder, stage.disturbed = folder, disturbed
+            found = done(stage)
+            record = StageRecord(
+                **stage.spec.model_dump(
+                    include={"stage", "variant", "key", "parameters", "inputs"}
+                ),
+                input_digests={},
+                result=found.model_dump(mode="json"),
+                **{"notes": [], "seconds": 0.0, "finished": ""},
+            )
+            (folder / RECORD).write_text(record.model_dump_json())
+        return found, stage
+
+    def test_the_next_run_continues_it(self, tmp_path: Path) -> None:
+        first, stage = self.run_whole(tmp_path, disturbed=18)
+        record = stage.store.find("speed", stage.spec.key)
+        assert record is not None
+        assert (first.state, first.began, first.units) == ("disturbed", [0], 18)
+        assert speed.is_unfinished(record)
+        stage.store.reopen("speed", stage.spec.key, speed.RESUMED)
+        assert stage.store.find("speed", stage.spec.key) is None
+        second, stage = self.run_whole(tmp_path, disturbed=18)
+        record = stage.store.find("speed", stage.spec.key)
+        assert record is not None
+        assert (second.began, second.seed, second.lives) == ([0, 1], first.seed, 2)
+        assert (second.state, speed.is_unfinished(record)) == ("pass", False)
+        loads = read_loads(stage.store.stage_folder("speed", stage.spec.key) / LOADS)
+        assert [load.block for load in loads[::2]] == list(range(second.units))
+
+    def test_a_reopened_one_that_was_killed_keeps_its_loads(self, tmp_path: Path) -> None:
+        _, stage = self.run_whole(tmp_path, disturbed=18)
+        for _ in range(2):  # the second finds it reopened
+            stage.store.reopen("speed", stage.spec.key, speed.RESUMED)
+        assert len(speed.course_of(stage.spec, stage.store).loads) == 36
 
 
 ALTERNATE = {"lives": "alternate", "loads_per_life": 2}

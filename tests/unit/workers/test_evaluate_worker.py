@@ -34,7 +34,7 @@ class Model:
 
 @pytest.fixture
 def book(tmp_path: Path) -> AnswerBook:
-    return AnswerBook(tmp_path / "answers" / "book.jsonl", IDS)
+    return AnswerBook(tmp_path / "answers" / "book.jsonl", IDS, writer=1)
 
 
 def ask(book: AnswerBook, stopping: Stopping, model: Model, minutes: float | None = None) -> str:

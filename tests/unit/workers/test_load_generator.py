@@ -130,8 +130,10 @@ def test_a_load_of_which_nothing_is_answered_says_why(tmp_path: Path) -> None:
         generator(tmp_path, Serve(), **RANDOM).measure(endpoint("dead"), requests=4, seed=1)
 
 
-def options(tmp_path: Path, workload: dict[str, Any], seed: int = 3) -> dict[str, str]:
-    words = generator(tmp_path, Serve(), **workload).arguments(endpoint(), 4, seed)
+def options(
+    tmp_path: Path, workload: dict[str, Any], seed: int = 3, rate: float | None = None
+) -> dict[str, str]:
+    words = generator(tmp_path, Serve(), **workload).arguments(endpoint(), 4, seed, rate)
     return {
         name: "" if value.startswith("--") else value
         for name, value in zip(words, [*words[1:], "--"], strict=True)
@@ -141,8 +143,9 @@ def options(tmp_path: Path, workload: dict[str, Any], seed: int = 3) -> dict[str
 
 def test_each_kind_has_its_dataset(tmp_path: Path) -> None:
     shared = {"prefixes": 2, "prefix_tokens": 80, "suffix_tokens": 20, "output_tokens": 4}
-    found = options(tmp_path, {"kind": "shared_prefix", **shared, "arrivals": AT_A_RATE})
-    assert (found["--dataset-name"], found["--request-rate"]) == ("prefix_repetition", "2.5")
+    found = options(tmp_path, {"kind": "shared_prefix", **shared, "arrivals": AT_A_RATE}, rate=2.25)
+    # The rate that stretches the drawn number of requests over the round's time.
+    assert (found["--dataset-name"], found["--request-rate"]) == ("prefix_repetition", "2.25")
     assert found["--prefix-repetition-prefix-len"] == "80"
     assert "--max-concurrency" not in found
 

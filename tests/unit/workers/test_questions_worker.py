@@ -127,6 +127,20 @@ class TestMmlu:
         facts, _ = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert facts["guessing"] == pytest.approx(guessing, abs=0.02)
 
+    def test_any_field_of_a_folders_rows_may_be_the_cluster(self, tmp_path: Path) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        rows = [{**mmlu_question("anatomy", n), "passage_id": n // 2} for n in range(6)]
+        (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        suite = MmluSuite(margins=MARGINS, shots=0, cluster="passage_id")
+        facts, found = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert (facts["questions"], facts["clusters"]) == (6, 3)
+        assert "passage_id" not in found[0]
+        together = {row["cluster"]: set() for row in found}
+        for row in found:
+            together[row["cluster"]].add(int(row["id"].partition("/")[2]) // 2)
+        assert all(len(passages) == 1 for passages in together.values())
+
     def test_how_many_are_asked_does_not_matter(self, tmp_path: Path, folder: Path) -> None:
         """A cap is a matter of the test: with a larger one the same questions go on."""
         everything = MmluSuite(margins=MARGINS, shots=0)
@@ -246,6 +260,14 @@ class TestHumanEval:
         tests = {row["id"]: row["test"] for row in rows}
         assert tests.keys() == {"Mbpp/5", *(f"HumanEval/{n}" for n in range(3))}
         assert "check(f1)" in tests["HumanEval/1"]
+
+    def test_alone_where_mbpps_are_out_of_reach(self, tmp_path: Path) -> None:
+        listener = Listener()
+        suite = MbppSuite(margins=MARGINS, humaneval=True, sources=["packages"])
+        facts, rows = lay_out(tmp_path / "out", suite, PACKAGES, listener=listener)
+        assert facts["questions"] == 3
+        assert {row["id"] for row in rows} == {f"HumanEval/{n}" for n in range(3)}
+        assert listener.notes == ["MBPP's problems are out of reach: HumanEval's are asked alone"]
 
 
 def mbpp_row(number: int) -> dict[str, Any]:

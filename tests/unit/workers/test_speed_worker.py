@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from listener import Listener
+from measured_loads import round_of
 
 from eval_gates.speed.lives import Life, Lives
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.load_book import LoadBook
+from eval_gates.speed.rounds import count_arrivals
 from pipeline.workers.speed import generate_of_one_side, generate_units, measure_life
 
 AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
@@ -51,16 +53,20 @@ class Measuring:
             "requests": {
                 name: [value] * requests
                 for name, value in {
-                    **{"start_s": 0.0, "ttft_s": 0.1, "end_s": lasts, "error": None},
+                    **{"ttft_s": 0.1, "error": None},
                     **{"longest_pause_s": 0.1, "input_tokens": 8, "output_tokens": 3},
                 }.items()
+            }
+            | {
+                "start_s": [lasts * (n // 4 * 4) / requests for n in range(requests)],
+                "end_s": [lasts * (n // 4 * 4 + 4) / requests for n in range(requests)],
             },
         }
 
 
 def units(measuring: Measuring, **changes: Any) -> Iterator[list[MeasuredLoad]]:
     given = spec(**changes)
-    return generate_units(given, Life(**given["life"]), measuring, dict)
+    return generate_units(given, Life(**given["life"]), measuring, [])
 
 
 def test_a_block_asks_both_sides_the_same_and_each_block_something_else() -> None:
@@ -85,12 +91,34 @@ def test_loads_have_ten_waves_at_least_and_last_where_a_server_is_fast() -> None
     assert fast.asked[-1][1] == fast.asked[-2][1] == 1208  # 1.2 s of 1,000 a second, and 2 waves
 
 
-def test_a_round_sends_its_rate_for_its_time_with_a_warm_up_before_and_after() -> None:
+def test_a_round_sends_a_drawn_number_of_requests_that_fills_its_time() -> None:
+    """2.5 requests/s for a second that counts, with a warm-up of two before and after it."""
     measuring = Measuring()
     rate = {"rate": 2.5, "concurrency": None, "trace": False}
-    (load,) = next(units(measuring, sides=("candidate",), arrivals=rate))
-    assert [asked[:2] for asked in measuring.asked] == [("candidate", 13)]
+    rounds = list(islice(units(measuring, sides=("candidate",), arrivals=rate), 8))
+    assert [len(load.requests) for (load,) in rounds] == [
+        count_arrivals(load.seed, 2.5, 5.0) for (load,) in rounds
+    ]
+    assert measuring.rates == [len(load.requests) / 5.0 for (load,) in rounds]
+    assert len({len(load.requests) for (load,) in rounds}) > 1
+    load = rounds[0][0]
     assert (load.arrivals, load.rate, load.warmup_s, load.measured_s) == ("rate", 2.5, 2, 1)
+
+
+def test_rounds_become_as_long_as_their_answers_need() -> None:
+    """Answers of half a second: ten of them and a quarter more, after a warm-up of two."""
+    rate = {"rate": 40.0, "concurrency": None, "trace": False}
+    given, loads = spec(("candidate",), arrivals=rate, warmup_seconds=0.5), [answered_in(0.5)]
+    rounds = generate_units(given, Life(**given["life"]), Measuring(), loads)
+    (second,) = next(rounds)
+    assert (second.warmup_s, second.measured_s) == (2, 7)
+    assert len(second.requests) == count_arrivals(second.seed, 40.0, 11.0)
+
+
+def answered_in(seconds: float) -> MeasuredLoad:
+    requests = round_of(0).requests.model_dump()
+    ends = [start + seconds for start in requests["start_s"]]
+    return round_of(0, requests={**requests, "end_s": ends})
 
 
 def test_a_trace_ends_where_its_round_does() -> None:
@@ -98,23 +126,6 @@ def test_a_trace_ends_where_its_round_does() -> None:
     times = {"rate": None, "concurrency": None, "trace": True}
     next(units(measuring, sides=("candidate",), arrivals=times, times=[0, 1, 4.9, 5.1, 60]))
     assert [requests for _, requests, _ in measuring.asked] == [3]
-
-
-def test_a_rule_may_choose_the_rate_of_each_side_by_the_rounds_before() -> None:
-    """Each load says its own, and has as many requests as come at it in its time."""
-    measuring, asked = Measuring(), [1.0, 3.0]
-    given = spec(arrivals={"rate": 2.5, "concurrency": None, "trace": False})
-    rounds = generate_units(
-        given,
-        Life(**given["life"]),
-        measuring,
-        lambda: {"baseline": asked.pop(0), "candidate": 10.0},
-    )
-    first, second = next(rounds), next(rounds)
-    assert {load.side: load.rate for load in first} == {"baseline": 1, "candidate": 10}
-    assert {load.side: load.rate for load in second} == {"baseline": 3, "candidate": 10}
-    assert sorted(measuring.asked[:2])[0][1] == 5  # 1 s that counts, 2 of warm-up, 2 after it
-    assert sorted(map(float, filter(None, measuring.rates))) == [1, 3, 10, 10]
 
 
 @dataclass
@@ -130,9 +141,6 @@ class After:
 
     def wants_more(self, loads: list[MeasuredLoad]) -> bool:
         return len(loads) < self.loads
-
-    def next_rates(self, loads: list[MeasuredLoad]) -> dict[str, float]:
-        return {}
 
     def state(self, loads: list[MeasuredLoad]) -> str:
         return "pass"
@@ -169,7 +177,7 @@ class TestAlternatingLives:
 
     def of_a_life(self, measuring: Measuring, before: list[MeasuredLoad]) -> list[MeasuredLoad]:
         life = self.LIVES.next_life(1, len(before) // 3, before)
-        return list(generate_of_one_side(spec(), self.LIVES, life, before, measuring, {}))
+        return list(generate_of_one_side(spec(), self.LIVES, life, before, measuring))
 
     def test_both_sides_of_a_pair_are_asked_the_same(self) -> None:
         measuring = Measuring({"candidate": 0.5})
@@ -203,3 +211,19 @@ def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
     life = Lives(("baseline", "candidate"), 2).next_life(1, 0, [])
     measure_life({**given, "life": asdict(life)}, Measuring(), Listener(), tmp_path)
     assert [load.side for load in LoadBook(tmp_path).loads()] == list(life.sides) * 2
+
+
+def test_each_round_of_limits_has_a_start_of_its_own() -> None:
+    """A warm-up at the rate that counts for nothing, and one round."""
+    measuring, lives = Measuring(), Lives(("candidate",), 1)
+    rate = {"rate": 2.5, "concurrency": None, "trace": False}
+    given, loads = spec(("candidate",), arrivals=rate), list[MeasuredLoad]()
+    for number in range(3):
+        life = lives.next_life(1, number, loads)
+        loads += generate_of_one_side(given, lives, life, loads, measuring)
+    assert [(load.life, load.block, load.side) for load in loads] == [
+        (n, n, "candidate") for n in range(3)
+    ]
+    assert len({seed for _, _, seed in measuring.asked}) == len(measuring.asked) == 6
+    assert [list(lives.drawn(1, loads, 0))[n][3] for n in range(3)] == [each.seed for each in loads]
+    assert lives.succeed(loads, 3)

@@ -21,13 +21,18 @@ def reader() -> MarkdownIt:
     return MarkdownIt("commonmark").enable("table").enable("strikethrough")
 
 
+def text_of(children: Any) -> str:
+    """What a reader sees; a span around a dollar sign keeps GitHub from reading mathematics."""
+    return "".join(c.content for c in children if c.content not in ("<span>", "</span>"))
+
+
 def shown(markdown: str) -> str:
     """The text that a reader sees, a line a block."""
     lines = []
     for token in reader().parse(markdown):
         if token.type == "inline":
             children: Any = token.children
-            lines.append("".join(child.content for child in children))
+            lines.append(text_of(children))
     return "\n".join(lines)
 
 
@@ -40,7 +45,7 @@ def rows(markdown: str) -> list[list[str]]:
             found.append([])
         if before.type in ("th_open", "td_open"):
             children: Any = token.children
-            found[-1].append("".join(child.content for child in children))
+            found[-1].append(text_of(children))
     return found
 
 

@@ -334,14 +334,14 @@ class TestReading:
     ) -> None:
         version = find_version(three, f"{NAME}@champion")
         assert version.version == "2"
-        assert pull_version(three, version, tmp_path / "copy") == 4
+        assert pull_version(three, version, tmp_path / "copy", None) == 4
         copied = {p.relative_to(tmp_path / "copy") for p in (tmp_path / "copy").rglob("*")}
         original = tmp_path / "variant-b"
         assert copied == {p.relative_to(original) for p in original.rglob("*")}
         model = hub.models[REPO]
         model.commits[model.tags["v2"]].files["config.json"] = b"[]"
         with pytest.raises(RegistryError) as caught:
-            pull_version(three, version, tmp_path / "another")
+            pull_version(three, version, tmp_path / "another", None)
         assert str(tmp_path) in caught.value.where
         assert not (tmp_path / "another").exists()
 
@@ -351,7 +351,7 @@ class TestReading:
         model = hub.models[REPO]
         model.commits[model.tags["v2"]].files["modeling.py"] = b"import os"
         with pytest.raises(RegistryError) as caught:
-            pull_version(three, find_version(three, f"{NAME}@champion"), tmp_path / "copy")
+            pull_version(three, find_version(three, f"{NAME}@champion"), tmp_path / "copy", None)
         assert str(tmp_path) in caught.value.where
 
     def test_still_has(self, hub: HubWriteStandIn, three: HubRegistry) -> None:

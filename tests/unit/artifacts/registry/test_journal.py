@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from artifacts.registry.history import replay
 from artifacts.registry.journal import Journal
 from artifacts.registry.registry import Cause, HistoryEntry, Move
-from pipeline.core.errors import RegistryError
+from pipeline.core.errors import RecordedMoveError, RegistryError
 
 VERSIONS = ("1", "2", "3", "4")
 
@@ -66,6 +66,9 @@ class Memory:
 
     def has_version(self, name: str, version: str) -> bool:
         return version in VERSIONS
+
+    def put_back(self, name: str) -> None:
+        """Nothing: moving an alias is one step."""
 
     def write(self) -> None:
         if self.writes_left == 0:
@@ -204,6 +207,83 @@ def test_somebody_who_never_stops() -> None:
 
     with pytest.raises(RegistryError, match="'m' 20 "):
         promote(Restless(), "4", None)
+
+
+class Failing(Memory):
+    """A registry that works until one of its calls fails, and some that follow.
+
+    Attributes:
+        at: number of the next calls until the first that fails.
+        lasts: number of calls that fail.
+        done: whether a failing call does its work before.
+    """
+
+    at, lasts, done = 1_000_000, 0, False
+
+    def call(self) -> Iterator[None]:
+        self.at -= 1
+        fails = -self.lasts < self.at <= 0
+        if not fails or self.done:
+            yield
+        if fails:
+            raise RegistryError("500", where="memory")
+
+    def entries(self, name: str) -> list[HistoryEntry]:
+        for _ in self.call():
+            found = super().entries(name)
+        return found
+
+    def append(self, name: str, entry: HistoryEntry) -> None:
+        for _ in self.call():
+            super().append(name, entry)
+
+    def set_alias(self, name: str, alias: str, version: str | None) -> None:
+        for _ in self.call():
+            super().set_alias(name, alias, version)
+
+    def mark_applied(self, name: str, number: int) -> None:
+        for _ in self.call():
+            super().mark_applied(name, number)
+
+
+def promote_told(memory: Failing) -> str:
+    """Promote version 2, and return what the caller is told."""
+    try:
+        promote(memory, "2", "1")
+    except RecordedMoveError:
+        return "recorded"
+    except RegistryError:
+        return "failed"
+    return "moved"
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("lasts", [1, 2, 50])
+def test_what_a_failure_at_any_call_is_told(lasts: int, done: bool) -> None:
+    """A move that is told to have failed never takes effect later."""
+    told = []
+    for at in range(1, 12):
+        memory = Failing()
+        promote(memory, "1", None)
+        memory.at, memory.lasts, memory.done = at, lasts, done
+        told.append(promote_told(memory))
+        memory.at = 1_000_000
+        Journal(memory, "m").settle()
+        moved = memory.pointers == {"champion": "2", "previous": "1"}
+        assert moved or memory.pointers == {"champion": "1"}
+        assert moved or told[-1] != "moved"
+        assert not moved or told[-1] != "failed"
+    assert told[-1] == "moved"
+    assert {"failed", "recorded"} <= set(told)
+
+
+def test_a_recorded_move_is_undone_by_a_rollback() -> None:
+    memory = Failing()
+    promote(memory, "1", None)
+    memory.at, memory.lasts = 5, 1
+    assert promote_told(memory) == "recorded"
+    roll_back(memory)
+    assert memory.pointers == {"champion": "1"}
 
 
 @pytest.mark.parametrize("alias", ["v3", "3", "latest", "main", "a b", "a.b", "../x", "-a", ""])

@@ -79,7 +79,7 @@ def test_gains_are_shown_beside_many_losses() -> None:
 
     before = [{"id": str(n), "score": float(n < 40), "answer": "a"} for n in range(80)]
     after = [{"id": str(n), "score": float(n >= 40), "answer": "b"} for n in range(80)]
-    answered = Answered(before, after, {}, ROUGE, Margin(points=0.1), 0.05, None)
+    answered = Answered(before, after, {}, ROUGE, Margin(points=0.1), None, None)
     words = [example.words for example in _examples("fp8", "rouge", answered).shown]
     assert words == ["right to wrong"] * 5 + ["wrong to right"] * 5
 

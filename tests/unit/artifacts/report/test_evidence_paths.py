@@ -66,7 +66,7 @@ def test_one_figure_a_sequential_suite(made: FakeRun) -> None:
     figures = evidence_figures(RunEvidence(made.report, made.store), Names())
     assert [figure.title.partition(":")[0] for figure in figures] == ["mmlu", "humaneval", "rouge"]
     mmlu = figures[0]
-    assert mmlu.layout["shapes"][0]["y0"] == pytest.approx(math.log10(20))
+    assert mmlu.layout["shapes"][0]["y0"] == pytest.approx(-math.log10(0.0225))
     assert {trace["name"] for trace in mmlu.data} == {
         f"{recipe}, {words}"
         for recipe in ("fp8-dynamic", "awq-w4a16")

@@ -227,7 +227,6 @@ def test_any_damaged_stage_leaves_a_report(made: FakeRun, stage: str, damage: st
 
 def test_two_endpoints_have_a_report_too(tmp_path: Path) -> None:
     command = {
-        "gate": True,
         "baseline": "http://127.0.0.1:1",
         "candidate": "http://127.0.0.1:2",
         "checkpoint": "http://127.0.0.1:2 against http://127.0.0.1:1",
@@ -239,7 +238,12 @@ def test_two_endpoints_have_a_report_too(tmp_path: Path) -> None:
     }
     variant = variant_report(recipe="candidate", weights_bytes=None, speed=[], promoted=False)
     report = run_report(
-        command=command, checkpoint=None, registered_name=None, variants=[variant], stages=[]
+        kind="gate",
+        command=command,
+        checkpoint=None,
+        registered_name=None,
+        variants=[variant],
+        stages=[],
     )
     page = PageParts(run_page(RunEvidence(report, Store(tmp_path))))
     assert "pass candidate passed; nothing was promoted" in page.words

@@ -365,3 +365,49 @@ HOSTILE: dict[str, Hostile] = {
         }.items()
     },
 }
+
+
+RIGHT = "def f(x): return x + 1\n"
+
+
+def contained(attempt: str) -> str:
+    """A dataset's test that passes where its attempt, which sets `done`, is contained."""
+    body = "".join(f"    {line}\n" for line in attempt.splitlines())
+    return f"{TEST}done = False\ntry:\n{body}except OSError: pass\nassert not done\n"
+
+
+# Rows of a dataset: what their tests would do to the machine that runs them.
+HOSTILE_TESTS = {
+    "reads the users": "open('/etc/passwd').read()\ndone = True",
+    "lists the home": "import os\ndone = bool(os.listdir(os.path.expanduser('~root')))",
+    "lists all homes": "import os\ndone = bool(os.listdir('/home'))",
+    "opens a socket": "import socket\nsocket.socket()\ndone = True",
+    "opens a socket of the machine": "import socket\nsocket.socket(socket.AF_UNIX)\ndone = True",
+    "sees other processes": (
+        "import os\ndone = sum(name.isdigit() for name in os.listdir('/proc')) > 4"
+    ),
+    "is somebody": "import os\ndone = os.getuid() == 0",
+    "leaves a file": "open('/var/tmp/prepare-left', 'w').close()\ndone = True",
+    "writes among the libraries": "import os\nos.mkdir(os.__file__ + '.d')\ndone = True",
+    "starts a program that stays": (
+        "import os, time\n"
+        "if os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(600)\n  os._exit(0)"
+    ),
+    "makes namespaces": ("import ctypes\ndone = ctypes.CDLL(None).unshare(0x10000000) == 0"),
+}
+
+# Rows whose tests do not come to an end, with the outcomes that are right.
+ENDLESS_TESTS = {
+    "sleeps": ("import time\ntime.sleep(600)", "timeout"),
+    "spins": ("while True: pass", "timeout crashed"),
+    "takes all memory": ("x = []\nwhile True: x.append(bytearray(2**24))", "memory crashed"),
+    "forks": ("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", "timeout memory"),
+    "ends early": ("import os\nos._exit(0)", "crashed"),
+    "kills itself": ("import os\nos.kill(os.getpid(), 9)", "crashed"),
+    "says nonsense": (
+        "import os\nfor fd in range(3, 64):\n"
+        "  try: os.write(fd, (10).to_bytes(8, 'big') + b'no verdict')\n  except OSError: pass\n"
+        "os._exit(0)",
+        "crashed failed",
+    ),
+}

@@ -13,7 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile import HOSTILE, SEARCH, TEST, tries
+from hostile import (
+    ENDLESS_TESTS,
+    HOSTILE,
+    HOSTILE_TESTS,
+    RIGHT,
+    SEARCH,
+    TEST,
+    contained,
+    tries,
+)
 from refused_calls import REFUSED_CALLS
 
 from eval_gates.sandbox import (
@@ -78,6 +87,37 @@ def test_a_hostile_program_ends_as_it_should(name: str, isolation: Isolation, ru
     assert not runs[name].passed
     assert runs[name].outcome in HOSTILE[name].outcome.split(), runs[name].detail
     assert len(runs[name].detail) <= 500
+
+
+def test_a_hostile_test_is_contained(
+    sandbox: Isolation, left_behind: Callable[[], list[str]]
+) -> None:
+    """Tests come with a dataset; they run in a sandbox as the solutions do."""
+    programs = [Program(RIGHT, "f", contained(attempt)) for attempt in HOSTILE_TESTS.values()]
+    ran = run_many(programs, seconds=20, memory_bytes=MEMORY, isolation=sandbox)
+    told = dict(zip(HOSTILE_TESTS, ran, strict=True))
+    assert {name: each for name, each in told.items() if not each.passed} == {}
+    assert left_behind() == []
+
+
+def test_hostile_tests_would_escape_without_a_sandbox() -> None:
+    """So the attempts above are ones that can succeed."""
+    names = ("reads the users", "opens a socket")
+    programs = [Program(RIGHT, "f", contained(HOSTILE_TESTS[name])) for name in names]
+    isolation = choose_isolation("none")
+    ran = run_many(programs, seconds=20, memory_bytes=MEMORY, isolation=isolation)
+    assert [each.passed for each in ran] == [False, False]
+
+
+def test_a_test_that_does_not_end_is_ended(
+    isolation: Isolation, left_behind: Callable[[], list[str]]
+) -> None:
+    names = [n for n in ENDLESS_TESTS if isolation.kind != "none" or n != "forks"]
+    programs = [Program(RIGHT, "f", ENDLESS_TESTS[name][0]) for name in names]
+    ran = run_many(programs, seconds=1, memory_bytes=MEMORY, isolation=isolation)
+    for name, execution in zip(names, ran, strict=True):
+        assert execution.outcome in ENDLESS_TESTS[name][1].split(), (name, execution)
+    assert left_behind() == []
 
 
 def attempts(texts: list[str], isolation: Isolation) -> list[Execution]:

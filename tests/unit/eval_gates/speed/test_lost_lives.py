@@ -27,12 +27,19 @@ class ImaginedRule(RatioRule):
     def distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
         return ()
 
+    def withholds(self, loads: Sequence[MeasuredLoad]) -> str | None:
+        return None
+
+    def slack(self, loads: Sequence[MeasuredLoad]) -> NDArray[np.float64]:
+        return np.zeros((2, len(loads) // 2))
+
     def drift(self, loads: Sequence[MeasuredLoad]) -> Distrust:
         return Distrust(kind="drift", side="candidate", block=0, words="")
 
 
 def rule_of(margins: Sequence[float], **changes: object) -> ImaginedRule:
-    known = {"minimum": 1.0, "alpha": 0.05, "blocks": 20, "blocks_margins": list(margins)}
+    known: dict[str, object] = {"minimum": 1.0, "alpha": 0.05, "blocks": 20, "settled": 0}
+    known |= {"blocks_margins": list(margins)}
     return ImaginedRule.model_validate(known | changes)
 
 
@@ -43,7 +50,11 @@ def loads_of(lives: Sequence[int], *, alternate: bool = False) -> list[MeasuredL
     """One load a side of each block: of one life, or of one each where lives alternate."""
     return [
         MeasuredLoad.model_construct(
-            side=side, block=block, life=life - 1 + place * alternate, requests=A_REQUEST
+            side=side,
+            block=block,
+            life=life - 1 + place * alternate,
+            started=60.0 * block,
+            requests=A_REQUEST,
         )
         for block, life in enumerate(np.array(lives) + 1)
         for place, side in enumerate(SIDES)

@@ -40,7 +40,7 @@ class TestMeasuringEnds:
     def test_with_one_whose_numbers_are_none(self) -> None:
         rule = RaceRule(rounds=3, hit_rate=0.9)
         assert rule.state(rounds(1.0)) == "refused"
-        assert rule.causes(rounds(1.0))[0].kind == "hit_rate"
+        assert rule.causes(rounds(1.0))[0].kind == "no_counter"
 
     def test_the_same_prompts_twice_are_refused(self) -> None:
         loads = [load_in_waves(block=0, seed=1), load_in_waves(block=1, seed=1)]

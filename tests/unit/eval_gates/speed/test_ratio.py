@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measured_loads import block, blocks, requests_in_waves
+from measured_loads import block, blocks
 from pydantic import ValidationError
 
-from eval_gates.speed.load import Counters, Disturbance
 from eval_gates.speed.ratio import RatioRule, allowance_for, log_ratios, paired
 from eval_gates.speed.rule import rule_of
 
-RULE = RatioRule(minimum=1.0, alpha=0.05, blocks=20)
+RULE = RatioRule(minimum=1.0, alpha=0.05, blocks=20, settled=0)
 
 
 def test_a_faster_candidate_passes_and_a_slower_one_fails() -> None:
@@ -24,12 +23,12 @@ def test_a_faster_candidate_passes_and_a_slower_one_fails() -> None:
     faster = RULE.finding(blocks([0.5, 0.5, 1.1, 1.12, 1.08, 1.11, 1.1, 1.09]))
     assert (faster.state, faster.n) == ("pass", 6)
     assert faster.estimate == pytest.approx(1.1, abs=0.001)
-    assert faster.lower == pytest.approx(1.08)
-    assert faster.upper == pytest.approx(1.12)
+    assert faster.lower == pytest.approx(1.08, abs=0.004)  # the client was late by 1 ms
+    assert faster.upper == pytest.approx(1.12, abs=0.004)
     assert faster.p_value <= 0.05
     slower = RULE.finding(blocks([3, 3, 0.9, 0.88, 0.92, 0.91, 0.9, 0.89]))
     assert slower.state == "fail"
-    assert slower.upper == pytest.approx(0.92)
+    assert slower.upper == pytest.approx(0.92, abs=0.004)
 
 
 def test_it_stops_where_it_is_decided_or_at_the_cap() -> None:
@@ -81,21 +80,21 @@ def test_a_block_at_the_minimum_is_on_neither_side() -> None:
 
 
 def test_a_ratio_that_runs_towards_the_minimum_decides_nothing() -> None:
-    """It is measured on, until it is steady, or the cap: then it is refused, by the side's name."""
+    """It is measured on until it is steady, beyond the cap as well, up to the budget."""
     fading = 1 + 0.1 * 0.8 ** np.arange(9) - 0.004
     loads = blocks(list(fading))
     assert RULE.log_evidence(np.log(fading[2:9]))[0][-1] > -math.log(0.05)
     assert RULE.state(loads[:18]) == "open"
     short = RULE.model_copy(update={"blocks": 7})
-    found = short.finding(loads[:18])
-    assert (found.state, found.n, found.p_value) == ("refused", 7, 1.0)
-    assert [(cause.kind, cause.side, cause.block) for cause in found.refused] == [
-        ("drift", "candidate", 8)
-    ]
+    assert short.wants_more(loads[:18])
+    still = blocks(list(1 + 0.1 * 0.8 ** np.arange(16) - 0.02))
+    found = short.finding(still)
+    assert (found.state, found.n, found.p_value) == ("disturbed", 14, 1.0)
+    assert [(cause.kind, cause.side) for cause in found.refused] == [("drift", "candidate")]
+    assert not short.wants_more(still)
+    assert short.model_copy(update={"began": [0, 1]}).wants_more(still)
     settled = blocks([*fading[:9], *[1.06] * 6])
     assert RULE.state(settled) == "pass"
-    rising = blocks(list(1 / fading))
-    assert short.finding(rising[:18]).refused[0].kind == "drift"
 
 
 def test_the_trail_shows_the_evidence_after_each_block() -> None:
@@ -110,26 +109,14 @@ def test_the_trail_shows_the_evidence_after_each_block() -> None:
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        ("failed_requests", {"failing": True}),
-        ("hit_rate", {"after": Counters(prefix_cache_queries=100, prefix_cache_hits=50)}),
         ("unlike", {"prompts_sha256": "f" * 64}),
         ("own_cache", {"seed": 1}),
-        ("client_lag", {"client_lag_s": 0.5}),
-        ("throttled", {"disturbances": [Disturbance(kind="throttled", what="power cap")]}),
-        ("too_short", {"requests": requests_in_waves(3)}),
     ],
 )
-def test_what_cannot_be_trusted_is_refused_by_name(kind: str, changes: dict[str, Any]) -> None:
+def test_what_no_disturbance_does_ends_the_measurement(kind: str, changes: dict[str, Any]) -> None:
     """One such load, and nothing more is measured."""
-    rule = RULE.model_copy(update={"hit_rate": 0.0})
-    if changes.pop("failing", False):
-        requests = requests_in_waves().model_dump()
-        for column in ("ttft_s", "end_s", "longest_pause_s"):
-            requests[column][3] = None
-        requests["output_tokens"][3], requests["error"][3] = 0, "HTTP 500"
-        changes["requests"] = requests
-    before = Counters(prefix_cache_queries=0, prefix_cache_hits=0)
-    loads = blocks([1.1] * 5) + block(5, 1.1, before=before, **changes)
+    rule = RULE
+    loads = blocks([1.1] * 5) + block(5, 1.1, **changes)
     found = rule.finding(loads)
     assert found.state == "refused"
     assert not rule.wants_more(loads)
@@ -232,3 +219,12 @@ def test_measuring_ends_where_the_evidence_is_full(monkeypatch: pytest.MonkeyPat
     assert RULE.wants_more(close[:6])
     assert not RULE.wants_more(close)
     assert RULE.finding(close).state == "open"
+
+
+def test_the_rate_of_a_start_is_the_median_of_its_loads() -> None:
+    loads = [load for n in range(5) for load in block(n, 1.1 if n < 4 else 3.0)]
+    rates = RULE.log_rates(loads)
+    assert rates["baseline"] == [pytest.approx(math.log(40))]
+    assert rates["candidate"] == [pytest.approx(math.log(44))]
+    two = [load.model_copy(update={"life": load.block // 4}) for load in blocks([1.0] * 8)]
+    assert [len(each) for each in RULE.log_rates(two).values()] == [2, 2]

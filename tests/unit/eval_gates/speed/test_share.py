@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from eval_gates.speed.share import (
     STAKES,
     log_evidence,
-    log_evidence_of,
     surely_more_than,
     surely_typical,
 )
@@ -116,8 +115,8 @@ def test_how_soon_what_always_happens_is_believed() -> None:
     }
     # 0.045 is the share of a first trial of 0.05, and half of that is where lives have the rest.
     assert needed == {
-        (0.5, 0.05): 5, (0.5, 0.045): 5, (0.5, 0.0225): 6, (0.5, 0.009): 8,
-        (0.8, 0.05): 16, (0.9, 0.05): 32,
+        (0.5, 0.05): 5, (0.5, 0.045): 5, (0.5, 0.0225): 7, (0.5, 0.009): 8,
+        (0.8, 0.05): 16, (0.9, 0.05): 33,
     }  # fmt: skip
 
 
@@ -170,11 +169,3 @@ def test_nothing_and_too_few_say_nothing() -> None:
     assert surely_typical(np.ones(4), 0.05) == -math.inf
     assert surely_typical(np.ones(5), 0.05) == 1
     assert surely_more_than(np.zeros(20, dtype=bool), 0.05) == pytest.approx(0, abs=1e-6)
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=300), st.floats(0.01, 0.99))
-def test_the_number_of_cases_is_enough_for_the_last_evidence(
-    happened: list[bool], share: float
-) -> None:
-    last = log_evidence(np.array(happened), share)[-1]
-    assert log_evidence_of(sum(happened), len(happened), share) == pytest.approx(last, abs=1e-9)

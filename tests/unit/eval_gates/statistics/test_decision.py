@@ -33,6 +33,14 @@ class TestVerdictsInWords:
         decision = decide(finding("pass", lower=0.004, upper=0.02), scores(candidate=0.61))
         assert decision.reason.startswith("the candidate is at least 0.40 points better (95 %")
 
+    @pytest.mark.parametrize("lower", [0.0, 1e-9])
+    def test_identical_scores_are_no_gain(self, lower: float) -> None:
+        """As of a whole list that scored the same: not 'at least 0.00 points better'."""
+        decision = decide(finding("pass", lower=lower, upper=lower), scores(candidate=0.6))
+        assert decision.verdict == "pass"
+        assert "better" not in decision.reason
+        assert "0.00" not in decision.reason.partition("(")[0]
+
     def test_fail(self) -> None:
         decision = decide(finding("fail"), scores(candidate=0.55))
 

@@ -252,12 +252,12 @@ class TestPairedInterval:
     def test_one_real_score_is_enough(self) -> None:
         interval = paired_interval([1.0, 0.0, 1.0], [1.0, 0.0, 0.5], 0.05)
         assert interval.method == GRADED
-        assert interval == paired_interval([1.0, 0.0, 1.0], [1.0, 0.0, 0.5], 0.05)  # seeded
+        assert interval == paired_interval([1.0, 0.0, 1.0], [1.0, 0.0, 0.5], 0.05)
 
     def test_the_sign_is_candidate_minus_baseline(self) -> None:
         interval = paired_interval(5 * [0.9, 0.8, 0.7, 0.95], 5 * [0.5, 0.45, 0.2, 0.5], 0.05)
         assert interval.upper < 0
-        assert graded_interval(5 * [-0.4, -0.35, -0.5, -0.45], 0.05, 1).upper < 0
+        assert graded_interval(5 * [-0.4, -0.35, -0.5, -0.45], 0.05).upper < 0
 
     def test_unpaired_scores_are_refused(self) -> None:
         with pytest.raises(ValueError, match="zip"):

@@ -75,10 +75,9 @@ def test_evidence_is_the_papers(
         (900, (182, 1.223292223749927e-06, -0.018560944465246254, 0.01570417542416569)),
     ],
 )
-def test_an_even_stake_gives_the_figures_of_before_there_were_planned_bets(
+def test_an_even_stake_without_a_planned_bet(
     population: int | None, figures: tuple[float, ...]
 ) -> None:
-    """Verdicts that were kept then follow from their evidence still."""
     result = sequential_test(
         *answers(600, 0.06, 0.55, 3), Comparison.points(0.04), 0.05, population
     )

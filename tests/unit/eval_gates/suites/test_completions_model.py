@@ -16,6 +16,8 @@ from eval_gates.suites.completions_model import (
     one_token_items,
     payload,
     read_answer,
+    read_scored,
+    read_texts,
 )
 from pipeline.core.errors import StageError
 
@@ -157,6 +159,53 @@ def test_an_answer_without_a_choice_is_a_refusal(body: Any) -> None:
     found = read_answer(body, ITEM)
     assert isinstance(found, Refusal)
     assert "log-probabilities of the tokens" in found.reason
+
+
+# --- scored prompts -------------------------------------------------------------------------------
+
+
+def scored(values: list[float | None], tops: list[Any], **more: Any) -> dict[str, Any]:
+    logprobs = {"token_logprobs": values, "top_logprobs": tops}
+    return {"choices": [{"index": 0, "text": "", "logprobs": logprobs, **more}]}
+
+
+@pytest.mark.parametrize("generated", [0, 1])
+def test_what_follows_the_context_is_summed(generated: int) -> None:
+    """Whether the endpoint adds the token that it generated or does not."""
+    values, tops = [None, -1.0, -2.0, -3.0], [None, {"a": -1.0}, {"b": -2.0}, {"c": -0.5}]
+    body = scored([*values, *[-9.0] * generated], [*tops, *[{"d": -9.0}] * generated])
+    assert read_scored(body, [[7, 7, 7, 7]], [2]) == [(-5.0, False)]
+    assert read_scored(body, [[7, 7, 7, 7]], [3]) == [(-3.0, False)]
+    assert read_scored(scored([None, -1.0], [None, {"a": -1.0}]), [[7, 7]], [1]) == [(-1.0, True)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": [{"index": 0, "text": " A", "logprobs": None}]},
+        scored([None, -1.0], [None, None]),
+        scored([None, None], [None, {"a": -1.0}]),
+        scored([None, -1.0], [None, {}]),
+        scored([-1.0], [{"a": -1.0}]),  # of the answer alone: `echo` was ignored
+        scored([None, -1.0, -1.0, -1.0], [None, *[{"a": -1.0}] * 3]),  # of tokens it added
+        {"choices": []},
+        {"object": "error"},
+        None,
+    ],
+)
+def test_scored_prompts_without_their_log_probabilities_are_a_refusal(body: Any) -> None:
+    assert isinstance(read_scored(body, [[7, 7]], [1]), Refusal)
+
+
+def test_texts_come_in_their_order() -> None:
+    choices = [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]
+    assert read_texts({"choices": choices}) == ["a", "b"]
+    assert read_texts({"choices": [{"index": 0, "text": None}]}) == [None]
+
+
+@pytest.mark.parametrize("body", [{"choices": []}, {"choices": [{"index": 0}]}, {}, None, "text"])
+def test_an_answer_without_a_text_is_a_refusal(body: Any) -> None:
+    assert isinstance(read_texts(body), Refusal)
 
 
 # --- prompts that do not fit ----------------------------------------------------------------------

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from eval_gates.clusters import shared_text
 from eval_gates.suites.guessing import guessing
 from eval_gates.suites.lm_eval_metrics import Metric
-from eval_gates.suites.lm_eval_task import scored_choices, shared_text
+from eval_gates.suites.lm_eval_task import scored_choices
 
 
 def chosen(right: str, of: str) -> list[tuple[str, float]]:

@@ -1,0 +1,20 @@
+"""Which answer logs a store has, by the names of their files."""
+
+from __future__ import annotations
+
+from pipeline.core.store import Store
+
+FOLDER = "answers"
+FIRST = "000000-00000000-00000000.jsonl"
+"""The part without rows that a log begins with: one that was begun and is empty is not lost."""
+
+
+def has_log(store: Store, key: str) -> bool:
+    """Whether the store has the log; of one that gc removed, or a user, it has no file."""
+    return any(name.startswith(f"{key}.") for name in store.shelf(FOLDER).names(""))
+
+
+def begin_log(store: Store, key: str) -> None:
+    """Make an empty log, unless there is one."""
+    if not has_log(store, key):
+        store.shelf(FOLDER).create(f"{key}.{FIRST}", b"")

@@ -1,0 +1,187 @@
+"""The SQLite file of an embedded MLflow registry: made whole beside its place, checked, locked.
+
+MLflow makes its tables in place, in many transactions and without a lock. A process that is killed
+meanwhile leaves tables that MLflow cannot complete. So a new file gets its tables under another
+name, and is renamed when they are on the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+from artifacts.registry.folder_access import check_folder, is_there
+from pipeline.core.errors import RegistryError
+from pipeline.core.folder_flush import flush_folder
+from pipeline.core.foreign.file import open_regular
+from pipeline.core.private_files import is_shared
+
+EMBEDDED = "sqlite:///"
+VERSIONS_BY_SQL = (
+    "SELECT version FROM model_versions WHERE name = ? AND current_stage != 'Deleted_Internal'"
+)
+ALIASES_BY_SQL = "SELECT alias, version FROM registered_model_aliases WHERE name = ?"
+TABLES_BY_SQL = "SELECT name FROM sqlite_master WHERE type = 'table'"
+ROWS_OF_A_NEW_ONE = {"alembic_version": 1, "experiments": 1, "workspaces": 1}
+
+
+def file_of(uri: str) -> Path:
+    """Return the file of an embedded registry's URI."""
+    return Path(uri.removeprefix(EMBEDDED))
+
+
+def embedded_has(
+    uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
+) -> bool | None:
+    """Whether an embedded registry has these versions, and its aliases point so; None: ask MLflow.
+
+    It is asked by SQL, since opening it through MLflow takes 6 s and this is asked on every run.
+    None when its tables are not as expected.
+    """
+    file = file_of(uri)
+    if not file.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+            known = {str(row[0]) for row in database.execute(VERSIONS_BY_SQL, (name,))}
+            pointing = database.execute(ALIASES_BY_SQL, (name,)).fetchall()
+    except sqlite3.Error:
+        logging.getLogger(__name__).debug("asking MLflow instead", exc_info=True)
+        return None
+    pointers = {(str(alias), str(version)) for alias, version in pointing}
+    return known >= set(versions) and pointers >= set(aliases.items())
+
+
+def check_embedded(uri: str) -> None:
+    """Look whether an embedded registry can be opened, or made; nothing is made or written.
+
+    One that another process is writing, or was killed at, passes.
+
+    Raises:
+        RegistryError: it cannot.
+    """
+    file = file_of(uri)
+    check_folder(file.parent, uri)
+    if not is_there(file, uri):
+        return
+    if not os.access(file, os.W_OK):
+        raise _unopenable_error(uri, f"{file} may not be written")
+    try:
+        # Not immutable, it would wait for locks, leave files beside one in WAL mode, and refuse
+        # one that a killed writer left to be rolled back, which the next writer does.
+        look = f"file:{quote(str(file))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(look, uri=True)) as database:
+            database.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        if not _is_being_written(file):
+            raise _unopenable_error(uri, str(error)) from error
+
+
+def make_database(uri: str) -> None:
+    """Make the file with MLflow's tables, unless it exists and has them.
+
+    A file whose tables are unfinished is made again if nothing is registered in it.
+
+    Raises:
+        RegistryError: the file has content, and other tables than the installed MLflow's.
+        OSError, sqlite3.Error: the folder may not be written, or the file is no database.
+    """
+    file = file_of(uri)
+    if _has_tables(file, uri):
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # filelock waits for ever in a folder in which no file can be made, such as /proc.
+    TemporaryFile(dir=file.parent).close()
+    with lock_of(file):
+        for left in file.parent.glob(f".{file.name}.new*"):
+            left.unlink()
+        if not _has_tables(file, uri):
+            _make_beside(file)
+
+
+def lock_of(file: Path) -> AbstractContextManager[object]:
+    """Return the lock that keeps other processes from writing; a process may take it repeatedly."""
+    from filelock import FileLock
+
+    mode = 0o660 if is_shared(file.parent) else 0o644
+    return FileLock(f"{file}.lock", mode=mode, is_singleton=True)
+
+
+def fill(file: Path) -> None:
+    """Make MLflow's tables in an empty file."""
+    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
+
+    store: Any = SqlAlchemyStore(f"{EMBEDDED}{file}")  # type: ignore[no-untyped-call]
+    store.engine.dispose()
+
+
+def _make_beside(file: Path) -> None:
+    # A name of its own: MLflow keeps a connection to every name that it opened.
+    beside = file.with_name(f".{file.name}.new.{uuid4().hex}")
+    shared = is_shared(file.parent)
+    beside.touch(mode=0o660 if shared else 0o644)
+    if shared:
+        beside.chmod(0o660)
+    try:
+        fill(beside)
+        with beside.open("rb") as content:
+            os.fsync(content.fileno())
+        beside.replace(file)
+        flush_folder(file.parent)
+    finally:
+        for left in file.parent.glob(f"{beside.name}*"):
+            left.unlink()
+
+
+def _has_tables(file: Path, uri: str) -> bool:
+    """Whether the file has all of MLflow's tables; raises RegistryError where it has others."""
+    try:
+        open_regular(file, None).close()  # SQLite would wait for ever at a named pipe
+    except FileNotFoundError:
+        return False
+    with closing(sqlite3.connect(file)) as database:
+        rows = {
+            str(name): int(database.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0])  # noqa: S608
+            for (name,) in database.execute(TABLES_BY_SQL).fetchall()
+        }
+        versions = "SELECT version_num FROM alembic_version"
+        found = database.execute(versions).fetchall() if "alembic_version" in rows else []
+    if found == [(_newest_schema(),)]:
+        return True
+    if all(count <= ROWS_OF_A_NEW_ONE.get(name, 0) for name, count in rows.items()):
+        return False
+    raise RegistryError(
+        "the SQLite file has other tables than those of the installed MLflow",
+        where=uri,
+        cure=f"copy the file, then run `mlflow db upgrade {uri}` where prepare is installed; or "
+        "name another registry with --registry",
+    )
+
+
+def _newest_schema() -> str | None:
+    import mlflow
+    from alembic.script import ScriptDirectory
+
+    scripts = Path(mlflow.__file__).parent / "store" / "db_migrations"
+    return ScriptDirectory(str(scripts)).get_current_head()
+
+
+def _is_being_written(file: Path) -> bool:
+    """Whether what the database file says may be half of a change; no locks were heeded."""
+    return any(Path(f"{file}{ending}").exists() for ending in ("-journal", "-wal"))
+
+
+def _unopenable_error(uri: str, why: str) -> RegistryError:
+    return RegistryError(
+        f"the model registry cannot be opened: {why}",
+        where=uri,
+        cure="name with --registry an SQLite file of MLflow's that you may write, or a new one",
+    )

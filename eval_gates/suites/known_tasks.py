@@ -1,0 +1,32 @@
+"""Facts about lm-eval's common tasks that are needed before their datasets are read."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from pipeline.core.record import SparseRecord
+
+_FILE = Path(__file__).parents[1] / "data" / "lm_eval_tasks.json"
+
+
+class KnownTask(SparseRecord):
+    """One task; the dataset itself is counted again once it is read."""
+
+    questions: int | None = Field(None, description="of the split that lm-eval asks")
+    cluster: str | None = Field(None, description="field that several questions have in common")
+
+
+def known_task(name: str) -> KnownTask:
+    """What is known of the task; nothing of one that is not listed."""
+    return known_tasks().get(name, KnownTask())
+
+
+@cache
+def known_tasks() -> dict[str, KnownTask]:
+    """All listed tasks by name."""
+    listed = json.loads(_FILE.read_text(encoding="utf-8"))
+    return {name: KnownTask.model_validate(facts) for name, facts in listed.items()}

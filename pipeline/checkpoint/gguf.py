@@ -1,0 +1,42 @@
+"""Refuses GGUF weights, which are quantized already, with the lines that widen them."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from pipeline.core.errors import CheckpointError
+
+SUFFIX = ".gguf"
+
+# transformers 5 saves no model that came from GGUF until it is told that it is not quantized.
+_CONVERSION = """\
+from transformers import AutoModelForCausalLM as Model, AutoTokenizer as Tokenizer
+model = Model.from_pretrained({source!r}, gguf_file={file!r}, dtype="bfloat16"); \
+del model.config.quantization_config; model.hf_quantizer = None
+model.save_pretrained({target!r}); \
+Tokenizer.from_pretrained({source!r}, gguf_file={file!r}).save_pretrained({target!r})"""
+
+
+def gguf_error(
+    source: str, file: str, where: str, kind: type[CheckpointError] = CheckpointError
+) -> CheckpointError:
+    """The error for weights in a GGUF file.
+
+    Args:
+        source: the folder or Hub repository that holds it.
+        file: its name there.
+        where: for the message.
+    """
+    target = f"{PurePosixPath(source).name}-bf16"
+    lines = "\n".join(
+        f"    {line}"
+        for line in _CONVERSION.format(source=source, file=file, target=target).splitlines()
+    )
+    return kind(
+        f"the weights are a GGUF file ({file}), which is quantized already; a run starts from "
+        "safetensors in 16 bits",
+        where=where,
+        cure="name the checkpoint that it was made from; or widen it in Python with transformers, "
+        "torch and gguf, and look at the tokenizer, which the conversion may change. The weights "
+        f"keep the rounding of the GGUF file:\n{lines}",
+    )

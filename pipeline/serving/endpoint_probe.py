@@ -1,0 +1,186 @@
+"""Capabilities of an endpoint that someone else serves, found out by a few requests of one token.
+
+The requests are of the kinds that the suites and the load generator send later, so an endpoint that
+answers them can be asked, and one that cannot is refused in seconds instead of after an hour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from eval_gates.suites.completions_model import Item, Refusal, payload, read_answer, read_scored
+from pipeline.serving.openai_endpoint import OpenAIEndpoint
+
+if TYPE_CHECKING:
+    from pipeline.core.bounded_http import Answer
+
+PROBE_SECONDS = 30.0
+SHOWN = 300  # characters of an endpoint's own reason
+TOKENS = (1, 2, 3, 4)  # ids that every vocabulary has
+ITEM = Item(TOKENS[:2], ((0, 3), (1, 4)))
+STREAMED_TOKENS = 4
+CHAT = "/v1/chat/completions"
+STATUSES_OF_NO_SUCH_PATH = (404, 405, 501)
+
+
+class Capability(StrEnum):
+    """What an endpoint may be able to do, in words for messages."""
+
+    COMPLETIONS = "text completions (POST /v1/completions)"
+    TOKEN_IDS = "prompts of token ids"  # noqa: S105 - not a secret
+    CHOSEN = "log-probabilities of chosen tokens (logprob_token_ids)"
+    SCORED = "log-probabilities of the prompt's tokens (echo with logprobs)"
+    USAGE = "token counts of a stream (stream_options.include_usage)"
+
+
+Missing = dict[Capability, str]
+"""Capabilities that an endpoint lacks, each with the reason: what it answered instead."""
+
+
+def probe(endpoint: OpenAIEndpoint, wanted: Collection[Capability]) -> Missing:
+    """Return which of these capabilities the endpoint lacks.
+
+    Text completions are always tried; without them nothing else is.
+    """
+    missing: Missing = {}
+    for capability, try_it in PROBES.items():
+        is_first = capability is Capability.COMPLETIONS
+        if is_first or capability in wanted:
+            reason = try_it(endpoint)
+            if reason:
+                missing[capability] = reason
+            if reason and is_first:
+                break
+    return missing
+
+
+def try_completions(endpoint: OpenAIEndpoint) -> str:
+    """Return why a text is not continued; "" where it is."""
+    body = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 1}
+    answer, reason = post(endpoint, body)
+    if answer is not None and answer.status in STATUSES_OF_NO_SUCH_PATH:
+        asked = {"role": "user", "content": "Is Paris in France?"}
+        chat = {"model": endpoint.model, "messages": [asked], "max_tokens": 1}
+        if not post(endpoint, chat, CHAT)[1]:
+            return "it serves chat alone (POST /v1/chat/completions)"
+    return reason or find_wrong_text(answer)
+
+
+def try_token_ids(endpoint: OpenAIEndpoint) -> str:
+    """Return why a prompt of token ids is not continued as the suites ask for it."""
+    body = {
+        "model": endpoint.model,
+        "prompt": list(TOKENS),
+        "max_tokens": 1,
+        "temperature": 0,
+        "seed": 1,
+        "stop": ["\n\n", "</s>", "Question:", "###"],
+    }
+    answer, reason = post(endpoint, body)
+    return reason or find_wrong_text(answer)
+
+
+def try_chosen(endpoint: OpenAIEndpoint) -> str:
+    """Return why the log-probabilities of chosen tokens do not come."""
+    answer, reason = post(endpoint, payload(endpoint.model, ITEM, 1))
+    found = read_answer(read_json(answer), ITEM)
+    return reason or (found.reason if isinstance(found, Refusal) else "")
+
+
+def try_scored(endpoint: OpenAIEndpoint) -> str:
+    """Return why the log-probabilities of a prompt do not come."""
+    body = {
+        "model": endpoint.model,
+        "prompt": list(TOKENS),
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": 1,
+        "echo": True,
+    }
+    answer, reason = post(endpoint, body)
+    found = read_scored(read_json(answer), [list(TOKENS)], [1])
+    return reason or (found.reason if isinstance(found, Refusal) else "")
+
+
+def try_usage(endpoint: OpenAIEndpoint) -> str:
+    """Return why the tokens of a streamed answer cannot be counted."""
+    body = {
+        "model": endpoint.model,
+        "prompt": "The capital of France is",
+        "max_tokens": STREAMED_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    answer, reason = post(endpoint, body)
+    if answer is None or reason:
+        return reason
+    # vLLM's load generator reads the counts from the part that has no choices.
+    counts = [
+        part["usage"].get("completion_tokens")
+        for part in read_stream(answer.content)
+        if not part.get("choices") and isinstance(part.get("usage"), dict)
+    ]
+    if not counts:
+        return "its stream ends without a part that has the counts"
+    if counts[-1] != STREAMED_TOKENS:
+        return f"it counts {str(counts[-1])[:40]} tokens, {STREAMED_TOKENS} were asked for"
+    return ""
+
+
+PROBES: dict[Capability, Callable[[OpenAIEndpoint], str]] = {
+    Capability.COMPLETIONS: try_completions,
+    Capability.TOKEN_IDS: try_token_ids,
+    Capability.CHOSEN: try_chosen,
+    Capability.SCORED: try_scored,
+    Capability.USAGE: try_usage,
+}
+
+
+def post(
+    endpoint: OpenAIEndpoint, body: dict[str, Any], path: str = "/v1/completions"
+) -> tuple[Answer | None, str]:
+    """Return the answer, and why it is none; "" where its status is 200."""
+    import httpx
+
+    try:
+        answer = endpoint.ask("POST", path, seconds=PROBE_SECONDS, json=body)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return None, f"it does not answer: {error}"
+    if answer.status != 200:
+        return answer, f"it answered {answer.status}: {answer.text[:SHOWN]}"
+    return answer, ""
+
+
+def read_json(answer: Answer | None) -> Any:
+    """Return the answer's JSON; None where it has none."""
+    try:
+        return answer.json() if answer is not None else None
+    except ValueError:
+        return None
+
+
+def read_stream(content: bytes) -> list[dict[str, Any]]:
+    """Return the parts of a stream of events; what is no JSON object is left out."""
+    found = []
+    for line in content.decode(errors="replace").splitlines():
+        try:
+            part = json.loads(line.removeprefix("data:"))
+        except ValueError:
+            continue
+        if isinstance(part, dict):
+            found.append(part)
+    return found
+
+
+def find_wrong_text(answer: Answer | None) -> str:
+    """Return what is wrong with an answer that should be one text; "" where nothing is."""
+    try:
+        choices = read_json(answer)["choices"]
+        is_text = len(choices) == 1 and isinstance(choices[0]["text"], str)
+    except (LookupError, TypeError):
+        is_text = False
+    return "" if is_text else "its answer is not one text"

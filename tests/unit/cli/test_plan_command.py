@@ -1,0 +1,59 @@
+"""`prepare plan` as a command: its exit code is the run's, and it shows how suites are asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from quantized_checkpoint import source_files
+from small_checkpoint import write_files
+from typer.testing import CliRunner
+
+from pipeline.cli.main import app
+from pipeline.core.errors import CheckpointError
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small checkpoint without a chat template."""
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    folder = write_files(tmp_path / "model", source_files())
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    return folder
+
+
+def plan(model: Path, form: str, *options: str) -> tuple[int, str]:
+    policy = model.parent / "policy.yaml"
+    policy.write_text(
+        "{name: mine, summary: s, suites: {code: {kind: humaneval, about: benchmark, "
+        f"form: {form}, margins: {{fp8: 0.1}}}}}}}}"
+    )
+    words = ["plan", str(model), "--policy", str(policy), "--profile", "cpu"]
+    done = CliRunner().invoke(app, [*words, "--recipe", "fp8-dynamic", *options])
+    return done.exit_code, done.stdout
+
+
+def test_the_form_of_each_suite_is_shown(model: Path) -> None:
+    assert "asked as: code base" in plan(model, "auto")[1]
+    assert json.loads(plan(model, "auto", "--json")[1])["forms"] == {"code": "base"}
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert "asked as: code chat" in plan(model, "auto")[1]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_run_that_would_be_refused_has_its_exit_code(
+    model: Path, options: tuple[str, ...]
+) -> None:
+    assert plan(model, "base", *options)[0] == 0
+    assert plan(model, "chat", *options)[0] == 2
+
+
+@pytest.mark.parametrize("command", ["plan", "model"])
+def test_a_folder_of_gguf_is_named_so(model: Path, command: str) -> None:
+    folder = write_files(model.parent / "gguf", {"m.gguf": b"GGUF"})
+    words = [command, str(folder), "--profile", "cpu", "--policy", "demo"]
+    done = CliRunner().invoke(app, words)
+    said = str(done.exception) + done.stderr
+    assert "GGUF" in said
+    assert done.exit_code == 1 or isinstance(done.exception, CheckpointError)

@@ -1,0 +1,39 @@
+"""Logs and folders that other users might have put something in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.private_files import open_log
+
+
+def test_log_is_appended_to(tmp_path: Path) -> None:
+    for text in (b"one\n", b"two\n"):
+        with open_log(tmp_path / "log") as file:
+            file.write(text)
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+    assert (tmp_path / "log").stat().st_mode & 0o077 == 0
+
+
+def test_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "authorized_keys"
+    secret.write_text("mine")
+    (tmp_path / "log").symlink_to(secret)
+    with pytest.raises(OSError, match=r"log"):
+        open_log(tmp_path / "log")
+    assert secret.read_text() == "mine"
+
+
+def test_log_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(OSError, match="no regular file"):
+            open_log(tmp_path / "log")
+    finally:
+        os.close(reader)
+    with pytest.raises(OSError, match="log"):  # without a reader, opening it would wait
+        open_log(tmp_path / "log")
