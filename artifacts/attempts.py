@@ -31,11 +31,11 @@ from typing import TypeVar
 from pydantic import Field
 
 from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, level_of
-from eval_gates.suite_claims import claim_of
+from eval_gates.suite_criteria import claim_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import AttemptChangedError, StoreError, raise_as
+from pipeline.core.key_value_store import KeyValueStore
 from pipeline.core.record import Record
-from pipeline.core.shelf import Shelf
 from pipeline.core.store import Store
 from recipes.policy import Attempts, Policy
 
@@ -304,7 +304,7 @@ class AttemptLedger:
             )
 
     def _read(
-        self, shelf: Shelf, folder: str, record: type[_Kind], key: str, number: int
+        self, shelf: KeyValueStore, folder: str, record: type[_Kind], key: str, number: int
     ) -> _Kind | None:
         name = f"{key}/{_name(number)}"
         with raise_as(
@@ -318,7 +318,7 @@ class AttemptLedger:
             return record.model_validate_json(content) if content is not None else None
 
 
-def _create(shelf: Shelf, key: str, record: Attempt | Measurement) -> bool:
+def _create(shelf: KeyValueStore, key: str, record: Attempt | Measurement) -> bool:
     content = record.model_dump_json(indent=1).encode()
     return shelf.create(f"{key}/{_name(record.number)}", content)
 

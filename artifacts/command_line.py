@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from artifacts.run_command import RunKind, read_command
+from artifacts.recorded_command import RunKind, read_command
 from pipeline.core.errors import StoreError
 
 # Options of either command whose value the record keeps under the same name.

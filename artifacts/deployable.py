@@ -18,10 +18,10 @@ from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, Version
 from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
-from pipeline.core.foreign.json import parse_json
-from pipeline.core.foreign.record import first_fault
 from pipeline.core.hardware import Hardware
 from pipeline.core.record import Record
+from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted.record import first_fault
 from pipeline.environments.definition import Accelerator
 from recipes.engine_arguments import check_arguments, check_variables
 
@@ -40,7 +40,7 @@ SHORT = 12  # characters of a digest
 
 
 @dataclass(frozen=True)
-class Change:
+class TupleDifference:
     """One member that differs."""
 
     member: str
@@ -119,7 +119,7 @@ class Deployable(Record, serialize_by_alias=True):
             **{f"prepare.{name}": as_tag(member) for name, member in self.members.items()},
         }
 
-    def differences(self, here: Deployable) -> list[Change]:
+    def differences(self, here: Deployable) -> list[TupleDifference]:
         """Every member in which `here` differs; of serving and hardware each part."""
         then, now = self.members, here.members
         if self.hardware.cpu_features is None:  # nobody looked at it then, so it cannot differ
@@ -190,12 +190,12 @@ def as_tag(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def _compare(name: str, then: Any, now: Any) -> Iterator[Change]:
+def _compare(name: str, then: Any, now: Any) -> Iterator[TupleDifference]:
     if isinstance(then, dict) and isinstance(now, dict):
         for key in sorted(then.keys() | now.keys()):
             yield from _compare(f"{name}, {key}", then.get(key, ABSENT), now.get(key, ABSENT))
     elif then != now:
-        yield Change(name, _show(then), _show(now))
+        yield TupleDifference(name, _show(then), _show(now))
 
 
 def _show(value: Any) -> str:

@@ -1,7 +1,7 @@
 """One shape of a gate's row: the words for its numbers, for every table that people read.
 
 The terminal, the report's page, the model card and the summary for CI choose from it. `--json`,
-the bundle and JUnit's properties have the numbers themselves, as `eval_gates/records.py` has them.
+the bundle and JUnit's properties have the numbers themselves (`eval_gates/gate_report.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from artifacts.written_numbers import format_percent, format_points
+from artifacts.number_format import format_percent, format_points
 
 if TYPE_CHECKING:
-    from eval_gates.records import GateReport, Tier, Verdict
-    from eval_gates.speed.load import Side
-    from eval_gates.speed.report import SpeedReport
+    from eval_gates.gate_report import GateReport, Tier, Verdict
+    from eval_gates.speed.load_run import Side
+    from eval_gates.speed.report import SpeedGateReport
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def gate_row(gate: GateReport, places: int = 2) -> GateRow:
     )
 
 
-def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
+def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:
     """The row of a claim on speed: a ratio, or the share of rounds, with its lower bound."""
     is_ratio = speed.kind != "slo"
     decided = speed.decided_at not in (None, speed.n)
@@ -105,6 +105,6 @@ def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
     )
 
 
-def _typical_rate(speed: SpeedReport, side: Side, places: int) -> str:
+def _typical_rate(speed: SpeedGateReport, side: Side, places: int) -> str:
     rate = speed.typical(side)
     return "-" if rate is None else f"{rate:,.{places - 1}f}"

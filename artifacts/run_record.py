@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from artifacts.run_command import RunCommand, RunKind, read_command
+from artifacts.recorded_command import RecordedCommand, RunKind, read_command
 from artifacts.stages.judge import JudgeResult
 from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
-from eval_gates.drafted import Drafted
-from eval_gates.records import GateReport, Verdict
-from eval_gates.speed.report import SpeedReport
-from pipeline.checkpoint.source_facts import CheckpointReport
+from eval_gates.gate_report import GateReport, Verdict
+from eval_gates.spec_decode_stats import SpecDecodeStats
+from eval_gates.speed.report import SpeedGateReport
+from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.record import Record
 
 SCHEMA_VERSION = 1
@@ -44,10 +44,10 @@ class VariantReport(Record):
     promoted: bool
     registry_version: str | None = Field(None, description="when it was registered")
     gates: list[GateReport] = Field(fail_fast=True)
-    speed: list[SpeedReport] = Field(
+    speed: list[SpeedGateReport] = Field(
         [], fail_fast=True, description="of the policy's claims on speed"
     )
-    drafted: dict[str, Drafted] = Field(
+    drafted: dict[str, SpecDecodeStats] = Field(
         {},
         description="what speculative decoding drafted and had accepted, by suite; "
         "empty without it",
@@ -118,6 +118,6 @@ class RunReport(Record):
         return command
 
     @property
-    def options(self) -> RunCommand:
+    def options(self) -> RecordedCommand:
         """The command in its shapes; what one that this prepare does not know adds stays plain."""
         return read_command(self.command)

@@ -10,7 +10,7 @@ from pipeline.core.record import Record, SparseRecord
 from pipeline.core.stage import WorkerRuntime
 
 
-class ServedElsewhere(Record):
+class ExternalModel(Record):
     """A model that someone else serves; another may answer there another day."""
 
     side: str = Field(description="baseline or candidate: a model may be judged against itself")
@@ -28,10 +28,10 @@ class ServedModel(Record):
     engine: str = Field("", description="identity of the environment that serves")
     hardware: Hardware = Field(Hardware(), description="nothing of one that someone else serves")
     trust_remote_code: bool = False
-    endpoint: ServedElsewhere | None = Field(None, description="None of one that we serve")
+    endpoint: ExternalModel | None = Field(None, description="None of one that we serve")
 
 
-class ServerFacts(SparseRecord, extra="allow"):
+class ServerInfo(SparseRecord, extra="allow"):
     """How a server began; beside it what its engine says in the log, by names of our own."""
 
     __pydantic_extra__: dict[str, str]
@@ -50,5 +50,5 @@ class ServerRuntime(WorkerRuntime):
     socket: str | None = Field(None, description="of a server of ours")
     server_python: str = Field("", description="its interpreter, of a server of ours")
     server_log: str = Field("", description="where to look when it does not answer")
-    server: ServerFacts = ServerFacts()
+    server: ServerInfo = ServerInfo()
     engine_version: str = Field("", description="of a server of ours")

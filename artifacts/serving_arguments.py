@@ -9,13 +9,13 @@ from pydantic.dataclasses import dataclass
 
 from recipes.engines import DEFAULT, find_engine
 from recipes.schema import EngineName, EngineValue, ServingProfile
-from recipes.speculation import Speculation
+from recipes.speculative import SpeculativeConfig
 
 # A profile sets it by a key of its own, and the judged arguments have it among them.
 KV_DTYPE = "kv-cache-dtype"
 
 
-class Speculating(Speculation):
+class ResolvedSpeculativeConfig(SpeculativeConfig):
     """Speculative decoding as run: what drafts is known by its content, wherever it lies."""
 
     draft: str | None = Field(
@@ -30,7 +30,7 @@ class ServingArguments:
     engine_arguments: dict[str, EngineValue]
     environment: dict[str, str]
     engine: EngineName = DEFAULT
-    speculative: Speculating | None = None
+    speculative: ResolvedSpeculativeConfig | None = None
 
     @classmethod
     def of(
@@ -49,7 +49,9 @@ class ServingArguments:
             engine_arguments={**profile.engine_arguments, KV_DTYPE: kv_dtype},
             environment=dict(profile.environment),
             engine=profile.engine,
-            speculative=Speculating(**{**wanted.to_dict(), "draft": draft}) if wanted else None,
+            speculative=ResolvedSpeculativeConfig(**{**wanted.to_dict(), "draft": draft})
+            if wanted
+            else None,
         )
 
     def for_engine(self, draft: str = "") -> dict[str, EngineValue]:

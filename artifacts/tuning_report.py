@@ -7,16 +7,16 @@ from typing import Any, Literal
 from pydantic import Field
 
 from artifacts.attempts import Attempt
-from eval_gates.records import Verdict
-from eval_gates.speed.claimed_rule import Measuring
-from eval_gates.speed.report import SpeedReport
+from eval_gates.gate_report import Verdict
+from eval_gates.speed.gate_rule import MeasurementSettings
+from eval_gates.speed.report import SpeedGateReport
 from pipeline.core.record import Record
-from recipes.speed import Speed
+from recipes.speed import SpeedPolicy
 
 Outcome = Literal["raced", "out", "refused", "failed", "dropped"]
 
 
-class RaceReport(Record):
+class ScreeningReport(Record):
     """What became of one way to serve; its numbers chose the winner and show nothing."""
 
     name: str
@@ -39,15 +39,17 @@ class TuningReport(Record):
 
     workload: str = Field(description="its name")
     load: dict[str, Any] = Field(description="the workload itself")
-    speed: Speed = Field(description="what is claimed")
-    measuring: Measuring | None = Field(description="what else its rule follows from")
+    speed: SpeedPolicy = Field(description="what is claimed")
+    measuring: MeasurementSettings | None = Field(description="what else its rule follows from")
     stock: dict[str, Any] = Field(description="arguments, beside the engine's own defaults")
-    race: list[RaceReport] = Field([], fail_fast=True, description="stock first")
+    race: list[ScreeningReport] = Field([], fail_fast=True, description="stock first")
     levers: dict[str, str] = Field({}, description="what each did here, in words")
     winner: str | None = Field(None, description="of the race; None: nothing beat stock there")
     alpha: float = Field(description="error rate of the policy")
     attempt: Attempt | None = Field(None, description="None while no winner is confirmed")
-    confirmed: SpeedReport | None = Field(None, description="winner against stock, on fresh lives")
+    confirmed: SpeedGateReport | None = Field(
+        None, description="winner against stock, on fresh lives"
+    )
     stage: str | None = Field(None, description="key of the stage that measured it")
     verdict: Verdict | None = Field(None, description="pass: there is a tuned profile")
     reason: str = ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 
@@ -49,7 +49,7 @@ print(json.dumps({"torch": torch.__version__, "rows": figures}))
 
 def main() -> int:
     """Measure in the serving environment; its exit code."""
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     return subprocess.run([str(python), "-c", MEASURE], check=False).returncode
 
 

@@ -20,8 +20,8 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from eval_gates.speed.share import log_evidence
-from eval_gates.speed.unit_rule import MORE_FOR_LOST
+from eval_gates.speed.proportion_test import log_evidence
+from eval_gates.speed.sequential_rule import MORE_FOR_LOST
 
 ALPHA, CAP, RUNS = 0.05, 20, 3
 Bools = NDArray[np.bool_]

@@ -240,10 +240,10 @@ def prepare(way: str, source: Path, output: Path) -> Any:
         return lambda: model_free_ptq(source, output, scheme=SCHEME, ignore=IGNORE)
     import compressed_tensors.quantization.lifecycle.forward  # noqa: F401
 
-    from pipeline.core.events import Silent
+    from pipeline.core.events import NullProgress
     from pipeline.workers.fp8_stream.stream import stream_fp8
 
-    return lambda: stream_fp8(source, output, SCHEME, IGNORE, Silent())
+    return lambda: stream_fp8(source, output, SCHEME, IGNORE, NullProgress())
 
 
 def roof(

@@ -53,7 +53,7 @@ Judgement = tuple[NDArray[np.bool_], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Row:
+class GatePowerRow:
     """What one gate did at one rate of flips."""
 
     questions: float
@@ -166,7 +166,7 @@ def ask_all(differences: Differences, questions: int) -> NDArray[np.int64]:
     return np.full(len(differences), questions)
 
 
-def measure(runs: int, flips: float, seed: int) -> dict[str, Row]:
+def measure(runs: int, flips: float, seed: int) -> dict[str, GatePowerRow]:
     """Every gate at one rate of flips."""
     same, worse = draw(runs, flips, 0.0, seed), draw(runs, flips, MARGIN, seed + 1)
     gates: dict[str, Callable[[Differences], Judgement]] = {
@@ -182,7 +182,7 @@ def measure(runs: int, flips: float, seed: int) -> dict[str, Row]:
     return {OURS[0]: rows.pop(OURS[0]), OURS[1]: finite, **rows}
 
 
-def judge(same: Judgement, worse: Judgement) -> Row:
+def judge(same: Judgement, worse: Judgement) -> GatePowerRow:
     """Means and their standard errors over the replays."""
     runs = len(same[0])
 
@@ -190,7 +190,7 @@ def judge(same: Judgement, worse: Judgement) -> Row:
         share = float(happened.mean())
         return share, math.sqrt(share * (1 - share) / runs)
 
-    return Row(
+    return GatePowerRow(
         float(same[1].mean()),
         float(same[1].std() / math.sqrt(runs)),
         float(worse[1].mean()),
@@ -199,7 +199,7 @@ def judge(same: Judgement, worse: Judgement) -> Row:
     )
 
 
-def table(flips: float, rows: dict[str, Row]) -> Iterator[str]:
+def table(flips: float, rows: dict[str, GatePowerRow]) -> Iterator[str]:
     """Lines for a person to read; after each figure its standard error."""
     yield ""
     yield f"{100 * flips:g} % of the answers flip; margin 1 point, alpha 5 %, {QUESTIONS} questions"
@@ -216,7 +216,7 @@ def table(flips: float, rows: dict[str, Row]) -> Iterator[str]:
         )
 
 
-def meets_targets(results: dict[float, dict[str, Row]], runs: int) -> bool:
+def meets_targets(results: dict[float, dict[str, GatePowerRow]], runs: int) -> bool:
     """Enough fewer questions, and false promotes at most alpha give or take 2 standard errors."""
     most = ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / runs)
     return all(
@@ -227,7 +227,9 @@ def meets_targets(results: dict[float, dict[str, Row]], runs: int) -> bool:
     )
 
 
-def summary(results: dict[float, dict[str, Row]], runs: int, seed: int) -> dict[str, object]:
+def summary(
+    results: dict[float, dict[str, GatePowerRow]], runs: int, seed: int
+) -> dict[str, object]:
     """The figures of the last line, by rate of flips and gate."""
     figures = {
         f"{100 * flips:g} % flips": {

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from eval_gates.planned_bets import planned_bet_of
 from eval_gates.statistics.gaffke import log_chance_below
 from eval_gates.statistics.multiplicity import level_of
-from eval_gates.statistics.replays import Outcomes, Replays, outcomes, replay
+from eval_gates.statistics.simulation import PairedOutcomes, SimulatedRuns, outcomes, replay
 from eval_gates.stopping import comparison_of
 from recipes import catalog
 from recipes.policy import AnySuite, CodeSuite, Policy
@@ -83,7 +83,9 @@ def let_through(suite: AnySuite, variant: Variant, alpha: float, runs: int, seed
     return found.passed if suite.tier == "critical" else ~found.failed
 
 
-def sequential(suite: AnySuite, variant: Variant, alpha: float, runs: int, seed: int) -> Replays:
+def sequential(
+    suite: AnySuite, variant: Variant, alpha: float, runs: int, seed: int
+) -> SimulatedRuns:
     """The suite's sequential test, with a look after each of about 110 blocks."""
     comparison, drop = comparison_of(suite.margins[variant.family]), variant.loss(suite)
     available = QUESTIONS[suite.kind]
@@ -104,13 +106,13 @@ def sequential(suite: AnySuite, variant: Variant, alpha: float, runs: int, seed:
     )
 
 
-def rouge_outcomes(drop: float) -> Outcomes:
+def rouge_outcomes(drop: float) -> PairedOutcomes:
     """Changes of a summary's score on a grid: most move, by a normal change around the loss."""
     grid = np.linspace(-0.4, 0.4, 33)
     weights = np.exp(-(((grid + drop / ROUGE_MOVES) / ROUGE_CHANGE) ** 2) / 2)
     chances = ROUGE_MOVES * weights / weights.sum()
     chances[grid.size // 2] += 1 - ROUGE_MOVES
-    return Outcomes(tuple(grid.tolist()), tuple(chances.tolist()))
+    return PairedOutcomes(tuple(grid.tolist()), tuple(chances.tolist()))
 
 
 def code_changes(

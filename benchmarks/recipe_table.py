@@ -27,14 +27,14 @@ from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import PrepareError
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.forecast.checks import find_unsuitable
-from pipeline.inspection.source import read_folder
+from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.variant_size import variant_weights
-from pipeline.plan.choices import Choices, Request, choose
-from pipeline.plan.chosen_plan import find_data, make_plan
-from pipeline.plan.located_checkpoint import locate
+from pipeline.plan.build_plan import find_data, make_plan
+from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.plan import VariantPlan
-from pipeline.run.session import Session
+from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.preflight.checks import find_unsuitable
+from pipeline.run.session import RunSession
 from pipeline.run.stage_runner import StageRunner
 from recipes import catalog
 from recipes.schema import Recipe
@@ -48,7 +48,9 @@ def main() -> int:
     """Run, then print; 1 where a recipe failed."""
     arguments = parse_arguments()
     settings = load_settings(arguments.store)
-    table = Table(settings, tuple(arguments.recipe or catalog.recipe_names()), arguments.eval_data)
+    table = RecipeResults(
+        settings, tuple(arguments.recipe or catalog.recipe_names()), arguments.eval_data
+    )
     rows = table.rows()
     print_markdown(rows)
     print(json.dumps({"model": MODEL, "rows": rows}))
@@ -66,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Table:
+class RecipeResults:
     """The figures of some recipes.
 
     Args:
@@ -82,7 +84,7 @@ class Table:
 
     def rows(self) -> list[dict[str, Any]]:
         """The baseline's figures, then every recipe's; what was not measured is left out."""
-        request = Request(
+        request = ModelRequest(
             checkpoint=MODEL,
             recipes=self._names,
             profile="auto",
@@ -95,7 +97,7 @@ class Table:
         choices = choose(request, self._settings)
         accelerator = Accelerator(choices.profile.accelerator)
         with open_display() as progress:
-            stages = Session(
+            stages = RunSession(
                 "model", choices.to_dict(), accelerator, self._settings, progress
             ).stages
             sources = find_data(choices, self._settings, progress)
@@ -125,7 +127,7 @@ class Table:
             "sqnr_db": sqnr.median_db if sqnr is not None else None,
         }
 
-    def _find_refused(self, choices: Choices, checkpoint: Checkpoint) -> dict[str, str]:
+    def _find_refused(self, choices: ResolvedOptions, checkpoint: Checkpoint) -> dict[str, str]:
         """By recipe, what the preflight would refuse it for on this model and machine."""
         source, features = read_folder(checkpoint.path), cpu_features()
         found = {

@@ -90,11 +90,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _evaluation_python() -> str:
-    from pipeline.core.events import Silent
+    from pipeline.core.events import NullProgress
     from pipeline.environments.environment import Accelerator, ensure
     from pipeline.environments.settings import load_settings
 
-    return str(ensure("evaluate", Accelerator.CPU, load_settings(), Silent()).python)
+    return str(ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress()).python)
 
 
 if __name__ == "__main__":

@@ -43,14 +43,14 @@ import yaml
 from gate_cost import demo_checkpoint
 
 from artifacts.serving_arguments import ServingArguments
-from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
-from eval_gates.speed.ratio import RatioRule
-from eval_gates.speed.report import SpeedReport
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
+from eval_gates.speed.report import SpeedGateReport
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.cli.display import open_display
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.plan.of_speed import find_claims
 from pipeline.plan.serving_profile import choose_profile
+from pipeline.plan.speed_plan import find_claims
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.catalog import load_policy
@@ -73,7 +73,7 @@ SHARED = {
 # Nothing hangs on them: all that a claim said is read from the run's record.
 TIER = {"tier": "advisory"}
 
-Reports = dict[str, SpeedReport]
+Reports = dict[str, SpeedGateReport]
 """Claims as they were judged, by gate."""
 
 
@@ -207,12 +207,12 @@ class Bench:
         if answer.returncode not in (0, 4, 5):
             raise SystemExit(f"prepare gate ended with {answer.returncode}: {answer.stdout}")
         (variant,) = json.loads(answer.stdout)["variants"]
-        reports = [SpeedReport.model_validate(claim) for claim in variant["speed"]]
+        reports = [SpeedGateReport.model_validate(claim) for claim in variant["speed"]]
         for report in reports:
             print(f"  {report.gate}: {report.verdict}, {report.reason}", flush=True)
         return {report.gate: report for report in reports}
 
-    def loads(self, part: str, workload: str) -> list[MeasuredLoad]:
+    def loads(self, part: str, workload: str) -> list[LoadRun]:
         """What was measured of a workload."""
         for record in (self.work / part).glob("stages/speed/*/stage.json"):
             if json.loads(record.read_text())["parameters"]["name"] == workload:
@@ -237,7 +237,7 @@ def against_itself(bench: Bench) -> dict[str, Any]:
             "aa", one, other, {"ratio": ratio, "workloads": dict.fromkeys(names, workload)}
         )
     claims = find_claims(load_policy(str(bench.policy_file("aa"))), bench.profile)
-    rules = {claim.gate: RatioRule.model_validate(dict(claim.rule)) for claim in claims}
+    rules = {claim.gate: ThroughputRatioRule.model_validate(dict(claim.rule)) for claim in claims}
     tries = []
     for report in reports.values():
         allowed = rules[report.gate].finding(bench.loads("aa", report.workload))
@@ -259,7 +259,7 @@ def against_itself(bench: Bench) -> dict[str, Any]:
     }
 
 
-def log_ratios_of(report: SpeedReport) -> list[float]:
+def log_ratios_of(report: SpeedGateReport) -> list[float]:
     """ln(candidate / baseline) of each block that counts."""
     points = [each for each in report.points if each.counts]
     rates = {(each.block, each.side): each.output_tokens_per_s for each in points}
@@ -347,7 +347,7 @@ def limits_at(rates: list[float], ttft_ms_p95: float, *, rounds: int) -> dict[st
     return {"slo": claims, "workloads": workloads}
 
 
-def facts_of(report: SpeedReport) -> dict[str, Any]:
+def facts_of(report: SpeedGateReport) -> dict[str, Any]:
     """What the last line says of a claim."""
     return {
         **{"verdict": report.verdict, "n": report.n, "estimate": report.estimate},

@@ -45,11 +45,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from eval_gates.speed.load import MeasuredLoad, Requests
-from eval_gates.speed.ratio import RatioRule, allowance_for
+from eval_gates.speed.invalid_reasons import over_saturated
+from eval_gates.speed.load_run import LoadRun, RequestColumns
+from eval_gates.speed.sequential_rule import WARM_UP, SequentialGateRule
 from eval_gates.speed.slo import SloRule
-from eval_gates.speed.trust import over_saturated
-from eval_gates.speed.unit_rule import WARM_UP, UnitRule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule, allowance_for
 
 ALPHA, BLOCKS, ROUNDS, WAVES = 0.05, 20, 30, 8
 RATIOS = (1.02, 1.05, 1.1, 1.25)
@@ -144,7 +144,7 @@ def blocks_of(loads: Loads, chance: Chance, runs: int, gain: float) -> Floats:
     return np.asarray(order * (measured[:, 1::2] - measured[:, ::2]) + gain)
 
 
-def decided(rule: UnitRule, margins: Floats) -> Decisions:
+def decided(rule: SequentialGateRule, margins: Floats) -> Decisions:
     """What a rule does with each row of margins, units of warm-up first."""
     found = [rule.finding_of(row) for row in margins]
     return Decisions(
@@ -155,7 +155,7 @@ def decided(rule: UnitRule, margins: Floats) -> Decisions:
     )
 
 
-RATIO = RatioRule(minimum=1.0, alpha=ALPHA, blocks=BLOCKS)
+RATIO = ThroughputRatioRule(minimum=1.0, alpha=ALPHA, blocks=BLOCKS)
 IN_TURN = RATIO.model_copy(update={"lives": "alternate"})
 
 
@@ -527,16 +527,16 @@ def round_seconds(slots: int, load: float) -> float:
     return max(LASTS, COUNTS / (load * slots))
 
 
-def round_of(comes: Floats, begins: Floats, ends: Floats, measured: float) -> MeasuredLoad:
+def round_of(comes: Floats, begins: Floats, ends: Floats, measured: float) -> LoadRun:
     """A round as the client records it."""
     there = np.isfinite(comes)
     comes, begins, ends = comes[there], begins[there], ends[there]
     none = [None] * comes.size
-    return MeasuredLoad(
+    return LoadRun(
         **{"side": "candidate", "workload": "queue", "block": 0, "place": 0, "life": 0, "seed": 0},
         **{"prompts_sha256": "0" * 64, "arrivals": "rate", "rate": 1.0, "started": 0.0},
         **{"warmup_s": FILLS, "measured_s": measured, "seconds": float(ends.max())},
-        requests=Requests(
+        requests=RequestColumns(
             start_s=comes.tolist(),
             ttft_s=(begins - comes).tolist(),
             end_s=ends.tolist(),

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.verification.layer_weights import Part, layer_weights, parts_of
-from pipeline.verification.noise import chunks
+from pipeline.verification.dequantize import StoredPart, layer_weights, parts_of
+from pipeline.verification.quantization_noise import chunks
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import WeightFormat, expected_formats
 
@@ -81,7 +81,9 @@ def header_of(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def part_data(part: Part, dtype: str, shape: tuple[int, ...], random: np.random.Generator) -> bytes:
+def part_data(
+    part: StoredPart, dtype: str, shape: tuple[int, ...], random: np.random.Generator
+) -> bytes:
     """Random numbers that the format can hold; scales of one, since rows alike are enough."""
     if part.suffix == "weight_shape":
         return np.array(shape, np.int64).tobytes()

@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster, means
-from eval_gates.judge import check_paired
-from eval_gates.records import GateReport
+from eval_gates.gate_report import GateReport
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import sequential_test
+from eval_gates.verdicts import check_paired
 from pipeline.core.record import Record
 
 CLOSE = 0.5  # of the allowed drop: a gate that lost as much is close to its margin

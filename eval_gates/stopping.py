@@ -32,7 +32,7 @@ class StoppingRule:
 
 
 @dataclass(frozen=True)
-class Stopping:
+class StoppingPlan:
     """How far one round of questions goes."""
 
     upto: int  # questions at most
@@ -82,12 +82,12 @@ class Stopping:
         )
 
 
-def read_stopping(data: dict[str, Any]) -> Stopping:
+def read_stopping(data: dict[str, Any]) -> StoppingPlan:
     """What crossed as plain data, by :func:`dataclasses.asdict`."""
     rule = data["rule"]
     if rule is not None:
         rule = StoppingRule(**{**rule, "comparison": Comparison(**rule["comparison"])})
-    return Stopping(**{**data, "rule": rule})
+    return StoppingPlan(**{**data, "rule": rule})
 
 
 def comparison_of(margin: Margin) -> Comparison:

@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 
 import recipes
 from pipeline.core.errors import UsageError
-from pipeline.core.foreign.yaml import read_yaml_file
+from pipeline.core.untrusted.yaml import read_yaml_file
 from pipeline.core.user_path import user_path
-from recipes.described import Described
-from recipes.described_file import parse, read, shorten, validate
-from recipes.gpu import Gpu
-from recipes.ladder import Ladder
+from recipes.config_file import parse, read, shorten, validate
+from recipes.config_model import ConfigModel
+from recipes.fallback_chain import FallbackChain
+from recipes.gpu import GpuType
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
-from recipes.speed import Speed
+from recipes.speed import SpeedPolicy
 from recipes.workload import AnyWorkload, FileWorkload, NamedWorkload
 
 RECIPES = Path(recipes.__file__).parent
-DESCRIBED = TypeVar("DESCRIBED", bound=Described)
+DESCRIBED = TypeVar("DESCRIBED", bound=ConfigModel)
 
 BASELINE = "baseline"
 MAX_EXTENDED = 10  # recipes that extend one another in a row
@@ -38,7 +38,7 @@ def load_recipe(name: str) -> Recipe:
     return _recipe_in(_find(name, RECIPES, "recipe"))
 
 
-def load_recipe_or_ladder(name: str) -> Recipe | Ladder:
+def load_recipe_or_ladder(name: str) -> Recipe | FallbackChain:
     """What `--recipe` names; raises UsageError as load_recipe does, and names the ladders too."""
     if is_ladder(name):
         return load_ladder(name)
@@ -65,7 +65,7 @@ def load_profile(name: str) -> ServingProfile:
 
 
 def load_workload(
-    name: str, speed: Speed | None = None, profile: ServingProfile | None = None
+    name: str, speed: SpeedPolicy | None = None, profile: ServingProfile | None = None
 ) -> tuple[AnyWorkload, str]:
     """The workload of that name, and where it stands.
 
@@ -113,9 +113,9 @@ def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> 
     return _load(name, RECIPES / folder, noun, kind)
 
 
-def load_gpu(name: str) -> Gpu:
+def load_gpu(name: str) -> GpuType:
     """The GPU of that name, or in that YAML file; raises UsageError as load_recipe does."""
-    return _load(name, RECIPES / "gpus", "gpu", Gpu)
+    return _load(name, RECIPES / "gpus", "gpu", GpuType)
 
 
 def gpu_names() -> list[str]:
@@ -124,9 +124,9 @@ def gpu_names() -> list[str]:
     return sorted(_names(folder), key=lambda name: load_gpu(name).memory_gib)
 
 
-def load_ladder(name: str) -> Ladder:
+def load_ladder(name: str) -> FallbackChain:
     """The ladder of that name, or in that YAML file; raises UsageError as load_recipe does."""
-    return _load(name, RECIPES / "ladders", "ladder", Ladder)
+    return _load(name, RECIPES / "ladders", "ladder", FallbackChain)
 
 
 def is_ladder(name: str) -> bool:
@@ -177,7 +177,7 @@ def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
     return None
 
 
-def gpu_of_driver(gpu_name: str) -> Gpu | None:
+def gpu_of_driver(gpu_name: str) -> GpuType | None:
     """The carried GPU of that name, as the driver gives it; None where no file describes it."""
     gpus = (load_gpu(name) for name in gpu_names())
     return next((gpu for gpu in gpus if gpu.driver_name == gpu_name), None)

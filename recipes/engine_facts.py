@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 import recipes
-from recipes.described import Described, Name
-from recipes.described_file import parse
+from recipes.config_file import parse
+from recipes.config_model import ConfigModel, Name
 
 Lever = Literal[
     "batching",
@@ -25,7 +25,7 @@ Lever = Literal[
 Option = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
-class EngineFacts(Described):
+class EngineFacts(ConfigModel):
     """What guides say of an engine that is no longer so, and what is so without being asked."""
 
     name: Name

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from recipes.described import Described, Name
+from recipes.config_model import ConfigModel, Name
 
 
-class Gpu(Described):
+class GpuType(ConfigModel):
     """One kind of GPU."""
 
     name: Name

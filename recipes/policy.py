@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from recipes.alias_names import RULE, can_be_alias
-from recipes.described import Described, Name, Tier
+from recipes.config_model import ConfigModel, Name, Tier
 from recipes.schema import Family
-from recipes.speed import Accelerator, Speed, SpeedClaim
+from recipes.speed import Accelerator, SpeedGate, SpeedPolicy
 
 Source = Literal["eval-data", "hub", "packages", "carried"]
 Form = Annotated[
@@ -22,7 +22,7 @@ Form = Annotated[
 ]
 
 
-class Margin(Described):
+class Margin(ConfigModel):
     """What a variant may lose: `0.01` (one point), `{points: 0.01}` or `{recovery: 0.99}`."""
 
     points: float | None = Field(
@@ -56,7 +56,7 @@ class Margin(Described):
         return f"{points:g} point" + ("" if points == 1 else "s")
 
 
-class Asked(Described):
+class EvalTask(ConfigModel):
     """What a question's answer depends on."""
 
     cluster: str | None = Field(
@@ -67,7 +67,7 @@ class Asked(Described):
     )
 
 
-class Suite(Described):
+class Suite(ConfigModel):
     """What decides over the answers: a change here judges the same ones again."""
 
     margins: dict[Family, Margin] = Field(
@@ -128,7 +128,7 @@ class Suite(Described):
         return self
 
 
-class AskedMmlu(Asked):
+class MmluTask(EvalTask):
     """Questions with four choices."""
 
     kind: Literal["mmlu"] = "mmlu"
@@ -138,13 +138,13 @@ class AskedMmlu(Asked):
     shots: int = Field(5, ge=0, le=5)
 
 
-class MmluSuite(AskedMmlu, Suite):
+class MmluSuite(MmluTask, Suite):
     """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
 
     sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
 
 
-class AskedCode(Asked):
+class CodeTask(EvalTask):
     """Functions to write, how many of each, and how their tests are run."""
 
     form: Form = "auto"
@@ -166,7 +166,7 @@ class AskedCode(Asked):
     )
 
     @model_validator(mode="after")
-    def _samples_suffice(self) -> AskedCode:
+    def _samples_suffice(self) -> CodeTask:
         if self.k > self.samples:
             raise ValueError(f"pass@{self.k} needs at least {self.k} samples, not {self.samples}")
         return self
@@ -180,7 +180,7 @@ class AskedCode(Asked):
         return problems
 
 
-class AskedHumanEval(AskedCode):
+class HumanEvalTask(CodeTask):
     """HumanEval's problems."""
 
     kind: Literal["humaneval"] = "humaneval"
@@ -189,7 +189,7 @@ class AskedHumanEval(AskedCode):
     )
 
 
-class AskedMbpp(AskedCode):
+class MbppTask(CodeTask):
     """MBPP+'s problems."""
 
     kind: Literal["mbpp"] = "mbpp"
@@ -200,7 +200,7 @@ class AskedMbpp(AskedCode):
     )
 
 
-class CodeSuite(AskedCode, Suite):
+class CodeSuite(CodeTask, Suite):
     """Functions that a model writes, judged by running their tests in a sandbox."""
 
     batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
@@ -215,20 +215,20 @@ class CodeSuite(AskedCode, Suite):
         return self
 
 
-class HumanEvalSuite(AskedHumanEval, CodeSuite):
+class HumanEvalSuite(HumanEvalTask, CodeSuite):
     """Python functions from their docstrings, judged by running their tests in a sandbox."""
 
     sources: list[Source] = Field(default=["packages"])
 
 
-class MbppSuite(AskedMbpp, CodeSuite):
+class MbppSuite(MbppTask, CodeSuite):
     """MBPP+: Python functions from a sentence and an assert, judged as HumanEval's are."""
 
     # Its tests are code that runs outside the sandbox: from the Hub only where a policy says so.
     sources: list[Source] = Field(default=["eval-data"])
 
 
-class AskedRouge(Asked):
+class RougeTask(EvalTask):
     """Texts to summarize."""
 
     kind: Literal["rouge"] = "rouge"
@@ -237,7 +237,7 @@ class AskedRouge(Asked):
     max_tokens: int = Field(96, ge=8, le=1_000_000)
 
 
-class RougeSuite(AskedRouge, Suite):
+class RougeSuite(RougeTask, Suite):
     """Summaries against references, scored by rouge-score or sacrebleu through lm-eval."""
 
     batch: int = Field(32, ge=1, le=1_000_000, description="documents asked between two looks")
@@ -251,7 +251,7 @@ class RougeSuite(AskedRouge, Suite):
     sources: list[Source] = Field(default=["eval-data", "hub", "carried"])
 
 
-class AskedLmEval(Asked):
+class LmEvalTask(EvalTask):
     """The documents of a task."""
 
     kind: Literal["lm_eval"] = "lm_eval"
@@ -266,7 +266,7 @@ class AskedLmEval(Asked):
     )
 
 
-class LmEvalSuite(AskedLmEval, Suite):
+class LmEvalSuite(LmEvalTask, Suite):
     """Any task that lm-eval knows by name, or describes in a YAML file."""
 
     sources: list[Source] = Field(default=["hub"])
@@ -277,11 +277,11 @@ AnySuite = Annotated[
 ]
 
 AnyAsked = Annotated[
-    AskedMmlu | AskedHumanEval | AskedMbpp | AskedRouge | AskedLmEval, Field(discriminator="kind")
+    MmluTask | HumanEvalTask | MbppTask | RougeTask | LmEvalTask, Field(discriminator="kind")
 ]
 
 
-class Promotion(Described):
+class PromotionRule(ConfigModel):
     """Which alias moves, and which variant gets it when several pass."""
 
     alias: str = "champion"
@@ -300,7 +300,7 @@ class Promotion(Described):
         return alias
 
     @model_validator(mode="after")
-    def _they_differ(self) -> Promotion:
+    def _they_differ(self) -> PromotionRule:
         if self.alias == self.previous_alias:
             raise ValueError(
                 f"alias and previous_alias are both '{self.alias}': the champion before would be "
@@ -323,7 +323,7 @@ RESERVED_SUITE_NAMES = (
 Attempts = Literal["per_run", "spend"]
 
 
-class Policy(Described):
+class Policy(ConfigModel):
     """What a variant must show before it is promoted."""
 
     name: Name
@@ -338,12 +338,12 @@ class Policy(Described):
         "alpha, run k has 0.5 / (k (k - 1)) of it",
     )
     suites: dict[Name, AnySuite] = Field(min_length=1, max_length=100)
-    speed: Speed | None = Field(
+    speed: SpeedPolicy | None = Field(
         None, description="claims on throughput and latency that have an error rate"
     )
-    promotion: Promotion = Promotion()
+    promotion: PromotionRule = PromotionRule()
 
-    def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedClaim, ...]:
+    def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
         """The claims on speed that it makes there; None: of endpoints that someone else serves."""
         return self.speed.claims_on(accelerator) if self.speed is not None else ()
 

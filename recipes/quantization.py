@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from recipes.described import Described, Seed
+from recipes.config_model import ConfigModel, Seed
 
 
-class Calibration(Described):
+class Calibration(ConfigModel):
     """Texts that the quantizer runs through the model to see its activations."""
 
     dataset: str | None = Field(
@@ -35,7 +35,7 @@ class Calibration(Described):
     seed: Seed = Field(20240814, description="of the shuffle, and of torch while quantizing")
 
 
-class NoQuantization(Described):
+class NoQuantization(ConfigModel):
     """The checkpoint as it is: the recipe of the baseline."""
 
     kind: Literal["none"] = "none"
@@ -43,7 +43,7 @@ class NoQuantization(Described):
     calibration: None = None
 
 
-class _LinearLayers(Described):
+class _LinearLayers(ConfigModel):
     """What all ways to quantize have in common: they take linear layers, and leave some alone."""
 
     ignore: list[str] = Field(

@@ -16,11 +16,11 @@ from pydantic import (
 )
 
 from pipeline.core.hardware import Hardware
-from recipes.described import Described, Name
+from recipes.config_model import ConfigModel, Name
 from recipes.engine_arguments import check_arguments, check_counts, check_variables
 from recipes.engines import DEFAULT, find_engine
 from recipes.quantization import Calibration, Quantization
-from recipes.speculation import Speculation, Word
+from recipes.speculative import SpeculativeConfig, Word
 from recipes.workload import AnyWorkload
 
 Family = Literal["fp8", "int8", "int4", "fp4"]
@@ -28,7 +28,7 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 AcceleratorName = Literal["cpu", "cuda"]
 
 
-class Recipe(Described):
+class Recipe(ConfigModel):
     """How to make one variant of a checkpoint."""
 
     name: Name
@@ -73,7 +73,7 @@ class Recipe(Described):
 # --- serving profiles ---------------------------------------------------------------------------
 
 
-class CalibrationLimit(Described):
+class CalibrationLimit(ConfigModel):
     """The most calibration to do on this machine; reported when it takes effect."""
 
     samples: int = Field(ge=1, le=1_000_000)
@@ -101,7 +101,7 @@ EngineName = Annotated[str, AfterValidator(lambda name: find_engine(name).name)]
 CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 
 
-class Fallback(Described):
+class CpuOverride(ConfigModel):
     """What a profile changes on a CPU that lacks a feature; reported wherever it is in effect."""
 
     without: CpuFeature = Field(description="it is for CPUs that lack this")
@@ -116,7 +116,7 @@ class Fallback(Described):
     )
 
 
-class Tuned(Described):
+class TuningProvenance(ConfigModel):
     """What `prepare tune` has confirmed of a profile that it wrote."""
 
     gain_at_least: float = Field(
@@ -143,7 +143,7 @@ class Tuned(Described):
         )
 
 
-class ServingProfile(Described):
+class ServingProfile(ConfigModel):
     """An engine's exact arguments, the loads to measure with, the limits of a kind of machine."""
 
     name: Name
@@ -159,7 +159,7 @@ class ServingProfile(Described):
         default={}, description="the engine's own, without dashes in front; true is a bare flag"
     )
     environment: dict[str, str] = Field(default={}, description="variables of the server process")
-    speculative: Speculation | None = Field(
+    speculative: SpeculativeConfig | None = Field(
         None, description="speculative decoding of every variant; the baseline has none"
     )
     ready_timeout_seconds: float = Field(900, ge=1, le=86_400)
@@ -197,8 +197,10 @@ class ServingProfile(Described):
         None, description="what the KV cache's type does to the variants; said in plan and verdict"
     )
 
-    tuned: Tuned | None = Field(None, description="written by `prepare tune`; changes nothing")
-    fallbacks: dict[Name, Fallback] = Field(
+    tuned: TuningProvenance | None = Field(
+        None, description="written by `prepare tune`; changes nothing"
+    )
+    fallbacks: dict[Name, CpuOverride] = Field(
         default={}, description="by name; of a CPU's profile only. None of them is ever silent"
     )
 
@@ -215,10 +217,10 @@ class ServingProfile(Described):
         return self
 
     # Not a key: what is in effect follows from the machine.
-    _in_effect: dict[str, Fallback] = PrivateAttr(default_factory=dict)
+    _in_effect: dict[str, CpuOverride] = PrivateAttr(default_factory=dict)
 
     @property
-    def in_effect(self) -> dict[str, Fallback]:
+    def in_effect(self) -> dict[str, CpuOverride]:
         """The fallbacks that have changed this profile, by name."""
         return dict(self._in_effect)
 
@@ -227,7 +229,7 @@ class ServingProfile(Described):
         lacking = {n: each for n, each in self.fallbacks.items() if each.without not in features}
         return self.apply_fallbacks(lacking)
 
-    def apply_fallbacks(self, fallbacks: Mapping[str, Fallback]) -> ServingProfile:
+    def apply_fallbacks(self, fallbacks: Mapping[str, CpuOverride]) -> ServingProfile:
         """The profile with these in effect, whatever the machine."""
         changes: dict[str, Any] = {
             "engine_arguments": dict(self.engine_arguments),
@@ -272,8 +274,8 @@ class ServingProfile(Described):
     @field_validator("speculative")
     @classmethod
     def _the_engine_drafts_so(
-        cls, speculative: Speculation | None, profile: ValidationInfo
-    ) -> Speculation | None:
+        cls, speculative: SpeculativeConfig | None, profile: ValidationInfo
+    ) -> SpeculativeConfig | None:
         if speculative is not None and {"accelerator", "engine"} <= profile.data.keys():
             speculative.check(profile.data["accelerator"], profile.data["engine"])
         return speculative
@@ -281,8 +283,8 @@ class ServingProfile(Described):
     @field_validator("fallbacks")
     @classmethod
     def _fallbacks_of_the_engine(
-        cls, fallbacks: dict[str, Fallback], profile: ValidationInfo
-    ) -> dict[str, Fallback]:
+        cls, fallbacks: dict[str, CpuOverride], profile: ValidationInfo
+    ) -> dict[str, CpuOverride]:
         if "engine" in profile.data:
             for each in fallbacks.values():
                 check_counts(each.engine_arguments)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from recipes.described import Described, Name, Tier
+from recipes.config_model import ConfigModel, Name, Tier
 from recipes.workload import AnyWorkload
 
 Accelerator = Literal["cpu", "cuda"]
@@ -30,7 +30,7 @@ LimitName = Literal[
 ]
 
 
-class RatioGate(Described):
+class ThroughputRatioGate(ConfigModel):
     """Output tokens a second of the variant over the baseline's, block by block."""
 
     minimum: dict[Accelerator, Annotated[float, Field(ge=1e-3, le=1_000)]] = Field(
@@ -99,7 +99,7 @@ class RatioGate(Described):
         }
 
 
-class SloGate(Described):
+class SloGate(ConfigModel):
     """Limits that a served model keeps together, round by round."""
 
     workload: Name
@@ -147,7 +147,7 @@ class SloGate(Described):
         return self
 
     def rule(self, alpha: float, hit_rate: float | None) -> dict[str, Any]:
-        """What decides it, as plain data; arguments as of `RatioGate.rule`."""
+        """What decides it, as plain data; arguments as of `ThroughputRatioGate.rule`."""
         return {
             "limits": dict(self.limits),
             "compare": self.compare,
@@ -175,35 +175,35 @@ def check_latency(limits: Mapping[LimitName, float]) -> None:
         raise ValueError("limits has no latency: add one such as ttft_ms_p95")
 
 
-class Speed(Described):
+class SpeedPolicy(ConfigModel):
     """How fast a variant must be: claims of which each is a gate."""
 
-    ratio: RatioGate | None = None
+    ratio: ThroughputRatioGate | None = None
     slo: list[SloGate] = Field(default=[], max_length=20)
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="the policy's own, by name; before the profile's and those carried"
     )
 
     @model_validator(mode="after")
-    def _something_is_claimed(self) -> Speed:
+    def _something_is_claimed(self) -> SpeedPolicy:
         if self.ratio is None and not self.slo:
             raise ValueError("it claims nothing: give 'ratio' or 'slo'")
         return self
 
     @property
-    def claims(self) -> tuple[SpeedClaim, ...]:
+    def claims(self) -> tuple[SpeedGate, ...]:
         """Each is one gate: the ratios, then the limits."""
         ratios = [
-            SpeedClaim(f"ratio.{name}", name, self.ratio)
+            SpeedGate(f"ratio.{name}", name, self.ratio)
             for name in (self.ratio.workloads if self.ratio else [])
             if self.ratio
         ]
         limits = [
-            SpeedClaim(f"slo.{number}", each.workload, each) for number, each in enumerate(self.slo)
+            SpeedGate(f"slo.{number}", each.workload, each) for number, each in enumerate(self.slo)
         ]
         return (*ratios, *limits)
 
-    def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedClaim, ...]:
+    def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
         """The claims that it makes there.
 
         Args:
@@ -213,7 +213,7 @@ class Speed(Described):
         return tuple(
             claim
             for claim in self.claims
-            if not isinstance(claim.gate, RatioGate) or claim.gate.is_about(accelerator)
+            if not isinstance(claim.gate, ThroughputRatioGate) or claim.gate.is_about(accelerator)
         )
 
     @property
@@ -223,17 +223,17 @@ class Speed(Described):
 
 
 @dataclass(frozen=True)
-class SpeedClaim:
+class SpeedGate:
     """One gate on speed: a ratio on one workload, or limits."""
 
     name: str
     workload: str
-    gate: RatioGate | SloGate
+    gate: ThroughputRatioGate | SloGate
 
     @property
     def kind(self) -> ClaimKind:
         """Which rule decides it."""
-        return "ratio" if isinstance(self.gate, RatioGate) else "slo"
+        return "ratio" if isinstance(self.gate, ThroughputRatioGate) else "slo"
 
     @property
     def tier(self) -> Tier:
@@ -249,7 +249,7 @@ class SpeedClaim:
     def rule(
         self, accelerator: Accelerator | None, alpha: float, hit_rate: float | None
     ) -> dict[str, Any]:
-        """What decides it, as plain data; as `RatioGate.rule`."""
-        if isinstance(self.gate, RatioGate):
+        """What decides it, as plain data; as `ThroughputRatioGate.rule`."""
+        if isinstance(self.gate, ThroughputRatioGate):
             return self.gate.rule(accelerator, alpha, hit_rate)
         return self.gate.rule(alpha, hit_rate)

@@ -9,8 +9,8 @@ from typing import Any
 
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
-from pipeline.core.foreign.json import ForeignJsonError, parse_json, read_json_items
-from pipeline.core.foreign.lines import ForeignLinesError, read_lines
+from pipeline.core.untrusted.json import UntrustedJsonError, parse_json, read_json_items
+from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload
 
 TRACE_KEYS = ("timestamp", "input_length", "output_length")
@@ -81,7 +81,7 @@ def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
             where=f"{where}, key file: {path}",
             cure="name a file that is there",
         ) from error
-    except (ForeignLinesError, ForeignJsonError) as error:
+    except (UntrustedLinesError, UntrustedJsonError) as error:
         raise UsageError(
             f"the file is damaged: {error}", where=f"{where}, key file: {path}", cure="fix the file"
         ) from error
@@ -110,7 +110,7 @@ def trace_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _parse(line: str, place: str) -> Any:
     try:
         return parse_json(line)
-    except ForeignJsonError as error:
+    except UntrustedJsonError as error:
         words = str(error).replace("line 1 column", "column")  # of this line
         raise UsageError(
             f"the line is no JSON: {words}", where=place, cure="write one object a line"
@@ -191,7 +191,7 @@ def prompts_of(path: Path) -> Iterator[str]:
 
     Raises:
         UsageError: one is missing or empty.
-        OSError, ForeignJsonError, ForeignLinesError: the file cannot be read.
+        OSError, UntrustedJsonError, UntrustedLinesError: the file cannot be read.
     """
     if path.name.endswith(".json"):
         for number, row in enumerate(read_json_items(path, limit=LARGEST_FILE), start=1):

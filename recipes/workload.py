@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from recipes.described import Described, Name
+from recipes.config_model import ConfigModel, Name
 
 WAVES = 8  # the fewest that a load of a fixed concurrency has, beside the first
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-class Arrivals(Described):
+class Arrivals(ConfigModel):
     """When requests come: `{rate: 12}`, `{concurrency: 64}` or `trace`."""
 
     rate: float | None = Field(
@@ -47,7 +47,7 @@ class Arrivals(Described):
         return "the trace's own times" if self.trace else f"{self.concurrency} requests at once"
 
 
-class Traffic(Described):
+class WorkloadBase(ConfigModel):
     """What every workload says."""
 
     arrivals: Arrivals
@@ -68,7 +68,7 @@ class Traffic(Described):
     )
 
     @model_validator(mode="after")
-    def _only_a_trace_has_times(self) -> Traffic:
+    def _only_a_trace_has_times(self) -> WorkloadBase:
         if self.arrivals.trace and not isinstance(self, TraceWorkload):
             raise ValueError("'arrivals: trace' needs 'kind: trace': nothing else has times")
         return self
@@ -84,7 +84,7 @@ class Traffic(Described):
         return None
 
 
-class RandomWorkload(Traffic):
+class RandomWorkload(WorkloadBase):
     """Random prompts that share nothing."""
 
     kind: Literal["random"]
@@ -102,7 +102,7 @@ class RandomWorkload(Traffic):
         return 0.0
 
 
-class SharedPrefixWorkload(Traffic):
+class SharedPrefixWorkload(WorkloadBase):
     """Random prompts that begin with one of a few prefixes, as system prompts make them."""
 
     kind: Literal["shared_prefix"]
@@ -139,7 +139,7 @@ class SharedPrefixWorkload(Traffic):
         return self.hit_rate
 
 
-class FileWorkload(Traffic):
+class FileWorkload(WorkloadBase):
     """Requests of a file."""
 
     file: str = Field(min_length=1)
@@ -199,7 +199,7 @@ AnyWorkload = Annotated[
 ]
 
 
-class NamedWorkload(Described):
+class NamedWorkload(ConfigModel):
     """A workload in a file of its own."""
 
     name: Name

@@ -10,7 +10,7 @@ from typing import Literal
 
 from artifacts.ci.case import Case, cases_of_run, show_tier
 from artifacts.run_record import RunReport
-from pipeline.core.foreign.text import annotation_property, annotation_text, clip
+from pipeline.core.untrusted.text import annotation_property, annotation_text, clip
 
 Level = Literal["error", "warning"]
 SHOWN_OF_A_LEVEL = 10

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from artifacts.run_record import RunReport, VariantReport
-from eval_gates.judge import blocks
-from eval_gates.records import GateReport
-from eval_gates.speed.report import SpeedReport
+from eval_gates.gate_report import GateReport
+from eval_gates.speed.report import SpeedGateReport
+from eval_gates.verdicts import blocks
 from pipeline.core.errors import from_dict
 
 Outcome = Literal["pass", "fail", "undecided", "error", "skipped"]
@@ -110,7 +110,7 @@ def gate_case(variant: str, gate: GateReport) -> Case:
     )
 
 
-def speed_case(variant: str, speed: SpeedReport) -> Case:
+def speed_case(variant: str, speed: SpeedGateReport) -> Case:
     """The case of one claim on speed."""
     return Case(
         variant,

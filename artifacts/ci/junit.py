@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from artifacts.ci.case import Case, cases_of_run, command_of
-from artifacts.ending import verdict_of
+from artifacts.run_outcome import verdict_of
 from artifacts.run_record import RunReport, VariantReport
-from pipeline.core.foreign.text import junit_text
+from pipeline.core.untrusted.text import junit_text
 
 if TYPE_CHECKING:
     from junitparser.xunit2 import TestCase, TestSuite

@@ -6,9 +6,9 @@ reports, so names have letters and underscores only and no value holds a line en
 
 from __future__ import annotations
 
-from artifacts.ending import champion_of, list_passed, verdict_of
+from artifacts.run_outcome import champion_of, list_passed, verdict_of
 from artifacts.run_record import RunReport
-from pipeline.core.foreign.text import output_value
+from pipeline.core.untrusted.text import output_value
 
 LONGEST_VALUE = 400
 """Characters. GitLab takes 5 KiB of a dotenv report in all."""

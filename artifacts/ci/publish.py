@@ -20,7 +20,7 @@ OUTPUTS = "GITHUB_OUTPUT"
 
 
 @dataclass(frozen=True)
-class Places:
+class ReportPaths:
     """Where it goes; None where it goes nowhere.
 
     `annotate` prints one line: GitHub reads workflow commands from what a step prints.
@@ -38,7 +38,7 @@ class Places:
         junit: Path | None,
         outputs: Path | None,
         annotate: Callable[[str], None] | None,
-    ) -> Places:
+    ) -> ReportPaths:
         """As the variables say; a file that the user named wins over one that CI named."""
         return cls(
             junit=junit,
@@ -54,7 +54,7 @@ def path_in(environ: Mapping[str, str], name: str) -> Path | None:
     return Path(value) if value else None
 
 
-def publish(report: RunReport, places: Places, say: Callable[[str], None]) -> None:
+def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) -> None:
     """Write all of it for a run that has ended; `say` receives which file was written.
 
     What cannot be written is reported there, and changes nothing about the verdict.

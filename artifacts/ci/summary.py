@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from artifacts.ci.case import Case, cases_of_run, show_tier
-from artifacts.ending import (
+from artifacts.gate_row import GateRow, gate_row, speed_row
+from artifacts.run_outcome import (
     attribution_lines,
     drafting_lines,
     headline,
@@ -18,10 +19,9 @@ from artifacts.ending import (
     verdict_of,
     weights_words,
 )
-from artifacts.gate_row import GateRow, gate_row, speed_row
 from artifacts.run_record import RunReport, VariantReport
-from eval_gates.records import GateReport
-from pipeline.core.foreign.text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
+from eval_gates.gate_report import GateReport
+from pipeline.core.untrusted.text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
 
 LARGEST_BYTES = 1 << 20
 

@@ -26,11 +26,11 @@ from pydantic import Field
 
 from artifacts.evidence.bundled_evidence import place_of
 from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
-from artifacts.judged_variant import JudgedVariant
-from artifacts.plain_files import ADDED_LATER
 from artifacts.run_record import VariantReport
+from artifacts.verdict_inputs import VerdictInputs
+from artifacts.weights_folder_files import ADDED_LATER
 from pipeline import __version__
-from pipeline.checkpoint.source_facts import SourceFacts
+from pipeline.checkpoint.source_info import SourceInfo
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
@@ -60,7 +60,7 @@ class BundleVerdict(Record):
     profile: str = Field(description="name of the serving profile")
     policy: str = Field(description="name of the policy; resolved.json has all of it")
     command: str = Field("", description="that made the run; paths by their last part")
-    source: SourceFacts
+    source: SourceInfo
     tried: tuple[str, ...] = Field(
         fail_fast=True, description="recipes of the run; each counts in the correction"
     )
@@ -102,7 +102,7 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     bundle = folder / BUNDLE
     _write_json(bundle / VERDICT, contents.verdict.model_dump(mode="json"))
     by_key = {record.key: record for record in contents.records}
-    judged = JudgedVariant.load_by_key(
+    judged = VerdictInputs.load_by_key(
         lambda _, key: by_key.get(key), contents.verdict.judges[contents.verdict.recipe]
     )
     _write_json(bundle / RESOLVED, gather_resolved(judged))
@@ -122,7 +122,7 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     return manifest
 
 
-def gather_resolved(judged: JudgedVariant) -> dict[str, Any]:
+def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
     """What was decided before measuring, each part with the place in the bundle that it is from.
 
     A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the

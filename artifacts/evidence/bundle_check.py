@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from artifacts.evidence.auxiliary_files import digest_carried_files
 from artifacts.evidence.bundle import (
     BUNDLE,
     RESOLVED,
@@ -18,19 +19,18 @@ from artifacts.evidence.bundle import (
     gather_resolved,
 )
 from artifacts.evidence.bundled_evidence import BundledEvidence, place_of
-from artifacts.evidence.carried_files import digest_carried_files
 from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
-from artifacts.evidence.recompute import Claims, VariantCheck, check_claims
-from artifacts.judged_variant import JudgedVariant, collect_stages
-from artifacts.plain_files import ADDED_LATER
-from artifacts.selection import NOT_PREFERRED
+from artifacts.evidence.recompute import RecordedVerdicts, VariantCheck, check_claims
+from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.stages.judge import policy_digest
+from artifacts.verdict_inputs import VerdictInputs, collect_stages
+from artifacts.weights_folder_files import ADDED_LATER
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.errors import CheckpointError, EvidenceError, raise_as
-from pipeline.core.foreign.file import read_regular
-from pipeline.core.foreign.json import parse_json
-from pipeline.core.foreign.record import MAX_BYTES, MAX_VALUES, read_record
 from pipeline.core.stage_record import StageReference
+from pipeline.core.untrusted.file import read_regular
+from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted.record import MAX_BYTES, MAX_VALUES, read_record
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ def check_bundle(folder: Path) -> BundleCheck:
     source = BundledEvidence(bundle, manifest, verdict.revisions)
     try:
         kept = verdict.variant.verdict
-        variants = check_claims(Claims(verdict.variants, verdict.tried, verdict.judges), source)
+        variants = check_claims(
+            RecordedVerdicts(verdict.variants, verdict.tried, verdict.judges), source
+        )
         try:
             problems += find_misfits(bundle, manifest, verdict, source)
             if has_weights:
@@ -152,7 +154,7 @@ def find_misfits(
             f"the verdict on '{verdict.recipe}' is '{verdict.variant.verdict}', and no reason is "
             "given for promoting it nevertheless"
         )
-    judged = JudgedVariant.load_by_key(source.find, verdict.judges[verdict.recipe])
+    judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])
     if verdict.source.digest != judged.coherence.parameters.checkpoint:
         found.append(f"{VERDICT}: the source is not the checkpoint that was the baseline")
     return found + find_misresolved(bundle, judged)
@@ -208,7 +210,7 @@ def find_unused_stages(
     return found
 
 
-def find_misresolved(bundle: Path, judged: JudgedVariant) -> list[str]:
+def find_misresolved(bundle: Path, judged: VerdictInputs) -> list[str]:
     """In which parts resolved.json is not what the records say."""
     kept, wanted = read_resolved(bundle), gather_resolved(judged)
     return [
@@ -236,7 +238,7 @@ def find_other_weights(
     """Whether weights and what they came with are those that were judged, by the records."""
     if verdict.recipe not in verdict.judges:
         return []
-    judged = JudgedVariant.load_by_key(source.find, verdict.judges[verdict.recipe])
+    judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])
     listed = {each.path: each.sha256 for each in manifest.beside}
     try:
         digest = weights_digest(folder, lambda file: listed.get(file.name, ""))

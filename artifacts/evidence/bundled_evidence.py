@@ -11,15 +11,15 @@ from typing import Any
 
 from artifacts.evidence.manifest import Manifest
 from artifacts.stages import newest_revision
-from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.core.errors import EvidenceError
-from pipeline.core.foreign.file import open_regular
-from pipeline.core.foreign.lines import ForeignLinesError
-from pipeline.core.foreign.record import read_record
-from pipeline.core.foreign.rows import MAX_LETTERS, read_kept_rows
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
+from pipeline.core.untrusted.file import open_regular
+from pipeline.core.untrusted.lines import UntrustedLinesError
+from pipeline.core.untrusted.record import read_record
+from pipeline.core.untrusted.rows import MAX_LETTERS, read_kept_rows
 
 BLOCK_BYTES = 2**20
 
@@ -89,10 +89,10 @@ class BundledEvidence:
             raise self._unreadable_error(path, "it is not listed")
         try:
             yield from read_kept_rows(self._folder / path)
-        except (OSError, ForeignLinesError) as error:
+        except (OSError, UntrustedLinesError) as error:
             raise self._unreadable_error(path, error) from error
 
-    def loads(self, stage: str, key: str) -> list[MeasuredLoad]:
+    def loads(self, stage: str, key: str) -> list[LoadRun]:
         """The measured loads of that stage; raises EvidenceError where they are damaged."""
         path = f"{place_of(stage, key)}/{LOADS}.gz"
         if path not in self._listed:

@@ -13,7 +13,7 @@ from typing import Any
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
-from artifacts.evidence.card_words import (
+from artifacts.evidence.card_text import (
     base_words,
     calibration_words,
     hardware_words,
@@ -26,13 +26,15 @@ from artifacts.evidence.card_words import (
     speculative_words,
 )
 from artifacts.gate_row import gate_row, speed_row
-from artifacts.judged_variant import JudgedVariant
 from artifacts.stages.evaluate import EvaluateParameters, EvaluateResult
-from eval_gates.records import GateReport
-from eval_gates.speed.load import Side
-from eval_gates.speed.report import SpeedReport
+from artifacts.verdict_inputs import VerdictInputs
+from eval_gates.gate_report import GateReport
+from eval_gates.speed.load_run import Side
+from eval_gates.speed.report import SpeedGateReport
 from pipeline import __version__
-from pipeline.core.foreign.text import (
+from pipeline.core.process_environment import NO_FOLDER_OF_OTHERS
+from pipeline.core.stage import TypedStageRecord
+from pipeline.core.untrusted.text import (
     LONGEST_NAME,
     clip,
     make_visible,
@@ -41,11 +43,9 @@ from pipeline.core.foreign.text import (
     markdown_with_code,
     one_line,
 )
-from pipeline.core.process_environment import NO_FOLDER_OF_OTHERS
-from pipeline.core.stage import Kept
-from recipes.engines import Launch, find_engine
+from recipes.engines import LaunchSpec, find_engine
 
-Evaluation = Kept[EvaluateParameters, EvaluateResult]
+Evaluation = TypedStageRecord[EvaluateParameters, EvaluateResult]
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
 CARD = "README.md"
@@ -60,7 +60,7 @@ HUB_BENCHMARKS = {
 def write_card(
     folder: Path,
     verdict: BundleVerdict,
-    judged: JudgedVariant,
+    judged: VerdictInputs,
     deployable: Deployable,
     evaluations: Mapping[str, Evaluation],
 ) -> None:
@@ -81,7 +81,7 @@ def write_card(
 
 def card_text(
     verdict: BundleVerdict,
-    judged: JudgedVariant,
+    judged: VerdictInputs,
     deployable: Deployable,
     evaluations: Mapping[str, Evaluation],
 ) -> str:
@@ -92,7 +92,7 @@ def card_text(
 
 def front_matter(
     verdict: BundleVerdict,
-    judged: JudgedVariant,
+    judged: VerdictInputs,
     deployable: Deployable,
     evaluations: Mapping[str, Evaluation],
 ) -> str:
@@ -137,7 +137,7 @@ def short(text: str | None) -> str | None:
     return clip(one_line(text), LONGEST_NAME) if text else None
 
 
-def body(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> str:
+def body(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> str:
     """The card below its front matter."""
     import jinja2
 
@@ -159,7 +159,7 @@ def body(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) 
     return str(template.render(facts(verdict, judged, deployable)))
 
 
-def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> dict[str, Any]:
+def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> dict[str, Any]:
     """What the template asks for."""
     variant, source = verdict.variant, verdict.source
     judge, result = judged.judge.parameters, judged.quantize.result
@@ -200,7 +200,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
     }
 
 
-def typical_loads(claim: SpeedReport) -> list[tuple[str, list[str]]]:
+def typical_loads(claim: SpeedGateReport) -> list[tuple[str, list[str]]]:
     """Of each side that was measured, the medians of its loads' figures, in words."""
     figures = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
     sides: dict[str, Side] = {"baseline": "baseline", "variant": "candidate"}
@@ -216,7 +216,7 @@ def title(verdict: BundleVerdict) -> str:
     return f"{verdict.registered_name}-{verdict.recipe}"
 
 
-def tags(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> list[str]:
+def tags(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> list[str]:
     """As the field tags such checkpoints."""
     versions = judged.quantize.result.versions
     kind = judged.quantize.parameters.quantization.kind
@@ -234,7 +234,7 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     serving = deployable.serving
     drafts = serving.speculative is not None and serving.speculative.draft is not None
     arguments = serving.for_engine("DRAFT" if drafts else "")
-    launch = Launch(".", arguments, trust_remote_code)
+    launch = LaunchSpec(".", arguments, trust_remote_code)
     words = find_engine(serving.engine).public_command(deployable.accelerator, launch)
     environment = {**NO_FOLDER_OF_OTHERS, **serving.environment}
     variables = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
@@ -250,7 +250,7 @@ def fence(command: str) -> str:
 
 
 def creation(
-    verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable
+    verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable
 ) -> list[tuple[str, str]]:
     """With what it was made: versions, digests, when."""
     result = judged.quantize.result

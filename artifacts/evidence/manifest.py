@@ -11,12 +11,12 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import Field, field_validator
 
-from artifacts.plain_files import ADDED_LATER, plain_files
+from artifacts.weights_folder_files import ADDED_LATER, plain_files
 from pipeline.checkpoint.weight_files import weight_files
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, raise_as
-from pipeline.core.foreign.record import read_record
 from pipeline.core.record import Record
+from pipeline.core.untrusted.record import read_record
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1

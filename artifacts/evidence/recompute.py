@@ -13,20 +13,20 @@ from typing import Any
 
 from artifacts.attempts import AttemptLedger
 from artifacts.evidence.attempt_check import CANDIDATE, find_miscounts
-from artifacts.evidence.load_check import find_misdrawn, find_misruled
+from artifacts.evidence.load_log_check import find_misdrawn, find_misruled
+from artifacts.evidence.pairing import mixed_sides
 from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
-from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
 from artifacts.evidence.verdict import SPEED, judge_evidence
+from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.run_record import RunReport, VariantReport, report_judged
-from artifacts.selection import NOT_PREFERRED
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from artifacts.stages.questions import QUESTIONS as ASKED
 from artifacts.stages.speed import SPEED as LOADED
-from eval_gates.answers import ANSWERS, QUESTIONS
+from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.planned_bets import planned_bets_of
-from eval_gates.speed.load import LOADS, MeasuredLoad
+from eval_gates.speed.load_run import LOADS, LoadRun
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -50,7 +50,7 @@ class VariantCheck:
 
 
 @dataclass(frozen=True)
-class Claims:
+class RecordedVerdicts:
     """What somebody says about variants that were tried together, to be compared with evidence."""
 
     variants: tuple[VariantReport, ...]  # verdicts
@@ -97,7 +97,7 @@ def find_missing(report: RunReport) -> list[str]:
     ]
 
 
-def find_uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
+def find_uncounted(claims: RecordedVerdicts, recipe: str, store: Store) -> Iterator[str]:
     """That the store's ledger has not the attempt that a verdict names, in words."""
     key = claims.judges.get(recipe)
     judge = store.find("judge", key) if key is not None else None
@@ -108,11 +108,11 @@ def find_uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
         yield f"attempt {attempt.number} against its baseline is not the one in the store's ledger"
 
 
-def claims_of(report: RunReport) -> Claims:
+def claims_of(report: RunReport) -> RecordedVerdicts:
     """What a run's record says."""
     # A recheck counts all that were tried when the verdict was made, and measures one of them.
     tried = report.options.tried or report.options.recipes or ()
-    return Claims(
+    return RecordedVerdicts(
         variants=tuple(report.variants),
         tried=tuple(dict.fromkeys([*tried, *(variant.recipe for variant in report.variants)])),
         judges={
@@ -123,7 +123,7 @@ def claims_of(report: RunReport) -> Claims:
     )
 
 
-def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
+def check_claims(claims: RecordedVerdicts, source: EvidenceSource) -> list[VariantCheck]:
     """Check every variant that has a judge stage, or would need one; none where there is none."""
     # Who failed without a verdict of the judge, such as one that does not speak, has no gates.
     variants = [
@@ -132,7 +132,7 @@ def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
         if v.recipe in claims.judges or v.verdict in ("pass", "undecided")
     ]
     evidence = {
-        v.recipe: Evidence(source, v.recipe, claims.judges.get(v.recipe), claims.tried)
+        v.recipe: VariantEvidence(source, v.recipe, claims.judges.get(v.recipe), claims.tried)
         for v in variants
     }
     again = {v.recipe: report_again(v, evidence[v.recipe].judge_again()) for v in variants}
@@ -160,7 +160,7 @@ def report_again(variant: VariantReport, found: JudgeResult | None) -> VariantRe
     return report.model_copy(update=stated)
 
 
-class Evidence:
+class VariantEvidence:
     """What one variant's verdict was computed from, checked against its digests.
 
     `key` is the judge stage's, None where the record names none; `tried` are the recipes that the
@@ -272,7 +272,7 @@ class Evidence:
     def _answers(self, role: str) -> list[dict[str, Any]]:
         return list(self._rows(role, ANSWERS))
 
-    def _loads(self, role: str) -> list[MeasuredLoad]:
+    def _loads(self, role: str) -> list[LoadRun]:
         reference = self._inputs[role]
         return self._source.loads(reference.stage, reference.key)
 

@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from artifacts.plain_files import ADDED_LATER, SIGNATURE
+from artifacts.weights_folder_files import ADDED_LATER, SIGNATURE
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvidenceError, UsageError, raise_as
-from pipeline.core.foreign.file import MEBIBYTE, open_regular, read_regular
+from pipeline.core.untrusted.file import MEBIBYTE, open_regular, read_regular
 
 KEY_BYTES = MEBIBYTE
 SIGNATURE_BYTES = 16 * MEBIBYTE  # it lists every file

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from artifacts.stages import newest_revision
-from eval_gates.answers import parse_answers
-from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
+from eval_gates.answer_log import parse_answers
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import StoreError
-from pipeline.core.foreign.rows import without_nested
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store
+from pipeline.core.untrusted.rows import without_nested
 
 
 class EvidenceSource(Protocol):
@@ -40,7 +40,7 @@ class EvidenceSource(Protocol):
             PrepareError: the file is not there, or damaged; also while it is read.
         """
 
-    def loads(self, stage: str, key: str) -> list[MeasuredLoad]:
+    def loads(self, stage: str, key: str) -> list[LoadRun]:
         """The measured loads of that stage; raises PrepareError where they are gone or damaged."""
 
     def place(self, stage: str, key: str) -> str:
@@ -78,7 +78,7 @@ class StoredEvidence:
         except (OSError, ValueError) as error:
             raise StoreError("a file of a stage is gone or damaged", where=str(file)) from error
 
-    def loads(self, stage: str, key: str) -> list[MeasuredLoad]:
+    def loads(self, stage: str, key: str) -> list[LoadRun]:
         """Of its file that we wrote."""
         file = self._store.stage_folder(stage, key) / LOADS
         try:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from artifacts.evidence.load_check import find_misdrawn, find_misruled
+from artifacts.evidence.load_log_check import find_misdrawn, find_misruled
 from artifacts.evidence.recompute import VariantCheck, find_differing_values
 from artifacts.evidence.source import EvidenceSource
 from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import TuningReport
-from eval_gates.speed.load import LOADS, MeasuredLoad
-from eval_gates.speed.report import SpeedReport, judge_speed
+from eval_gates.speed.load_run import LOADS, LoadRun
+from eval_gates.speed.report import SpeedGateReport, judge_speed
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord
 
 
-def judge_confirmed(record: StageRecord, loads: Sequence[MeasuredLoad]) -> SpeedReport:
+def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateReport:
     """What the blocks of a race's winner and of stock show."""
     parameters = SPEED.parameters_of(record)
     return judge_speed(
@@ -42,7 +42,7 @@ def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
             where=f"run {report.run}",
             cure="`prepare runs show` has the race",
         )
-    computed: SpeedReport | None = None
+    computed: SpeedGateReport | None = None
     differences: list[str] = []
     try:
         record = source.find(SPEED.name, tuning.stage or "")
@@ -66,7 +66,7 @@ def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
 def _find_changed(
     tuning: TuningReport,
     record: StageRecord,
-    loads: Sequence[MeasuredLoad],
+    loads: Sequence[LoadRun],
     source: EvidenceSource,
 ) -> Iterator[str]:
     """Where the measurement is not the one that was made, or not of this claim."""

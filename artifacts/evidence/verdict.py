@@ -12,15 +12,15 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JudgeParameters, JudgeResult
 from artifacts.stages.questions import QUESTIONS
 from artifacts.stages.speed import SPEED as LOADED
-from eval_gates.drafted import Drafted
-from eval_gates.judge import judge_suite, overall
-from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.report import SpeedReport, judge_speed
+from eval_gates.spec_decode_stats import SpecDecodeStats
+from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.report import SpeedGateReport, judge_speed
+from eval_gates.verdicts import judge_suite, overall
 from pipeline.core.stage_record import StageRecord
 
 Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
-Loads = Callable[[str], list[MeasuredLoad]]
+Loads = Callable[[str], list[LoadRun]]
 
 OF_MEASURING = ("lives", "loads_per_life", "allowance", "allowance_alpha", "must_count_hits")
 SPEED = "speed."  # begins the role of a stage that measured a claim on speed
@@ -81,7 +81,7 @@ def level_of_suite(parameters: JudgeParameters, name: str, record: Record) -> fl
     return parameters.attempt.level(asked.measurement)
 
 
-def drafted_by(suites: Iterable[str], record: Record) -> dict[str, Drafted]:
+def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeStats]:
     """What the variant's engine counted of speculative decoding, where it was measured."""
     found = {name: EVALUATE.result_of(record(f"candidate.{name}")).drafted for name in suites}
     return {name: drafted for name, drafted in found.items() if drafted is not None}
@@ -89,7 +89,7 @@ def drafted_by(suites: Iterable[str], record: Record) -> dict[str, Drafted]:
 
 def speed_of(
     parameters: JudgeParameters, roles: set[str], record: Record, loads: Loads
-) -> list[SpeedReport]:
+) -> list[SpeedGateReport]:
     """A report for each of the policy's claims on speed; one that was not measured is undecided.
 
     Of what a stage says of its rule, only how its servers lived and where rates were looked for is

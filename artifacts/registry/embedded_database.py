@@ -20,9 +20,9 @@ from uuid import uuid4
 
 from artifacts.registry.folder_access import check_folder, is_there
 from pipeline.core.errors import RegistryError
-from pipeline.core.folder_flush import flush_folder
-from pipeline.core.foreign.file import open_regular
+from pipeline.core.fsync import flush_folder
 from pipeline.core.private_files import is_shared
+from pipeline.core.untrusted.file import open_regular
 
 EMBEDDED = "sqlite:///"
 VERSIONS_BY_SQL = (

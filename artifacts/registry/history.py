@@ -22,7 +22,7 @@ Action = Literal["promote", "override", "rollback", "outside"]
 
 
 @dataclass(frozen=True)
-class Cause:
+class ChangeReason:
     """Why an alias moves, as the history keeps it."""
 
     action: Action
@@ -33,7 +33,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Move:
+class AliasChange:
     """An alias that is to point to another version."""
 
     alias: str  # that moves
@@ -41,7 +41,7 @@ class Move:
     # version that it points to now, as far as the mover knows; None for 'to none'. When that is not
     # so any more, nothing moves.
     replaces: str | None
-    cause: Cause
+    cause: ChangeReason
     # gets the version that `alias` leaves; None leaves no trace but the history
     previous_alias: str | None = None
 
@@ -76,7 +76,7 @@ class HistoryEntry(Record):
 
 
 @dataclass(frozen=True)
-class State:
+class AliasState:
     """What the entries say together."""
 
     last: int = 0  # number of the last entry that holds
@@ -96,7 +96,7 @@ class State:
         return next((e for e in reversed(self.held) if alias in e.changes), None)
 
 
-def replay(entries: Iterable[HistoryEntry]) -> State:
+def replay(entries: Iterable[HistoryEntry]) -> AliasState:
     """What the entries, in the order of their numbers, say together.
 
     An entry holds when none that holds has come between it and the one that it names. (`>=`, since
@@ -116,7 +116,7 @@ def replay(entries: Iterable[HistoryEntry]) -> State:
             if version is not None:
                 aliases[alias] = version
         ways[entry.alias] = _way_after(ways.get(entry.alias, ()), entry)
-    return State(last, tuple(held), aliases, ways)
+    return AliasState(last, tuple(held), aliases, ways)
 
 
 def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:

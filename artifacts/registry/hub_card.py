@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.checkpoint.source_facts import front_matter
+from pipeline.checkpoint.source_info import front_matter
 
 # By it `prepare registry list` knows the models that it keeps among all of a namespace.
 MODEL_TAG = "prepare"

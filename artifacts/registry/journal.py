@@ -20,10 +20,10 @@ from artifacts.registry.history import (
     CANDIDATE,
     CHAMPION,
     PREVIOUS,
-    Cause,
+    AliasChange,
+    AliasState,
+    ChangeReason,
     HistoryEntry,
-    Move,
-    State,
     replay,
     way_to,
 )
@@ -76,7 +76,7 @@ class Journal:
         self._storage = storage
         self._name = name
 
-    def move(self, move: Move) -> HistoryEntry | None:
+    def move(self, move: AliasChange) -> HistoryEntry | None:
         """Move the alias, or find it there already (None).
 
         Raises:
@@ -90,7 +90,7 @@ class Journal:
                     f"'{alias}' cannot be an alias", where=self._storage.uri, cure=f"give {RULE}"
                 )
 
-        def entry_of(state: State) -> HistoryEntry | None:
+        def entry_of(state: AliasState) -> HistoryEntry | None:
             current = state.aliases.get(move.alias)
             if current == move.version:
                 return None
@@ -108,7 +108,7 @@ class Journal:
             return self._append(entry_of, move.alias, move.previous_alias)
 
     def roll_back(
-        self, alias: str, cause: Cause, *, to: str | None, replaces: str | None
+        self, alias: str, cause: ChangeReason, *, to: str | None, replaces: str | None
     ) -> HistoryEntry:
         """Move the alias back, or finish a rollback of it that was left unfinished.
 
@@ -116,7 +116,7 @@ class Journal:
             RegistryError: there is nothing to go back to, or `replaces` is not where it points.
         """
 
-        def entry_of(state: State) -> HistoryEntry:
+        def entry_of(state: AliasState) -> HistoryEntry:
             current = state.aliases.get(alias)
             if replaces is not None:
                 self._check_replaces(state, alias, replaces)
@@ -154,7 +154,7 @@ class Journal:
 
     def _append(
         self,
-        entry_of: Callable[[State], HistoryEntry | None],
+        entry_of: Callable[[AliasState], HistoryEntry | None],
         alias: str,
         previous_alias: str | None,
     ) -> HistoryEntry | None:
@@ -217,7 +217,7 @@ class Journal:
         self._storage.put_back(self._name)
         return list(finished.values())
 
-    def _carry_out(self, state: State, applied: int) -> None:
+    def _carry_out(self, state: AliasState, applied: int) -> None:
         actual = self._storage.aliases(self._name)
         # In the order of the entries: `previous` is set before what it keeps is left.
         touched = dict.fromkeys(a for e in state.held if e.number > applied for a in e.changes)
@@ -229,7 +229,7 @@ class Journal:
                 self._storage.set_alias(self._name, alias, wanted)
         self._storage.mark_applied(self._name, state.last)
 
-    def _note_outside(self, state: State, alias: str, previous_alias: str | None) -> bool:
+    def _note_outside(self, state: AliasState, alias: str, previous_alias: str | None) -> bool:
         """Add an entry for aliases that something else has moved; whether there were any."""
         watched = {*state.aliases, alias, CANDIDATE, CHAMPION, PREVIOUS, previous_alias or PREVIOUS}
 
@@ -256,22 +256,24 @@ class Journal:
         return True
 
     def _append_outside(
-        self, state: State, alias: str, before: str | None, changes: dict[str, str | None]
+        self, state: AliasState, alias: str, before: str | None, changes: dict[str, str | None]
     ) -> None:
-        cause = Cause("outside", who="", reason="found so; not moved by prepare, or before it kept")
+        cause = ChangeReason(
+            "outside", who="", reason="found so; not moved by prepare, or before it kept"
+        )
         entry = _entry(state, alias, before, changes, cause)
         self._storage.append(self._name, entry)
         held = replay(self._storage.entries(self._name)).held
         if held and held[-1].id == entry.id:
             self._storage.mark_applied(self._name, held[-1].number)
 
-    def _previous_alias_of(self, state: State, alias: str) -> str | None:
+    def _previous_alias_of(self, state: AliasState, alias: str) -> str | None:
         last = state.last_move(alias)
         if last is not None and last.alias == alias and last.previous_alias is not None:
             return last.previous_alias
         return PREVIOUS if alias == CHAMPION else None
 
-    def _check_replaces(self, state: State, alias: str, replaces: str | None) -> None:
+    def _check_replaces(self, state: AliasState, alias: str, replaces: str | None) -> None:
         current = state.aliases.get(alias)
         if current == replaces:
             return
@@ -300,11 +302,11 @@ def no_version(uri: str, name: str, version: str) -> RegistryError:
 
 
 def _entry(
-    state: State,
+    state: AliasState,
     alias: str,
     previous_alias: str | None,
     changes: dict[str, str | None],
-    cause: Cause,
+    cause: ChangeReason,
 ) -> HistoryEntry:
     return HistoryEntry(
         id=uuid.uuid4().hex,

@@ -18,10 +18,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from artifacts.plain_files import plain_files
 from artifacts.registry.embedded_database import EMBEDDED, file_of, lock_of, make_database
 from artifacts.registry.history import HistoryEntry
 from artifacts.registry.registry import Registry, Version
+from artifacts.weights_folder_files import plain_files
 from pipeline.core.credentials import put_back
 from pipeline.core.errors import RegistryError
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import RegistryError
-from pipeline.core.foreign.file import MEBIBYTE
-from pipeline.core.foreign.json import parse_json
+from pipeline.core.untrusted.file import MEBIBYTE
+from pipeline.core.untrusted.json import parse_json
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"

@@ -21,9 +21,9 @@ from artifacts.registry.model_pack import MANIFEST_BYTES, Blob, as_json, check_d
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError
 from pipeline.core.file_digests import BLOCK_BYTES
-from pipeline.core.folder_flush import flush_folder
-from pipeline.core.foreign.file import MEBIBYTE, open_regular, read_regular
-from pipeline.core.foreign.json import read_json_file
+from pipeline.core.fsync import flush_folder
+from pipeline.core.untrusted.file import MEBIBYTE, open_regular, read_regular
+from pipeline.core.untrusted.json import read_json_file
 
 LAYOUT_FILE = "oci-layout"
 INDEX_FILE = "index.json"

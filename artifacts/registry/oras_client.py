@@ -21,8 +21,8 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 from urllib3.util.retry import Retry
 
-from pipeline.core.foreign.json import parse_json
-from pipeline.core.foreign.text import clip
+from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted.text import clip
 
 # To connect, and between two bytes of an answer: a registry hashes a blob that it was sent once
 # more before it answers that it has it; what is only asked for comes at once.
@@ -146,10 +146,10 @@ def mount_adapter(session: requests.Session) -> None:
         respect_retry_after_header=False,  # it may say days
     )
     for scheme in ("http://", "https://"):
-        session.mount(scheme, _PatientAdapter(max_retries=tries))
+        session.mount(scheme, _RetryingAdapter(max_retries=tries))
 
 
-class _PatientAdapter(HTTPAdapter):
+class _RetryingAdapter(HTTPAdapter):
     """Requests with limits of time and size, which `requests` itself does not have."""
 
     def send(

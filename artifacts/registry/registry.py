@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.history import Cause, HistoryEntry, Move, replay
+from artifacts.registry.history import AliasChange, ChangeReason, HistoryEntry, replay
 from artifacts.registry.journal import Journal, JournalStorage
 
 TUPLE_TAG = "prepare.tuple"
@@ -86,7 +86,7 @@ class Registry(JournalStorage):
         """Finish moves that were begun and not carried out; returns those that it finished."""
         return Journal(self, name).settle()
 
-    def move_alias(self, name: str, move: Move) -> HistoryEntry | None:
+    def move_alias(self, name: str, move: AliasChange) -> HistoryEntry | None:
         """Move an alias if it still points to what the move replaces; None: it was there.
 
         Raises:
@@ -99,7 +99,7 @@ class Registry(JournalStorage):
         self,
         name: str,
         alias: str,
-        cause: Cause,
+        cause: ChangeReason,
         *,
         to: str | None = None,
         replaces: str | None = None,

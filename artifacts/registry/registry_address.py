@@ -16,11 +16,11 @@ def open_registry(uri: str) -> Registry:
 
 def _find_kind(uri: str) -> Callable[[str], Registry] | None:
     """The class whose scheme the URI has; None for MLflow's, which has several."""
-    from artifacts.registry import hub_registry, oci_registry
+    from artifacts.registry import hub_registry, oci_layout_registry
 
     kinds: dict[str, Callable[[str], Registry]] = {
         hub_registry.SCHEME: hub_registry.HubRegistry,
-        oci_registry.SCHEME: oci_registry.OciRegistry,
+        oci_layout_registry.SCHEME: oci_layout_registry.OciLayoutRegistry,
     }
     return next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), None)
 

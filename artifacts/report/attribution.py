@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from artifacts.number_format import format_points
 from artifacts.report.figure import Table
 from artifacts.run_record import VariantReport
-from artifacts.written_numbers import format_points
 from eval_gates.attribution import Effect
 
 

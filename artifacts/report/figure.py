@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.core.foreign.text import html_text
+from pipeline.core.untrusted.text import html_text
 
 SERIES = 6
 """Colours that the page has for series; more series begin again, with another symbol."""
@@ -51,7 +51,7 @@ class Figure:
 
 
 @dataclass
-class Names:
+class UniqueIds:
     """Hands out names that are unique in one page."""
 
     used: set[str] = field(default_factory=set)

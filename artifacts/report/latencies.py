@@ -6,10 +6,19 @@ since no claim is decided from single requests. Where the loads are gone there i
 
 from __future__ import annotations
 
-from artifacts.report.figure import ALL_AT_ONE_X, Figure, Names, Table, axis, colour, label, symbol
+from artifacts.report.figure import (
+    ALL_AT_ONE_X,
+    Figure,
+    Table,
+    UniqueIds,
+    axis,
+    colour,
+    label,
+    symbol,
+)
 from artifacts.report.run_evidence import RunEvidence
-from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.steady import NoSteadyPartError, latencies
+from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.steady_state import NoSteadyStateError, latencies
 from recipes.catalog import BASELINE
 
 PERCENTILES = (50, 90, 95, 99)
@@ -21,9 +30,9 @@ METRICS = {
 Percentiles = dict[int, float]
 
 
-def latency_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
+def latency_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
     """A figure a claim on speed and metric, with all sides that were measured for it."""
-    loads: dict[str, dict[str, list[MeasuredLoad]]] = {}
+    loads: dict[str, dict[str, list[LoadRun]]] = {}
     for recipe in evidence.recipes:
         for claim, measured in evidence.loads(recipe).items():
             sides = loads.setdefault(claim, {side: [] for side in (BASELINE, *evidence.recipes)})
@@ -41,7 +50,7 @@ def latency_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     return figures
 
 
-def percentiles_of(loads: list[MeasuredLoad]) -> dict[str, Percentiles]:
+def percentiles_of(loads: list[LoadRun]) -> dict[str, Percentiles]:
     """By metric, milliseconds by percentile; of one that no request has, nothing."""
     import numpy as np
 
@@ -49,7 +58,7 @@ def percentiles_of(loads: list[MeasuredLoad]) -> dict[str, Percentiles]:
     for load in loads:
         try:
             of_load = latencies(load)
-        except NoSteadyPartError:
+        except NoSteadyStateError:
             continue
         for metric, values in found.items():
             values += getattr(of_load, f"{metric}_ms").tolist()
@@ -60,7 +69,7 @@ def percentiles_of(loads: list[MeasuredLoad]) -> dict[str, Percentiles]:
     }
 
 
-def describe_loads(loads: list[MeasuredLoad]) -> str:
+def describe_loads(loads: list[LoadRun]) -> str:
     """What was sent, in words."""
     failed = sum(error is not None for load in loads for error in load.requests.error)
     first, sent = loads[0], sum(len(load.requests) for load in loads)
@@ -73,7 +82,7 @@ def describe_loads(loads: list[MeasuredLoad]) -> str:
 
 
 def _figure(
-    claim: str, metric: str, sides: dict[str, Percentiles], notes: list[str], names: Names
+    claim: str, metric: str, sides: dict[str, Percentiles], notes: list[str], names: UniqueIds
 ) -> Figure:
     return Figure(
         name=names.of("latency", claim, metric),

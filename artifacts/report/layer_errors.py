@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from artifacts.report.figure import Figure, Names, Table, axis, label
+from artifacts.report.figure import Figure, Table, UniqueIds, axis, label
 from artifacts.report.run_evidence import RunEvidence
-from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckResult
+from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckWeightsResult
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.stage_record import StageRecord
@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"^(?P<before>.*?)\.?(?P<layer>\d+)\.(?P<rest>.+)$")
 Row = dict[str, Any]
 
 
-def layer_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
+def layer_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
     """A heat map a variant whose table of layers is kept."""
     figures = []
     for recipe in evidence.recipes:
@@ -63,7 +63,7 @@ def is_drawn(row: Row) -> bool:
     return row["sqnr_db"] is not None and place_of(str(row["name"]))[0] is not None
 
 
-def _figure(recipe: str, rows: list[Row], found: CheckResult, names: Names) -> Figure:
+def _figure(recipe: str, rows: list[Row], found: CheckWeightsResult, names: UniqueIds) -> Figure:
     lowest: dict[tuple[str, int], float] = {}
     for row in rows:
         layer, kind = place_of(str(row["name"]))
@@ -113,7 +113,7 @@ def _figure(recipe: str, rows: list[Row], found: CheckResult, names: Names) -> F
     )
 
 
-def _notes(found: CheckResult, rows: list[Row]) -> tuple[str, ...]:
+def _notes(found: CheckWeightsResult, rows: list[Row]) -> tuple[str, ...]:
     notes = (
         ["of several modules in one place (experts), the worst is shown"]
         if any(re.search(r"\.experts\.\d+\.", str(row["name"])) for row in rows)

@@ -12,51 +12,51 @@ import hashlib
 from importlib import resources
 from typing import Any
 
-from artifacts import ending
+from artifacts import run_outcome
 from artifacts.command_line import command_line
 from artifacts.report import (
-    changed_answers,
-    evidence_paths,
+    e_process_plots,
+    flipped_answers,
     latencies,
     layer_errors,
     provenance,
     quality,
+    run_comparison,
     score_table,
     speed,
-    two_runs,
 )
-from artifacts.report.figure import Figure, Names
+from artifacts.report.figure import Figure, UniqueIds
 from artifacts.report.run_evidence import RunEvidence
 from pipeline import __version__
-from pipeline.core.foreign.text import make_visible
+from pipeline.core.untrusted.text import make_visible
 
 
 def run_page(evidence: RunEvidence) -> str:
     """The report of one run, as HTML."""
-    names = Names()
+    names = UniqueIds()
     figures = {
         "quality": quality.quality_figures(evidence, names),
-        "evidence": evidence_paths.evidence_figures(evidence, names),
-        "flips": changed_answers.flip_figures(evidence, names),
+        "evidence": e_process_plots.evidence_figures(evidence, names),
+        "flips": flipped_answers.flip_figures(evidence, names),
         "speed": speed.speed_figures(evidence, names),
         "latency": latencies.latency_figures(evidence, names),
         "layers": layer_errors.layer_figures(evidence, names),
     }
-    word = ending.outcome(evidence.report)
+    word = run_outcome.outcome(evidence.report)
     return _render(
         "run.html.j2",
         figures,
         title=f"{evidence.report.options.checkpoint or 'candidate'}: {word}",
         report=evidence.report,
         outcome=word,
-        sentence=ending.headline(evidence.report),
+        sentence=run_outcome.headline(evidence.report),
         serving=[
-            *ending.serving_lines(evidence.report.options),
-            *ending.drafting_lines(evidence.report),
-            *ending.attribution_lines(evidence.report),
+            *run_outcome.serving_lines(evidence.report.options),
+            *run_outcome.drafting_lines(evidence.report),
+            *run_outcome.attribution_lines(evidence.report),
         ],
         variants=score_table.variant_parts(evidence),
-        examples=changed_answers.changed_answers(evidence),
+        examples=flipped_answers.changed_answers(evidence),
         command=command_line(evidence.report.kind, evidence.report.command),
         facts=provenance.run_facts(evidence),
         tuples=provenance.tuple_table(evidence),
@@ -71,16 +71,16 @@ def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
     sides = (first, second)
     return _render(
         "two_runs.html.j2",
-        {"changes": two_runs.change_figures(sides, Names())},
+        {"changes": run_comparison.change_figures(sides, UniqueIds())},
         title=f"{first.report.run} and {second.report.run}",
         runs=[
-            (letter, report, ending.outcome(report), ending.headline(report))
+            (letter, report, run_outcome.outcome(report), run_outcome.headline(report))
             for letter, report in (("A", first.report), ("B", second.report))
         ],
-        verdicts=two_runs.verdict_table(sides),
-        scores=two_runs.score_table(sides),
-        speed=two_runs.speed_table(sides),
-        changes=two_runs.changed_facts(sides),
+        verdicts=run_comparison.verdict_table(sides),
+        scores=run_comparison.score_table(sides),
+        speed=run_comparison.speed_table(sides),
+        changes=run_comparison.changed_facts(sides),
         missing=list(dict.fromkeys([*first.missing, *second.missing])),
     )
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
+from artifacts.number_format import format_points
+from artifacts.report.figure import Figure, Table, UniqueIds, axis, colour, label, symbol
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
 from artifacts.stages.check_weights import CHECK_WEIGHTS
 from artifacts.stages.judge import JUDGE
-from artifacts.written_numbers import format_points
-from eval_gates.records import GateReport
+from eval_gates.gate_report import GateReport
 from eval_gates.stopping import comparison_of
 from recipes.catalog import BASELINE
 
 
-def quality_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
+def quality_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
     """Two figures a suite, as far as sizes and throughputs are known."""
     variants = [variant for variant in evidence.report.variants if variant.gates]
     suites = list(dict.fromkeys(gate.suite for v in variants for gate in v.gates))
@@ -85,7 +85,7 @@ def _figure(
     points: list[tuple[VariantReport, GateReport, float]],
     of_baseline: float | None,
     evidence: RunEvidence,
-    names: Names,
+    names: UniqueIds,
 ) -> Figure:
     data: list[dict[str, Any]] = []
     if of_baseline is not None:

@@ -16,12 +16,12 @@ from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResu
 from artifacts.stages.judge import JUDGE
 from artifacts.stages.questions import QUESTIONS as ASKED
 from artifacts.stages.speed import SPEED
-from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
-from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
+from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, EvidenceError, StoreError
-from pipeline.core.stage import Kept, Parameters, Result, Stage
+from pipeline.core.stage import Parameters, Result, Stage, TypedStageRecord
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from recipes.catalog import BASELINE
@@ -31,7 +31,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Answered:
+class PairedAnswers:
     """Both sides' answers to the questions of a suite that the variant was asked."""
 
     baseline: Rows  # rows, as `pipeline/stages/evaluate.py` says, in the order of asking
@@ -50,7 +50,7 @@ class RunEvidence:
         self.report = report
         self.store = store
         self.missing: list[str] = []
-        self._answered: dict[tuple[str, str], Answered | None] = {}
+        self._answered: dict[tuple[str, str], PairedAnswers | None] = {}
         self._finished = {
             (stage.name, stage.variant): StageReference(stage=stage.stage, key=stage.key)
             for stage in report.stages
@@ -74,7 +74,7 @@ class RunEvidence:
 
     def kept(
         self, stage: Stage[Parameters, Any, Result], variant: str
-    ) -> Kept[Parameters, Result] | None:
+    ) -> TypedStageRecord[Parameters, Result] | None:
         """As `record`, in its shapes."""
         return self._read_shape(stage, self.record(stage.name, variant))
 
@@ -83,13 +83,13 @@ class RunEvidence:
         judge = self.kept(JUDGE, recipe)
         return judge.parameters.policy if judge is not None else None
 
-    def find_answers(self, recipe: str, suite: str) -> Answered | None:
+    def find_answers(self, recipe: str, suite: str) -> PairedAnswers | None:
         """What both sides answered to one suite; None where that is not kept any more."""
         if (recipe, suite) not in self._answered:
             self._answered[recipe, suite] = self._read_answered(recipe, suite)
         return self._answered[recipe, suite]
 
-    def _read_answered(self, recipe: str, suite: str) -> Answered | None:
+    def _read_answered(self, recipe: str, suite: str) -> PairedAnswers | None:
         judge = self.kept(JUDGE, recipe)
         if judge is None or suite not in judge.parameters.policy.suites:
             return None
@@ -107,7 +107,7 @@ class RunEvidence:
             ASKED, self._input(judge.record, f"questions.{suite}", f"the questions of {suite}")
         )
         about_all = settings.about == "population" or asked is None
-        return Answered(
+        return PairedAnswers(
             baseline=baseline,
             candidate=candidate,
             questions=self._questions(asked.record if asked else None),
@@ -119,7 +119,7 @@ class RunEvidence:
 
     def collect_answers(
         self, recipe: str
-    ) -> list[tuple[str, Kept[EvaluateParameters, EvaluateResult]]]:
+    ) -> list[tuple[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]]:
         """By suite, the last round's answers of a variant, judged or not."""
         last: dict[str, str] = {}
         for (name, variant), found in self._finished.items():
@@ -131,7 +131,7 @@ class RunEvidence:
         ]
         return [(suite, record) for suite, record in records if record is not None]
 
-    def loads(self, recipe: str) -> dict[str, list[MeasuredLoad]]:
+    def loads(self, recipe: str) -> dict[str, list[LoadRun]]:
         """By claim on speed, what was measured of a variant, as far as it is kept."""
         found = {}
         for (name, variant), reference in self._finished.items():
@@ -166,7 +166,7 @@ class RunEvidence:
 
     def _read_shape(
         self, stage: Stage[Parameters, Any, Result], record: StageRecord | None
-    ) -> Kept[Parameters, Result] | None:
+    ) -> TypedStageRecord[Parameters, Result] | None:
         """The record in its shapes; None, which is reported, where it is not of them."""
         if record is None:
             return None

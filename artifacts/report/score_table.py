@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifacts.ending import verdict_word
 from artifacts.gate_row import GateRow, gate_row, speed_row
+from artifacts.number_format import format_megabytes, format_percent
 from artifacts.report.attribution import attribution_table
 from artifacts.report.figure import Table
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.run_outcome import verdict_word
 from artifacts.run_record import VariantReport
-from artifacts.written_numbers import format_megabytes, format_percent
 
 
 @dataclass(frozen=True)
-class VariantPart:
+class VariantSection:
     """One variant of the run."""
 
     recipe: str  # that made it
@@ -27,13 +27,13 @@ class VariantPart:
     attribution: Table | None = None  # which of weights and KV cache costs what, where asked for
 
 
-def variant_parts(evidence: RunEvidence) -> list[VariantPart]:
+def variant_parts(evidence: RunEvidence) -> list[VariantSection]:
     """Every variant of the run; those that it did not come to have no verdict."""
     report = evidence.report
     parts = [_part(variant, evidence) for variant in report.variants]
     judged = {variant.recipe for variant in report.variants}
     parts += [
-        VariantPart(
+        VariantSection(
             recipe=recipe,
             verdict="no verdict",
             reason=f"the run is {report.status}: it ended before this variant was judged",
@@ -57,11 +57,11 @@ def collected_words(evidence: RunEvidence, recipe: str) -> list[str]:
     ]
 
 
-def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
+def _part(variant: VariantReport, evidence: RunEvidence) -> VariantSection:
     rows = [gate_row(gate) for gate in variant.gates]
     rows += [speed_row(speed) for speed in variant.speed]
     reason, _, rest = variant.reason.partition("\n")
-    return VariantPart(
+    return VariantSection(
         recipe=variant.recipe,
         verdict=verdict_word(variant),
         reason=reason,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
+from artifacts.number_format import format_percent
+from artifacts.report.figure import Figure, Table, UniqueIds, axis, colour, label, symbol
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
-from artifacts.written_numbers import format_percent
-from eval_gates.speed.report import LoadPoint, SpeedReport
+from eval_gates.speed.report import LoadSummary, SpeedGateReport
 
 
-def speed_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
+def speed_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
     """Two figures a claim of each variant; none of a claim that was not measured."""
     return [
         figure
@@ -26,7 +26,7 @@ def speed_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     ]
 
 
-def _evidence(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
+def _evidence(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> Figure:
     counts = [point.n for point in claim.trail]
     needed = -math.log10(claim.alpha)
     lines = (
@@ -76,11 +76,11 @@ def _evidence(variant: VariantReport, claim: SpeedReport, names: Names) -> Figur
     )
 
 
-def _loads(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
+def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> Figure:
     """Output tokens/s of a ratio, requests/s of limits, against the time to first token."""
     unit = "output tokens/s" if claim.kind == "ratio" else "requests/s"
 
-    def speed(point: LoadPoint) -> float | None:
+    def speed(point: LoadSummary) -> float | None:
         return point.output_tokens_per_s if claim.kind == "ratio" else point.requests_per_s
 
     data = [
@@ -129,17 +129,17 @@ def _loads(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
     )
 
 
-def _groups(claim: SpeedReport) -> dict[str, list[LoadPoint]]:
+def _groups(claim: SpeedGateReport) -> dict[str, list[LoadSummary]]:
     """The loads by side, the warm-up apart; of limits by whether the round kept them, too."""
     words = {None: "", True: ", limits kept", False: ", limits not kept"}
-    groups: dict[str, list[LoadPoint]] = {}
+    groups: dict[str, list[LoadSummary]] = {}
     for point in claim.points:
         of = words[point.kept] if point.counts else ", warm-up"
         groups.setdefault(f"{point.side}{of}", []).append(point)
     return groups
 
 
-def _estimate_of(claim: SpeedReport) -> str:
+def _estimate_of(claim: SpeedGateReport) -> str:
     return "share kept" if claim.kind == "slo" else "ratio"
 
 

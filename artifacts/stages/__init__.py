@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
-from pipeline.core.stage import Kept, Stage
+from pipeline.core.stage import Stage, TypedStageRecord
 from pipeline.core.stage_record import StageRecord
 
 
@@ -35,7 +35,7 @@ def newest_revision(name: str) -> int:
     return stage_named(name).revision if name in stage_names() else 0
 
 
-def known_of(records: Iterable[StageRecord]) -> Iterator[Kept[Record, Record]]:
+def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record, Record]]:
     """Those of the records whose stages there are, and that are of their shapes."""
     for record in records:
         try:

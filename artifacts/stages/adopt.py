@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from artifacts.stages.quantize import MadeWeights, QuantizeResult
+from artifacts.stages.quantize import QuantizeResult, WeightsProvenance
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 
 
-class AdoptParameters(MadeWeights):
+class AdoptParameters(WeightsProvenance):
     """Which weights, and how they were made."""
 
     files: dict[str, str] = Field(description="digest of each, by name")

@@ -12,14 +12,14 @@ from pipeline.core.stage import Stage
 from recipes.quantization import Quantization
 
 
-class CheckParameters(Record):
+class CheckWeightsParameters(Record):
     """What they must be."""
 
     checkpoint: str = Field(description="digest of the source")
     quantization: Quantization
 
 
-class CheckRuntime(Record):
+class CheckWeightsRuntime(Record):
     """Where the source lies."""
 
     checkpoint: Checkpoint
@@ -33,7 +33,7 @@ class Sqnr(Record):
     worst: list[dict[str, Any]] = Field([], fail_fast=True)
 
 
-class CheckResult(Record):
+class CheckWeightsResult(Record):
     """What was found of sound weights."""
 
     weights_digest: str = Field(
@@ -56,4 +56,6 @@ class CheckResult(Record):
     config_keys_dropped: list[str] = Field([], fail_fast=True)
 
 
-CHECK_WEIGHTS = Stage("check_weights", 1, CheckParameters, CheckRuntime, CheckResult)
+CHECK_WEIGHTS = Stage(
+    "check_weights", 1, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from artifacts.served_model import ServedModel, ServerFacts, ServerRuntime
+from artifacts.served_model import ServedModel, ServerInfo, ServerRuntime
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 
@@ -18,7 +18,7 @@ class CoherenceResult(Record):
     perplexity_ratio: float | None = Field(None, description="to the baseline's")
     sample: str = ""
     incoherent: str = Field("", description="why it must be held to be broken; '' when it is not")
-    server: ServerFacts = ServerFacts()
+    server: ServerInfo = ServerInfo()
     engine_version: str = Field("", description="as it reports it; '' of somebody's endpoint")
 
 

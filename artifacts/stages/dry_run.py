@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from artifacts.stages.check_weights import CheckParameters, CheckResult
+from artifacts.stages.check_weights import CheckWeightsParameters, CheckWeightsResult
 from artifacts.stages.quantize import QuantizeParameters, QuantizeRuntime
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
@@ -15,7 +15,7 @@ class DryRunParameters(Record):
 
     layers: int
     quantize: QuantizeParameters
-    check_weights: CheckParameters
+    check_weights: CheckWeightsParameters
     revisions: dict[str, int] = Field(description="of the two stages' code")
 
     @property
@@ -31,7 +31,7 @@ class DryRunResult(Record):
     source_bytes: int
     weights_bytes: int
     seconds: dict[str, float] = Field(description="of each step")
-    verified: CheckResult
+    verified: CheckWeightsResult
 
 
 DRY_RUN = Stage("dry_run", 1, DryRunParameters, QuantizeRuntime, DryRunResult)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from artifacts.attempts import Counted
 from artifacts.served_model import ServedModel, ServerRuntime
-from eval_gates.drafted import Drafted
+from eval_gates.spec_decode_stats import SpecDecodeStats
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
@@ -17,7 +17,7 @@ from pipeline.core.stage_record import StageSpec
 from recipes.policy import AnyAsked, Margin
 
 
-class Rule(Record):
+class GateRule(Record):
     """What decides a gate, and so ends the asking."""
 
     margin: Margin
@@ -38,7 +38,7 @@ class EvaluateParameters(ServedModel):
     max_length: int = Field(description="tokens that a prompt and its answer may have together")
     upto: int | None = Field(None, description="questions at most")
     batch: int = Field(description="questions between two looks")
-    rule: Rule | None = Field(None, description="None where nothing ends it before")
+    rule: GateRule | None = Field(None, description="None where nothing ends it before")
     repeat: int = Field(0, description="1 where the baseline is asked again")
     measurement: int = Field(1, ge=1, description="number of the measurement")
 
@@ -69,7 +69,7 @@ class EvaluateResult(Record):
     more: bool = Field(False, description="open, and another round could ask more")
     ended_by: str = Field("", description="decided, asked or time")
     requests: dict[str, int] = Field({}, description="by the way that they were asked")
-    drafted: Drafted | None = Field(
+    drafted: SpecDecodeStats | None = Field(
         None, description="by its last worker, where the engine drafts and counts that"
     )
 

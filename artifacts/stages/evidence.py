@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from eval_gates.records import Verdict
-from pipeline.checkpoint.source_facts import SourceFacts
+from eval_gates.gate_report import Verdict
+from pipeline.checkpoint.source_info import SourceInfo
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 
@@ -21,7 +21,7 @@ class EvidenceParameters(Record):
     name: str = Field(description="in the registry")
     profile: str
     policy: str
-    source: SourceFacts
+    source: SourceInfo
     tried: list[str] = Field(fail_fast=True, description="recipes whose number counts")
     unjudged: dict[str, Literal["fail", "error", "skipped"]] = Field(
         description="what became of those without gates"

@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from artifacts.attempts import Attempt
-from eval_gates.drafted import Drafted
-from eval_gates.records import GateReport, Verdict
-from eval_gates.speed.claimed_rule import Measuring
-from eval_gates.speed.report import SpeedReport
+from eval_gates.gate_report import GateReport, Verdict
+from eval_gates.spec_decode_stats import SpecDecodeStats
+from eval_gates.speed.gate_rule import MeasurementSettings
+from eval_gates.speed.report import SpeedGateReport
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
@@ -29,7 +29,7 @@ class JudgeParameters(Record):
     planned_bets: dict[str, float] = Field(description="by suite with a sequential test")
     accelerator: AcceleratorName | Literal[""] = Field("", description="'' of endpoints")
     speed_note: str | None = Field(None, description="what the profile says beside its speeds")
-    measuring: Measuring | None = Field(
+    measuring: MeasurementSettings | None = Field(
         None, description="how speed is measured; None without a performance gate"
     )
     fallbacks: dict[str, dict[str, str]] = Field(
@@ -51,8 +51,8 @@ class JudgeResult(Record):
     p_value: float | None = None
     attempt: int = Field(description="number of the attempt against this baseline")
     gates: list[GateReport] = Field(fail_fast=True)
-    speed: list[SpeedReport] = Field([], fail_fast=True, description="claims on it")
-    drafted: dict[str, Drafted] = Field(
+    speed: list[SpeedGateReport] = Field([], fail_fast=True, description="claims on it")
+    drafted: dict[str, SpecDecodeStats] = Field(
         {}, description="of the variant, by suite; nothing is decided by it"
     )
 

@@ -10,7 +10,7 @@ from pipeline.core.stage import Stage
 from recipes.policy import Policy
 
 
-class Candidate(Record, serialize_by_alias=True):
+class PromotionCandidate(Record, serialize_by_alias=True):
     """A variant that is to be registered."""
 
     recipe: str
@@ -33,7 +33,7 @@ class PromoteParameters(Record, serialize_by_alias=True):
     """What goes where."""
 
     policy: Policy
-    candidates: list[Candidate] = Field(fail_fast=True)
+    candidates: list[PromotionCandidate] = Field(fail_fast=True)
     name: str
     registry: str
     alias: str

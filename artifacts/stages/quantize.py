@@ -12,7 +12,7 @@ from pipeline.core.stage import Stage, WorkerRuntime
 from recipes.quantization import Quantization
 
 
-class MadeWeights(Record):
+class WeightsProvenance(Record):
     """How weights are made, or were that are taken in."""
 
     checkpoint: str = Field(description="digest of the source")
@@ -21,18 +21,18 @@ class MadeWeights(Record):
     environment: str = Field(description="identity of the one that quantizes")
 
 
-class Compute(Record):
+class CalibrationCompute(Record):
     """What changes the numbers of a calibration."""
 
     dtype: str | None = Field(None, description="None for the model's own")
     environment: dict[str, str] = Field({}, description="variables that limit the CPU's features")
 
 
-class QuantizeParameters(MadeWeights):
+class QuantizeParameters(WeightsProvenance):
     """How weights are made."""
 
     trust_remote_code: bool = False
-    compute: Compute = Compute()
+    compute: CalibrationCompute = CalibrationCompute()
 
     @property
     def kind(self) -> str:

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.serving_arguments import ServingArguments
-from eval_gates.speed.lives import Life
-from eval_gates.speed.load import MeasuredLoad, read_loads
-from eval_gates.speed.steady import output_rate
-from eval_gates.speed.unit_rule import WARM_UP
+from eval_gates.speed.load_run import LoadRun, read_loads
+from eval_gates.speed.sequential_rule import WARM_UP
+from eval_gates.speed.server_runs import ServerRun
+from eval_gates.speed.steady_state import output_rate
 from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.cli.display import open_display
 from pipeline.core.gpus import ask_driver
@@ -111,7 +111,9 @@ def main() -> int:
     stages.set_defaults(run=list_stages)
 
     start = add("start", help="a server's start: time, log, KV tokens, beside the plan's")
-    start.add_argument("sides", nargs="+", type=Side.read, metavar="NAME=FOLDER[,KEY=VALUE]...")
+    start.add_argument(
+        "sides", nargs="+", type=BenchmarkSide.read, metavar="NAME=FOLDER[,KEY=VALUE]..."
+    )
     start.add_argument("--gpu", help="that `prepare plan` reckons for")
     start.set_defaults(run=start_servers)
 
@@ -127,14 +129,18 @@ def main() -> int:
     quantize.set_defaults(run=quantize_again)
 
     flips = add("flips", help="answers that change: each side against the first, by prepare gate")
-    flips.add_argument("sides", nargs="+", type=Side.read, metavar="NAME=FOLDER[,KEY=VALUE]...")
+    flips.add_argument(
+        "sides", nargs="+", type=BenchmarkSide.read, metavar="NAME=FOLDER[,KEY=VALUE]..."
+    )
     flips.add_argument("--policy", type=Path, required=True)
     flips.add_argument("--tokenizer", type=Path, required=True)
     flips.add_argument("--eval-data", type=Path)
     flips.set_defaults(run=count_flips)
 
     pair = add("pair", help="output tokens/s of two servers that are both up, in blocks")
-    pair.add_argument("sides", nargs=2, type=Side.read, metavar="NAME=FOLDER[,KEY=VALUE]...")
+    pair.add_argument(
+        "sides", nargs=2, type=BenchmarkSide.read, metavar="NAME=FOLDER[,KEY=VALUE]..."
+    )
     pair.add_argument("--tokenizer", type=Path, required=True)
     pair.add_argument("--work", type=Path, required=True, help="keeps the loads")
     pair.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64, 256])
@@ -159,7 +165,7 @@ def main() -> int:
 
 
 @dataclass(frozen=True)
-class Side:
+class BenchmarkSide:
     """A checkpoint and how it is served: the profile's arguments with some changed.
 
     `stock=1` leaves the profile's own away; `kv=auto` is the KV cache's type, else a variant's.
@@ -170,7 +176,7 @@ class Side:
     changes: dict[str, str]
 
     @classmethod
-    def read(cls, text: str) -> Side:
+    def read(cls, text: str) -> BenchmarkSide:
         """From `NAME=FOLDER,KEY=VALUE`; raises ValueError."""
         (name, folder), *changes = (part.split("=", 1) for part in text.split(","))
         return cls(name, Path(folder).resolve(), dict(changes))
@@ -357,20 +363,20 @@ def tensors_in(folder: Path) -> dict[str, tuple[str, tuple[int, ...], Any]]:
 
 
 @dataclass(frozen=True)
-class Started:
+class RunningServer:
     """A server that is up."""
 
-    side: Side
+    side: BenchmarkSide
     server: Server
     seconds: float
 
 
 @contextmanager
-def serve(sides: list[Side], profile: str, logs: Path) -> Iterator[list[Started]]:
+def serve(sides: list[BenchmarkSide], profile: str, logs: Path) -> Iterator[list[RunningServer]]:
     """All of them at once, on ports of the loopback."""
     python = serving_python(profile)
     logs.mkdir(parents=True, exist_ok=True)
-    up: list[Started] = []
+    up: list[RunningServer] = []
     servers: list[Server] = []
     try:
         for side in sides:
@@ -380,7 +386,7 @@ def serve(sides: list[Side], profile: str, logs: Path) -> Iterator[list[Started]
             with open_display() as progress:
                 seconds = server.start(choose_profile(profile).ready_timeout_seconds, progress)
             tell(f"{side.name}: up after {seconds:.0f} s, {server.facts()}")
-            up.append(Started(side, server, seconds))
+            up.append(RunningServer(side, server, seconds))
         yield up
     finally:
         for server in servers:
@@ -478,7 +484,7 @@ def compare_speed(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def measure_blocks(
     arguments: argparse.Namespace, endpoints: dict[str, Any], at_once: int
-) -> list[MeasuredLoad]:
+) -> list[LoadRun]:
     """By the worker of the `speed` stage, with a rule that never decides before the last block."""
     output: Path = arguments.work / f"at-{at_once}"
     if (output / "done").is_file():
@@ -487,7 +493,7 @@ def measure_blocks(
     output.mkdir(parents=True)
     spec, result = output / "spec.json", output / "result.json"
     sides = tuple(endpoints)
-    life = Life(number=0, sides=sides, block=0, draw=time.time_ns() % 2**63)
+    life = ServerRun(number=0, sides=sides, block=0, draw=time.time_ns() % 2**63)
     workload = RandomWorkload(
         kind="random",
         input_tokens=arguments.input_tokens,
@@ -522,7 +528,7 @@ def measure_blocks(
     return read_loads(output / "loads.jsonl")
 
 
-def summarize(loads: list[MeasuredLoad], names: list[str]) -> dict[str, Any]:
+def summarize(loads: list[LoadRun], names: list[str]) -> dict[str, Any]:
     """Output tokens/s of each side by block; what comes of it does not count the warm-up's."""
     rates: dict[str, list[float]] = {"baseline": [], "candidate": []}
     for load in loads:

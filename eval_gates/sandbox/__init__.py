@@ -25,9 +25,9 @@ TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubb
 if TYPE_CHECKING:
     from typing import Any
 
-    from eval_gates.sandbox.choice import choose_isolation
     from eval_gates.sandbox.execution import Execution, Program, run_many, run_program
     from eval_gates.sandbox.isolation import Isolation, SandboxError
+    from eval_gates.sandbox.isolation_probe import choose_isolation
 
 __all__ = [
     "Execution",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "choice": ("choose_isolation",),
+    "isolation_probe": ("choose_isolation",),
     "execution": ("Execution", "Program", "run_many", "run_program"),
     "isolation": ("Isolation", "SandboxError"),
 }

@@ -15,7 +15,7 @@ _OWN_CODE = "/sandbox"
 # Imported by name in there, from where bubblewrap shows our source.
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from eval_gates.sandbox.keeper import keep; keep(*map(int, sys.argv[2:]))"
+    "from eval_gates.sandbox.sandbox_init import keep; keep(*map(int, sys.argv[2:]))"
 )
 
 

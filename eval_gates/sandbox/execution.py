@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any, Literal, NamedTuple
 
 from eval_gates.sandbox import cgroup
+from eval_gates.sandbox.filesystem_view import PACKAGES_FOLDER, interpreter, packages, view
 from eval_gates.sandbox.fork_server import ForkServer
+from eval_gates.sandbox.framing import read_message, write_message
 from eval_gates.sandbox.grader import OWN_MEMORY
+from eval_gates.sandbox.grading import MOST_WAITING
 from eval_gates.sandbox.isolation import Isolation, SandboxError
-from eval_gates.sandbox.judge import MOST_WAITING
-from eval_gates.sandbox.messages import read_message, write_message
-from eval_gates.sandbox.view import PACKAGES_FOLDER, interpreter, packages, view
-from pipeline.core.events import Progress, Silent
+from pipeline.core.events import NullProgress, Progress
 
 Outcome = Literal["passed", "failed", "timeout", "memory", "crashed"]
 
@@ -70,7 +70,7 @@ def run_program(
             of each process's processor time, rounded up.
         memory_bytes: limit of each process's address space, and of what they hold together; the
             interpreter itself needs about 30 MB.
-        isolation: from :func:`eval_gates.sandbox.choice.choose_isolation`.
+        isolation: from :func:`eval_gates.sandbox.isolation_probe.choose_isolation`.
 
     Raises:
         SandboxError: nothing is known of the program: the sandbox could not be made, or the tests
@@ -104,7 +104,7 @@ def run_many(
     Raises:
         SandboxError: as for :func:`run_program`; the rest is not run.
     """
-    progress = progress or Silent()
+    progress = progress or NullProgress()
     with (
         ForkServer(str(interpreter())) as server,
         ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool,

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import IO, NoReturn
 
-from eval_gates.sandbox import kernel
-from eval_gates.sandbox.judge import judge
+from eval_gates.sandbox import linux_syscalls
+from eval_gates.sandbox.grading import judge
 
 _OWN_CODE = Path(__file__).resolve().parents[2]
 _START = (
@@ -64,7 +64,7 @@ class ForkServer:
         """Fork a judge; it takes copies of the descriptors.
 
         Args:
-            task: what to judge, see :func:`eval_gates.sandbox.judge.judge`.
+            task: what to judge, see :func:`eval_gates.sandbox.grading.judge`.
             errors: takes what judge and solution write to standard error.
             report: the end of a pipe that the judge writes to.
 
@@ -79,7 +79,7 @@ def serve(descriptor: int) -> NoReturn:
     me, own_code = os.getpid(), sys.path.pop(0)
     orders = socket.socket(fileno=descriptor)
     orders.set_inheritable(False)
-    kernel.leave_session_keyring()
+    linux_syscalls.leave_session_keyring()
     # A collection in a fork would copy every page that holds an object.
     gc.collect()
     gc.freeze()

@@ -12,8 +12,8 @@ import sys
 import traceback
 from os import _exit
 
-from eval_gates.sandbox.candidate import Candidate
-from eval_gates.sandbox.messages import read_message, write_message
+from eval_gates.sandbox.framing import read_message, write_message
+from eval_gates.sandbox.solution_proxy import SolutionProxy
 
 TYPE_CHECKING = False  # typing would be a good part of a start in bubblewrap
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def grade(
     sys.path[:] = [*(p for p in sys.path[1:] if p), orders["packages"]]
     _limit_resources(orders)
     task = read_message(requests)
-    candidate = Candidate(calls, replies, notices)
+    candidate = SolutionProxy(calls, replies, notices)
     write_message(answers, _verdict_on(candidate, task))
     _exit(0)
 
@@ -65,7 +65,7 @@ def _limit_resources(orders: dict[str, Any]) -> None:
         resource.setrlimit(kind, (amount, amount))
 
 
-def _verdict_on(candidate: Candidate, task: dict[str, Any]) -> dict[str, str]:
+def _verdict_on(candidate: SolutionProxy, task: dict[str, Any]) -> dict[str, str]:
     try:
         code = compile(task["test"], _TESTS, "exec")
     except (SyntaxError, ValueError) as error:
@@ -81,7 +81,7 @@ def _verdict_on(candidate: Candidate, task: dict[str, Any]) -> dict[str, str]:
     return {"outcome": "passed", "detail": ""}
 
 
-def _verdict_after(candidate: Candidate, error: BaseException | None) -> dict[str, str]:
+def _verdict_after(candidate: SolutionProxy, error: BaseException | None) -> dict[str, str]:
     # After a failed call, a name may be missing because its answer is.
     if isinstance(error, NameError) and candidate.faultless:
         return {"broken": f"the problem's test uses a name that is not defined: {error}"}

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from eval_gates.sandbox import bubblewrap, keeper, namespaces
-from eval_gates.sandbox.messages import MessageError, read_message, write_message
+from eval_gates.sandbox import bubblewrap, namespaces, sandbox_init
+from eval_gates.sandbox.framing import FramingError, read_message, write_message
 
 _SECONDS_TO_END = 5.0
 _PATIENCE = 0.05
@@ -63,7 +63,7 @@ class Sandbox:
             orders = {}  # its notice says why
         try:
             notice = read_message(self.notices)
-        except (EOFError, MessageError):
+        except (EOFError, FramingError):
             raise BrokenSandboxError("") from None
         if "broken" in notice:
             raise BrokenSandboxError(notice["broken"])
@@ -110,7 +110,7 @@ def _launch(settings: dict[str, Any], own_code: str, theirs: tuple[int, ...]) ->
         return
 
     def keep() -> NoReturn:
-        keeper.keep(*theirs)
+        sandbox_init.keep(*theirs)
 
     if kind == "namespaces":
         namespaces.launch(

@@ -1,8 +1,9 @@
 """Isolation by Linux namespaces alone, begun by a process without privileges.
 
 A child moves into new user, mount, pid, network, IPC, UTS and cgroup namespaces; its own child is
-pid 1 there, builds a root folder that shows a :class:`~eval_gates.sandbox.view.View` and nothing
-else, and becomes the keeper. The network namespace has a loopback that is down.
+pid 1 there, builds a root folder that shows a
+:class:`~eval_gates.sandbox.filesystem_view.FilesystemView` and nothing else,
+and becomes the sandbox's init. The network namespace has a loopback that is down.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from eval_gates.sandbox import cgroup, kernel
+from eval_gates.sandbox import cgroup, linux_syscalls
 
 NOBODY = 65_534
 HOST_NAME = "sandbox"
@@ -23,13 +24,13 @@ _TEMPORARY_FILES = 1_024
 DEVICES = ("null", "full", "random", "urandom")
 
 _ALL = (
-    kernel.CLONE_NEWUSER
-    | kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWPID
-    | kernel.CLONE_NEWNET
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUTS
-    | kernel.CLONE_NEWCGROUP
+    linux_syscalls.CLONE_NEWUSER
+    | linux_syscalls.CLONE_NEWNS
+    | linux_syscalls.CLONE_NEWPID
+    | linux_syscalls.CLONE_NEWNET
+    | linux_syscalls.CLONE_NEWIPC
+    | linux_syscalls.CLONE_NEWUTS
+    | linux_syscalls.CLONE_NEWCGROUP
 )
 
 
@@ -101,7 +102,7 @@ def _move(
     keep: Callable[[], NoReturn],
     fail: Callable[[str], None],
 ) -> None:
-    kernel.unshare(_ALL)
+    linux_syscalls.unshare(_ALL)
     os.write(tell_moved, b"m")
     if not os.read(mapped, 1):
         raise OSError("the users of the namespace could not be mapped")
@@ -117,7 +118,7 @@ def _move(
 
 def _settle(view: dict[str, Any], proc: bool, keep: Callable[[], NoReturn]) -> None:
     with suppress(PermissionError):  # Podman's containers forbid this alone
-        kernel.set_host_name(HOST_NAME)
+        linux_syscalls.set_host_name(HOST_NAME)
     build_root(view, proc=proc)
     keep()
 
@@ -142,10 +143,16 @@ def build_root(view: dict[str, Any], *, proc: bool) -> None:
     """Make a root folder in memory that shows `view`, read-only, and a small /tmp; enter it."""
     # A user's stricter one, or our own, would close these folders to the program.
     os.umask(0o022)
-    kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")  # noqa: S108
+    linux_syscalls.mount("", "/", flags=linux_syscalls.MS_REC | linux_syscalls.MS_PRIVATE)
+    linux_syscalls.mount(
+        "tmpfs",
+        "/tmp",  # noqa: S108
+        "tmpfs",
+        linux_syscalls.MS_NOSUID | linux_syscalls.MS_NODEV,
+        "size=1m,mode=755",
+    )
     Path("/tmp/.outside").mkdir()  # noqa: S108
-    kernel.pivot_root("/tmp", "/tmp/.outside")  # noqa: S108
+    linux_syscalls.pivot_root("/tmp", "/tmp/.outside")  # noqa: S108
     os.chdir("/")
     for folder in ("/tmp", "/dev", "/proc"):  # noqa: S108
         Path(folder).mkdir()
@@ -156,17 +163,17 @@ def build_root(view: dict[str, Any], *, proc: bool) -> None:
     for device in DEVICES:
         _bind(f"/dev/{device}", f"/dev/{device}")
     for folder in view["masks"]:
-        kernel.mount("tmpfs", folder, "tmpfs", data="size=0,nr_inodes=1,mode=555")
+        linux_syscalls.mount("tmpfs", folder, "tmpfs", data="size=0,nr_inodes=1,mode=555")
     if proc:
         _mount_proc()
-    kernel.detach("/.outside")
+    linux_syscalls.detach("/.outside")
     Path("/.outside").rmdir()
-    kernel.make_read_only("/")
-    kernel.mount(
+    linux_syscalls.make_read_only("/")
+    linux_syscalls.mount(
         "tmpfs",
         "/tmp",  # noqa: S108
         "tmpfs",
-        kernel.MS_NOSUID | kernel.MS_NODEV,
+        linux_syscalls.MS_NOSUID | linux_syscalls.MS_NODEV,
         f"size={TEMPORARY_BYTES},nr_inodes={_TEMPORARY_FILES},mode=1777",
     )
     os.chdir("/tmp")  # noqa: S108
@@ -180,13 +187,13 @@ def _bind(source: str, target: str) -> None:
     elif not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.touch()
-    kernel.mount(str(outside), target, flags=kernel.MS_BIND | kernel.MS_REC)
+    linux_syscalls.mount(str(outside), target, flags=linux_syscalls.MS_BIND | linux_syscalls.MS_REC)
 
 
 def _mount_proc() -> None:
     """A /proc that shows this pid namespace only; no namespaces or shared memory beyond ours."""
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    kernel.mount("proc", "/proc", "proc", flags)
+    flags = linux_syscalls.MS_NOSUID | linux_syscalls.MS_NODEV | linux_syscalls.MS_NOEXEC
+    linux_syscalls.mount("proc", "/proc", "proc", flags)
     for limit in ("user/max_user_namespaces", "kernel/shmmni", "kernel/msgmni"):
         # These are the namespace's own from some kernel on; before, they are not ours to set.
         with suppress(PermissionError, FileNotFoundError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eval_gates.speed.share import FloatArray
+    from eval_gates.speed.proportion_test import FloatArray
 
 LEVEL = 0.2
 """Of Kendall's test: chance that values without a trend show one. Large, since few values show

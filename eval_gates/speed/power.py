@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval_gates.speed.ratio import RatioRule
-from eval_gates.speed.rule import Rule
+from eval_gates.speed.rule_from_config import Rule
 from eval_gates.speed.slo import SloRule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ _MOST_VALUES = 300_000  # of one truth: fewer replays of a rule with a large cap
 
 
 @dataclass(frozen=True)
-class Chance:
+class PassProbability:
     """What to expect of a server that is so much better than the claim."""
 
     truth: float
@@ -45,22 +45,22 @@ class Chance:
 
 
 @dataclass(frozen=True)
-class SpeedPower:
+class SpeedGatePower:
     """What one claim can show."""
 
     fewest: int | None
     """Blocks or rounds after which the clearest case passes; None where the cap forbids it."""
-    chances: tuple[Chance, ...]
+    chances: tuple[PassProbability, ...]
 
 
-def speed_power(rule: Rule) -> SpeedPower:
+def speed_power(rule: Rule) -> SpeedGatePower:
     """Replay a rule, at the error rate that it has."""
     import numpy as np
 
     chance = np.random.default_rng(_SEED)
     shape = (max(_FEWEST_REPLAYS, min(_REPLAYS, _MOST_VALUES // rule.cap)), rule.cap)
     chances = []
-    if isinstance(rule, RatioRule):
+    if isinstance(rule, ThroughputRatioRule):
         of_one = NOISE
         if rule.lives == "alternate":
             of_one = math.hypot(NOISE / math.sqrt(rule.loads_per_life), NOISE_OF_LIVES)
@@ -77,16 +77,18 @@ def speed_power(rule: Rule) -> SpeedPower:
     crossed = rule.log_evidence(clearest)[0][0] >= -math.log(rule.level)
     crossed[: rule.fewest - 1] = False
     fewest = int(crossed.argmax()) + 1 if crossed.any() else None
-    return SpeedPower(fewest, tuple(chances))
+    return SpeedGatePower(fewest, tuple(chances))
 
 
-def _chance(rule: RatioRule | SloRule, margins: NDArray[np.float64], truth: float) -> Chance:
+def _chance(
+    rule: ThroughputRatioRule | SloRule, margins: NDArray[np.float64], truth: float
+) -> PassProbability:
     needed = -math.log(rule.level)
     passing, failing = (each >= needed for each in rule.log_evidence(margins))
     for each in (passing, failing):
         each[:, : rule.fewest - 1] = False
     up, down = _first(passing), _first(failing)
-    return Chance(
+    return PassProbability(
         truth=truth,
         passes=float((up < down).mean()),
         units=float(_at_most(up, down, rule.cap).mean()),

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.records import Tier, TrailPoint, Verdict
-from eval_gates.speed.finding import SpeedFinding
-from eval_gates.speed.load import MeasuredLoad, Side
-from eval_gates.speed.ratio import RatioRule
-from eval_gates.speed.rule import Rule, rule_of
+from eval_gates.gate_report import EProcessPoint, Tier, Verdict
+from eval_gates.speed.invalid_reasons import InvalidReason, drafted_in, hit_rate
+from eval_gates.speed.load_run import LoadRun, Side
+from eval_gates.speed.result import SpeedTestResult
+from eval_gates.speed.rule_from_config import Rule, rule_of
 from eval_gates.speed.slo import SUSTAINED, SloRule, figures
-from eval_gates.speed.steady import NoSteadyPartError, output_rate, window_of
-from eval_gates.speed.trust import Distrust, drafted_in, hit_rate
+from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, window_of
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.core.record import Record
 from recipes.speed import ClaimKind
 
@@ -28,7 +28,7 @@ ONLY_BROKEN = "which shows that the server is not broken, and no more"
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
 
 
-class LoadPoint(Record):
+class LoadSummary(Record):
     """One load, described; nothing is decided by these numbers."""
 
     side: Side
@@ -55,7 +55,7 @@ class LoadPoint(Record):
     counts: bool = Field(True, description="False: of the warm-up")
 
 
-class SpeedReport(Record):
+class SpeedGateReport(Record):
     """One claim on speed, and what its blocks or rounds say of it."""
 
     gate: str = Field(description="such as ratio.chat or slo.0")
@@ -80,13 +80,13 @@ class SpeedReport(Record):
     )
     alpha: float = Field(description="error rate of each bound, and of the verdict")
     p_value: float = Field(description="of 'the claim does not hold', valid at any time")
-    refused: list[Distrust] = Field(
+    refused: list[InvalidReason] = Field(
         [], fail_fast=True, description="why nothing is concluded from what was measured"
     )
     continues: bool = Field(
         False, description="the next run of the same command continues this measurement"
     )
-    voided: list[Distrust] = Field(
+    voided: list[InvalidReason] = Field(
         [], fail_fast=True, description="faults of blocks or rounds that count for neither side"
     )
     lost: int = Field(0, description="of n, those that count for neither side for such a fault")
@@ -111,8 +111,8 @@ class SpeedReport(Record):
     requests_within: dict[str, float] = Field(
         {}, description="of limits: share of all requests within each latency limit"
     )
-    points: list[LoadPoint] = Field([], fail_fast=True, description="every load")
-    trail: list[TrailPoint] = Field(
+    points: list[LoadSummary] = Field([], fail_fast=True, description="every load")
+    trail: list[EProcessPoint] = Field(
         [], fail_fast=True, description="the evidence after each block or round"
     )
     verdict: Verdict
@@ -135,7 +135,7 @@ class SpeedReport(Record):
         return self.is_ratio and self.threshold <= OF_A_BROKEN_SERVER
 
     def typical(self, side: Side, figure: str = "output_tokens_per_s") -> float | None:
-        """The median of a figure of the side's loads, a field of `LoadPoint`; None without any."""
+        """Return the median of a `LoadSummary` field over the side's loads; None without any."""
         counted = (point for point in self.points if point.side == side and point.counts)
         values = [getattr(point, figure) for point in counted]
         known = [value for value in values if value is not None]
@@ -149,10 +149,10 @@ def judge_speed(
     workload: str,
     tier: Tier,
     rule: Mapping[str, Any],
-    loads: Sequence[MeasuredLoad],
+    loads: Sequence[LoadRun],
     at: str = "",
     note: str | None = None,
-) -> SpeedReport:
+) -> SpeedGateReport:
     """Judge one claim.
 
     Args:
@@ -177,14 +177,14 @@ def judge_speed(
     verdict: Verdict = found.state if found.state in ("pass", "fail") else "undecided"
     trusted = not found.refused
     totals: dict[str, Any] = {}
-    if trusted and isinstance(decides, RatioRule):
+    if trusted and isinstance(decides, ThroughputRatioRule):
         totals = {"total": decides.total_ratio(loads)}
     elif trusted and isinstance(decides, SloRule):
         totals = {
             "left_over": decides.left_over(loads),
             "requests_within": decides.shares_within(loads),
         }
-    return SpeedReport(
+    return SpeedGateReport(
         **totals,
         starts="one" if decides.lives == "together" else "several",
         gate=gate,
@@ -237,7 +237,7 @@ def threshold_of(rule: Rule) -> float:
 def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
     """What a pass says, such as 'p95 of TTFT at most 800 ms in at least 50 % of rounds'."""
     of = f"{workload}{f' at {at}' if at else ''}"
-    if isinstance(rule, RatioRule):
+    if isinstance(rule, ThroughputRatioRule):
         least = f"at least {rule.minimum:g} of the baseline's output tokens/s"
         of_one = " of one start of both servers" if rule.lives == "together" else ""
         broken = f", {ONLY_BROKEN}" if rule.minimum <= OF_A_BROKEN_SERVER else ""
@@ -254,12 +254,12 @@ def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
     return f"{of}: {said}"
 
 
-def unit_of(rule: RatioRule) -> str:
+def unit_of(rule: ThroughputRatioRule) -> str:
     """What the claim of a ratio is about."""
     return "block" if rule.lives == "together" else "pair of lives"
 
 
-def reason_of(rule: Rule, found: SpeedFinding) -> str:
+def reason_of(rule: Rule, found: SpeedTestResult) -> str:
     """The verdict in words."""
     if found.state == "disturbed":
         return (
@@ -279,7 +279,7 @@ def reason_of(rule: Rule, found: SpeedFinding) -> str:
         return "any" if value is None else f"{value:.3f}"
 
     told = f"{shown(found.estimate)} "
-    if isinstance(rule, RatioRule):
+    if isinstance(rule, ThroughputRatioRule):
         told += f"of the baseline's output tokens/s in the typical of {found.n} {rule.unit}"
         asked = f"{rule.minimum:g} is asked for"
     else:
@@ -295,14 +295,14 @@ def reason_of(rule: Rule, found: SpeedFinding) -> str:
     return f"{told}; between {shown(found.lower)} and {shown(found.upper)}, {asked}{lost}"
 
 
-def how_to_remeasure(gate: str, found: SpeedFinding) -> str:
+def how_to_remeasure(gate: str, found: SpeedTestResult) -> str:
     """What measures a gate again whose measurement has ended; '' for any other."""
     if found.state != "refused":
         return ""
     return f"; change that, or measure again with `prepare model --remeasure {gate}`"
 
 
-def faults_in_words(rule: Rule, found: SpeedFinding, faults: Sequence[Distrust]) -> str:
+def faults_in_words(rule: Rule, found: SpeedTestResult, faults: Sequence[InvalidReason]) -> str:
     """How many units count for neither side, and the worst kind of fault with one example."""
     kinds = Counter(each.kind for each in faults)
     ((kind, _),) = kinds.most_common(1)
@@ -312,7 +312,7 @@ def faults_in_words(rule: Rule, found: SpeedFinding, faults: Sequence[Distrust])
     return f"{found.lost} of {found.n} {rule.unit} count for neither side ({one})"
 
 
-def points_of(rule: Rule, loads: Sequence[MeasuredLoad]) -> list[LoadPoint]:
+def points_of(rule: Rule, loads: Sequence[LoadRun]) -> list[LoadSummary]:
     """Every load, described."""
     blocks = list(dict.fromkeys(load.block for load in loads))
     of_units = rule.count(loads)
@@ -330,7 +330,7 @@ def points_of(rule: Rule, loads: Sequence[MeasuredLoad]) -> list[LoadPoint]:
     ]
 
 
-def _point(load: MeasuredLoad, kept: bool | None, counts: bool) -> LoadPoint:
+def _point(load: LoadRun, kept: bool | None, counts: bool) -> LoadSummary:
     found, drafted = figures(load, _SHOWN), drafted_in(load)
     rate: float | None = None
     sent: float | None = None
@@ -338,9 +338,9 @@ def _point(load: MeasuredLoad, kept: bool | None, counts: bool) -> LoadPoint:
         start, end = window_of(load)
         sent = sum(start <= each < end for each in load.requests.start_s) / (end - start)
         rate = output_rate(load)
-    except NoSteadyPartError:
+    except NoSteadyStateError:
         pass
-    return LoadPoint(
+    return LoadSummary(
         side=load.side,
         block=load.block,
         place=load.place,

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from eval_gates.speed.load import MAX_REQUESTS, MeasuredLoad
-from eval_gates.speed.trust import median_answer, over_saturated
+from eval_gates.speed.invalid_reasons import median_answer, over_saturated
+from eval_gates.speed.load_run import MAX_REQUESTS, LoadRun
 
 ANSWERS = 10
 """Median answers that a round lasts at least."""
@@ -46,7 +46,7 @@ class Timing:
         return self.measured_s + 2 * self.warmup_s
 
 
-def next_timing(workload: Mapping[str, Any], loads: Sequence[MeasuredLoad]) -> Timing | None:
+def next_timing(workload: Mapping[str, Any], loads: Sequence[LoadRun]) -> Timing | None:
     """The timing of the round after these loads; None at a fixed concurrency.
 
     An over-saturated round has answers as long as its queue, so it does not count here. A trace
@@ -75,7 +75,7 @@ def next_timing(workload: Mapping[str, Any], loads: Sequence[MeasuredLoad]) -> T
     return found if fits else declared
 
 
-def is_too_short(load: MeasuredLoad) -> bool:
+def is_too_short(load: LoadRun) -> bool:
     """Whether a round lasted less than `ANSWERS` of its own median answers."""
     answer = median_answer(load)
     return load.measured_s is not None and answer is not None and load.measured_s < ANSWERS * answer

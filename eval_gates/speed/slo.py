@@ -15,13 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from eval_gates.speed.drift import medians_of_halves
-from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.ratio import paired
-from eval_gates.speed.rounds import is_too_short
-from eval_gates.speed.share import surely_more_than
-from eval_gates.speed.steady import NoSteadyPartError, latencies
-from eval_gates.speed.trust import (
-    Distrust,
+from eval_gates.speed.invalid_reasons import (
+    InvalidReason,
     distrusted,
     drafted_in,
     drifting,
@@ -33,10 +28,15 @@ from eval_gates.speed.trust import (
     undrafted,
     unlike,
 )
-from eval_gates.speed.unit_rule import UnitRule
+from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.proportion_test import surely_more_than
+from eval_gates.speed.rounds import is_too_short
+from eval_gates.speed.sequential_rule import SequentialGateRule
+from eval_gates.speed.steady_state import NoSteadyStateError, latencies
+from eval_gates.speed.throughput_ratio import paired
 
 if TYPE_CHECKING:
-    from eval_gates.speed.share import FloatArray
+    from eval_gates.speed.proportion_test import FloatArray
 
 FAR = 50.0
 """The largest margin, of ln(limit / time): of a round with a failed request it is below 0."""
@@ -45,7 +45,7 @@ SUSTAINED = 0.05
 """Of the requests that came in all rounds: with so many left over a rate is not sustained."""
 
 
-class SloRule(UnitRule):
+class SloRule(SequentialGateRule):
     """What decides whether enough rounds keep the limits."""
 
     limits: dict[str, float] = Field(description="by name, such as ttft_ms_p95, or errors")
@@ -71,7 +71,7 @@ class SloRule(UnitRule):
         """As the policy says."""
         return self.share
 
-    def margins(self, loads: Sequence[MeasuredLoad]) -> FloatArray:
+    def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
         """ln(limit / time) of each round's tightest limit, below 0 where it does not keep all.
 
         nan of a round that was too short for its answers: it speaks for neither side, so the
@@ -115,7 +115,7 @@ class SloRule(UnitRule):
             1 - surely_more_than(margins <= 0, self.level, continued),
         )
 
-    def kept(self, loads: Sequence[MeasuredLoad]) -> list[bool]:
+    def kept(self, loads: Sequence[LoadRun]) -> list[bool]:
         """Whether each round keeps all limits; one that is over-saturated does not.
 
         Raises:
@@ -123,7 +123,7 @@ class SloRule(UnitRule):
         """
         return [bool(margin > 0) for margin in self.margins(loads)]
 
-    def drift(self, loads: Sequence[MeasuredLoad]) -> Distrust:
+    def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:
         """Of the candidate's times over their limits."""
         import numpy as np
 
@@ -133,7 +133,7 @@ class SloRule(UnitRule):
         words = f"its times over their limits were {math.exp(before - now):.3g} times as long"
         return drifting(last, words)
 
-    def left_over(self, loads: Sequence[MeasuredLoad]) -> float | None:
+    def left_over(self, loads: Sequence[LoadRun]) -> float | None:
         """Share of the candidate's requests that came in rounds and were not answered in them.
 
         Less those of earlier times that were. None: none came.
@@ -142,14 +142,14 @@ class SloRule(UnitRule):
         came = sum(each for each, _ in flows)
         return 1 - sum(each for _, each in flows) / came if came else None
 
-    def withholds(self, loads: Sequence[MeasuredLoad]) -> str | None:
+    def withholds(self, loads: Sequence[LoadRun]) -> str | None:
         """A rate that is not sustained has no latencies: they are as long as one measures."""
         left = self.left_over(loads)
         if left is None or left < SUSTAINED:
             return None
         return "the rate is not sustained"
 
-    def shares_within(self, loads: Sequence[MeasuredLoad]) -> dict[str, float]:
+    def shares_within(self, loads: Sequence[LoadRun]) -> dict[str, float]:
         """Share of all the candidate's requests of rounds that count within each latency limit."""
         counting = self.counting(loads)
         if self.compare == "absolute":
@@ -160,7 +160,7 @@ class SloRule(UnitRule):
         for load, limits in rounds:
             try:
                 times = latencies(load)
-            except NoSteadyPartError:
+            except NoSteadyStateError:
                 continue
             for name, kept_of in found.items():
                 values = getattr(times, name.rpartition("_p")[0])
@@ -168,11 +168,11 @@ class SloRule(UnitRule):
                 kept_of[1] += values.size + times.failed
         return {name: kept / of for name, (kept, of) in found.items() if of}
 
-    def _limits_after(self, baseline: MeasuredLoad) -> dict[str, float]:
+    def _limits_after(self, baseline: LoadRun) -> dict[str, float]:
         before = figures(baseline, self.limits) | {"errors": 1.0}
         return {name: limit * before[name] for name, limit in self.limits.items()}
 
-    def _margin(self, load: MeasuredLoad, limits: Mapping[str, float]) -> float:
+    def _margin(self, load: LoadRun, limits: Mapping[str, float]) -> float:
         found = figures(load, limits)
         if _is_unfit(load):
             return math.nan
@@ -186,7 +186,7 @@ class SloRule(UnitRule):
             margins.append(_log_margin(self.acceptance, length or 0.0))
         return min(margins, default=FAR)
 
-    def distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
+    def distrusted(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
         """Each load, and each pair that was not asked the same."""
         judged = None
         if self.compare == "absolute":
@@ -219,7 +219,7 @@ class SloRule(UnitRule):
         )
 
 
-def _is_unfit(load: MeasuredLoad) -> bool:
+def _is_unfit(load: LoadRun) -> bool:
     """Whether a round is too short for its answers; those of an over-saturated one are no measure.
 
     An over-saturated round keeps no limit, however long it is.
@@ -237,7 +237,7 @@ def _log_margin(time: float, limit: float) -> float:
     return size if time <= limit else -size
 
 
-def figures(load: MeasuredLoad, names: Iterable[str]) -> dict[str, float]:
+def figures(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     """Percentiles in milliseconds by their names, and `errors`: failed requests of the load.
 
     A percentile of nothing is infinite: a round in which no request was answered keeps no limit.
@@ -248,7 +248,7 @@ def figures(load: MeasuredLoad, names: Iterable[str]) -> dict[str, float]:
     found = {"errors": float(sum(error is not None for error in load.requests.error))}
     try:
         measured = latencies(load)
-    except NoSteadyPartError:
+    except NoSteadyStateError:
         measured = None
     for name in names:
         if name == "errors":

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from eval_gates.speed.trust import Distrust, FaultKind
+from eval_gates.speed.invalid_reasons import FaultKind, InvalidReason
 
 Effect = Literal["bounded", "void", "measured on", "ends"]
 
@@ -44,12 +44,12 @@ HANDLING: Mapping[FaultKind, Handling] = {
 }
 
 
-def ending(causes: Iterable[Distrust]) -> tuple[Distrust, ...]:
+def ending(causes: Iterable[InvalidReason]) -> tuple[InvalidReason, ...]:
     """The faults that end a measurement: the workload or engine is not what the gate describes."""
     return tuple(each for each in causes if HANDLING[each.kind].limits == "ends")
 
 
-def lasting(of_units: list[list[Distrust]], runs: int) -> bool:
+def lasting(of_units: list[list[InvalidReason]], runs: int) -> bool:
     """Whether each of the first units has the same lasting fault.
 
     Args:

@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from eval_gates.statistics.assay_sensitivity import Ignorance, SensitivityCheck
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.finding import SEQUENTIAL, Finding
 from eval_gates.statistics.paired import GRADED, IDENTICAL, least_identical
 from eval_gates.statistics.power import least_questions
-from eval_gates.statistics.rounds import expected_questions
-from eval_gates.statistics.sight import Ignorance, Sight
+from eval_gates.statistics.question_rounds import expected_questions
+from eval_gates.statistics.result import SEQUENTIAL, GateTestResult
 
 Verdict = Literal["pass", "fail", "undecided"]
 
@@ -35,7 +35,7 @@ class Scores:
     flip_size: float  # by how much, on average; 0 where none did
     # Whether the margin ends above each kind of ignorance, by all of the baseline's answers, also
     # those to questions that the candidate was not asked.
-    sights: tuple[Sight, ...] = ()
+    sights: tuple[SensitivityCheck, ...] = ()
     baseline_of_all: float | None = None  # mean of those; None where they are the same
     # What the candidate's answers score as answers to other questions.
     of_other_questions: float = 0.0
@@ -51,7 +51,7 @@ class Decision:
     suspicious: bool = False
 
 
-def decide(finding: Finding, scores: Scores, population: int | None = None) -> Decision:
+def decide(finding: GateTestResult, scores: Scores, population: int | None = None) -> Decision:
     """The verdict that a finding allows.
 
     - `pass`: the candidate is shown to be better than the margin allows it to be worse;
@@ -92,14 +92,14 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
     return Decision(finding.verdict, reason, suspicious)
 
 
-def _pass_words(finding: Finding) -> str:
+def _pass_words(finding: GateTestResult) -> str:
     if finding.comparison.kind == "recovery":
         kept = f"the candidate keeps more than {100 * finding.comparison.size:g} % of the baseline"
         return f"{kept} ({_sureness(finding)})"
     return f"{_shown_words(finding)} ({_sureness(finding)}), inside {finding.comparison.words}"
 
 
-def _shown_words(finding: Finding) -> str:
+def _shown_words(finding: GateTestResult) -> str:
     least = finding.lower
     if least < finding.comparison.threshold - _BOUND_TOLERANCE:
         return "the drop was shown to be small enough, though later answers point the other way"
@@ -110,7 +110,7 @@ def _shown_words(finding: Finding) -> str:
     return f"the candidate is at least {_points(least)} better"
 
 
-def _fail_words(finding: Finding) -> str:
+def _fail_words(finding: GateTestResult) -> str:
     if finding.comparison.kind == "recovery":
         kept = (
             f"the candidate keeps no more than {100 * finding.comparison.size:g} % of the baseline"
@@ -123,7 +123,7 @@ def _fail_words(finding: Finding) -> str:
 
 
 def _open_words(
-    finding: Finding,
+    finding: GateTestResult,
     scores: Scores,
     difference: float,
     allowed: float,
@@ -161,7 +161,9 @@ def _open_words(
     return f"{start}; needs more questions (in all about {needed:.0f} {stays}) or {looser}"
 
 
-def _count_needed(finding: Finding, scores: Scores, gap: float, population: int | None) -> float:
+def _count_needed(
+    finding: GateTestResult, scores: Scores, gap: float, population: int | None
+) -> float:
     """Questions in all that would pass, if the mean stays by `gap` above the threshold."""
     if finding.method == SEQUENTIAL:
         needed = expected_questions(
@@ -178,7 +180,7 @@ def _count_needed(finding: Finding, scores: Scores, gap: float, population: int 
     return max(needed, finding.n + 1)
 
 
-def _count_least(finding: Finding, scores: Scores, population: int | None) -> int | None:
+def _count_least(finding: GateTestResult, scores: Scores, population: int | None) -> int | None:
     """Questions that could pass if no answer changed; None where none could, or it is not known."""
     comparison = finding.comparison
     if finding.method == SEQUENTIAL:
@@ -198,7 +200,7 @@ _UNINFORMED: dict[Ignorance, str] = {
 }
 
 
-def _blind_words(finding: Finding, scores: Scores) -> str:
+def _blind_words(finding: GateTestResult, scores: Scores) -> str:
     """Why losing everything could pass too; empty where it could not."""
     blind = [sight for sight in scores.sights if sight.p_blind > finding.alpha]
     if not blind:
@@ -218,12 +220,12 @@ def _blind_words(finding: Finding, scores: Scores) -> str:
     )
 
 
-def _says_nothing(finding: Finding, scores: Scores) -> bool:
+def _says_nothing(finding: GateTestResult, scores: Scores) -> bool:
     """Whether the candidate scores nothing, or is not shown to answer what it was asked."""
     return scores.candidate == 0 or scores.p_says_nothing > finding.alpha
 
 
-def _stock_words(finding: Finding, scores: Scores) -> str:
+def _stock_words(finding: GateTestResult, scores: Scores) -> str:
     return (
         f"the candidate scores {scores.candidate:.1%} on {_count(finding.n)}, and its answers score"
         f" {scores.of_other_questions:.1%} on questions that they do not answer"
@@ -232,7 +234,7 @@ def _stock_words(finding: Finding, scores: Scores) -> str:
     )
 
 
-def _sureness(finding: Finding) -> str:
+def _sureness(finding: GateTestResult) -> str:
     confidence = f"{100 * (1 - finding.alpha):g} % confidence"
     if finding.decided_at is not None and finding.decided_at < finding.n:
         return f"{confidence}, decided after {finding.decided_at} of {_count(finding.n)}"

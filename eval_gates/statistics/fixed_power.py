@@ -13,17 +13,17 @@ from functools import cached_property
 from statistics import NormalDist
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.finding import bounds_of_value, kept_interval
 from eval_gates.statistics.paired import counted_interval, least_identical, normal_quantile
 from eval_gates.statistics.power import (
     WANTED_CHANCE,
-    PowerPlan,
+    SequentialGatePower,
     find_first,
     find_smallest_drop,
     pass_words,
     visible_words,
 )
-from eval_gates.statistics.replays import outcomes
+from eval_gates.statistics.result import bounds_of_value, kept_interval
+from eval_gates.statistics.simulation import outcomes
 
 _RUNS, _SEED, _STEPS = 300, 0, 9
 _TYPICAL = 400  # questions of a typical run at most; that of more would take a second
@@ -38,7 +38,7 @@ def fixed_power_plan(
     flips: float,
     flip_size: float = 1.0,
     baseline: float | None = None,
-) -> PowerPlan:
+) -> SequentialGatePower:
     """Foresee a fixed gate; 0.2 s, and with many thousand questions a second more."""
     if questions < 1:
         raise ValueError("questions must be at least 1")
@@ -61,7 +61,7 @@ def fixed_power_plan(
         f" then one bound; if {100 * flips:g} % of the answers flip and nothing is lost,"
         f" {pass_words(passed, at_half)}"
     )
-    return PowerPlan(
+    return SequentialGatePower(
         expected_questions=float(questions),
         chance_of_pass=passed,
         chance_of_pass_at_half=at_half,

@@ -22,7 +22,7 @@ _TIE = 1e-9
 
 
 @dataclass(frozen=True)
-class Interval:
+class PairedInterval:
     """One-sided bounds of a mean difference in score, as fractions: -0.01 is one point lost."""
 
     lower: float
@@ -32,7 +32,7 @@ class Interval:
 
 def tango_interval(
     both: int, only_baseline: int, only_candidate: int, neither: int, alpha: float
-) -> Interval:
+) -> PairedInterval:
     """Tango's score interval for the difference of paired proportions, candidate minus baseline.
 
     Tango (1998), Statistics in Medicine 17:891-908. The bounds are the differences at which the
@@ -49,10 +49,10 @@ def tango_interval(
     quantile = normal_quantile(alpha)
     lower = _tango_lower_bound(only_candidate, only_baseline, questions, quantile)
     upper = -_tango_lower_bound(only_baseline, only_candidate, questions, quantile)
-    return Interval(lower, upper, TANGO)
+    return PairedInterval(lower, upper, TANGO)
 
 
-def graded_interval(differences: Sequence[float], alpha: float) -> Interval:
+def graded_interval(differences: Sequence[float], alpha: float) -> PairedInterval:
     """Bounds of the mean of graded differences that hold for few questions, too.
 
     Gaffke's bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208): the mean under random
@@ -81,7 +81,7 @@ def counted_interval(
     differences: Sequence[float],
     times: Sequence[int],
     alpha: float,
-) -> Interval:
+) -> PairedInterval:
     """As :func:`graded_interval`, of distinct differences that came so many times each."""
     import numpy as np
 
@@ -91,10 +91,12 @@ def counted_interval(
     # Scores that come from the same arithmetic differ by rounding only; that is no spread.
     if float(values.max() - values.min()) < 1e-12:
         return identical_interval(float(values.mean()), int(often.sum()), alpha)
-    return Interval(lower_bound(values, often, alpha), -lower_bound(-values, often, alpha), GRADED)
+    return PairedInterval(
+        lower_bound(values, often, alpha), -lower_bound(-values, often, alpha), GRADED
+    )
 
 
-def identical_interval(value: float, questions: int, alpha: float) -> Interval:
+def identical_interval(value: float, questions: int, alpha: float) -> PairedInterval:
     """Bounds of a mean in [-1, 1] of which every one of `questions` draws was the same `value`.
 
     Distribution-free, by inverting a test: if a share r of the population has `value`, all draws
@@ -106,7 +108,7 @@ def identical_interval(value: float, questions: int, alpha: float) -> Interval:
     if questions < 1:
         raise ValueError("no questions: nothing can be said about their difference")
     share = alpha ** (1 / questions)
-    return Interval(share * value - (1 - share), share * value + (1 - share), IDENTICAL)
+    return PairedInterval(share * value - (1 - share), share * value + (1 - share), IDENTICAL)
 
 
 def least_identical(margin: float, alpha: float) -> int:

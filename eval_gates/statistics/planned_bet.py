@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.replays import outcomes
+from eval_gates.statistics.simulation import outcomes
 
 _SHARES = tuple(hundredth / 100 for hundredth in range(1, 99))
 

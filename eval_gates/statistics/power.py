@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from eval_gates.statistics.betting import NUMBER_OF_BETS, log_wealth, mix, stake
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.planned_bet import planned_bet
-from eval_gates.statistics.replays import Replays, outcomes, replay
 from eval_gates.statistics.sequential import check_alpha
+from eval_gates.statistics.simulation import SimulatedRuns, outcomes, replay
 
 WANTED_CHANCE = 0.8
 """The chance with which a drop is to be seen, and below which a plan is called uncertain."""
@@ -27,7 +27,7 @@ _NEXT_TO_NOTHING = 1e-6  # a baseline's mean score that no benchmark distinguish
 
 
 @dataclass(frozen=True)
-class PowerPlan:
+class SequentialGatePower:
     """What to expect of a gate with these settings, from imagined runs."""
 
     expected_questions: float
@@ -61,7 +61,7 @@ def power_plan(
     batch: int = 64,
     replays: int = 300,
     seed: int = 0,
-) -> PowerPlan:
+) -> SequentialGatePower:
     """Foresee a gate's run; about 0.2 s for 14,042 questions.
 
     Half of its stake against 'inferior' lies on the bet that these settings call best.
@@ -86,7 +86,7 @@ def power_plan(
 
     planned = bet(comparison)
 
-    def run(drop: float, blocks: int) -> Replays:
+    def run(drop: float, blocks: int) -> SimulatedRuns:
         return replay(
             outcomes(comparison, flips, flip_size, drop, base),
             comparison,
@@ -120,7 +120,7 @@ def power_plan(
         )
     else:
         words = _hopeless_words(comparison, alpha, questions, population, base, least, bet)
-    return PowerPlan(
+    return SequentialGatePower(
         expected_questions=expected,
         chance_of_pass=chance_of_pass,
         chance_of_pass_at_half=at_half,
@@ -220,7 +220,7 @@ def find_first(holds: Callable[[int], bool], known: int) -> int:
     return high
 
 
-def _mean_asked(same: Replays, questions: int, batch: int) -> float:
+def _mean_asked(same: SimulatedRuns, questions: int, batch: int) -> float:
     import numpy as np
 
     at = np.where(same.passed, same.passed_at, np.where(same.failed, same.failed_at, questions))

@@ -42,7 +42,7 @@ _BOUND_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class TrailPoint:
+class EProcessState:
     """The state after some questions, for a plot."""
 
     questions: int
@@ -69,7 +69,7 @@ class SequentialResult:
     lower: float | None
     """Anytime-valid lower bound of the mean value at level alpha; None if not asked for."""
     upper: float | None
-    trail: tuple[TrailPoint, ...]
+    trail: tuple[EProcessState, ...]
 
 
 def sequential_test(
@@ -228,7 +228,7 @@ def _lower_height(
 
 def _trail(
     values: FloatArray, log_pass: FloatArray, log_fail: FloatArray
-) -> tuple[TrailPoint, ...]:
+) -> tuple[EProcessState, ...]:
     import numpy as np
 
     n = values.size
@@ -239,6 +239,6 @@ def _trail(
         return min(log / math.log(10), CERTAIN)
 
     return tuple(
-        TrailPoint(int(k), float(means[k - 1]), log10(log_pass[k - 1]), log10(log_fail[k - 1]))
+        EProcessState(int(k), float(means[k - 1]), log10(log_pass[k - 1]), log10(log_fail[k - 1]))
         for k in shown
     )

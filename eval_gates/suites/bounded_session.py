@@ -12,20 +12,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.core.foreign.file import MEBIBYTE
-from pipeline.core.foreign.json import parse_json
+from pipeline.core.untrusted.file import MEBIBYTE
+from pipeline.core.untrusted.json import parse_json
 
 # The log-probabilities of a prompt of 100,000 tokens are 10 MB.
 MAX_BYTES = 16 * MEBIBYTE
 LONGEST_TEXT = 2000  # letters of an answer that is an error
 
 
-class AnswerError(Exception):
+class BadResponseError(Exception):
     """A server's answer that is not used; says why, without the request and its headers."""
 
 
 @dataclass(frozen=True)
-class Answered:
+class BufferedResponse:
     """A server's answer, whole; with what lm-eval asks of aiohttp's."""
 
     status: int
@@ -37,20 +37,20 @@ class Answered:
         return self.status < 400
 
     def raise_for_status(self) -> None:
-        """Raise AnswerError where it is an error."""
+        """Raise BadResponseError where it is an error."""
         if not self.ok:
-            raise AnswerError(f"the endpoint answered {self.status}: {self._said}")
+            raise BadResponseError(f"the endpoint answered {self.status}: {self._said}")
 
     async def text(self) -> str:
         """Its beginning, for messages."""
         return self._said
 
     async def json(self) -> Any:
-        """Its JSON, in which a broken model's numbers may be NaN; AnswerError where it is none."""
+        """Return its JSON, which may hold NaN; raise BadResponseError if it is no JSON."""
         try:
             return parse_json(self.content, whole_text=False, finite=False)
         except ValueError as error:
-            raise AnswerError(f"the endpoint did not answer JSON: {error}") from error
+            raise BadResponseError(f"the endpoint did not answer JSON: {error}") from error
 
     @property
     def _said(self) -> str:
@@ -60,7 +60,7 @@ class Answered:
 @asynccontextmanager
 async def post_bounded(
     session: Any, url: str, most: int, *, headers: dict[str, str], **asked: Any
-) -> AsyncIterator[Streamed]:
+) -> AsyncIterator[StreamedResponse]:
     """One request, and its answer as it comes.
 
     Args:
@@ -71,21 +71,21 @@ async def post_bounded(
         asked: what else the session's `post` takes.
 
     Raises:
-        AnswerError: it redirects, or is compressed.
+        BadResponseError: it redirects, or is compressed.
     """
     plain = {**headers, "Accept-Encoding": "identity"}
     async with session.post(url, headers=plain, allow_redirects=False, **asked) as response:
         if 300 <= response.status < 400:
-            raise AnswerError(
+            raise BadResponseError(
                 f"the endpoint answered {response.status}: redirects are not followed"
             )
         if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
-            raise AnswerError(f"the endpoint's answer is compressed ({encoding[:20]!a})")
-        yield Streamed(response, most)
+            raise BadResponseError(f"the endpoint's answer is compressed ({encoding[:20]!a})")
+        yield StreamedResponse(response, most)
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamedResponse:
     """A server's answer as it comes; with what vLLM's load generator asks of aiohttp's."""
 
     response: Any
@@ -102,17 +102,17 @@ class Streamed:
         return str(self.response.reason or f"HTTP {self.status}")[:LONGEST_TEXT]
 
     @property
-    def content(self) -> Streamed:
+    def content(self) -> StreamedResponse:
         """Itself: what is read from."""
         return self
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """Its parts; raises AnswerError where they are too many bytes."""
+        """Its parts; raises BadResponseError where they are too many bytes."""
         came = 0
         async for part in self.response.content.iter_any():
             came += len(part)
             if came > self.most:
-                raise AnswerError(f"the endpoint's answer is larger than {self.most:,} bytes")
+                raise BadResponseError(f"the endpoint's answer is larger than {self.most:,} bytes")
             yield part
 
 
@@ -131,15 +131,15 @@ class BoundedSession:
     @asynccontextmanager
     async def post(
         self, url: str, *, json: Any, headers: dict[str, str]
-    ) -> AsyncIterator[Answered]:
+    ) -> AsyncIterator[BufferedResponse]:
         """One request and its whole answer.
 
         Raises:
-            AnswerError: it redirects, or is compressed, or too large.
+            BadResponseError: it redirects, or is compressed, or too large.
         """
         asked = post_bounded(self._session, url, self._most, json=json, headers=headers)
         async with asked as response:
             content = bytearray()
             async for part in response.iter_any():
                 content += part
-            yield Answered(response.status, bytes(content))
+            yield BufferedResponse(response.status, bytes(content))

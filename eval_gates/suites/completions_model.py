@@ -38,7 +38,7 @@ _PLAIN_SAMPLING = {
 _ROUNDING = 0.01  # above 0, of a sum of log-probabilities
 
 
-class Item(NamedTuple):
+class OneTokenItem(NamedTuple):
     """Continuations of one context, each of one token."""
 
     context: tuple[int, ...]  # token ids
@@ -46,13 +46,13 @@ class Item(NamedTuple):
     places: tuple[tuple[int, int], ...]
 
 
-class Refusal(NamedTuple):
+class RejectedRequest(NamedTuple):
     """The endpoint does not answer such a request; why, in its words or ours."""
 
     reason: str
 
 
-def one_token_items(requests: list[ScoredRequest]) -> list[Item]:
+def one_token_items(requests: list[ScoredRequest]) -> list[OneTokenItem]:
     """The requests of contexts whose every continuation is one token, in order of the contexts.
 
     In that order neighbours have the longest common prefixes, which a prefix cache serves.
@@ -61,13 +61,13 @@ def one_token_items(requests: list[ScoredRequest]) -> list[Item]:
     for number, (_, context, _) in enumerate(requests):
         by_context.setdefault(tuple(context), []).append(number)
     return [
-        Item(context, tuple((number, requests[number][2][0]) for number in numbers))
+        OneTokenItem(context, tuple((number, requests[number][2][0]) for number in numbers))
         for context, numbers in sorted(by_context.items())
         if all(len(requests[number][2]) == 1 for number in numbers)
     ]
 
 
-def payload(model: str, item: Item, seed: int) -> dict[str, Any]:
+def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
     """The request's body: one token, and the log-probabilities of the continuations' tokens."""
     ids = sorted({token for _, token in item.places})
     return {
@@ -82,7 +82,7 @@ def payload(model: str, item: Item, seed: int) -> dict[str, Any]:
     }
 
 
-def read_answer(body: Any, item: Item) -> dict[int, Answer] | Refusal:
+def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRequest:
     """By the number of lm-eval's request, its answer; a Refusal where any token is missing.
 
     A continuation is greedy when no token is more probable: the server's own choice is the
@@ -94,11 +94,13 @@ def read_answer(body: Any, item: Item) -> dict[int, Answer] | Refusal:
         best = float(scored["token_logprobs"][0])
         values = [(number, found[f"token_id:{token}"]) for number, token in item.places]
     except (LookupError, TypeError, ValueError, AttributeError):
-        return Refusal("its answer lacks the log-probabilities of the tokens asked for")
+        return RejectedRequest("its answer lacks the log-probabilities of the tokens asked for")
     return {number: (value, value >= best) for number, value in values}
 
 
-def read_scored(body: Any, prompts: list[list[int]], lengths: list[int]) -> list[Answer] | Refusal:
+def read_scored(
+    body: Any, prompts: list[list[int]], lengths: list[int]
+) -> list[Answer] | RejectedRequest:
     """The log-probability of what follows in each scored prompt; a Refusal where any is missing.
 
     Args:
@@ -114,7 +116,7 @@ def read_scored(body: Any, prompts: list[list[int]], lengths: list[int]) -> list
             for choice, prompt, length in zip(choices, prompts, lengths, strict=True)
         ]
     except (LookupError, TypeError, ValueError, AttributeError):
-        return Refusal("its answer lacks the log-probabilities of the prompt's tokens")
+        return RejectedRequest("its answer lacks the log-probabilities of the prompt's tokens")
 
 
 def _read_continuation(scored: dict[str, Any], end: int, begin: int) -> Answer:
@@ -126,13 +128,13 @@ def _read_continuation(scored: dict[str, Any], end: int, begin: int) -> Answer:
     return sum(found), all(value >= top for value, top in zip(found, best, strict=True))
 
 
-def read_texts(body: Any) -> list[str | None] | Refusal:
+def read_texts(body: Any) -> list[str | None] | RejectedRequest:
     """The texts of an answer, in their order; a Refusal where it has none."""
     try:
         texts = {int(choice["index"]): choice["text"] for choice in body["choices"]}
         return [texts[number] for number in range(max(len(texts), 1))]
     except (LookupError, TypeError, ValueError, AttributeError):
-        return Refusal("its answer has no text")
+        return RejectedRequest("its answer has no text")
 
 
 def check_fit(lengths: list[int], limit: int) -> None:
@@ -188,8 +190,8 @@ def completions_model(
 
     place = f"{url}/v1/completions"
 
-    def accept(found: list[Any] | Refusal) -> list[Any]:
-        if isinstance(found, Refusal):
+    def accept(found: list[Any] | RejectedRequest) -> list[Any]:
+        if isinstance(found, RejectedRequest):
             raise StageError(
                 f"the endpoint cannot be asked this suite: {found.reason}",
                 where=place,
@@ -255,27 +257,27 @@ def completions_model(
             texts: list[str] = super().generate_until(requests, disable_tqdm)
             return texts
 
-        def _ask_once(self, items: list[Item]) -> dict[int, Answer]:
+        def _ask_once(self, items: list[OneTokenItem]) -> dict[int, Answer]:
             """The answers to as many items as the endpoint answers by one request."""
             if not items or self._asks_once is False:
                 return {}
-            found: list[dict[int, Answer] | Refusal] = []
+            found: list[dict[int, Answer] | RejectedRequest] = []
             if self._asks_once is None:
                 # One item alone shows whether the endpoint can; not every one has to be refused.
                 found = self._send(items[:1])
-                self._asks_once = not isinstance(found[0], Refusal)
-                if isinstance(found[0], Refusal):
+                self._asks_once = not isinstance(found[0], RejectedRequest)
+                if isinstance(found[0], RejectedRequest):
                     note(
                         "the endpoint does not give the log-probabilities of chosen tokens "
                         f"({found[0].reason}): every choice is scored by a request of its own"
                     )
                     return {}
             found += self._send(items[len(found) :])
-            known = [answer for answer in found if not isinstance(answer, Refusal)]
+            known = [answer for answer in found if not isinstance(answer, RejectedRequest)]
             self._counts["one_request"] += len(known)
             return {number: value for answer in known for number, value in answer.items()}
 
-        def _send(self, items: list[Item]) -> list[dict[int, Answer] | Refusal]:
+        def _send(self, items: list[OneTokenItem]) -> list[dict[int, Answer] | RejectedRequest]:
             """Send through lm-eval's own machinery: session, concurrency, tries, timeout."""
             import asyncio
 
@@ -290,7 +292,7 @@ def completions_model(
             """One request; lm-eval calls it for every message, again where it raises."""
             self._counts["requests"] += 1
             session = BoundedSession(session)
-            if not isinstance(messages[0], Item):
+            if not isinstance(messages[0], OneTokenItem):
                 answers = await super().amodel_call(session, sem, messages, **settings)
                 answered(len(answers))
                 return answers
@@ -304,10 +306,12 @@ def completions_model(
                 ) as response,
             ):
                 if 400 <= response.status < 500 and response.status not in _PASSING_STATUSES:
-                    return [Refusal(f"it answered {response.status}: {await response.text()}")]
+                    return [
+                        RejectedRequest(f"it answered {response.status}: {await response.text()}")
+                    ]
                 response.raise_for_status()
                 answer = read_answer(await response.json(), item)
-            if not isinstance(answer, Refusal):
+            if not isinstance(answer, RejectedRequest):
                 answered(len(answer))
             return [answer]
 

@@ -24,7 +24,7 @@ SEEDS = 1 << 31
 Document = dict[str, Any]
 
 
-class Documents(list[Document]):
+class InMemoryDataset(list[Document]):
     """Rows in memory, with what lm-eval asks of a dataset: the names of its columns."""
 
     @property
@@ -40,7 +40,7 @@ def task_of(config: dict[str, Any], documents: list[Document], samples: int = 1)
         documents: at least one.
         samples: answers drawn for each document; more than one only where text is generated.
     """
-    return fixed_task(config, {"test": Documents(documents)}, samples=samples)
+    return fixed_task(config, {"test": InMemoryDataset(documents)}, samples=samples)
 
 
 def fixed_task(
@@ -53,7 +53,7 @@ def fixed_task(
 
     Args:
         config: of an lm-eval `ConfigurableTask`.
-        splits: by name; each a dataset of the `datasets` library, or :class:`Documents`.
+        splits: by name; each a dataset of the `datasets` library, or :class:`InMemoryDataset`.
         order: which documents of the evaluated split, in the order of their new numbers; all in
             their own order when absent.
         samples: answers drawn for each document; with several each document has an `id`.
@@ -65,7 +65,7 @@ def fixed_task(
     class FixedTask(ConfigurableTask):  # type: ignore[misc]
         """Overrides what would read a dataset, or make one document depend on others."""
 
-        documents: Documents | None = None
+        documents: InMemoryDataset | None = None
 
         def download(self, dataset_kwargs: Any = None, **kwargs: Any) -> None:
             self.dataset = splits
@@ -114,7 +114,9 @@ def fixed_task(
     random.seed(0)
     task = FixedTask(config=config)
     found = task.eval_docs
-    task.documents = Documents(found if order is None else [found[number] for number in order])
+    task.documents = InMemoryDataset(
+        found if order is None else [found[number] for number in order]
+    )
     return task
 
 

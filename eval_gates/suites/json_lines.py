@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import EvaluationDataError, raise_as
-from pipeline.core.foreign.file import names_in
-from pipeline.core.foreign.json import parse_json
-from pipeline.core.foreign.lines import ForeignLinesError, read_lines
+from pipeline.core.untrusted.file import names_in
+from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 
 # How the names of the files begin that a folder given with --eval-data may hold, by kind of suite.
 FOLDER_STEMS = {"mmlu": "mmlu", "mbpp": "mbpp", "rouge": "summarization"}
@@ -82,7 +82,7 @@ def data_lines(path: Path) -> Iterator[str]:
         "cannot read the evaluation data",
         path,
         "check that the file is complete, readable, UTF-8 text (gzipped if it ends .gz)",
-        errors=(OSError, ForeignLinesError),
+        errors=(OSError, UntrustedLinesError),
     ):
         yield from read_lines(path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import EvaluationDataError, raise_as
-from pipeline.core.foreign.file import read_regular
+from pipeline.core.untrusted.file import read_regular
 from pipeline.core.user_path import user_path
 
 # The `datasets` library's names of formats; such a dataset is files, not a place on the Hub.
@@ -21,7 +21,7 @@ MAX_FILES = 50  # YAML files and modules of one task
 _ENDINGS = (".yaml", ".yml")
 
 
-class TaskFile(NamedTuple):
+class TaskYaml(NamedTuple):
     """What a task's YAML file brings in."""
 
     path: Path  # the YAML file, absolute
@@ -37,7 +37,7 @@ def is_task_file(task: str) -> bool:
     return task.endswith(_ENDINGS)
 
 
-def read_task_file(path: Path) -> TaskFile:
+def read_task_file(path: Path) -> TaskYaml:
     """Read a task's YAML file, and what it includes; no code of it is run."""
     path = user_path(path, "key task").resolve()
     code: list[Path] = []
@@ -58,7 +58,7 @@ def read_task_file(path: Path) -> TaskFile:
         settings = localize(config, path.parent)
         data = _data_files(settings)
     hub = None if data or callable(config.get("custom_dataset")) else settings.get("dataset_path")
-    return TaskFile(path, config, code, data, hub)
+    return TaskYaml(path, config, code, data, hub)
 
 
 def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _flatten(files: Any) -> list[str]:
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
     """A YAML file merged with what it includes, as lm-eval merges; adds the files to `code`."""
-    from pipeline.core.foreign.yaml import MAX_BYTES, parse_yaml
+    from pipeline.core.untrusted.yaml import MAX_BYTES, parse_yaml
 
     modules: list[Path] = []
 

@@ -31,7 +31,7 @@ _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _SHOWN = 8  # names of a group's members in an error
 
 
-class OpenedTask(NamedTuple):
+class LoadedTask(NamedTuple):
     """A task whose documents are the questions, in their order, and how they score."""
 
     task: Any
@@ -39,7 +39,7 @@ class OpenedTask(NamedTuple):
     requests_per_question: int
 
 
-class LaidOut(NamedTuple):
+class PreparedQuestions(NamedTuple):
     """A task's documents as questions, and what the record should say of them."""
 
     rows: list[dict[str, Any]]
@@ -48,7 +48,7 @@ class LaidOut(NamedTuple):
 
 def lay_out(
     suite: dict[str, Any], file: Path | None, revision: str | None, folder: Path
-) -> LaidOut:
+) -> PreparedQuestions:
     """Write what the task needs into a folder, and list its documents.
 
     Args:
@@ -93,7 +93,7 @@ def lay_out(
         },
         "shared_text": shared_text(task.eval_docs),
     }
-    return LaidOut(rows, facts)
+    return PreparedQuestions(rows, facts)
 
 
 def asked_digest(task: Any, document: dict[str, Any]) -> str:
@@ -125,7 +125,7 @@ def scored_choices(task: Any, metric: Metric, document: dict[str, Any]) -> list[
 
 def open_task(
     suite: dict[str, Any], rows: Sequence[dict[str, Any]] | None, folder: Path
-) -> OpenedTask:
+) -> LoadedTask:
     """The task over the laid-out questions, in their order; over all documents without them."""
     from datasets import load_from_disk
 
@@ -147,7 +147,7 @@ def open_task(
             )
     choices = config["output_type"] == "multiple_choice"
     per_question = len(task.doc_to_choice(task.eval_docs[0])) if choices else 1
-    return OpenedTask(task, metric, per_question)
+    return LoadedTask(task, metric, per_question)
 
 
 def _find_installed(name: str) -> str:

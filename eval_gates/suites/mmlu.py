@@ -40,7 +40,7 @@ _DESCRIPTIONS: dict[Form, str] = {
 }
 
 
-class CarriedQuestions(NamedTuple):
+class BuiltinQuestions(NamedTuple):
     """What could be read surely, and where and why the rest could not."""
 
     questions: list[Question]
@@ -73,7 +73,7 @@ def read_quiz() -> list[Question]:
     return [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
 
 
-def read_carried() -> CarriedQuestions:
+def read_carried() -> BuiltinQuestions:
     """MMLU's development questions as the installed lm-eval carries them."""
     path = package_file("lm_eval", "tasks", "mmlu", "flan_cot_fewshot", "_cot_prompts.json")
     if path is not None:
@@ -85,7 +85,7 @@ def read_carried() -> CarriedQuestions:
     )
 
 
-def parse_cot_prompts(prompts: dict[str, str]) -> CarriedQuestions:
+def parse_cot_prompts(prompts: dict[str, str]) -> BuiltinQuestions:
     """MMLU's development questions out of lm-eval's chain-of-thought prompts.
 
     Nothing is guessed: an item is skipped unless it has each of (A) to (D) exactly once, in
@@ -103,7 +103,7 @@ def parse_cot_prompts(prompts: dict[str, str]) -> CarriedQuestions:
                 skipped.append(f"{subject}, item {number}: {problem}")
             else:
                 questions.append(question)
-    return CarriedQuestions(questions, skipped)
+    return BuiltinQuestions(questions, skipped)
 
 
 def with_examples(

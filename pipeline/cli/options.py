@@ -20,7 +20,7 @@ def parse_path(text: str) -> Path:
 def parse_store(text: str) -> Path:
     """As `parse_path`; of a URL, the folder that is this node's cache of that store."""
     from pipeline.core.object_store import check_url, is_url
-    from pipeline.core.origin import cache_folder
+    from pipeline.core.remote_store import cache_folder
     from pipeline.environments.settings import find_home
 
     if not is_url(text):

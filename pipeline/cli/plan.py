@@ -70,11 +70,11 @@ def plan(
 
     Exit codes: 0 it would begin, 1 or 2 it would be refused (as model), 3 unexpected error.
     """
-    from artifacts.ending import serving_lines
-    from artifacts.run_command import read_command
+    from artifacts.recorded_command import read_command
+    from artifacts.run_outcome import serving_lines
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.choices import Request
-    from pipeline.run.forecast import forecast
+    from pipeline.plan.resolved_options import ModelRequest
+    from pipeline.run.plan_report import forecast
 
     if gpu is None and (gpus != 1 or context is not None):
         raise UsageError(
@@ -82,7 +82,7 @@ def plan(
             where="--gpus, --context, or PREPARE_GPUS, PREPARE_CONTEXT",
             cure="name it, such as --gpu h100; or leave them out",
         )
-    request = Request(
+    request = ModelRequest(
         checkpoint=checkpoint,
         recipes=tuple(recipe or ()),
         profile=profile,
@@ -94,7 +94,7 @@ def plan(
         dry_run=dry_run,
     )
     if gpu is not None:
-        from pipeline.forecast.gpu_request import answer
+        from pipeline.capacity.gpu_request import answer
 
         capacity = answer(request, load_settings(store), gpu, gpus, context)
         if as_json:

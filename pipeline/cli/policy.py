@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.plan.gate_power import GatePower
-    from pipeline.plan.speed_power import ClaimPower
+    from pipeline.plan.speed_power import PlannedGatePower
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Policies: what variants must show."
@@ -103,7 +103,6 @@ def check(
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.choices import DEFAULT_RECIPES, check_margins
     from pipeline.plan.data_sources import SourceResolver
     from pipeline.plan.gate_power import (
         check_decidable,
@@ -112,7 +111,8 @@ def check(
         policy_power,
     )
     from pipeline.plan.independence import note_repeated_fields
-    from pipeline.plan.of_speed import check_own_workloads
+    from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
+    from pipeline.plan.speed_plan import check_own_workloads
     from pipeline.plan.speed_power import check_claims_decidable, claim_powers
     from recipes import catalog
     from recipes.traffic_file import check_workload
@@ -171,7 +171,7 @@ def print_power(power: Sequence[GatePower]) -> None:
             print(f"{gate.suite}, {gate.family}: {gate.words}")
 
 
-def print_claims(claims: Sequence[ClaimPower]) -> None:
+def print_claims(claims: Sequence[PlannedGatePower]) -> None:
     """What to expect of each claim on speed; nothing where there is none."""
     from eval_gates.speed.power import NOISE
 
@@ -184,7 +184,7 @@ def print_claims(claims: Sequence[ClaimPower]) -> None:
         print(f"speed {claim.gate}: {claim.claim}{starts}")
 
 
-def claim_row(claim: ClaimPower) -> list[str]:
+def claim_row(claim: PlannedGatePower) -> list[str]:
     """One claim's row under SPEED_HEADINGS."""
     ratios = not claim.gate.startswith("slo")
     chances = [

@@ -63,19 +63,19 @@ def promote(
     Exit codes: 0 promoted, 1 error (also: the alias moved meanwhile), 2 usage
     (also: no variant passed), 6 recorded, and not completed.
     """
-    from artifacts.kept_runs import find_run
+    from artifacts.run_loader import find_run
     from artifacts.stages.promote import PROMOTE
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.choices import registry_uri
-    from pipeline.release.promotion import Order, promote_run
+    from pipeline.plan.resolved_options import registry_uri
+    from pipeline.release.promotion import PromotionRequest, promote_run
     from pipeline.release.signer import find_signer
 
     settings = load_settings(store)
     found = Store(settings.store)
     run_id, _, variant = run.partition(":")
     report = find_run(found, run_id)
-    order = Order(
+    order = PromotionRequest(
         registry=registry_uri(registry or report.options.registry, settings),
         variant=variant or None,
         override=override,

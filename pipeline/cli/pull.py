@@ -54,7 +54,7 @@ def pull(
     Exit codes: 0 copied, 1 error (also: files that are not those that were
     judged), 2 usage.
     """
-    from artifacts.registry.remote_repository import SCHEME, RemoteRepository
+    from artifacts.registry.oci_repository import SCHEME, OciRepository
     from pipeline.environments.settings import load_settings
     from pipeline.release.deployment import pull_version
 
@@ -62,7 +62,7 @@ def pull(
     key = settings.signing.public_key
     if reference.startswith(SCHEME):
         with open_display(as_json=as_json) as progress:
-            remote = RemoteRepository(reference, insecure=insecure, progress=progress)
+            remote = OciRepository(reference, insecure=insecure, progress=progress)
             version = remote.version()
             files = pull_version(remote, version, destination, key)
     else:

@@ -17,8 +17,8 @@ from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
 
 if TYPE_CHECKING:
-    from artifacts.registry.oci_registry import OciRegistry
-    from artifacts.registry.remote_repository import RemoteRepository
+    from artifacts.registry.oci_layout_registry import OciLayoutRegistry
+    from artifacts.registry.oci_repository import OciRepository
     from pipeline.core.events import Progress
 
 
@@ -59,9 +59,9 @@ def push(
 
     Exit codes: 0 sent, 1 error, 2 usage.
     """
-    from artifacts.registry.remote_repository import RemoteRepository
+    from artifacts.registry.oci_repository import OciRepository
     from pipeline.environments.settings import load_settings
-    from pipeline.release.publication import push_to_folder, push_version
+    from pipeline.release.oci_push import push_to_folder, push_version
 
     settings = load_settings(store, public_key=public_key)
     key = settings.signing.public_key
@@ -70,7 +70,7 @@ def push(
         found, version = find_asked(reference, registry, settings)
         wanted = reference.rpartition("@")[2]
         alias = wanted if wanted != version.version else None
-        if isinstance(target, RemoteRepository):
+        if isinstance(target, OciRepository):
             tag = target.tag or alias or f"v{wanted}"
             sent = push_version(found, version, target, tag, settings.digests, progress, key)
         else:
@@ -87,16 +87,16 @@ def push(
 
 def open_target(
     destination: str, *, insecure: bool, progress: Progress
-) -> RemoteRepository | OciRegistry:
+) -> OciRepository | OciLayoutRegistry:
     """A repository of the network, or a folder of OCI layouts on this machine.
 
     Raises:
         UsageError: it is neither.
         RegistryError: the client for the network is not installed.
     """
-    from artifacts.registry.oci_registry import SCHEME, OciRegistry
-    from artifacts.registry.remote_repository import RemoteRepository
+    from artifacts.registry.oci_layout_registry import SCHEME, OciLayoutRegistry
+    from artifacts.registry.oci_repository import OciRepository
 
     if destination.startswith(f"{SCHEME}/"):
-        return OciRegistry(destination)
-    return RemoteRepository(destination, insecure=insecure, progress=progress)
+        return OciLayoutRegistry(destination)
+    return OciRepository(destination, insecure=insecure, progress=progress)

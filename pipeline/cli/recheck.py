@@ -26,9 +26,9 @@ from pipeline.core.errors import from_dict
 
 if TYPE_CHECKING:
     from artifacts.run_record import VariantReport
-    from eval_gates.records import GateReport
-    from eval_gates.speed.report import SpeedReport
-    from pipeline.run.recheck import Outcome
+    from eval_gates.gate_report import GateReport
+    from eval_gates.speed.report import SpeedGateReport
+    from pipeline.run.recheck import RecheckOutcome
 
 
 def recheck(
@@ -105,7 +105,7 @@ def recheck(
     raise typer.Exit(outcome.exit_code)
 
 
-def print_outcome(outcome: Outcome) -> None:
+def print_outcome(outcome: RecheckOutcome) -> None:
     """What changed, the gates then and now, and what follows, for people."""
     version = outcome.version
     name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
@@ -151,7 +151,7 @@ def gate_cells(gate: GateReport | None) -> list[str]:
     return [f"{scores} ({row.difference}, n={gate.n})", row.verdict]
 
 
-def speed_cells(claim: SpeedReport | None) -> list[str]:
+def speed_cells(claim: SpeedGateReport | None) -> list[str]:
     """The ratio or the share of rounds, with its bound, and the verdict."""
     if claim is None:
         return ["not measured", "-"]
@@ -160,7 +160,7 @@ def speed_cells(claim: SpeedReport | None) -> list[str]:
     return [f"{row.difference}{bound}", row.verdict]
 
 
-def next_step(outcome: Outcome) -> str:
+def next_step(outcome: RecheckOutcome) -> str:
     """What to do about it."""
     version = outcome.version
     if outcome.stands:

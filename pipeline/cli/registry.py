@@ -11,7 +11,7 @@ import typer
 from pipeline.cli.options import JsonOption, RegisteredArgument, RegistryOption, StoreOption
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import RecordedMoveError, UsageError
-from pipeline.core.foreign.text import log_line
+from pipeline.core.untrusted.text import log_line
 
 if TYPE_CHECKING:
     from artifacts.registry.registry import Registry, Version
@@ -131,7 +131,7 @@ def report_recorded(*, as_json: bool) -> Iterator[None]:
 def open_asked(registry: str | None, settings: Settings) -> Registry:
     """The registry that the options name, else the settings, else the store's own."""
     from artifacts.registry.registry_address import open_registry
-    from pipeline.plan.choices import registry_uri
+    from pipeline.plan.resolved_options import registry_uri
 
     return open_registry(registry_uri(registry, settings))
 

@@ -33,9 +33,9 @@ def report(
 
       prepare report 20261120 20261121
     """
-    from artifacts.kept_runs import find_run
     from artifacts.report.page import comparison_page, run_page
     from artifacts.report.run_evidence import RunEvidence
+    from artifacts.run_loader import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 

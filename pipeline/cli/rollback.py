@@ -43,7 +43,7 @@ def rollback(
     Exit codes: 0 moved, 1 error (nothing to go back to, or the alias moved
     meanwhile), 2 usage, 6 recorded, and not completed.
     """
-    from artifacts.registry.history import Cause
+    from artifacts.registry.history import ChangeReason
     from artifacts.registry.registry import who_am_i
     from pipeline.environments.settings import load_settings
 
@@ -53,7 +53,7 @@ def rollback(
         entry = found.roll_back(
             name,
             alias,
-            Cause("rollback", who=who_am_i(), reason=reason),
+            ChangeReason("rollback", who=who_am_i(), reason=reason),
             to=to,
             replaces=replaces or found.aliases(name).get(alias),
         )

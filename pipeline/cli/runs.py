@@ -32,7 +32,7 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
       prepare runs list
     """
-    from artifacts.kept_runs import read_run
+    from artifacts.run_loader import read_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
@@ -79,7 +79,7 @@ def show(
 
       prepare runs show latest --json
     """
-    from artifacts.kept_runs import find_run
+    from artifacts.run_loader import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
@@ -114,8 +114,8 @@ def attach(
 
       prepare runs attach --store /shared/store
     """
-    from artifacts.ending import how_to_continue
-    from artifacts.kept_runs import find_run
+    from artifacts.run_loader import find_run
+    from artifacts.run_outcome import how_to_continue
     from pipeline.cli.display import open_display
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pipeline.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from pipeline.core.needs import Needs
-    from pipeline.forecast.timeline import Timeline
+    from pipeline.capacity.timeline import Timeline
+    from pipeline.core.resource_request import ResourceRequest
 
 MOST_NAMES = 3
 
@@ -55,7 +55,7 @@ def time_words(timeline: Timeline) -> str:
     return words if timeline.is_measured else f"at least {words}, and what has no time yet"
 
 
-def needs_words(needs: Needs) -> str:
+def needs_words(needs: ResourceRequest) -> str:
     """What room a piece of work takes."""
     gpus = f"{needs.gpus} GPU{'s' * (needs.gpus > 1)}"
     words = [gpus] if needs.gpus else []

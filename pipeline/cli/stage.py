@@ -11,13 +11,13 @@ from typing import Annotated, TypeVar
 import typer
 
 from pipeline.cli.options import parse_path
-from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError, raise_as
+from pipeline.core.errors import InternalStageError, PrepareError, UsageError, raise_as
 from pipeline.core.events import EventWriter, Progress, keep_stdout_for_events
 from pipeline.core.interruption import is_interruption
-from pipeline.core.stage_record import Task
+from pipeline.core.stage_record import WorkItem
 from pipeline.core.store import Store
 
-AnyTask = TypeVar("AnyTask", bound=Task)
+AnyTask = TypeVar("AnyTask", bound=WorkItem)
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -46,7 +46,7 @@ def run(
       prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
     events = EventWriter(keep_stdout_for_events())
-    from pipeline.core.hiding import hide
+    from pipeline.core.redaction import hide
     from pipeline.run.executors.stage_process import stage_in
 
     stage = stage_in(spec)
@@ -67,9 +67,9 @@ def run(
         raise typer.Exit(failure.exit_code) from error
 
 
-def unexpected(error: Exception, stage: str, spec: Path) -> UnexpectedStageError:
+def unexpected(error: Exception, stage: str, spec: Path) -> InternalStageError:
     """The error to tell of one that nobody thought of."""
-    return UnexpectedStageError(
+    return InternalStageError(
         f"the stage '{stage}' failed unexpectedly: {type(error).__name__}: {error}",
         where=f"{spec.with_suffix('.log')} has the traceback",
         cure="this is a defect of prepare; please report it with that file",
@@ -81,7 +81,7 @@ def run_stage(file: Path, events: Progress) -> None:
     from pipeline.core.private_files import keep_private
     from pipeline.core.stage_record import StageSpec
     from pipeline.stages.context import advance
-    from pipeline.stages.interpreter_of_stage import with_interpreter
+    from pipeline.stages.stage_interpreter import with_interpreter
 
     spec = read_task(file, StageSpec)
     store = Store(Path(spec.store))
@@ -96,9 +96,9 @@ def run_stage(file: Path, events: Progress) -> None:
 def run_sitting(file: Path, events: EventWriter) -> None:
     """Serve the model that the file describes, and run the stages that ask it."""
     from pipeline.core.private_files import keep_private
-    from pipeline.run.sitting import Sitting, hold
+    from pipeline.run.serving_task import ServingTask, hold
 
-    sitting = read_task(file, Sitting)
+    sitting = read_task(file, ServingTask)
     store = Store(Path(sitting.store))
     with keep_private(store.root), working(file, store, events):
         hold(sitting, store, events)
@@ -116,9 +116,9 @@ def working(file: Path, store: Store, events: Progress) -> AbstractContextManage
 
 def describe_node(file: Path) -> None:
     """Write down what this machine is, where the file says."""
-    from pipeline.run.executors.described_node import Description, describe_here
+    from pipeline.run.executors.node_probe import NodeProbe, describe_here
 
-    describe_here(read_task(file, Description))
+    describe_here(read_task(file, NodeProbe))
 
 
 def read_task(file: Path, shape: type[AnyTask]) -> AnyTask:
@@ -128,7 +128,7 @@ def read_task(file: Path, shape: type[AnyTask]) -> AnyTask:
         UsageError: it is none of ours.
         StageError: it is another prepare's.
     """
-    from pipeline.core.foreign.record import read_record
+    from pipeline.core.untrusted.record import read_record
     from pipeline.run.executors.stage_process import refuse_of_others
 
     refuse_of_others(file)  # before its shape, which another prepare may not know

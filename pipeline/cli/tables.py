@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from artifacts.gate_row import GateRow, gate_row, speed_row
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import PrepareError, from_dict
-from pipeline.core.foreign.text import LONGEST_NAME, clip, log_line
+from pipeline.core.untrusted.text import LONGEST_NAME, clip, log_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from artifacts.run_record import RunReport, VariantReport
-    from eval_gates.records import GateReport
+    from eval_gates.gate_report import GateReport
     from pipeline.core.store import Store
 
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}
@@ -76,7 +76,7 @@ def print_run(report: RunReport, *, is_shown: bool = False) -> None:
     """
     from rich.text import Text
 
-    from artifacts.ending import attribution_lines, drafting_lines, serving_lines
+    from artifacts.run_outcome import attribution_lines, drafting_lines, serving_lines
 
     out = console()
     if report.variants:
@@ -140,7 +140,7 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
     """Why a variant got its verdict, and each gate that did not plainly pass."""
     from rich.text import Text
 
-    from artifacts.ending import verdict_word
+    from artifacts.run_outcome import verdict_word
 
     begun = Text(f"{variant.recipe}: {verdict_word(variant)}", style=COLOURS[variant.verdict])
     print_line(out, begun.append(f": {variant.reason}", style="default"))
@@ -178,7 +178,7 @@ def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None
     """One row a gate; variant and size stand in the first."""
     from rich.text import Text
 
-    from artifacts.ending import weights_words
+    from artifacts.run_outcome import weights_words
 
     size = weights_words(report, variant)
     rows = [gate_cells(gate) for gate in variant.gates]
@@ -214,7 +214,7 @@ def number_cells(row: GateRow) -> list[str]:
 
 def last_line(report: RunReport, *, is_shown: bool = False) -> str:
     """How much was done, and what to look at next."""
-    from artifacts.ending import champion_of, headline, next_command, next_command_after_show
+    from artifacts.run_outcome import champion_of, headline, next_command, next_command_after_show
 
     reused = sum(stage.status == "reused" for stage in report.stages)
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "

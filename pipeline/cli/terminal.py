@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline.core.foreign.text import log_text
-from pipeline.core.hiding import hide
-from pipeline.core.hiding_stream import HidingStream
+from pipeline.core.redacting_stream import RedactingStream
+from pipeline.core.redaction import hide
+from pipeline.core.untrusted.text import log_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ _COMPLETIONS = {":": re.compile(":"), "x##": re.compile(r"[A-Za-z]*\[")}
 _NEVER = re.compile(r"(?!)")
 
 
-class ShownStream(HidingStream):
+class SanitizedStream(RedactingStream):
     """A text stream on which foreign text only shows."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -63,7 +63,7 @@ def guard_streams() -> Iterator[None]:
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         for stream in kept:
             escape_letters(stream)
-        sys.stdout, sys.stderr = (ShownStream(stream or nowhere) for stream in kept)
+        sys.stdout, sys.stderr = (SanitizedStream(stream or nowhere) for stream in kept)
         try:
             yield
         finally:
@@ -81,7 +81,7 @@ def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
     from rich.segment import Segment
 
-    class ShownConsole(Console):
+    class SanitizedConsole(Console):
         def render(self, *args: Any, **keywords: Any) -> Any:
             for segment in super().render(*args, **keywords):
                 if segment.control:
@@ -90,7 +90,7 @@ def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
                     yield Segment(log_text(segment.text), segment.style)
 
     stream = sys.stderr if stderr else sys.stdout
-    return ShownConsole(file=underlying_stream(stream), width=width, highlight=False)
+    return SanitizedConsole(file=underlying_stream(stream), width=width, highlight=False)
 
 
 def print_command(line: str) -> None:
@@ -100,4 +100,4 @@ def print_command(line: str) -> None:
 
 def underlying_stream(stream: TextIO) -> TextIO:
     """The stream itself, where only what shows is let through."""
-    return stream.stream if isinstance(stream, ShownStream) else stream
+    return stream.stream if isinstance(stream, SanitizedStream) else stream

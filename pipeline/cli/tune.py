@@ -28,7 +28,7 @@ from pipeline.core.credentials import take_out
 from pipeline.core.errors import ExitCode, UsageError, from_dict
 
 if TYPE_CHECKING:
-    from pipeline.forecast.command_lint import Lint
+    from pipeline.lint.command_lint import LintReport
 
 LINTED_GPU = "h100"  # where neither the profile nor this machine says another
 
@@ -143,10 +143,10 @@ def tune(
         raise typer.Exit(report.exit_code or 0)
 
 
-def lint_command(text: str, profile: str) -> Lint:
+def lint_command(text: str, profile: str) -> LintReport:
     """Look at it as on the machine of that profile; 'auto': on this one's GPU, or an H100."""
     from pipeline.core.gpus import visible_gpus
-    from pipeline.forecast.command_lint import lint
+    from pipeline.lint.command_lint import lint
     from recipes import catalog
 
     named = None if profile == "auto" else catalog.load_profile(profile)
@@ -158,7 +158,7 @@ def lint_command(text: str, profile: str) -> Lint:
     return lint(text, "cuda", next(found, catalog.load_gpu(LINTED_GPU)))
 
 
-def print_lint(found: Lint) -> None:
+def print_lint(found: LintReport) -> None:
     """For people: what was found, then what needs nothing."""
     rows = [[each.argument, each.severity, each.what, each.cure] for each in found.findings]
     if rows:

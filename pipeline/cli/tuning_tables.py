@@ -8,7 +8,7 @@ from pipeline.cli.tables import print_table
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
-    from artifacts.tuning_report import RaceReport, TuningReport
+    from artifacts.tuning_report import ScreeningReport, TuningReport
 
 
 def print_tuning(report: RunReport) -> None:
@@ -24,7 +24,7 @@ def print_tuning(report: RunReport) -> None:
         print(line)
 
 
-def race_row(each: RaceReport) -> list[str]:
+def race_row(each: ScreeningReport) -> list[str]:
     """One entrant; its numbers chose the winner, and are no evidence."""
     rate, over = each.output_tokens_per_s, each.over_stock
     return [

@@ -20,7 +20,7 @@ from pipeline.cli.options import (
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.foreign.text import LONGEST_NAME, log_line
+from pipeline.core.untrusted.text import LONGEST_NAME, log_line
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
@@ -150,9 +150,9 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
     from artifacts.evidence.recompute import check_run
     from artifacts.evidence.source import StoredEvidence
-    from artifacts.evidence.tuned_check import check_tuned
+    from artifacts.evidence.tuned_profile_check import check_tuned
     from artifacts.evidence.tuning_check import check_tuning
-    from artifacts.kept_runs import find_run
+    from artifacts.run_loader import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
@@ -209,7 +209,7 @@ def check_signature(
 ) -> str:
     """Check the signature as asked for; says in a word how it stands: holds, unchecked or none."""
     from artifacts.evidence.signing import check_keyless, check_with_key
-    from artifacts.plain_files import SIGNATURE
+    from artifacts.weights_folder_files import SIGNATURE
 
     if public_key is not None:
         check_with_key(folder, public_key)

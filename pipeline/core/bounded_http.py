@@ -15,14 +15,14 @@ from typing import Any
 import httpx
 
 from pipeline.core.credentials import put_back
-from pipeline.core.foreign.file import MEBIBYTE
-from pipeline.core.foreign.json import parse_json
+from pipeline.core.untrusted.file import MEBIBYTE
+from pipeline.core.untrusted.json import parse_json
 
 MAX_BYTES = 16 * MEBIBYTE
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """What a server answered."""
 
     status: int
@@ -48,7 +48,7 @@ def ask(
     socket: Path | None = None,
     trust_env: bool = True,
     limit: int = MAX_BYTES,
-) -> Answer:
+) -> HttpResponse:
     """Ask, once.
 
     Args:
@@ -66,7 +66,7 @@ def ask(
     address = put_back(url)
     sent = {**(headers or {}), "Accept-Encoding": "identity"}
 
-    async def exchange() -> Answer:
+    async def exchange() -> HttpResponse:
         transport = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
         async with (
             httpx.AsyncClient(timeout=seconds, trust_env=trust_env, transport=transport) as client,
@@ -81,7 +81,7 @@ def ask(
                 size += len(part)
                 if size > limit:
                     raise httpx.ReadError(f"the answer is larger than {limit:,} bytes")
-            return Answer(response.status_code, b"".join(parts))
+            return HttpResponse(response.status_code, b"".join(parts))
 
     try:
         return asyncio.run(asyncio.wait_for(exchange(), seconds))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 
 from pipeline.core.errors import UsageError
-from pipeline.core.hiding import HANDED_ON, HIDDEN, SECRET_PARAMETER, given_addresses, remember
+from pipeline.core.redaction import HANDED_ON, HIDDEN, SECRET_PARAMETER, given_addresses, remember
 
 # Addresses in whose paths an '@' has a meaning of its own.
 _AT_IN_PATHS = ("hf", "oci", "file")

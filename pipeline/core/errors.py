@@ -11,7 +11,7 @@ The tree::
     +-- StageError                1   a stage ended without a result
     |   +-- WorkerError           1   the stage's worker process failed; its log is named
     |   +-- VerificationError     1   the quantized weights are not sound
-    |   +-- UnexpectedStageError  3   a defect of ours; the stage's log has the traceback
+    |   +-- InternalStageError  3   a defect of ours; the stage's log has the traceback
     +-- ServingError              1   the model server failed; its log's own reason is quoted
     +-- EvaluationDataError       1   questions that are missing or malformed
     +-- RegistryError             1   the model registry refused or could not be reached
@@ -32,8 +32,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.foreign.text import clip
-from pipeline.core.hiding import hide
+from pipeline.core.redaction import hide
+from pipeline.core.untrusted.text import clip
 
 LONGEST_PART = 20_000
 """Characters of what an error says of one thing; all faults of a preflight are one text."""
@@ -124,7 +124,7 @@ class VerificationError(StageError):
     """The quantized weights are not what the recipe promises."""
 
 
-class UnexpectedStageError(StageError):
+class InternalStageError(StageError):
     """A stage failed in a way that nobody thought of; its log has the traceback."""
 
     exit_code = ExitCode.UNEXPECTED

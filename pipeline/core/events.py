@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from pipeline.core.foreign.json import ForeignJsonError, parse_json
+from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 
 EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
 _MOST = 2**63  # of anything that is counted; a larger one is somebody's text
@@ -33,7 +33,7 @@ class Progress(Protocol):
         """Report something that the user should read."""
 
 
-class Silent:
+class NullProgress:
     """Drops every event; for library use and tests."""
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
@@ -86,7 +86,7 @@ def read_event(line: bytes) -> Mapping[str, Any]:
     """The event that the line is; an empty one of a line that is none, but somebody's text."""
     try:
         event = parse_json(line, finite=False, whole_text=False)
-    except ForeignJsonError:
+    except UntrustedJsonError:
         return {}
     return event if isinstance(event, dict) else {}
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.events import Progress, Silent
-from pipeline.core.foreign.file import open_regular
+from pipeline.core.events import NullProgress, Progress
 from pipeline.core.private_files import why_untrusted
 from pipeline.core.store import write_atomically
+from pipeline.core.untrusted.file import open_regular
 
 BLOCK_BYTES = 8 * 1024 * 1024
 
@@ -50,20 +50,20 @@ class FileDigests:
         Raises:
             CheckpointError: the file cannot be read, or changed while it was read.
         """
-        [found] = self._of([(path, progress or Silent())])
+        [found] = self._of([(path, progress or NullProgress())])
         return found
 
     def of_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
         """The files' digests one by one, with one progress over the bytes of all of them."""
         sizes = [path.stat().st_size for path in paths]
         starts = accumulate(sizes, initial=0)
-        total, progress = sum(sizes), progress or Silent()
-        parts = (_Part(progress, start, total) for start in starts)
+        total, progress = sum(sizes), progress or NullProgress()
+        parts = (_FileProgress(progress, start, total) for start in starts)
         return self._of(zip(paths, parts, strict=False))
 
     def _of(self, paths: Iterable[tuple[Path, Progress]]) -> Iterator[str]:
         known, fresh, size = self._read_cache(), dict[str, Any](), 0
-        progress: Progress = Silent()
+        progress: Progress = NullProgress()
         try:
             for path, progress in paths:
                 sha256, entry = self._look_up(path, known, progress)
@@ -162,7 +162,7 @@ def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int
     return sha256.hexdigest(), done
 
 
-class _Part:
+class _FileProgress:
     """Reports one file's bytes as part of all files' bytes."""
 
     def __init__(self, progress: Progress, before: int, total: int) -> None:

@@ -27,7 +27,7 @@ class Hardware(SparseRecord):
     cpu_features: list[str] | None = Field(None, description="None where nobody looked")
 
 
-class NodeFacts(Record):
+class NodeInfo(Record):
     """What a node says of itself: this machine, or one of a cluster that is to serve."""
 
     name: str = Field(description="of the node, for messages")
@@ -71,7 +71,7 @@ class NodeFacts(Record):
         return self.machine or self.kind(accelerator)
 
 
-def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = True) -> NodeFacts:
+def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = True) -> NodeInfo:
     """Look at the machine that we run on, as a process with these variables would.
 
     Args:
@@ -80,7 +80,7 @@ def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = Tr
     Raises:
         UsageError: a variable limits the CPU to features that it does not have.
     """
-    return NodeFacts(
+    return NodeInfo(
         name=platform.node(),
         machine=_machine(),
         cpu=_cpu_model(),

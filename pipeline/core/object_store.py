@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.foreign.names import is_plain_path
-from pipeline.core.foreign.record import MAX_BYTES
+from pipeline.core.untrusted.names import is_plain_path
+from pipeline.core.untrusted.record import MAX_BYTES
 
 SCHEMES = ("s3", "gs", "az", "file")
 EXTRA = "prepare-model[object-store]"
@@ -82,7 +82,7 @@ def check_url(url: str, where: str) -> str:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ObjectInfo:
     """What a listing tells of an object."""
 
     written: datetime  # by the store's clock
@@ -187,15 +187,15 @@ class ObjectStore:
         """See Shelf; what lies in folders of the folder comes with their names."""
         return sorted(self.listed(folder))
 
-    def listed(self, folder: str = "") -> dict[str, Listed]:
+    def listed(self, folder: str = "") -> dict[str, ObjectInfo]:
         """What lies in the folder, and in folders of it, by name.
 
         An object whose name is none of a file is not prepare's, and is left out.
         """
         start = self._name(f"{folder}/" if folder else "")
 
-        def find() -> dict[str, Listed]:
-            found, seen = dict[str, Listed](), 0
+        def find() -> dict[str, ObjectInfo]:
+            found, seen = dict[str, ObjectInfo](), 0
             for some in self._client.list(start or None):
                 seen += len(some)
                 if seen > MAX_OBJECTS:
@@ -203,7 +203,7 @@ class ObjectStore:
                 for each in some:
                     name = each["path"].removeprefix(start)
                     if each["path"].startswith(start) and is_plain_path(name):
-                        found[name] = Listed(each["last_modified"], each["size"])
+                        found[name] = ObjectInfo(each["last_modified"], each["size"])
             return found
 
         return {name: each for name, each in self._try(find).items() if not name.startswith(".")}

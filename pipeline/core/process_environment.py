@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.core.hiding import HANDED_ON
-from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.redaction import HANDED_ON
+from pipeline.core.remote_store_variable import ORIGIN
 
 
-class Need(StrEnum):
+class NetworkAccess(StrEnum):
     """What a process has to reach that asks for a credential, or lies behind a proxy."""
 
     HUB = "hub"
@@ -50,20 +50,20 @@ _OF_THE_NETWORK = (
 )
 _HUB = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_*")
 ENDPOINT_KEY = "OPENAI_API_KEY"
-_BY_NEED: dict[Need, tuple[str, ...]] = {
-    Need.HUB: _HUB,
+_BY_NEED: dict[NetworkAccess, tuple[str, ...]] = {
+    NetworkAccess.HUB: _HUB,
     # MLflow's client reads its own; what a managed server or a database asks for beside.
-    Need.REGISTRY: (
+    NetworkAccess.REGISTRY: (
         *(HANDED_ON, "MLFLOW_*", "DATABRICKS_*", "PGPASSWORD", "PGPASSFILE", "PGSSL*"),
         *("AWS_*", "GOOGLE_*", "AZURE_*"),
         *_HUB,
         *("GITHUB_ACTOR", "GITLAB_USER_LOGIN"),
     ),
-    Need.ENDPOINT: (ENDPOINT_KEY, HANDED_ON),
+    NetworkAccess.ENDPOINT: (ENDPOINT_KEY, HANDED_ON),
     # uv installs, and takes pip's index and links for its own; an index may ask for a password.
-    Need.PACKAGES: ("UV_*", "PIP_*", "NETRC"),
+    NetworkAccess.PACKAGES: ("UV_*", "PIP_*", "NETRC"),
     # As object stores' own clients read them.
-    Need.STORE: (*("AWS_*", "GOOGLE_*", "AZURE_*"), ORIGIN),
+    NetworkAccess.STORE: (*("AWS_*", "GOOGLE_*", "AZURE_*"), ORIGIN),
 }
 _LOADS_CODE = ("OMP_TOOL",)  # names of libraries, which a process would load
 # A stage runs in our own interpreter; of our variables it has no use for credentials.
@@ -77,14 +77,14 @@ _OF_ONE_MACHINE = (
     *("UV_CACHE_DIR", "UV_CONFIG_FILE", "PIP_CACHE_DIR", "PIP_CONFIG_FILE", "NETRC"),
 )
 # Stages whose process has to reach something; their workers are given less, see `run_worker`.
-_STAGES: dict[str, tuple[Need, ...]] = {
-    "demo_checkpoint": (Need.PACKAGES,),
-    "questions": (Need.HUB,),
-    "quantize": (Need.HUB,),
-    "dry_run": (Need.HUB,),
-    "promote": (Need.REGISTRY,),
+_STAGES: dict[str, tuple[NetworkAccess, ...]] = {
+    "demo_checkpoint": (NetworkAccess.PACKAGES,),
+    "questions": (NetworkAccess.HUB,),
+    "quantize": (NetworkAccess.HUB,),
+    "dry_run": (NetworkAccess.HUB,),
+    "promote": (NetworkAccess.REGISTRY,),
     # It builds the environments of its stages where they are not there, on whatever node.
-    "sitting": (Need.PACKAGES,),
+    "sitting": (NetworkAccess.PACKAGES,),
 }
 # The folder that the command is given in is no place to import from: it may be one that was pulled,
 # with Python code beside the weights. Python 3.10 and older knows no such variable.
@@ -102,7 +102,7 @@ def server_environment(
     own: Mapping[str, str],
     *,
     python: Path | None = None,
-    needs: Collection[Need] = (),
+    needs: Collection[NetworkAccess] = (),
 ) -> dict[str, str]:
     """Variables of a model server or worker: the listed ones, offline, then its own.
 
@@ -120,13 +120,13 @@ def server_environment(
             filter(None, [str(python.parent), base.get("PATH", os.defpath)])
         )
     given |= OFFLINE_VARIABLES
-    if Need.HUB in needs:
+    if NetworkAccess.HUB in needs:
         del given["HF_HUB_OFFLINE"]
     return {**given, **NO_FOLDER_OF_OTHERS, **own}
 
 
 def stage_environment(
-    base: Mapping[str, str], stage: str, needs: Collection[Need] = ()
+    base: Mapping[str, str], stage: str, needs: Collection[NetworkAccess] = ()
 ) -> dict[str, str]:
     """Variables of the process that runs one of our stages, in which no foreign code runs.
 
@@ -138,7 +138,7 @@ def stage_environment(
 
 
 def travelling_environment(
-    base: Mapping[str, str], stage: str, needs: Collection[Need] = ()
+    base: Mapping[str, str], stage: str, needs: Collection[NetworkAccess] = ()
 ) -> dict[str, str]:
     """Variables that go with a stage to another node, whose own they replace there.
 
@@ -148,7 +148,7 @@ def travelling_environment(
     Args:
         needs: beside what that stage always has to reach.
     """
-    needs = {*_needs_of(stage, base), *needs, Need.PACKAGES}
+    needs = {*_needs_of(stage, base), *needs, NetworkAccess.PACKAGES}
     names = [name for need in needs for name in _BY_NEED[need]]
     found = _select_listed(base, (), ("PREPARE_*", *names))
     return {name: value for name, value in found if name not in _OF_ONE_MACHINE}
@@ -159,19 +159,19 @@ def arrived_environment(node: Mapping[str, str], travelled: Mapping[str, str]) -
 
     A node that says itself where packages come from, in whatever variable, knows better.
     """
-    if any(_select_listed(node, [], _BY_NEED[Need.PACKAGES])):
-        sources = dict(_select_listed(travelled, [], _BY_NEED[Need.PACKAGES]))
+    if any(_select_listed(node, [], _BY_NEED[NetworkAccess.PACKAGES])):
+        sources = dict(_select_listed(travelled, [], _BY_NEED[NetworkAccess.PACKAGES]))
         travelled = {name: each for name, each in travelled.items() if name not in sources}
     return {**node, **travelled}
 
 
-def _needs_of(stage: str, base: Mapping[str, str]) -> list[Need]:
-    of_store = [Need.STORE] if base.get(ORIGIN) else []
+def _needs_of(stage: str, base: Mapping[str, str]) -> list[NetworkAccess]:
+    of_store = [NetworkAccess.STORE] if base.get(ORIGIN) else []
     return [*_STAGES.get(stage, ()), *of_store]
 
 
 def _select_listed(
-    base: Mapping[str, str], needs: Collection[Need], names: tuple[str, ...]
+    base: Mapping[str, str], needs: Collection[NetworkAccess], names: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
     wanted = [*names, *(name for need in needs for name in _BY_NEED[need])]
     wanted += _OF_THE_NETWORK if needs else ()

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from pipeline.core.claims import Claims
+from pipeline.core.key_value_store import FileKeyValueStore
+from pipeline.core.leases import Leases
 from pipeline.core.object_store import ObjectStore
 from pipeline.core.private_files import keep_private
-from pipeline.core.shelf import FolderShelf
 from pipeline.core.store import Store, write_atomically
 
 RUN_RECORD = "run.json"
@@ -58,11 +58,11 @@ class RunFolders:
         begun = self._store.origin.objects.names(RUNNING)
         return [self._folder / name for name in sorted({PurePosixPath(n).parts[0] for n in begun})]
 
-    def claims(self, folder: Path) -> Claims:
+    def claims(self, folder: Path) -> Leases:
         """Where who makes the run of that folder says that it lives."""
         if self._store.origin is not None:
-            return Claims(self._store.origin.objects.below(f"{RUNNING}/{folder.name}"))
-        return Claims(FolderShelf(folder))
+            return Leases(self._store.origin.objects.below(f"{RUNNING}/{folder.name}"))
+        return Leases(FileKeyValueStore(folder))
 
     @contextmanager
     def work(self, folder: Path, waits: Callable[[str], None]) -> Iterator[None]:
@@ -93,10 +93,10 @@ class RunFolders:
             for key in {PurePosixPath(name).parts[0] for name in claims.shelf.names("")}
         )
 
-    def _workers(self, folder: Path) -> Claims:
+    def _workers(self, folder: Path) -> Leases:
         if self._store.origin is not None:
-            return Claims(self._store.origin.objects.below(f"{RUNNING}/{folder.name}/{WORK}"))
-        return Claims(FolderShelf(folder / WORK))
+            return Leases(self._store.origin.objects.below(f"{RUNNING}/{folder.name}/{WORK}"))
+        return Leases(FileKeyValueStore(folder / WORK))
 
     def share(self, folder: Path, *, is_over: bool) -> None:
         """Have others find the record of a run as it stands."""

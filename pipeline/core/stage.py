@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field, ValidationError
 
 from pipeline.core.errors import EvidenceError
-from pipeline.core.foreign.record import first_fault
 from pipeline.core.record import Record
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
+from pipeline.core.untrusted.record import first_fault
 
 Parameters = TypeVar("Parameters", bound=Record)
 Runtime = TypeVar("Runtime", bound=Record)
@@ -95,9 +95,9 @@ class Stage(Generic[Parameters, Runtime, Result]):
         """What it found; raises EvidenceError as `parameters_of`."""
         return _read_shape(self.result, record.result, record, "result")
 
-    def kept(self, record: StageRecord) -> Kept[Parameters, Result]:
+    def kept(self, record: StageRecord) -> TypedStageRecord[Parameters, Result]:
         """The record, as one of this stage's."""
-        return Kept(self, record)
+        return TypedStageRecord(self, record)
 
 
 _Asked = TypeVar("_Asked", bound=Record, covariant=True)
@@ -105,7 +105,7 @@ _Left = TypeVar("_Left", bound=Record, covariant=True)
 
 
 @dataclass(frozen=True)
-class Kept(Generic[_Asked, _Left]):
+class TypedStageRecord(Generic[_Asked, _Left]):
     """A finished stage's record with its parameters and result in their shapes.
 
     Raises:

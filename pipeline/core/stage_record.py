@@ -18,7 +18,7 @@ class StageReference(Record):
     key: str = Field(description="its key in the store")
 
 
-class Task(Record):
+class WorkItem(Record):
     """A piece of work, as it is handed to whatever node does it."""
 
     prepare: str = Field(
@@ -28,7 +28,7 @@ class Task(Record):
     )
 
 
-class StageSpec(Task):
+class StageSpec(WorkItem):
     """All that `prepare stage run` needs: what to do (part of the key) and where (not part)."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="of this record")

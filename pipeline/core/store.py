@@ -34,16 +34,16 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.core.claims import Claim, Claims
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
-from pipeline.core.folder_flush import flush_folder
-from pipeline.core.foreign.file import ForeignFileError, read_regular
-from pipeline.core.foreign.record import MAX_BYTES, parse_record
-from pipeline.core.origin import Origin, find_origin
+from pipeline.core.fsync import flush_folder
+from pipeline.core.key_value_store import FileKeyValueStore, KeyValueStore
+from pipeline.core.leases import Lease, Leases
 from pipeline.core.private_files import is_shared, keep_private, make_private, share_with_group
-from pipeline.core.shelf import FolderShelf, Shelf
+from pipeline.core.remote_store import RemoteStore, find_origin
 from pipeline.core.stage_record import StageRecord
+from pipeline.core.untrusted.file import UntrustedFileError, read_regular
+from pipeline.core.untrusted.record import MAX_BYTES, parse_record
 
 RECORD = "stage.json"
 PARTIAL = ".partial"
@@ -92,15 +92,15 @@ class Store:
                 self.bring_named(each)
 
     @cached_property
-    def origin(self) -> Origin | None:
+    def origin(self) -> RemoteStore | None:
         """The object store that the folder is a cache of, if it is one."""
         return find_origin(self.root)
 
-    def shelf(self, name: str) -> Shelf:
+    def shelf(self, name: str) -> KeyValueStore:
         """A place for small things that all who share the store see; they are on disk at once."""
         if self.origin is not None:
             return self.origin.objects.below(name)
-        return FolderShelf(self.root / name, flush=True)
+        return FileKeyValueStore(self.root / name, flush=True)
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
         """Where it writes, and a killed try has left what it wrote."""
@@ -110,15 +110,15 @@ class Store:
         return next(iter(_unfinished(final)), final.with_name(f"{key}{PARTIAL}"))
 
     @cached_property
-    def claims(self) -> Claims:
+    def claims(self) -> Leases:
         """Who has a stage or an answer book to itself, by key.
 
         Raises:
             UsageError: the variable that says how long a silent owner is waited for is wrong.
         """
         if self.origin is not None:
-            return Claims(self.origin.objects.below("claims"))
-        return Claims(FolderShelf(self.root / "claims"))
+            return Leases(self.origin.objects.below("claims"))
+        return Leases(FileKeyValueStore(self.root / "claims"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         """The record of a finished stage; None when it has not been done."""
@@ -314,7 +314,7 @@ class Store:
             return self.origin.find(stage, key) is not None
         return (self._folder(stage, key) / RECORD).is_file()
 
-    def _bring(self, origin: Origin, stage: str, key: str, folder: Path) -> None:
+    def _bring(self, origin: RemoteStore, stage: str, key: str, folder: Path) -> None:
         marker = origin.find(stage, key)
         if marker is None:
             return
@@ -327,7 +327,7 @@ class Store:
         self._here.add((stage, key))
 
     def _publish(
-        self, partial: Path, handed_out: os.stat_result, final: Path, claim: Claim
+        self, partial: Path, handed_out: os.stat_result, final: Path, claim: Lease
     ) -> None:
         """Give the folder its final name, if it is still the one that we were given.
 
@@ -355,7 +355,7 @@ class Store:
             raise claim.lost()
 
     @contextmanager
-    def collect(self, waits: Callable[[str], None] = lambda text: None) -> Iterator[Claim]:
+    def collect(self, waits: Callable[[str], None] = lambda text: None) -> Iterator[Lease]:
         """Have all who would begin to use the store wait, so that something may be removed.
 
         Who is at that already is waited for. Where the claim is not ours any more, what we found
@@ -385,7 +385,7 @@ class Store:
         except OSError as error:
             if _means_full_disk(error):
                 raise self._disk_full() from error
-            if isinstance(error, ForeignFileError) or error.errno in _OF_A_NAME:
+            if isinstance(error, UntrustedFileError) or error.errno in _OF_A_NAME:
                 raise StoreError(
                     f"what lies in the store is not read: {error.strerror}",
                     where=str(error.filename or self.root),
@@ -408,7 +408,7 @@ class Store:
         waits: Callable[[str], None] = lambda text: None,
         *,
         forget: bool = False,
-    ) -> Iterator[Claim]:
+    ) -> Iterator[Lease]:
         """Have a key to oneself among all who share the store: see Claims.hold."""
         self.make_root()
         with ExitStack() as held:
@@ -442,7 +442,7 @@ class Store:
 
 
 @contextmanager
-def _explain_loss(claim: Claim) -> Iterator[None]:
+def _explain_loss(claim: Lease) -> Iterator[None]:
     """Say of a file that is not there that another has our folder now, under another name."""
     try:
         yield
@@ -468,7 +468,7 @@ def write_atomically(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _mark(claim: Claim) -> str:
+def _mark(claim: Lease) -> str:
     """Of one claim: no other's folder ever has the name."""
     return f"{claim.number:06d}-{claim.token[:8]}"
 
@@ -486,7 +486,7 @@ def _latest_try(final: Path) -> str:
     return next((p.name for p in _unfinished(final) if p.name.count(".") > 1), "")
 
 
-def _take_unfinished(final: Path, claim: Claim) -> Path:
+def _take_unfinished(final: Path, claim: Lease) -> Path:
     """Rename what the last try has left, if there is any, so that only we know its name.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
-from pipeline.environments.definition import Definition
+from pipeline.environments.definition import EnvironmentDefinition
 from pipeline.environments.health import differences_from_lock, torch_fault
 from pipeline.environments.installer import installer_variables, run_uv
 from pipeline.environments.interpreter import describe, import_modules
@@ -28,7 +28,7 @@ from pipeline.environments.record import (
 _SIZE_UNITS = {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}
 
 
-def build(definition: Definition, folder: Path, progress: Progress) -> EnvironmentRecord:
+def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -> EnvironmentRecord:
     """Build the environment in `folder`, clearing what lies there; the caller holds its lock.
 
     Raises:
@@ -60,7 +60,7 @@ def build(definition: Definition, folder: Path, progress: Progress) -> Environme
     return record
 
 
-def require_disk(definition: Definition, folder: Path) -> None:
+def require_disk(definition: EnvironmentDefinition, folder: Path) -> None:
     """Fail early where the disk cannot hold the environment."""
     free = shutil.disk_usage(folder).free
     if free < definition.disk_bytes:
@@ -72,7 +72,7 @@ def require_disk(definition: Definition, folder: Path) -> None:
         )
 
 
-def _install(definition: Definition, folder: Path, progress: Progress) -> None:
+def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress) -> None:
     variables = installer_variables()
     base = folder.parent
     # From the interpreter that runs us: the identity names its version.
@@ -85,7 +85,7 @@ def _install(definition: Definition, folder: Path, progress: Progress) -> None:
     constraints.write_text("".join(f"{line}\n" for line in _constraints(definition)))
     into = ["pip", "install", "--python", str(python_of(folder))]
     overrides = ["--overrides", str(definition.overrides)] if definition.overrides else []
-    watcher = InstallWatcher(definition, folder, progress)
+    watcher = InstallProgress(definition, folder, progress)
     run_uv(
         [
             *into,
@@ -107,7 +107,7 @@ def _install(definition: Definition, folder: Path, progress: Progress) -> None:
             run_uv([*into, "--no-deps", str(copy)], folder=base, variables=variables)
 
 
-def _constraints(definition: Definition) -> list[str]:
+def _constraints(definition: EnvironmentDefinition) -> list[str]:
     """What the lock leaves open and may not be: the CPU build of a CUDA environment's torch.
 
     Where find-links has it, for the CPU environments, it is the higher version of the two.
@@ -116,17 +116,17 @@ def _constraints(definition: Definition) -> list[str]:
     return [f"torch!={torch}+cpu"] if torch and definition.needs_cuda_torch else []
 
 
-def _torch_options(definition: Definition, variables: dict[str, str]) -> list[str]:
+def _torch_options(definition: EnvironmentDefinition, variables: dict[str, str]) -> list[str]:
     """Sends uv to PyTorch's own index for the CPU build, where no other source has it."""
     wanted = definition.accelerator == "cpu" and "torch" in definition.pins
     given = variables.get("UV_TORCH_BACKEND") or has_cpu_torch(variables.get("UV_FIND_LINKS", ""))
     return ["--torch-backend", "cpu"] if wanted and not given else []
 
 
-class InstallWatcher:
+class InstallProgress:
     """Turns uv's lines and the growing site-packages into progress."""
 
-    def __init__(self, definition: Definition, folder: Path, progress: Progress) -> None:
+    def __init__(self, definition: EnvironmentDefinition, folder: Path, progress: Progress) -> None:
         self._key = definition.key
         self._total = len(definition.pins)
         self._folder = folder
@@ -157,7 +157,7 @@ class InstallWatcher:
             self._progress.advance(f"install {self._key}", installed, self._total, "packages")
 
 
-def _check_versions(definition: Definition, folder: Path) -> dict[str, str]:
+def _check_versions(definition: EnvironmentDefinition, folder: Path) -> dict[str, str]:
     """Return what is installed, checked against the lock."""
     versions = installed_versions(folder)
     if wrong := differences_from_lock(definition, versions):
@@ -169,7 +169,7 @@ def _check_versions(definition: Definition, folder: Path) -> dict[str, str]:
     return versions
 
 
-def _check_imports(definition: Definition, folder: Path) -> None:
+def _check_imports(definition: EnvironmentDefinition, folder: Path) -> None:
     try:
         import_modules(python_of(folder), definition.modules)
         if fault := torch_fault(definition, python_of(folder)):

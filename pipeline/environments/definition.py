@@ -50,7 +50,7 @@ OF_EVERY_RUN = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName
 
 
 @dataclass(frozen=True)
-class Definition:
+class EnvironmentDefinition:
     """All that decides what an environment holds."""
 
     key: str  # name of the environment in folders and messages, such as ``serve-cpu``
@@ -89,7 +89,7 @@ class Definition:
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def define(name: str, accelerator: Accelerator) -> Definition:
+def define(name: str, accelerator: Accelerator) -> EnvironmentDefinition:
     """The definition of a managed environment.
 
     `evaluate` is one and the same for every accelerator: nothing in it computes.
@@ -98,7 +98,7 @@ def define(name: str, accelerator: Accelerator) -> Definition:
     shared = known is EnvironmentName.EVALUATE
     key = str(known) if shared else f"{known}-{accelerator}"
     overrides = LOCKS / f"{key}.overrides.txt"
-    return Definition(
+    return EnvironmentDefinition(
         key=key,
         name=known,
         accelerator=accelerator,

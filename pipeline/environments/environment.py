@@ -21,7 +21,7 @@ from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.build import build
 from pipeline.environments.definition import (
     Accelerator,
-    Definition,
+    EnvironmentDefinition,
     EnvironmentName,
     define,
     environment_name,
@@ -34,7 +34,7 @@ from pipeline.environments.folders import (
     refuse_untrusted,
 )
 from pipeline.environments.health import find_fault
-from pipeline.environments.processes import processes_using
+from pipeline.environments.processes_in_use import processes_using
 from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, python_of, read_record
 from pipeline.environments.settings import Settings
 from pipeline.environments.status import EnvironmentState, EnvironmentStatus, status
@@ -120,7 +120,9 @@ def interpreters(
     return python_of_environment
 
 
-def ensure_defined(definition: Definition, home: Path, progress: Progress) -> Environment:
+def ensure_defined(
+    definition: EnvironmentDefinition, home: Path, progress: Progress
+) -> Environment:
     """The environment of a definition, as :func:`ensure` has it."""
     folder = environment_folder(home, definition)
     refuse_untrusted(folder, definition.key)
@@ -142,7 +144,7 @@ def ensure_defined(definition: Definition, home: Path, progress: Progress) -> En
 
 
 def _usable_record(
-    definition: Definition, folder: Path, progress: Progress
+    definition: EnvironmentDefinition, folder: Path, progress: Progress
 ) -> EnvironmentRecord | None:
     """The record of an environment that can be used as it is; None where one is to be built.
 

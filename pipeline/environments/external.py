@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from pipeline.core.errors import EnvironmentBuildError
-from pipeline.environments.definition import Definition, normalize
+from pipeline.environments.definition import EnvironmentDefinition, normalize
 from pipeline.environments.health import torch_fault
 from pipeline.environments.interpreter import describe, missing_modules
 from pipeline.environments.settings import EnvironmentOverride
@@ -24,7 +24,7 @@ def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str
     return hashlib.sha256(json.dumps(described).encode()).hexdigest(), versions
 
 
-def require_modules(definition: Definition, override: EnvironmentOverride) -> None:
+def require_modules(definition: EnvironmentDefinition, override: EnvironmentOverride) -> None:
     """See that the interpreter has what the environment's work imports."""
     missing = missing_modules(override.python, definition.modules)
     if not missing and (fault := torch_fault(definition, override.python)):

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from pipeline.core.errors import EnvironmentBuildError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.private_files import keep_unwritable, why_untrusted
-from pipeline.environments.definition import Definition
+from pipeline.environments.definition import EnvironmentDefinition
 
 _IDENTITY_CHARACTERS = 16
 
@@ -22,7 +22,7 @@ def environments_folder(home: Path) -> Path:
     return home / "environments"
 
 
-def environment_folder(home: Path, definition: Definition) -> Path:
+def environment_folder(home: Path, definition: EnvironmentDefinition) -> Path:
     """Where the environment of a definition lies."""
     return (
         environments_folder(home) / f"{definition.key}-{definition.identity[:_IDENTITY_CHARACTERS]}"

@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.core.gpus import LEAST_DRIVER, ask_driver, is_driver_too_old, visible_gpus
-from pipeline.environments.finding import Finding, Severity
+from pipeline.environments.doctor_check import DoctorCheck, Severity
 
 # The environments are made from the interpreter that runs us, so its headers are theirs.
 PYTHON_HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
 
-def check_driver() -> Iterator[Finding]:
+def check_driver() -> Iterator[DoctorCheck]:
     """The GPUs that a process would see, and whether their driver runs the locks' CUDA."""
     if shutil.which("nvidia-smi") is None:
-        yield Finding("gpu", Severity.OK, "no NVIDIA driver; work runs on the CPU")
+        yield DoctorCheck("gpu", Severity.OK, "no NVIDIA driver; work runs on the CPU")
         return
     gpus = visible_gpus()
     for gpu in gpus:
         said = ", ".join(filter(None, (gpu.name, gpu.driver, gpu.memory)))
         if not is_driver_too_old(gpu.driver):
-            yield Finding("gpu", Severity.OK, said)
+            yield DoctorCheck("gpu", Severity.OK, said)
             continue
-        yield Finding(
+        yield DoctorCheck(
             "gpu",
             Severity.PROBLEM,
             f"{said}; the CUDA 13 of the environments needs driver {LEAST_DRIVER} or newer",
@@ -37,9 +37,9 @@ def check_driver() -> Iterator[Finding]:
         return
     if ask_driver("-L"):
         hidden = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}"
-        yield Finding("gpu", Severity.OK, f"{hidden} shows none; work runs on the CPU")
+        yield DoctorCheck("gpu", Severity.OK, f"{hidden} shows none; work runs on the CPU")
         return
-    yield Finding(
+    yield DoctorCheck(
         "gpu",
         Severity.PROBLEM,
         "nvidia-smi is there and fails, so work runs on the CPU",
@@ -47,22 +47,22 @@ def check_driver() -> Iterator[Finding]:
     )
 
 
-def check_compilers() -> Iterator[Finding]:
+def check_compilers() -> Iterator[DoctorCheck]:
     """While serving, Triton compiles a launcher for each kernel in C, against Python's headers."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc"))), None)
     if compiler:
-        yield Finding("C compiler", Severity.OK, compiler)
+        yield DoctorCheck("C compiler", Severity.OK, compiler)
     else:
-        yield Finding(
+        yield DoctorCheck(
             "C compiler",
             Severity.WARNING,
             "none found; vLLM's Triton kernels need one on a GPU",
             "install one, such as Debian's gcc, or set CC",
         )
     if PYTHON_HEADER.is_file():
-        yield Finding("Python.h", Severity.OK, str(PYTHON_HEADER))
+        yield DoctorCheck("Python.h", Severity.OK, str(PYTHON_HEADER))
     else:
-        yield Finding(
+        yield DoctorCheck(
             "Python.h",
             Severity.WARNING,
             f"not at {PYTHON_HEADER}; vLLM's Triton kernels are compiled against it on a GPU",
@@ -72,4 +72,4 @@ def check_compilers() -> Iterator[Finding]:
     for program in ("nvcc", "ninja"):
         place = shutil.which(program)
         words = place or "not on PATH; the carried profiles need none (docs/recipes.md#profiles)"
-        yield Finding(program, Severity.OK, words)
+        yield DoctorCheck(program, Severity.OK, words)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError
-from pipeline.environments.definition import Definition
+from pipeline.environments.definition import EnvironmentDefinition
 from pipeline.environments.folders import why_untrusted_environment
 from pipeline.environments.interpreter import missing_modules, torch_cuda
 from pipeline.environments.record import EnvironmentRecord, installed_versions, python_of
 
 
 def find_fault(
-    definition: Definition, folder: Path, record: EnvironmentRecord | None
+    definition: EnvironmentDefinition, folder: Path, record: EnvironmentRecord | None
 ) -> str | None:
     """What is wrong with a built environment, in words; None when nothing is. Quick.
 
@@ -38,7 +38,9 @@ def find_fault(
     return f"modules are missing: {', '.join(missing)}" if missing else None
 
 
-def differences_from_lock(definition: Definition, versions: Mapping[str, str]) -> list[str]:
+def differences_from_lock(
+    definition: EnvironmentDefinition, versions: Mapping[str, str]
+) -> list[str]:
     """Return each package whose installed version is not the one in the lock.
 
     A local version label ("+cpu") distinguishes builds of one version, and the lock leaves it open.
@@ -50,7 +52,7 @@ def differences_from_lock(definition: Definition, versions: Mapping[str, str]) -
     ]
 
 
-def torch_fault(definition: Definition, python: Path) -> str | None:
+def torch_fault(definition: EnvironmentDefinition, python: Path) -> str | None:
     """That torch in a CUDA environment was not built for CUDA; it would work on the CPU, silently.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError
-from pipeline.core.guard import die_with_parent
+from pipeline.core.supervisor import die_with_parent
 from pipeline.environments.package_sources import package_source_variables
 
 _LINES_QUOTED = 12

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import EnvironmentBuildError
-from pipeline.core.foreign.json import parse_json
 from pipeline.core.process_environment import server_environment
+from pipeline.core.untrusted.json import parse_json
 
 _SECONDS_TO_ANSWER = 20
 _SECONDS_TO_IMPORT = 600

@@ -23,8 +23,8 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.object_store import check_url, is_url
-from pipeline.core.origin import cache_folder
 from pipeline.core.record import Record
+from pipeline.core.remote_store import cache_folder
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings_file import (
     absolute_from,
@@ -32,7 +32,7 @@ from pipeline.environments.settings_file import (
     path_variable,
     xdg_folder,
 )
-from recipes.described_file import parse
+from recipes.config_file import parse
 
 
 class EnvironmentOverride(Record):

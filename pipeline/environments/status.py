@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.definition import (
     Accelerator,
-    Definition,
+    EnvironmentDefinition,
     EnvironmentName,
     define,
 )
@@ -53,7 +53,7 @@ def status(name: str, accelerator: Accelerator, settings: Settings) -> Environme
     return _external_status(definition, override)
 
 
-def defined_status(definition: Definition, home: Path) -> EnvironmentStatus:
+def defined_status(definition: EnvironmentDefinition, home: Path) -> EnvironmentStatus:
     """How the environment of a definition stands."""
     folder = environment_folder(home, definition)
     reason = ""
@@ -79,7 +79,9 @@ def defined_status(definition: Definition, home: Path) -> EnvironmentStatus:
     )
 
 
-def _external_status(definition: Definition, override: EnvironmentOverride) -> EnvironmentStatus:
+def _external_status(
+    definition: EnvironmentDefinition, override: EnvironmentOverride
+) -> EnvironmentStatus:
     digest, reason = "", ""
     try:
         digest = external_identity(override)[0]

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import CheckpointError
-from pipeline.inspection.kv_cache import KvCache, kv_cache
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.kv_cache import KvCacheSpec, kv_cache
 from pipeline.inspection.model_shape import ModelShape, model_shape
 from pipeline.inspection.module_kind import MODULE_KINDS, ModuleKind, module_kind
 from pipeline.inspection.precision import PRECISIONS, Precision
-from pipeline.inspection.source import Source
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from recipes.quantization import Quantization
 
@@ -24,12 +24,12 @@ MATRICES: tuple[ModuleKind, ...] = ("attention", "mlp", "experts")
 
 
 @dataclass(frozen=True)
-class Inspection:
+class CheckpointInspection:
     """A checkpoint, as far as its config and headers say."""
 
-    source: Source
+    source: HeaderSource
     shape: ModelShape
-    cache: KvCache
+    cache: KvCacheSpec
 
     @cached_property
     def kinds(self) -> dict[str, ModuleKind]:
@@ -102,19 +102,19 @@ class Inspection:
             },
         }
 
-    def _is_matrix(self, name: str, tensor: Tensor) -> bool:
+    def _is_matrix(self, name: str, tensor: TensorEntry) -> bool:
         return self.kinds[name] in MATRICES and len(tensor.shape) >= 2
 
-    def _count(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[ModuleKind, int]:
+    def _count(self, tensors: Iterable[tuple[str, TensorEntry]]) -> dict[ModuleKind, int]:
         counts: Counter[ModuleKind] = Counter()
         for name, tensor in tensors:
             counts[self.kinds[name]] += tensor.elements
         return {kind: counts[kind] for kind in MODULE_KINDS if counts[kind]}
 
 
-def inspect(source: Source) -> Inspection:
+def inspect(source: HeaderSource) -> CheckpointInspection:
     """Inspect what was read."""
     if not any(tensor.elements for tensor in source.tensors.values()):
         raise CheckpointError("the weights are empty", where=source.where)
     shape = model_shape(source.config, source.where)
-    return Inspection(source, shape, kv_cache(source.config, shape, source.where))
+    return CheckpointInspection(source, shape, kv_cache(source.config, shape, source.where))

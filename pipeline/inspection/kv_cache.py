@@ -44,7 +44,7 @@ class KvCapacity:
 
 
 @dataclass(frozen=True)
-class KvCache:
+class KvCacheSpec:
     """What one token leaves in the cache."""
 
     attention: str  # "mha", "gqa" or "mla"
@@ -132,21 +132,21 @@ def element_bytes(dtype: str, model_bytes: int = 2) -> int:
     return model_bytes if dtype == "auto" else ELEMENT_BYTES[dtype]
 
 
-def kv_cache(config: dict[str, Any], shape: ModelShape, where: str) -> KvCache:
+def kv_cache(config: dict[str, Any], shape: ModelShape, where: str) -> KvCacheSpec:
     """What the model caches, from its config.json."""
     level = text_level(config)
     windows, notes = _windows(level, shape.layers, where)
     rank = whole_number(level, ("kv_lora_rank",), where)
     if rank is None:
         kind = "mha" if shape.key_value_heads == shape.heads else "gqa"
-        return KvCache(kind, shape.key_value_heads, 2 * shape.head_width, windows, notes)
+        return KvCacheSpec(kind, shape.key_value_heads, 2 * shape.head_width, windows, notes)
     rotary = whole_number(level, ("qk_rope_head_dim",), where) or 0
     if shape.model_type in EXPANDED_LATENT:
         straight = whole_number(level, ("qk_nope_head_dim",), where) or 0
-        return KvCache("mha", shape.heads, 2 * (straight + rotary), windows, notes)
+        return KvCacheSpec("mha", shape.heads, 2 * (straight + rotary), windows, notes)
     if level.get("index_head_dim"):
         notes = (*notes, "the index cache of sparse attention is not counted")
-    return KvCache("mla", 1, rank + rotary, windows, notes)
+    return KvCacheSpec("mla", 1, rank + rotary, windows, notes)
 
 
 def _blocks(window: Window, context: int, block_size: int, in_flight: int) -> int:

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.checkpoint.ignored_modules import is_ignored
-from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.safetensors_header import TensorEntry
 
 WEIGHT = ".weight"
 HEAD = "lm_head.weight"
 
 
-def is_quantizable(name: str, tensor: Tensor, ignore: list[str]) -> bool:
+def is_quantizable(name: str, tensor: TensorEntry, ignore: list[str]) -> bool:
     """Whether the recipe quantizes this source tensor: a linear layer's matrix, not ignored."""
     return is_linear_weight(name, tensor) and not is_ignored(name.removesuffix(WEIGHT), ignore)
 
 
-def is_linear_weight(name: str, tensor: Tensor) -> bool:
+def is_linear_weight(name: str, tensor: TensorEntry) -> bool:
     """Whether it is a linear layer's matrix, as far as name and shape tell: no embedding."""
     if not name.endswith(WEIGHT) or len(tensor.shape) != 2:
         return False

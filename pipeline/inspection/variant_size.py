@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.divisibility import find_undivided_columns
-from pipeline.inspection.ignored import ignore_list
+from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.linear_layers import is_head, is_quantizable, is_tied
 from pipeline.inspection.precision import Precision, precision_of
-from pipeline.inspection.source import read_folder
+from pipeline.inspection.unquantized_modules import ignore_list
 from recipes.quantization import NoQuantization, Quantization
 
 
@@ -21,7 +21,7 @@ class VariantTensor:
     """A tensor of the source, and what the recipe makes of it."""
 
     name: str  # in the source
-    tensor: Tensor  # of the source
+    tensor: TensorEntry  # of the source
     bytes: int  # that it takes in the variant, with scales and zero points
     quantized: bool  # the recipe quantizes it
 
@@ -48,7 +48,7 @@ def estimated_bytes(folder: Path, quantization: Quantization) -> int:
 
 
 def variant_weights(
-    tensors: Mapping[str, Tensor], quantization: Quantization, config: Mapping[str, Any]
+    tensors: Mapping[str, TensorEntry], quantization: Quantization, config: Mapping[str, Any]
 ) -> VariantWeights:
     """What the recipe quantizes and leaves, with the bytes of each tensor.
 
@@ -74,7 +74,7 @@ def variant_weights(
     )
 
 
-def _bytes(tensor: Tensor, precision: Precision | None, chosen: bool) -> int:
+def _bytes(tensor: TensorEntry, precision: Precision | None, chosen: bool) -> int:
     if precision is None or not chosen:
         return tensor.size
     rows, columns = tensor.shape

@@ -8,7 +8,7 @@ from artifacts.stages.check_weights import CHECK_WEIGHTS
 from artifacts.stages.dry_run import DRY_RUN, DryRunParameters
 from artifacts.stages.quantize import QUANTIZE
 from pipeline.core.stage_record import StageSpec
-from pipeline.inspection.cut_checkpoint import KEPT_LAYERS
+from pipeline.inspection.truncated_checkpoint import KEPT_LAYERS
 from recipes.schema import CalibrationLimit
 
 # From this size on a calibration takes so long that a minute before it is well spent.

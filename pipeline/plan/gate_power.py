@@ -14,6 +14,7 @@ from statistics import NormalDist
 
 from artifacts.stages.questions import QuestionsResult
 from eval_gates.planned_bets import assumed_baseline, planned_bet_of, typical_change
+from eval_gates.statistics.assay_sensitivity import least_to_see
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.fixed_power import fixed_power_plan, least_fixed_questions
@@ -21,13 +22,12 @@ from eval_gates.statistics.multiplicity import level_of
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import (
     WANTED_CHANCE,
-    PowerPlan,
+    SequentialGatePower,
     find_strictest,
     least_questions,
     power_plan,
 )
-from eval_gates.statistics.rounds import expected_questions
-from eval_gates.statistics.sight import least_to_see
+from eval_gates.statistics.question_rounds import expected_questions
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.mmlu import GUESSING
 from pipeline.core.errors import UsageError
@@ -273,7 +273,7 @@ class _Gate:
         room = math.log1p(LARGEST_BET * (1 / self.must_exceed - 1)) if self.must_exceed else 1.0
         if self.questions * room >= math.log(NUMBER_OF_BETS) - math.log(self.alpha):
             return True
-        listed = None if self.guessing else self.population  # as eval_gates/ignorance.py
+        listed = None if self.guessing else self.population  # as eval_gates/chance_baselines.py
         least = least_to_see(self.comparison, self.guessing, self.alpha, listed)
         return least is not None and least <= self.questions
 
@@ -403,7 +403,7 @@ def _power_of(gate: _Gate) -> GatePower:
     )
 
 
-def _plan_of(gate: _Gate) -> PowerPlan | None:
+def _plan_of(gate: _Gate) -> SequentialGatePower | None:
     """From the real gate's imagined runs; None where the number of questions is not known."""
     if gate.questions is None:
         return None
@@ -439,7 +439,7 @@ def _expect_questions(gate: _Gate) -> float:
     )
 
 
-def _words(gate: _Gate, plan: PowerPlan | None, decidable: bool | None) -> str:
+def _words(gate: _Gate, plan: SequentialGatePower | None, decidable: bool | None) -> str:
     if plan is None:
         return (
             f"{gate.comparison.words}: about {_expect_questions(gate):.0f} questions decide; "

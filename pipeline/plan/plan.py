@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Literal
 
 from artifacts.attempts import Attempt
-from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.serving_arguments import ServingArguments
+from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
 from artifacts.stages.speed import SPEED
 from eval_gates.planned_bets import planned_bets_of
-from eval_gates.speed.claimed_rule import Measuring
+from eval_gates.speed.gate_rule import MeasurementSettings
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe
@@ -55,12 +55,12 @@ class VariantPlan:
     trust_remote_code: bool = False
     draft: Path | None = None
     ready_timeout_seconds: float = 0.0
-    endpoint: RunningEndpoint | None = None
+    endpoint: ExternalEndpoint | None = None
 
     @property
-    def to_serve(self) -> ModelToServe:
+    def to_serve(self) -> ServingSpec:
         """What whoever serves it has to know."""
-        return ModelToServe(
+        return ServingSpec(
             name=self.recipe.name,
             folder=str(self.model),
             arguments=self.arguments,
@@ -113,7 +113,7 @@ class Plan:
     variants: tuple[VariantPlan, ...]
     accelerator: AcceleratorName | Literal[""] = ""
     speed_note: str | None = None
-    measuring: Measuring | None = None
+    measuring: MeasurementSettings | None = None
     rungs: tuple[str, ...] = ()
     fallbacks: dict[str, dict[str, str]] = field(default_factory=dict)
     attempt: Attempt | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from artifacts.deployable import ACCEPTANCE_KEY
-from artifacts.evidence.tuned_check import check_tuned
+from artifacts.evidence.tuned_profile_check import check_tuned
 from artifacts.serving_arguments import ServingArguments
-from pipeline.checkpoint.folder import Reference, check_folder, parse_reference
+from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.core.hardware import NodeFacts, this_node
+from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.suitability import check_processor
@@ -17,7 +17,7 @@ from recipes import catalog
 from recipes.schema import ServingProfile
 
 
-def choose_profile(name: str, node: NodeFacts | None = None) -> ServingProfile:
+def choose_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
     """The profile of that name, fitted to the node's CPU where it serves on that.
 
     'auto' goes by the GPU's name, and is 'cpu' without a GPU.
@@ -32,7 +32,7 @@ def choose_profile(name: str, node: NodeFacts | None = None) -> ServingProfile:
     return fit_profile(load_named_profile(name, node), node)
 
 
-def fit_profile(profile: ServingProfile, node: NodeFacts) -> ServingProfile:
+def fit_profile(profile: ServingProfile, node: NodeInfo) -> ServingProfile:
     """The profile as that node can serve it: of a CPU, with what that lacks.
 
     Raises:
@@ -46,7 +46,7 @@ def fit_profile(profile: ServingProfile, node: NodeFacts) -> ServingProfile:
     return fitted.model_copy(update={"environment": environment})
 
 
-def load_named_profile(name: str, node: NodeFacts | None = None) -> ServingProfile:
+def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
     """The profile as its file has it; 'auto': that for the node, or for this machine."""
     if name != "auto":
         return catalog.load_profile(name)
@@ -80,9 +80,7 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
         )
 
 
-def check_told_gain(
-    profile: ServingProfile, asked: str, settings: Settings, node: NodeFacts
-) -> str:
+def check_told_gain(profile: ServingProfile, asked: str, settings: Settings, node: NodeInfo) -> str:
     """How what the profile says of its tuning was found, in words; '' where it says nothing.
 
     Args:
@@ -106,7 +104,7 @@ def check_told_gain(
     return check.words
 
 
-def draft_reference(profile: ServingProfile) -> Reference | None:
+def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
     """What the profile names as the draft; None where it names none.
 
     Raises:

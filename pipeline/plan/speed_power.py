@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval_gates.speed.claimed_rule import arrive_as_claimed
-from eval_gates.speed.draw import SIDES
-from eval_gates.speed.power import Chance, speed_power
+from eval_gates.speed.gate_rule import arrive_as_claimed
+from eval_gates.speed.power import PassProbability, speed_power
+from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.report import claim_in_words
-from eval_gates.speed.rule import rule_of
+from eval_gates.speed.rule_from_config import rule_of
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.errors import UsageError
-from pipeline.plan.of_speed import find_claims
+from pipeline.plan.speed_plan import find_claims
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
-from recipes.speed import Speed, SpeedClaim
+from recipes.speed import SpeedGate, SpeedPolicy
 from recipes.workload import AnyWorkload
 
 START_SECONDS = 120.0
@@ -25,7 +25,7 @@ START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class ClaimPower:
+class PlannedGatePower:
     """One claim of a policy's `speed`."""
 
     gate: str
@@ -38,7 +38,7 @@ class ClaimPower:
     fewest: int | None  # that could decide it; None: `most` is less
     # Of the most, warm-up and starts of servers included; None where the workload is a profile's.
     minutes: float | None
-    chances: tuple[Chance, ...]
+    chances: tuple[PassProbability, ...]
     starts: int = 0  # of servers for the most, where lives alternate
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def claim_powers(
     profile: ServingProfile | None = None,
     level: float | None = None,
     start_seconds: float | None = None,
-) -> tuple[ClaimPower, ...]:
+) -> tuple[PlannedGatePower, ...]:
     """What each claim can show; none where the policy claims nothing.
 
     Args:
@@ -85,12 +85,12 @@ def claim_powers(
 
 
 def _power_of(
-    claim: SpeedClaim,
+    claim: SpeedGate,
     data: Mapping[str, Any],
     workload: AnyWorkload | None,
     alpha: float,
     start: float,
-) -> ClaimPower:
+) -> PlannedGatePower:
     rule = rule_of(claim.kind, data)
     power = speed_power(rule)
     lives = rule.spread_over(SIDES if getattr(rule, "compare", "") != "absolute" else SIDES[1:])
@@ -98,7 +98,7 @@ def _power_of(
     seconds = None
     if workload is not None:
         seconds = lives.unit * (rule.cap + rule.warm_up) * _seconds_of(workload) + starts * start
-    return ClaimPower(
+    return PlannedGatePower(
         gate=claim.name,
         tier=claim.tier,
         claim=claim_in_words(rule, claim.workload, claim.at),
@@ -112,7 +112,7 @@ def _power_of(
     )
 
 
-def check_claims_decidable(policy: Policy, powers: Sequence[ClaimPower]) -> None:
+def check_claims_decidable(policy: Policy, powers: Sequence[PlannedGatePower]) -> None:
     """Refuse claims that block and could not pass the fastest server.
 
     Raises:
@@ -131,7 +131,7 @@ def check_claims_decidable(policy: Policy, powers: Sequence[ClaimPower]) -> None
             )
 
 
-def _carried(claim: SpeedClaim, speed: Speed) -> AnyWorkload | None:
+def _carried(claim: SpeedGate, speed: SpeedPolicy) -> AnyWorkload | None:
     """The workload where it is the policy's or a carried one; None: it may be a profile's."""
     try:
         workload = load_workload(claim.workload, speed)[0]

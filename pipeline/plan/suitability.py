@@ -6,11 +6,11 @@ import platform
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import StageError, UsageError
 from pipeline.inspection.divisibility import find_undivided_rows
-from pipeline.inspection.ignored import decoder_layers
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
+from pipeline.inspection.unquantized_modules import decoder_layers
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.quantizers import is_streamed
 from recipes.engines import find_engine
@@ -103,7 +103,7 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
         )
 
 
-def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor]) -> None:
+def check_experts(recipe: Recipe, tensors: Mapping[str, TensorEntry]) -> None:
     """See that a mixture's experts are matrices of their own, as vLLM is to find them again.
 
     A stream leaves stacks as they are. llm-compressor takes them apart and calibrates each expert,
@@ -126,7 +126,9 @@ def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_mtp(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+def check_mtp(
+    recipe: Recipe, tensors: Mapping[str, TensorEntry], config: Mapping[str, Any]
+) -> None:
     """See that no layers for multi-token prediction would be lost.
 
     A stream copies them. transformers does not load them, so a recipe that builds the model would

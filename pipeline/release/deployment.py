@@ -10,20 +10,20 @@ from typing import Protocol
 
 from artifacts.evidence.bundle import BUNDLE
 from artifacts.evidence.manifest import MANIFEST, digest_of_other_files, read_manifest
-from artifacts.plain_files import ADDED_LATER, SIGNATURE, plain_files
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Registry, Version
+from artifacts.weights_folder_files import ADDED_LATER, SIGNATURE, plain_files
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.foreign.text import clip
 from pipeline.core.store import Store
+from pipeline.core.untrusted.text import clip
 from pipeline.release.signer import check_signed
 
 KEY = re.compile("[0-9a-f]{64}")
 
 
-class HoldsFiles(Protocol):
+class FileSource(Protocol):
     """What has a version's files: a registry of models, or a repository of an OCI registry."""
 
     def fetch(self, version: Version, folder: Path) -> None:
@@ -133,7 +133,7 @@ def check_files(
 
 
 def pull_version(
-    registry: HoldsFiles, version: Version, destination: Path, public_key: Path | None
+    registry: FileSource, version: Version, destination: Path, public_key: Path | None
 ) -> int:
     """Copy the version's files into a new folder, which appears when they are whole.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from artifacts.command_line import command_line
 from artifacts.evidence.recompute import claims_of
-from artifacts.judged_variant import JudgedVariant, collect_stages
 from artifacts.run_record import RunReport
 from artifacts.stages.evidence import EVIDENCE, EvidenceParameters, EvidenceRuntime
-from pipeline.checkpoint.source_facts import source_of
+from artifacts.verdict_inputs import VerdictInputs, collect_stages
+from pipeline.checkpoint.source_info import source_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
@@ -66,7 +66,7 @@ def evidence_stage(
             f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
             cure=f"judged were: {', '.join(claims.judges) or 'none'}",
         )
-    judged = JudgedVariant.load_by_key(store.find, claims.judges[recipe])
+    judged = VerdictInputs.load_by_key(store.find, claims.judges[recipe])
     inputs = {
         "weights": judged.quantize.record.as_reference(),
         "check_weights": judged.check_weights.record.as_reference(),

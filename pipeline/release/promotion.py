@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from artifacts.evidence.recompute import check_run, claims_of, find_missing
-from artifacts.judged_variant import JudgedVariant
+from artifacts.multiple_testing import first_of_the_ladder
 from artifacts.registry.registry import who_am_i
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.selection import first_of_the_ladder
 from artifacts.stages.promote import (
     PROMOTE,
-    Candidate,
     PromotedSource,
     PromoteParameters,
     PromoteRuntime,
+    PromotionCandidate,
 )
+from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
@@ -34,7 +34,7 @@ from recipes.policy import Policy
 
 
 @dataclass(frozen=True)
-class Order:
+class PromotionRequest:
     """What `prepare promote` is to do with a finished run."""
 
     registry: str  # its URI
@@ -50,7 +50,7 @@ class Order:
 def promotion_stage(
     run: RunReport,
     chosen: Sequence[VariantReport],
-    order: Order,
+    order: PromotionRequest,
     store: Store,
     *,
     since: datetime | None = None,
@@ -68,7 +68,7 @@ def promotion_stage(
     policy: Policy | None = None
     reasons: dict[str, str] = {}
     for variant in chosen:
-        judged = JudgedVariant.load_by_key(store.find, keys[variant.recipe])
+        judged = VerdictInputs.load_by_key(store.find, keys[variant.recipe])
         policy = judged.judge.parameters.policy
         reasons[variant.recipe] = reason_of(judged, variant)
         inputs[f"weights.{variant.recipe}"] = evidence_stage(
@@ -88,7 +88,7 @@ def promotion_stage(
                 cure="measure it with a profile whose rejection_sample_method is 'standard'",
             )
         candidates.append(
-            Candidate(
+            PromotionCandidate(
                 recipe=variant.recipe,
                 weights_bytes=judged.quantize.result.weights_bytes,
                 throughput_ratio=next((s.estimate for s in variant.speed if s.is_ratio), None),
@@ -130,13 +130,15 @@ def promotion_stage(
     )
 
 
-def reason_of(judged: JudgedVariant, variant: VariantReport) -> str:
+def reason_of(judged: VerdictInputs, variant: VariantReport) -> str:
     """Why it got its verdict; where all variants together changed that, the record says so."""
     own = judged.judge.result
     return own.reason if own.verdict == variant.verdict else variant.reason
 
 
-def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) -> StageRecord:
+def promote_run(
+    run: RunReport, store: Store, order: PromotionRequest, progress: Progress
+) -> StageRecord:
     """Promote from a finished run's record, once its evidence was seen to give its verdicts.
 
     Returns:
@@ -176,7 +178,7 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
     return execute(spec, progress)
 
 
-def choose_variants(run: RunReport, order: Order) -> list[VariantReport]:
+def choose_variants(run: RunReport, order: PromotionRequest) -> list[VariantReport]:
     """The variants that the order is about; raises UsageError where there is none."""
     where = f"run {run.run}"
     if run.kind == "gate":

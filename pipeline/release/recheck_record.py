@@ -12,18 +12,18 @@ from datetime import UTC, datetime
 
 from pydantic import Field, ValidationError
 
-from artifacts.deployable import Change, Deployable
+from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.recompute import check_run, claims_of
-from artifacts.judged_variant import JudgedVariant
-from artifacts.kept_runs import find_run
 from artifacts.registry.registry import Version, who_am_i
+from artifacts.run_loader import find_run
 from artifacts.run_record import VariantReport
 from artifacts.stages.judge import policy_digest
-from eval_gates.records import Verdict
+from artifacts.verdict_inputs import VerdictInputs
+from eval_gates.gate_report import Verdict
 from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
 from pipeline.core.store import Store
-from pipeline.release.past_verdict import PastVerdict
+from pipeline.release.recorded_verdict import RecordedVerdict
 
 RECHECK_TAG = "prepare.recheck"
 DIGITS = 12  # of the tuple's digest, in a tag's name
@@ -50,9 +50,9 @@ class RecheckRecord(Record):
 
 
 def record_of(
-    past: PastVerdict,
+    past: RecordedVerdict,
     here: Deployable,
-    changed: Sequence[Change],
+    changed: Sequence[TupleDifference],
     report: VariantReport,
     run: str,
 ) -> RecheckRecord | None:
@@ -108,7 +108,7 @@ def stands(then: str, now: str) -> bool | None:
     return now in ("pass", then) or then == "fail"
 
 
-def proven_tuple(record: RecheckRecord, past: PastVerdict, store: Store) -> Deployable | None:
+def proven_tuple(record: RecheckRecord, past: RecordedVerdict, store: Store) -> Deployable | None:
     """The tuple that a recheck measured, where the store's evidence gives that the verdict stands.
 
     None where the store has no such run, or the run says something else.
@@ -116,7 +116,7 @@ def proven_tuple(record: RecheckRecord, past: PastVerdict, store: Store) -> Depl
     try:
         run = find_run(store, record.run)
         (check,) = check_run(run, store)
-        judged = JudgedVariant.load_by_key(store.find, claims_of(run).judges[check.recipe])
+        judged = VerdictInputs.load_by_key(store.find, claims_of(run).judges[check.recipe])
         found = judged.deployable(store.find)
         found.check_servable(f"run {run.run}")
     except (PrepareError, ValueError, LookupError, TypeError):

@@ -22,13 +22,13 @@ from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.release.deployment import check_files, folder_of
-from pipeline.release.past_verdict import (
-    PastVerdict,
+from pipeline.release.recheck_record import proven_tuple, rechecks_of
+from pipeline.release.recorded_verdict import (
+    RecordedVerdict,
     read_past,
     refuse_changed_tags,
     refuse_code,
 )
-from pipeline.release.recheck_record import proven_tuple, rechecks_of
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.listening_host import HOST, check_host
 from pipeline.serving.server import Server
@@ -220,7 +220,7 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
     return folder
 
 
-def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[Deployable]:
+def accepted_tuples(version: Version, past: RecordedVerdict, store: Store) -> list[Deployable]:
     """The tuples for which the version's verdict holds: as judged, then as rechecked.
 
     A recheck of the judged tuple itself that did not stand takes its place away. One that stands

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from artifacts.stages.questions import QuestionsResult
 from pipeline.core.errors import PrepareError, ServingError
-from pipeline.forecast.preflight import refuse
+from pipeline.preflight.preflight import refuse
 from pipeline.serving.endpoint_probe import Capability, Missing, probe
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from recipes.policy import Policy

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.run_record import StageReport, StageStatus
+from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.core.errors import ServingError
 from pipeline.core.private_files import keep_private
 from pipeline.run.stage_runner import StageRunner
@@ -24,7 +24,7 @@ from recipes.engines import find_engine
 class Endpoints(Protocol):
     """Gives a model's stages an endpoint to ask."""
 
-    def open(self, model: ModelToServe) -> dict[str, Any]:
+    def open(self, model: ServingSpec) -> dict[str, Any]:
         """What a stage must know of the model's endpoint, which is opened if necessary."""
 
     def check_alive(self) -> None:
@@ -42,7 +42,7 @@ def no_caches(environment: str) -> Mapping[str, str]:
     return {}
 
 
-class Servers:
+class LocalServers:
     """Model servers on this machine, up from the first question until they are closed.
 
     Whoever opens them has the room for them; see executors. An endpoint that someone else serves is
@@ -60,7 +60,7 @@ class Servers:
         self._facts: dict[str, dict[str, Any]] = {}
         self._ask_version = cache(engine_version)
 
-    def open(self, model: ModelToServe) -> dict[str, Any]:
+    def open(self, model: ServingSpec) -> dict[str, Any]:
         """Facts of the model's server, which is started unless it is up.
 
         Raises:
@@ -90,7 +90,7 @@ class Servers:
         self._facts.pop(name, None)
         self._servers.pop(name).stop()
 
-    def _start(self, model: ModelToServe) -> dict[str, Any]:
+    def _start(self, model: ServingSpec) -> dict[str, Any]:
         if model.arguments is None:
             raise ValueError(f"{model.name} is not ours to serve")
         engine = model.arguments.engine
@@ -134,7 +134,7 @@ class Servers:
                 return log
             life += 1
 
-    def _await(self, server: Server, model: ModelToServe) -> float:
+    def _await(self, server: Server, model: ServingSpec) -> float:
         """Start it; the run's record has a row for it, though a server is no stage."""
         progress = self._stages.progress
         started = time.monotonic()
@@ -158,7 +158,7 @@ class Servers:
         return ready
 
 
-def facts_of(endpoint: RunningEndpoint) -> dict[str, Any]:
+def facts_of(endpoint: ExternalEndpoint) -> dict[str, Any]:
     """What a stage must know of an endpoint that someone else serves."""
     return {
         "url": endpoint.url,

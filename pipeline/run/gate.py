@@ -13,44 +13,44 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.attempts import AttemptLedger, AttemptScope, variant_key
-from artifacts.model_to_serve import RunningEndpoint
+from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
-from artifacts.selection import exit_code_of
-from artifacts.served_model import ServedElsewhere, ServedModel, ServerRuntime
+from artifacts.served_model import ExternalModel, ServedModel, ServerRuntime
+from artifacts.serving_spec import ExternalEndpoint
 from artifacts.stages.coherence import COHERENCE
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.hardware import NodeFacts
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.forecast.preflight import refuse
 from pipeline.inspection.chat_template import folder_has_chat_template
-from pipeline.plan.chosen_plan import check_attempt
+from pipeline.plan.build_plan import check_attempt
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.gate_power import check_decidable, check_likely
-from pipeline.plan.of_speed import (
-    Claim,
-    Side,
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.prompt_format import form_faults, form_notes, with_forms
+from pipeline.plan.speed_plan import (
     Sides,
+    SpeedGatePlan,
+    SpeedSide,
     asked_of_speed,
     find_claims,
     measuring_of,
     pin_files,
     speed_stages,
 )
-from pipeline.plan.of_suites import EvaluationPlanner, Served
-from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
-from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
+from pipeline.preflight.preflight import refuse
 from pipeline.run.endpoint_check import ProbedEndpoint, probe_sides, refuse_laid_out
 from pipeline.run.runner import LITTLE, Runner, run_planned
 from pipeline.run.serving_node import ask_node
-from pipeline.run.session import Session
+from pipeline.run.session import RunSession
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from recipes.catalog import load_policy
 from recipes.policy import Policy
@@ -107,14 +107,14 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     request = resolve_models(request)
     probed = probe_sides({"baseline": request.baseline, "candidate": request.candidate}, wanted)
     # Which accelerator someone else serves on does not matter for the asking.
-    session = Session("gate", request.to_dict(), Accelerator.CPU, settings, progress)
+    session = RunSession("gate", request.to_dict(), Accelerator.CPU, settings, progress)
     for note in form_notes(wanted, has_template=has_template):
         session.progress.note(note)
     return session.run(lambda: judge_endpoints(request, policy, probed, session))
 
 
 def judge_endpoints(
-    request: GateRequest, policy: Policy, probed: Sequence[ProbedEndpoint], session: Session
+    request: GateRequest, policy: Policy, probed: Sequence[ProbedEndpoint], session: RunSession
 ) -> ExitCode:
     """Ask, judge, and say how it ends."""
     settings, progress = session.settings, session.progress
@@ -141,7 +141,7 @@ def plan_of(
     settings: Settings,
     run_id: str,
     progress: Progress,
-    node: NodeFacts,
+    node: NodeInfo,
 ) -> Plan:
     """The plan: the suites for both sides, what the policy claims on speed, nothing to make."""
     evaluate = identity("evaluate", Accelerator.CPU, settings)
@@ -198,7 +198,7 @@ def plan_of(
     baseline = plan_side(planner, request, sides[0], None)
     variant = plan_side(planner, request, sides[1], baseline)
     before, after = (
-        Side(each.recipe.name, each.identity, each.after["coherence"]) for each in sides
+        SpeedSide(each.recipe.name, each.identity, each.after["coherence"]) for each in sides
     )
     measured = Sides(
         before,
@@ -208,7 +208,7 @@ def plan_of(
         machine=node.measured_on("cpu"),
     )
 
-    def claims_at(level: float) -> list[Claim]:
+    def claims_at(level: float) -> list[SpeedGatePlan]:
         return find_claims(policy, None, alpha=level, max_length=length_of(request))
 
     return Plan(
@@ -227,9 +227,7 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
     return digest_json([[path.name, digests.of(path)] for path in sorted(files)])
 
 
-def describe_served(
-    request: GateRequest, name: str, asked_as: Mapping[str, str]
-) -> ServedElsewhere:
+def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> ExternalModel:
     """What distinguishes a side's answers from others.
 
     Another day another model may answer there: answers are kept for one session only. And a model
@@ -239,7 +237,7 @@ def describe_served(
         asked_as: session and tokenizer, of both sides.
     """
     endpoint = endpoint_of(request, name)
-    return ServedElsewhere(side=name, url=endpoint.url, model=endpoint.model, **asked_as)
+    return ExternalModel(side=name, url=endpoint.url, model=endpoint.model, **asked_as)
 
 
 def endpoint_of(request: GateRequest, name: str) -> OpenAIEndpoint:
@@ -257,7 +255,7 @@ def served_sides(
     request: GateRequest,
     candidate: Recipe,
     asked_as: Mapping[str, str],
-) -> tuple[Served, Served]:
+) -> tuple[EvaluationSide, EvaluationSide]:
     """How the baseline and the candidate are served.
 
     Args:
@@ -266,7 +264,7 @@ def served_sides(
         candidate: the recipe that stands for it.
         asked_as: session and tokenizer, of both sides.
     """
-    found: list[Served] = []
+    found: list[EvaluationSide] = []
     before: dict[str, StageSpec] = {}
     for recipe in (
         candidate.model_copy(update={"name": "baseline", "family": "baseline"}),
@@ -277,7 +275,9 @@ def served_sides(
             recipe.name, identity_of_side, before, ServerRuntime(), planner.store
         )
         after = {"coherence": coherence}
-        found.append(Served(recipe, identity_of_side, after, request.tokenizer, length_of(request)))
+        found.append(
+            EvaluationSide(recipe, identity_of_side, after, request.tokenizer, length_of(request))
+        )
         before = {"baseline": coherence}
     return found[0], found[1]
 
@@ -285,7 +285,7 @@ def served_sides(
 def plan_side(
     planner: EvaluationPlanner,
     request: GateRequest,
-    served: Served,
+    served: EvaluationSide,
     baseline: VariantPlan | None,
 ) -> VariantPlan:
     """The baseline's stages, or the candidate's that follow them.
@@ -310,7 +310,7 @@ def plan_side(
         stages=stages,
         served=tuple(stages),
         rounds=rounds,
-        endpoint=RunningEndpoint(url=endpoint.url, model=endpoint.model),
+        endpoint=ExternalEndpoint(url=endpoint.url, model=endpoint.model),
     )
 
 

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
-from artifacts.selection import exit_code_of
-from pipeline.checkpoint.source_facts import report_checkpoint
+from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.forecast.preflight import Preflight, refuse
-from pipeline.forecast.run_preflight import (
+from pipeline.plan.build_plan import find_data, make_plan
+from pipeline.plan.checkpoint_resolver import locate, locate_draft
+from pipeline.plan.plan import Plan
+from pipeline.plan.prompt_format import form_notes
+from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose, registry_uri
+from pipeline.preflight.preflight import PreflightInput, refuse
+from pipeline.preflight.run_preflight import (
     early_faults,
     late_faults,
     preflight_of,
     registry_faults,
 )
-from pipeline.plan.choices import Choices, Request, choose, registry_uri
-from pipeline.plan.chosen_plan import find_data, make_plan
-from pipeline.plan.located_checkpoint import locate, locate_draft
-from pipeline.plan.plan import Plan
-from pipeline.plan.suite_forms import form_notes
 from pipeline.release.signer import Signer, find_signer
-from pipeline.run.attribution import Attribution
+from pipeline.run.ablation import AblationRun
 from pipeline.run.executors import executor_of
 from pipeline.run.promotion import Promotion
 from pipeline.run.runner import Runner, run_planned
 from pipeline.run.serving_node import find_node
-from pipeline.run.session import Session
+from pipeline.run.session import RunSession
 
 
-def run_model(request: Request, settings: Settings, progress: Progress) -> RunReport:
+def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> RunReport:
     """Run the request to its end.
 
     Returns:
@@ -47,11 +47,13 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
     choices = choose(request, settings, node)
     accelerator = Accelerator(choices.profile.accelerator)
     signer = find_signer(settings, sign=request.sign) if request.promote else None
-    session = Session("model", choices.to_dict(), accelerator, settings, progress, executor)
+    session = RunSession("model", choices.to_dict(), accelerator, settings, progress, executor)
     return session.run(lambda: run_choices(choices, session, signer))
 
 
-def run_choices(choices: Choices, session: Session, signer: Signer | None = None) -> ExitCode:
+def run_choices(
+    choices: ResolvedOptions, session: RunSession, signer: Signer | None = None
+) -> ExitCode:
     """Find the checkpoint, lay out the plan, run it.
 
     Args:
@@ -88,7 +90,7 @@ def run_choices(choices: Choices, session: Session, signer: Signer | None = None
         progress,
     )
     if choices.attribute:
-        Attribution(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
+        AblationRun(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
     return Promotion(plan, stages, session.log, signer).run(
@@ -97,8 +99,8 @@ def run_choices(choices: Choices, session: Session, signer: Signer | None = None
 
 
 def check_early(
-    preflight: Preflight | None,
-    choices: Choices,
+    preflight: PreflightInput | None,
+    choices: ResolvedOptions,
     progress: Progress,
     others: Sequence[PrepareError] = (),
 ) -> None:

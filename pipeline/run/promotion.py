@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from artifacts.multiple_testing import NOT_PREFERRED, exit_code_of, first_of_the_ladder
 from artifacts.run_record import RunReport
-from artifacts.selection import NOT_PREFERRED, exit_code_of, first_of_the_ladder
 from artifacts.stages.promote import PROMOTE
 from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import evidence_stage
-from pipeline.release.promotion import Order, promotion_stage
+from pipeline.release.promotion import PromotionRequest, promotion_stage
 from pipeline.release.signer import Signer
-from pipeline.run.run_log import RunLog
+from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.context import execute
 
@@ -24,7 +24,7 @@ class Promotion:
         self,
         plan: Plan,
         stages: SubmittedStageRunner,
-        log: RunLog,
+        log: RunRecorder,
         signer: Signer | None = None,
     ) -> None:
         self._plan = plan
@@ -61,7 +61,7 @@ class Promotion:
         spec = promotion_stage(
             run,
             passed,
-            Order(registry, name=name, signer=self._signer),
+            PromotionRequest(registry, name=name, signer=self._signer),
             self._stages.store,
             # Whoever moved the champion while we measured may not have meant to be replaced.
             since=start_of(run),

@@ -13,31 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.attempts import Remeasured
-from artifacts.deployable import Change, Deployable
+from artifacts.deployable import Deployable, TupleDifference
+from artifacts.multiple_testing import exit_code_of
 from artifacts.registry.registry import Version
 from artifacts.registry.registry_address import open_registry
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.selection import exit_code_of
 from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
-from pipeline.core.hardware import NodeFacts
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import registry_uri
-from pipeline.plan.located_checkpoint import locate_draft
+from pipeline.plan.checkpoint_resolver import locate_draft
+from pipeline.plan.resolved_options import registry_uri
 from pipeline.plan.serving_profile import choose_profile, refuse_unfit
 from pipeline.plan.suitability import check_processor
 from pipeline.release.deployment import check_files, find_version, folder_of
-from pipeline.release.past_verdict import PastVerdict, read_past, refuse_code
 from pipeline.release.recheck_record import RecheckRecord, rechecks_of, record_of, stands
+from pipeline.release.recorded_verdict import RecordedVerdict, read_past, refuse_code
 from pipeline.run.executors import executor_of
 from pipeline.run.remeasurement import Remeasurement, cut_short
 from pipeline.run.serving_node import ask_node, find_node, needs_of
-from pipeline.run.session import Session
+from pipeline.run.session import RunSession
 from pipeline.serving.engine_version import engine_version
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
@@ -69,12 +69,12 @@ class RecheckRequest:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RecheckOutcome:
     """What a recheck came to."""
 
     version: Version  # that was rechecked
-    past: PastVerdict  # its verdict
-    changed: tuple[Change, ...]  # members of the tuple that differ here
+    past: RecordedVerdict  # its verdict
+    changed: tuple[TupleDifference, ...]  # members of the tuple that differ here
     # Of the run that measured; None where nothing had to be measured.
     report: RunReport | None = None
     # An earlier recheck of this very tuple, which did not stand.
@@ -125,7 +125,7 @@ class Outcome:
         }
 
 
-def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress) -> Outcome:
+def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress) -> RecheckOutcome:
     """Compare, and measure where something changed.
 
     Returns:
@@ -165,7 +165,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     if not changed and not request.force:
         of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
         refuted = next((each for each in of_this if not each.stands), None)
-        return Outcome(version, past, changed, refuted=refuted)
+        return RecheckOutcome(version, past, changed, refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")
     remeasured: Remeasured | None = None
@@ -193,7 +193,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     command = measurement.command(choices, list(map(str, changed)))
     command["asked"] = request.as_options()
     accelerator = Accelerator(profile.accelerator)
-    session = Session("recheck", command, accelerator, settings, progress, executor)
+    session = RunSession("recheck", command, accelerator, settings, progress, executor)
 
     def measure() -> ExitCode:
         measurement.run(choices, session)
@@ -203,10 +203,10 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
             registry.set_tags(version.name, version.version, record.tags())
         return exit_code_of([report.verdict])
 
-    return Outcome(version, past, changed, session.run(measure))
+    return RecheckOutcome(version, past, changed, session.run(measure))
 
 
-def refuse_without_gpu(profile: ServingProfile, node: NodeFacts, request: RecheckRequest) -> None:
+def refuse_without_gpu(profile: ServingProfile, node: NodeInfo, request: RecheckRequest) -> None:
     """Raise UsageError before a serving environment for GPUs is built for a node without one."""
     if profile.accelerator == "cuda" and node.gpu_name is None:
         raise UsageError(
@@ -220,9 +220,9 @@ def refuse_without_gpu(profile: ServingProfile, node: NodeFacts, request: Rechec
 
 
 def deployable_here(
-    past: PastVerdict,
+    past: RecordedVerdict,
     profile: ServingProfile,
-    node: NodeFacts,
+    node: NodeInfo,
     draft: Checkpoint | None,
     settings: Settings,
     progress: Progress,
@@ -259,7 +259,9 @@ def find_made(settings: Settings) -> Callable[[StageSpec], Path]:
     return find
 
 
-def changes(version: Version, past: PastVerdict, here: Deployable) -> tuple[Change, ...]:
+def changes(
+    version: Version, past: RecordedVerdict, here: Deployable
+) -> tuple[TupleDifference, ...]:
     """In what this differs from the tags or from the evidence, which normally say the same."""
     found = [*Deployable.of_tags(version).differences(here), *past.deployable.differences(here)]
     return tuple({change.member: change for change in reversed(found)}.values())[::-1]

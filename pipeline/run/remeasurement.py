@@ -9,32 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.attempts import NOTHING, Remeasured
-from artifacts.kept_runs import read_run
 from artifacts.registry.registry import Version
+from artifacts.run_loader import read_run
 from artifacts.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from artifacts.stages.questions import QUESTIONS
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.reference import parse_reference
-from pipeline.checkpoint.source_facts import report_checkpoint
+from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import CheckpointError, StoreError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.hardware import NodeFacts
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
-from pipeline.forecast.run_preflight import preflight_of
-from pipeline.plan.choices import Asked, Choices
-from pipeline.plan.chosen_plan import find_data, make_planner
+from pipeline.plan.build_plan import find_data, make_planner
+from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.located_checkpoint import locate
-from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Plan
-from pipeline.release.past_verdict import PastVerdict
+from pipeline.plan.resolved_options import RequestedOptions, ResolvedOptions
+from pipeline.plan.speed_plan import find_claims
+from pipeline.preflight.run_preflight import preflight_of
+from pipeline.release.recorded_verdict import RecordedVerdict
 from pipeline.run.model import check_early
 from pipeline.run.runner import Runner, run_planned
-from pipeline.run.session import Session
+from pipeline.run.session import RunSession
 from recipes import catalog
 from recipes.schema import ServingProfile
 
@@ -45,16 +45,16 @@ class Remeasurement:
 
     version: Version  # as registered
     registry: str | None  # its URI as asked for; None: the store's own
-    past: PastVerdict  # verdict and evidence
+    past: RecordedVerdict  # verdict and evidence
     folder: Path  # of the version's files, which have been checked
     source: str  # name of the checkpoint that is the baseline
     profile: ServingProfile  # that both are served by
-    node: NodeFacts  # that serves, or one of its kind
+    node: NodeInfo  # that serves, or one of its kind
     eval_data: Path | None  # the user's folder of evaluation data, if any
     remeasured: Remeasured | None  # what is measured again though it is over; None: nothing
     draft: Checkpoint | None = None  # that drafts for the weights, where the profile names one
 
-    def choices(self) -> Choices:
+    def choices(self) -> ResolvedOptions:
         """As those of `prepare model`.
 
         Raises:
@@ -65,13 +65,13 @@ class Remeasurement:
         find_claims(policy, self.profile)
         with self._explain_source():
             reference = parse_reference(self.source)
-        return Choices(
+        return ResolvedOptions(
             reference=reference,
             recipes=(self.past.recipe,),
             baseline=catalog.load_recipe(catalog.BASELINE),
             profile=self.profile,
             policy=policy,
-            asked=Asked((self.past.recipe.name,), self.profile.name, policy.name),
+            asked=RequestedOptions((self.past.recipe.name,), self.profile.name, policy.name),
             name=self.version.name,
             registry=self.registry,
             eval_data=self.eval_data.expanduser().resolve() if self.eval_data else None,
@@ -81,7 +81,7 @@ class Remeasurement:
             dry_run=False,
         )
 
-    def command(self, choices: Choices, changed: list[str]) -> dict[str, Any]:
+    def command(self, choices: ResolvedOptions, changed: list[str]) -> dict[str, Any]:
         """Plain data for the run's record."""
         return {
             **choices.to_dict(),
@@ -91,7 +91,7 @@ class Remeasurement:
             "force": self.remeasured is not None,
         }
 
-    def run(self, choices: Choices, session: Session) -> None:
+    def run(self, choices: ResolvedOptions, session: RunSession) -> None:
         """Measure baseline and weights, and judge; the log has the verdict.
 
         Raises:
@@ -115,7 +115,7 @@ class Remeasurement:
 
         run_planned(plan, run, session.log, progress)
 
-    def _source(self, choices: Choices, session: Session) -> Checkpoint:
+    def _source(self, choices: ResolvedOptions, session: RunSession) -> Checkpoint:
         """The checkpoint that the verdict was against."""
         settings, stages, progress = session.settings, session.stages, session.progress
         with self._explain_source():
@@ -149,7 +149,7 @@ class Remeasurement:
 
     def _plan(
         self,
-        choices: Choices,
+        choices: ResolvedOptions,
         checkpoint: Checkpoint,
         settings: Settings,
         sources: SourceResolver,

@@ -1,6 +1,6 @@
 """Runs a plan up to its verdicts: makes the variants, has them asked, judges each and all.
 
-What is to be done next follows from the plan and from what is in the store; `Schedule` does it, as
+What is to be done next follows from the plan and from what is in the store; `Scheduler` does it, as
 much side by side as there is room. Variants are asked round by round, until every gate is decided
 or exhausted, and the baseline before them, since a variant stops against its answers. Gates that a
 round leaves open get another one, with twice the questions.
@@ -17,19 +17,19 @@ from artifacts.stages.questions import QUESTIONS, QuestionsResult
 from eval_gates.sandbox import choose_isolation
 from pipeline.core.errors import AttemptChangedError, PrepareError
 from pipeline.core.events import Progress
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.gate_power import check_counted
 from pipeline.plan.independence import check_laid_out
-from pipeline.plan.needs_of_work import needs_to_make
 from pipeline.plan.plan import Plan, VariantPlan
-from pipeline.run.asking import Asking, IncoherentModelError, raise_failure
-from pipeline.run.run_log import RunLog
-from pipeline.run.schedule import Schedule, Work
+from pipeline.plan.resource_requests import needs_to_make
+from pipeline.run.run_recorder import RunRecorder
+from pipeline.run.scheduler import ScheduledWork, Scheduler
+from pipeline.run.serving_planner import IncoherentModelError, ServingPlanner, raise_failure
 from pipeline.run.stage_runner import SubmittedStageRunner, name_of
 from recipes.policy import CodeSuite
 
-LITTLE = Needs()
+LITTLE = ResourceRequest()
 LaidOut = Mapping[str, QuestionsResult]
 """By suite, the result of its stage `questions`."""
 Open = dict[str, int]
@@ -41,7 +41,7 @@ PLANS = 5
 
 
 def run_planned(
-    make: Callable[[], Plan], run: Callable[[Plan], None], log: RunLog, progress: Progress
+    make: Callable[[], Plan], run: Callable[[Plan], None], log: RunRecorder, progress: Progress
 ) -> Plan:
     """Lay out a plan and run it, again where the attempt ledger has changed meanwhile.
 
@@ -85,7 +85,7 @@ class Runner:
         self,
         plan: Plan,
         stages: SubmittedStageRunner,
-        log: RunLog,
+        log: RunRecorder,
         memory: Mapping[tuple[str, str], int] | None = None,
         check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None,
     ) -> None:
@@ -94,7 +94,7 @@ class Runner:
         self._plan = plan
         self._stages = stages
         self._log = log
-        self._asking = Asking(plan, stages)
+        self._asking = ServingPlanner(plan, stages)
         self._going = list(plan.tried_at_once)
         self._later_rungs = list(plan.later_rungs)
 
@@ -109,7 +109,7 @@ class Runner:
         Raises:
             PrepareError: the baseline or something that all variants share failed.
         """
-        schedule = Schedule(self._stages)
+        schedule = Scheduler(self._stages)
         self._check_sandbox()
         schedule.run(self._find_shared, raise_failure)
         self._check_laid_out()
@@ -151,14 +151,14 @@ class Runner:
 
     # --- what is to be done -------------------------------------------------------------------
 
-    def _find_shared(self, running: Collection[Work]) -> list[Work]:
+    def _find_shared(self, running: Collection[ScheduledWork]) -> list[ScheduledWork]:
         return [
             self._stage(spec, None)
             for spec in self._plan.shared.values()
             if self._stages.reuse(spec) is None
         ]
 
-    def _find_work(self, running: Collection[Work]) -> list[Work]:
+    def _find_work(self, running: Collection[ScheduledWork]) -> list[ScheduledWork]:
         """All that can be done now; a rung of the ladder once nothing else can be."""
         while True:
             self._drop_incoherent()
@@ -171,19 +171,19 @@ class Runner:
                 return found
             self._climb(self._later_rungs.pop(0))
 
-    def _find_dry_runs(self) -> Iterator[Work]:
+    def _find_dry_runs(self) -> Iterator[ScheduledWork]:
         for variant in self._going:
             if variant.wants_dry_run(self._stages.find_reusable):
                 spec = variant.stages["dry_run"]
                 if self._stages.reuse(spec) is None:
                     yield self._stage(spec, variant, self._needs_to_make(spec))
 
-    def _find_making(self) -> Iterator[Work]:
+    def _find_making(self) -> Iterator[ScheduledWork]:
         for variant in self._going:
             if undone := self._unmade(variant):
                 yield self._stage(undone, variant, self._needs_to_make(undone))
 
-    def _find_verdicts(self) -> Iterator[Work]:
+    def _find_verdicts(self) -> Iterator[ScheduledWork]:
         for variant in list(self._going):
             if self._is_asked(variant) and not self._open_suites(variant):
                 spec = self._judge_stage(variant)
@@ -192,7 +192,7 @@ class Runner:
                 else:
                     self._note_verdict(variant)
 
-    def _find_sittings(self, running: Collection[Work]) -> Iterator[Work]:
+    def _find_sittings(self, running: Collection[ScheduledWork]) -> Iterator[ScheduledWork]:
         """The variants' first: then one sitting of the baseline serves them all."""
         asked = {work.variant.recipe.name for work in running if work.variant}
         waiting = [v for v in self._going if not self._unmade(v)]
@@ -261,16 +261,20 @@ class Runner:
         find = self._stages.find_reusable
         return self._plan.judge_stage(variant, self._plan.last_rounds(variant, find), find)
 
-    def _stage(self, spec: StageSpec, variant: VariantPlan | None, needs: Needs = LITTLE) -> Work:
-        return Work(name_of(spec), lambda: self._stages.add_runtime(spec, {}), needs, variant)
+    def _stage(
+        self, spec: StageSpec, variant: VariantPlan | None, needs: ResourceRequest = LITTLE
+    ) -> ScheduledWork:
+        return ScheduledWork(
+            name_of(spec), lambda: self._stages.add_runtime(spec, {}), needs, variant
+        )
 
-    def _needs_to_make(self, spec: StageSpec) -> Needs:
+    def _needs_to_make(self, spec: StageSpec) -> ResourceRequest:
         memory = self._memory.get((spec.stage, spec.variant), 0)
         return needs_to_make(spec.stage, self._stages.accelerator, memory)
 
     # --- what came of it ----------------------------------------------------------------------
 
-    def _end(self, work: Work, error: PrepareError | None) -> None:
+    def _end(self, work: ScheduledWork, error: PrepareError | None) -> None:
         """A failure becomes the variant's report; the baseline's ends the run."""
         if error is None:
             return

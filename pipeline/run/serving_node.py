@@ -7,19 +7,19 @@ from pathlib import Path
 
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.events import Progress
-from pipeline.core.hardware import NodeFacts
-from pipeline.core.needs import Needs
-from pipeline.plan.needs_of_work import needs_to_serve
+from pipeline.core.hardware import NodeInfo
+from pipeline.core.resource_request import ResourceRequest
+from pipeline.plan.resource_requests import needs_to_serve
 from pipeline.run.executors import Executor
-from pipeline.run.executors.events import OnlyProgress
+from pipeline.run.executors.work_events import ProgressListener
 from recipes import catalog
 from recipes.schema import ServingProfile
 
-ON_CPU = Needs(cpus="all")
-ON_WHAT_IS_THERE = (Needs(gpus=1), ON_CPU)
+ON_CPU = ResourceRequest(cpus="all")
+ON_WHAT_IS_THERE = (ResourceRequest(gpus=1), ON_CPU)
 
 
-def find_node(executor: Executor, profile: str, store: Path, progress: Progress) -> NodeFacts:
+def find_node(executor: Executor, profile: str, store: Path, progress: Progress) -> NodeInfo:
     """What serves by the profile of that name; 'auto': where GPUs are, one with a GPU.
 
     Raises:
@@ -32,16 +32,16 @@ def find_node(executor: Executor, profile: str, store: Path, progress: Progress)
 
 
 def ask_node(
-    executor: Executor, asked: Sequence[Needs], store: Path, progress: Progress
-) -> NodeFacts:
+    executor: Executor, asked: Sequence[ResourceRequest], store: Path, progress: Progress
+) -> NodeInfo:
     """What a node says of itself that has room for the first of these that some node has."""
-    node = executor.describe_node(asked, store, OnlyProgress(progress))
+    node = executor.describe_node(asked, store, ProgressListener(progress))
     if not node.machine:
         kind = node.kind("cuda" if node.gpus else "cpu")
         progress.note(f"laid out for nodes such as {node.name}: {kind}")
     return node
 
 
-def needs_of(profile: ServingProfile) -> Needs:
+def needs_of(profile: ServingProfile) -> ResourceRequest:
     """Room for one server, nothing measured."""
     return needs_to_serve(profile.accelerator, [ServingArguments.of(profile, is_baseline=True)])

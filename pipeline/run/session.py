@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from artifacts.ending import how_to_continue
-from artifacts.run_command import RunKind
+from artifacts.recorded_command import RunKind
+from artifacts.run_outcome import how_to_continue
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.events import Progress
@@ -16,7 +16,7 @@ from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, interpreters
 from pipeline.environments.settings import Settings
 from pipeline.run.executors import Executor, executor_of
-from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
 
 
@@ -32,7 +32,7 @@ class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
         self.report = report
 
 
-class Session:
+class RunSession:
     """One run: its settings, its record, and what runs its stages.
 
     Args:
@@ -57,9 +57,9 @@ class Session:
     ) -> None:
         store, executor = Store(settings.store), executor or executor_of(settings)
         self.settings = settings
-        self.log = RunLog(store, kind, command, progress.note)
+        self.log = RunRecorder(store, kind, command, progress.note)
         self._shown = progress
-        self.progress = NotingProgress(progress, self.log)
+        self.progress = RecordingProgress(progress, self.log)
         python_of = interpreters(accelerator, settings, self.progress)
         self.stages = SubmittedStageRunner(
             store, executor, python_of, self.log, self.progress, accelerator

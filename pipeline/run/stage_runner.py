@@ -13,15 +13,15 @@ from artifacts.stages.speed import SPEED
 from pipeline import __version__
 from pipeline.core.errors import StoreError
 from pipeline.core.installation import this_prepare
-from pipeline.core.needs import Needs
 from pipeline.core.private_files import keep_private
-from pipeline.core.stage_record import StageRecord, StageSpec, Task
+from pipeline.core.resource_request import ResourceRequest
+from pipeline.core.stage_record import StageRecord, StageSpec, WorkItem
 from pipeline.core.store import Store, write_atomically
 from pipeline.environments.definition import Accelerator
-from pipeline.run.executors import Executor, Job, Listener, Place
+from pipeline.run.executors import Allocation, Executor, Job, Listener
 from pipeline.stages import stage_code
 from pipeline.stages.context import advance
-from pipeline.stages.interpreter_of_stage import with_interpreter
+from pipeline.stages.stage_interpreter import with_interpreter
 
 SECONDS_BETWEEN_LOOKS = 0.2
 PythonOf = Callable[[str], Path]
@@ -223,7 +223,7 @@ class SubmittedStageRunner(StageRunner):
         self.has_environments = executor.has_our_environments
         self._job: Job | None = None
 
-    def submit(self, place: Place, name: str, task: Task) -> Job:
+    def submit(self, place: Allocation, name: str, task: WorkItem) -> Job:
         """Start a piece of work, whose file and log of that name are kept with the run."""
         folder = self.log.folder / "stages"
         with keep_private(folder.parent):
@@ -242,13 +242,13 @@ class SubmittedStageRunner(StageRunner):
             self._job = None
 
     def _do(self, spec: StageSpec) -> None:
-        place, is_told = self.executor.find_room(Needs()), False
+        place, is_told = self.executor.find_room(ResourceRequest()), False
         while place is None:
             if not is_told:
                 self.progress.note(f"waiting for {self.executor.obstacle()}")
             is_told = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
-            place = self.executor.find_room(Needs())
+            place = self.executor.find_room(ResourceRequest())
         try:
             self._job = self.submit(place, name_of(spec), spec)
             self._job.wait(self.progress)

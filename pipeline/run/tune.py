@@ -15,15 +15,16 @@ from typing import Any
 import yaml
 
 from artifacts.attempts import Attempt
-from artifacts.evidence.tuned_check import tuned_of
+from artifacts.evidence.tuned_profile_check import tuned_of
 from artifacts.evidence.tuning_check import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
-from artifacts.tuning_report import RaceReport, TuningReport
-from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
-from eval_gates.speed.race import RaceRule
+from artifacts.tuning_report import ScreeningReport, TuningReport
+from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
+from eval_gates.speed.screening import ScreeningRule
+from pipeline.capacity.machine import Machine, machine_of
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.checkpoint.source_facts import report_checkpoint
+from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import (
     AttemptChangedError,
     CheckpointError,
@@ -38,18 +39,16 @@ from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import write_atomically
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.forecast.checks import find_driver_fault, find_missing_gpus
-from pipeline.forecast.machine import Machine, machine_of
-from pipeline.forecast.preflight import refuse
-from pipeline.forecast.tuning_fit import misfit, skip_reason
-from pipeline.inspection.inspection import Inspection, inspect
-from pipeline.inspection.source import read_folder
-from pipeline.plan.choices import Request, choose
-from pipeline.plan.located_checkpoint import locate
-from pipeline.plan.of_speed import measuring_of
-from pipeline.plan.of_tuning import (
+from pipeline.inspection.header_source import read_folder
+from pipeline.inspection.inspection import CheckpointInspection, inspect
+from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.plan import VariantPlan
+from pipeline.plan.resolved_options import ModelRequest, choose
+from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
+from pipeline.plan.speed_plan import measuring_of
+from pipeline.plan.tuning_plan import (
     RACE,
-    Entrant,
+    ScreeningCandidate,
     TuningPlanner,
     entrants_of,
     find_claim,
@@ -59,24 +58,25 @@ from pipeline.plan.of_tuning import (
     make_profiled,
     make_stock,
 )
-from pipeline.plan.plan import VariantPlan
-from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
-from pipeline.run.asking import Asking
+from pipeline.preflight.checks import find_driver_fault, find_missing_gpus
+from pipeline.preflight.preflight import refuse
+from pipeline.preflight.tuning_fit import misfit, skip_reason
 from pipeline.run.executors import executor_of
-from pipeline.run.run_log import RunLog
+from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.serving_node import find_node
-from pipeline.run.session import Session
+from pipeline.run.serving_planner import ServingPlanner
+from pipeline.run.session import RunSession
 from pipeline.run.stage_runner import SubmittedStageRunner
-from recipes.candidates import (
+from recipes.engine_facts import vllm_facts
+from recipes.schema import ServingProfile
+from recipes.tuning_candidates import (
     AS_PROFILED,
     COMBINED,
     STOCK,
-    Candidate,
+    ServingCandidate,
     combine,
     load_candidates,
 )
-from recipes.engine_facts import vllm_facts
-from recipes.schema import ServingProfile
 from recipes.workload import named_in_full
 
 CODES = {"pass": ExitCode.PROMOTED, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
@@ -114,7 +114,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     executor = executor_of(settings)
     node = find_node(executor, request.profile, settings.store, progress)
     choices = choose(
-        Request(
+        ModelRequest(
             checkpoint=request.checkpoint,
             recipes=None,
             profile=request.profile,
@@ -148,7 +148,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
         **{"workload": workload, "candidates": request.candidates, "version": request.version},
     }
     accelerator = Accelerator(profile.accelerator)
-    session = Session("tune", command, accelerator, settings, progress, executor)
+    session = RunSession("tune", command, accelerator, settings, progress, executor)
 
     def work() -> ExitCode:
         checkpoint = locate(
@@ -166,7 +166,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             trust_remote_code=choices.trust_remote_code,
         )
         found = _inspection(checkpoint)
-        tuning = Tuning(planner, session.stages, session.log, profile, machine, found)
+        tuning = TuningRun(planner, session.stages, session.log, profile, machine, found)
         return tuning.run(request.to)
 
     return session.run(work)
@@ -180,14 +180,14 @@ def check_place(file: Path) -> None:
             raise UsageError(NOT_THERE, where=f"--to {file}", cure=ELSEWHERE)
 
 
-def _inspection(checkpoint: Checkpoint) -> Inspection | None:
+def _inspection(checkpoint: Checkpoint) -> CheckpointInspection | None:
     try:
         return inspect(read_folder(checkpoint.path))
     except CheckpointError:
         return None
 
 
-class Tuning:
+class TuningRun:
     """The race and the claim of one planner.
 
     Args:
@@ -203,10 +203,10 @@ class Tuning:
         self,
         planner: TuningPlanner,
         stages: SubmittedStageRunner,
-        log: RunLog,
+        log: RunRecorder,
         profile: ServingProfile,
         machine: Machine,
-        inspection: Inspection | None = None,
+        inspection: CheckpointInspection | None = None,
     ) -> None:
         self._planner = planner
         self._stages = stages
@@ -215,7 +215,7 @@ class Tuning:
         self._machine = machine
         self._inspection = inspection
         self._plan = planner.plan()
-        self._asking = Asking(self._plan, stages)
+        self._asking = ServingPlanner(self._plan, stages)
         claim = planner.claim(planner.policy.alpha)
         claimed = planner.claimed()
         self._report = TuningReport(
@@ -226,7 +226,7 @@ class Tuning:
             stock=planner.stock.serving.engine_arguments,
             alpha=planner.policy.alpha,
         )
-        self._entrants: dict[str, Entrant] = {STOCK: planner.stock}
+        self._entrants: dict[str, ScreeningCandidate] = {STOCK: planner.stock}
 
     def run(self, to: Path | None = None) -> ExitCode:
         """Race, confirm the winner, write its profile.
@@ -249,12 +249,12 @@ class Tuning:
             self._confirm(winner, to)
         return CODES[self._report.verdict or "undecided"]
 
-    def _enter(self, name: str, candidate: Candidate | None, lever: str = "") -> None:
+    def _enter(self, name: str, candidate: ServingCandidate | None, lever: str = "") -> None:
         """Race it, or say why not; `lever`: in the place of the candidate's own."""
         stock = self._planner.stock
         lever = lever or (candidate.lever if candidate else AS_PROFILED)
         if candidate and (why := skip_reason(candidate, self._profile.accelerator, self._machine)):
-            self._add(RaceReport(name=name, lever=lever, outcome="dropped", reason=why))
+            self._add(ScreeningReport(name=name, lever=lever, outcome="dropped", reason=why))
             return
         try:
             entrant = (
@@ -266,11 +266,11 @@ class Tuning:
         except UsageError as error:  # this machine cannot serve so
             why = error.what
         if why:
-            self._add(RaceReport(name=name, lever=lever, outcome="dropped", reason=why))
+            self._add(ScreeningReport(name=name, lever=lever, outcome="dropped", reason=why))
         else:
             self._race(replace(entrant, lever=lever))
 
-    def _race(self, entrant: Entrant) -> None:
+    def _race(self, entrant: ScreeningCandidate) -> None:
         """One life of a server under load; a failure is a fact, but stock's ends the run."""
         best = max((e.output_tokens_per_s or 0.0 for e in self._report.race), default=0.0)
         variant = self._planner.race(entrant, best or None)
@@ -287,16 +287,16 @@ class Tuning:
             if entrant.name == STOCK:
                 raise
             self._stages.progress.note(f"{entrant.name}: {error}")
-            self._add(RaceReport(**facts, outcome="failed", reason=error.what))
+            self._add(ScreeningReport(**facts, outcome="failed", reason=error.what))
             return
         spec = variant.stages[f"speed.{RACE}"]
         _, loads = self._measured(spec)
         self._add(self._judge_race(facts, spec, loads))
 
     def _judge_race(
-        self, facts: dict[str, Any], spec: StageSpec, loads: Sequence[MeasuredLoad]
-    ) -> RaceReport:
-        rule = RaceRule.model_validate(SPEED.parameters_of(spec).rule)
+        self, facts: dict[str, Any], spec: StageSpec, loads: Sequence[LoadRun]
+    ) -> ScreeningReport:
+        rule = ScreeningRule.model_validate(SPEED.parameters_of(spec).rule)
         state, found = rule.state(loads), {"stage": spec.key, "rounds": len(loads)}
         if state == "refused":
             why = str(rule.causes(loads)[0])
@@ -306,11 +306,11 @@ class Tuning:
                     where=str(self._stages.store.stage_folder(spec.stage, spec.key)),
                     cure="give the workload other arrivals, more seconds, or another hit_rate",
                 )
-            return RaceReport(**facts, **found, outcome="refused", reason=why)
+            return ScreeningReport(**facts, **found, outcome="refused", reason=why)
         rate = rule.typical_rate(loads)
         stock = next((e.output_tokens_per_s for e in self._report.race), None) or rate
         is_out = state == "out"
-        return RaceReport(
+        return ScreeningReport(
             **facts,
             **found,
             outcome="out" if is_out else "raced",
@@ -321,7 +321,7 @@ class Tuning:
 
     def _race_combined(self) -> None:
         """The best of each lever at once, where several beat stock; that may not fit, either."""
-        best: dict[str, RaceReport] = {}
+        best: dict[str, ScreeningReport] = {}
         known = self._planner.candidates.candidates
         for each in self._report.race:
             if each.name in known and each.outcome == "raced" and (each.over_stock or 0) > 1:
@@ -332,13 +332,13 @@ class Tuning:
             together = combine(known[each.name] for each in best.values())
             self._enter(COMBINED, together, " and ".join(best))
 
-    def _find_winner(self) -> Entrant | None:
+    def _find_winner(self) -> ScreeningCandidate | None:
         """The fastest in the race; None where that is stock."""
         raced = [each for each in self._report.race if each.outcome == "raced"]
         best = max(raced, key=lambda each: each.output_tokens_per_s or 0.0)
         return None if best.name == STOCK else self._entrants[best.name]
 
-    def _confirm(self, winner: Entrant, to: Path | None) -> None:
+    def _confirm(self, winner: ScreeningCandidate, to: Path | None) -> None:
         """Claim that the winner is faster than stock, and measure that anew."""
         self._stages.progress.note(
             f"{winner.name} won the race; now it is measured against stock on fresh servers, with "
@@ -367,7 +367,7 @@ class Tuning:
                     write_atomically(to, text)
                 self._note(profile=str(to))
 
-    def _ask_winner(self, winner: Entrant) -> tuple[Attempt, VariantPlan]:
+    def _ask_winner(self, winner: ScreeningCandidate) -> tuple[Attempt, VariantPlan]:
         """Measure the winner against stock, planned again where the ledger changes meanwhile."""
         while True:
             attempt = self._planner.attempt(self._log.run_id)
@@ -383,7 +383,7 @@ class Tuning:
         """All that the variant's server answers."""
         self._asking.hold(variant, self._plan.served_stages(variant, self._stages.find_reusable))
 
-    def _tuned(self, winner: Entrant, record: StageRecord) -> ServingProfile:
+    def _tuned(self, winner: ScreeningCandidate, record: StageRecord) -> ServingProfile:
         """The winner's profile, with what was shown of it."""
         tuned = tuned_of(self._log.run_id, self._report, record)
         name = f"{self._planner.stock.profile.name}-tuned"
@@ -396,11 +396,11 @@ class Tuning:
             }
         )
 
-    def _measured(self, spec: StageSpec) -> tuple[StageRecord, list[MeasuredLoad]]:
+    def _measured(self, spec: StageSpec) -> tuple[StageRecord, list[LoadRun]]:
         folder = self._stages.store.stage_folder(spec.stage, spec.key)
         return self._stages.find_finished(spec), read_loads(folder / LOADS)
 
-    def _add(self, report: RaceReport) -> None:
+    def _add(self, report: ScreeningReport) -> None:
         self._note(race=[*self._report.race, report])
 
     def _note(self, **changes: Any) -> None:

@@ -11,16 +11,22 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from eval_gates.suites.completions_model import Item, Refusal, payload, read_answer, read_scored
+from eval_gates.suites.completions_model import (
+    OneTokenItem,
+    RejectedRequest,
+    payload,
+    read_answer,
+    read_scored,
+)
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 
 if TYPE_CHECKING:
-    from pipeline.core.bounded_http import Answer
+    from pipeline.core.bounded_http import HttpResponse
 
 PROBE_SECONDS = 30.0
 SHOWN = 300  # characters of an endpoint's own reason
 TOKENS = (1, 2, 3, 4)  # ids that every vocabulary has
-ITEM = Item(TOKENS[:2], ((0, 3), (1, 4)))
+ITEM = OneTokenItem(TOKENS[:2], ((0, 3), (1, 4)))
 STREAMED_TOKENS = 4
 CHAT = "/v1/chat/completions"
 STATUSES_OF_NO_SUCH_PATH = (404, 405, 501)
@@ -87,7 +93,7 @@ def try_chosen(endpoint: OpenAIEndpoint) -> str:
     """Return why the log-probabilities of chosen tokens do not come."""
     answer, reason = post(endpoint, payload(endpoint.model, ITEM, 1))
     found = read_answer(read_json(answer), ITEM)
-    return reason or (found.reason if isinstance(found, Refusal) else "")
+    return reason or (found.reason if isinstance(found, RejectedRequest) else "")
 
 
 def try_scored(endpoint: OpenAIEndpoint) -> str:
@@ -102,7 +108,7 @@ def try_scored(endpoint: OpenAIEndpoint) -> str:
     }
     answer, reason = post(endpoint, body)
     found = read_scored(read_json(answer), [list(TOKENS)], [1])
-    return reason or (found.reason if isinstance(found, Refusal) else "")
+    return reason or (found.reason if isinstance(found, RejectedRequest) else "")
 
 
 def try_usage(endpoint: OpenAIEndpoint) -> str:
@@ -142,7 +148,7 @@ PROBES: dict[Capability, Callable[[OpenAIEndpoint], str]] = {
 
 def post(
     endpoint: OpenAIEndpoint, body: dict[str, Any], path: str = "/v1/completions"
-) -> tuple[Answer | None, str]:
+) -> tuple[HttpResponse | None, str]:
     """Return the answer, and why it is none; "" where its status is 200."""
     import httpx
 
@@ -155,7 +161,7 @@ def post(
     return answer, ""
 
 
-def read_json(answer: Answer | None) -> Any:
+def read_json(answer: HttpResponse | None) -> Any:
     """Return the answer's JSON; None where it has none."""
     try:
         return answer.json() if answer is not None else None
@@ -176,7 +182,7 @@ def read_stream(content: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def find_wrong_text(answer: Answer | None) -> str:
+def find_wrong_text(answer: HttpResponse | None) -> str:
     """Return what is wrong with an answer that should be one text; "" where nothing is."""
     try:
         choices = read_json(answer)["choices"]

@@ -11,7 +11,7 @@ from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
 
 if TYPE_CHECKING:
-    from pipeline.core.bounded_http import Answer
+    from pipeline.core.bounded_http import HttpResponse
 
 # Of an endpoint that does not say how long its prompts may be; vLLM's does.
 USUAL_MAX_LENGTH = 4096
@@ -57,7 +57,7 @@ class OpenAIEndpoint:
             length = USUAL_MAX_LENGTH
         return replace(self, model=model, max_length=length)
 
-    def ask(self, method: str, path: str, *, seconds: float, json: Any = None) -> Answer:
+    def ask(self, method: str, path: str, *, seconds: float, json: Any = None) -> HttpResponse:
         """The answer to one request, which carries the key of the environment.
 
         Args:

@@ -12,12 +12,12 @@ from pipeline.core.errors import ServingError
 from pipeline.core.events import Progress
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
-from pipeline.core.processes import GuardedProcess
+from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.serving.listening_host import HOST
 from pipeline.serving.server_address import ServerAddress, private_socket
 from pipeline.serving.server_log import cure_for, engine_facts, reason_in_log
 from pipeline.serving.serving_names import SERVED_NAME
-from recipes.engines import Launch, find_engine
+from recipes.engines import LaunchSpec, find_engine
 
 POLL_SECONDS = 0.5
 
@@ -63,7 +63,7 @@ class Server:
             self._environment[self._engine.key_variable] = key
         self._has_port = port is not None
         self.address = ServerAddress(None, port or 0, key, host)
-        self._process: GuardedProcess | None = None
+        self._process: SupervisedProcess | None = None
 
     @property
     def url(self) -> str:
@@ -73,7 +73,7 @@ class Server:
     @property
     def command(self) -> list[str]:
         """The command line, as run."""
-        launch = Launch(
+        launch = LaunchSpec(
             model=str(self._model),
             arguments=self._arguments,
             trust_remote_code=self._trust_remote_code,
@@ -104,7 +104,7 @@ class Server:
 
     def _start_process(self, timeout_seconds: float, progress: Progress) -> float:
         with open_log(self._log) as log_file:
-            process = self._process = GuardedProcess(
+            process = self._process = SupervisedProcess(
                 self.command, environment=self._environment, output=log_file
             )
         started = time.monotonic()

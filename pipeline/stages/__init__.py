@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.stages.context import StageContext
 
 
-class StageCode(Protocol):
+class StageImplementation(Protocol):
     """A module of this folder.
 
     It may have three more: `still_holds(record)`, whether what a finished stage says of the world
@@ -32,8 +32,8 @@ class StageCode(Protocol):
         """
 
 
-def stage_code(name: str) -> StageCode:
+def stage_code(name: str) -> StageImplementation:
     """The module of that stage; raises KeyError when there is none."""
     if name not in stage_names():
         raise KeyError(name)
-    return cast(StageCode, import_module(f"{__name__}.{name}"))
+    return cast(StageImplementation, import_module(f"{__name__}.{name}"))

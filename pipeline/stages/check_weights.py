@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from artifacts.evidence.carried_files import digest_carried_files
-from artifacts.stages.check_weights import CheckParameters, CheckResult, CheckRuntime, Sqnr
+from artifacts.evidence.auxiliary_files import digest_carried_files
+from artifacts.stages.check_weights import (
+    CheckWeightsParameters,
+    CheckWeightsResult,
+    CheckWeightsRuntime,
+    Sqnr,
+)
 from artifacts.stages.quantize import QUANTIZE
 from pipeline.stages.context import StageContext
 
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
 
-def run(context: StageContext[CheckParameters, CheckRuntime]) -> CheckResult:
+def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
     """Compare the `weights` input with its source; docs/verification.md says what is checked.
 
     Raises:
         VerificationError: naming the first file or tensor that is wrong.
     """
     # Imported here: numbers are for this stage alone, and every command imports the stages.
-    from pipeline.verification.floors import median_db, worst_layers
+    from pipeline.verification.sqnr_floors import median_db, worst_layers
     from pipeline.verification.verification import verify_variant
 
     source, weights = context.runtime.checkpoint, context.input_record("weights")
@@ -39,7 +44,7 @@ def run(context: StageContext[CheckParameters, CheckRuntime]) -> CheckResult:
     (context.folder / LAYERS).write_text("".join(lines))
     for note in found.notes:
         context.note(note)
-    return CheckResult(
+    return CheckWeightsResult(
         quantized_tensors=len(found.layers),
         kept_tensors=found.kept,
         merged_tensors=found.merged,

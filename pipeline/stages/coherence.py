@@ -37,7 +37,7 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> CoherenceResult:
         ServingError: the server does not answer.
     """
     parameters, runtime = context.parameters, context.runtime
-    ask = Asking(runtime.url, runtime.model, runtime.socket)
+    ask = CoherenceProbe(runtime.url, runtime.model, runtime.socket)
     text = ask.complete()
     scored = True
     try:
@@ -91,7 +91,7 @@ class UnsupportedRequestError(ServingError):
 
 
 @dataclass(frozen=True)
-class Asking:
+class CoherenceProbe:
     """Single greedy requests to one served model."""
 
     url: str

@@ -16,11 +16,11 @@ from artifacts.stages import stage_named
 from pipeline.core import errors
 from pipeline.core.digest import digest_json
 from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, pass_progress_on, read_event
-from pipeline.core.process_environment import Need, server_environment
-from pipeline.core.processes import GuardedProcess
+from pipeline.core.process_environment import NetworkAccess, server_environment
 from pipeline.core.stage import Parameters, Runtime
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.stages import stage_code
 
 # A thread that waits sleeps rather than spins: where another process wants the core, spinning
@@ -98,7 +98,7 @@ class StageContext(Generic[Parameters, Runtime]):
         *,
         output: Path | None = None,
         environment: Mapping[str, str] | None = None,
-        needs: Collection[Need] = (),
+        needs: Collection[NetworkAccess] = (),
     ) -> dict[str, Any]:
         """Run `pipeline.workers.<worker>` in the stage's environment and return its result.
 
@@ -125,7 +125,7 @@ class StageContext(Generic[Parameters, Runtime]):
         )
         try:
             with log.open("ab") as log_file:
-                process = GuardedProcess(
+                process = SupervisedProcess(
                     [
                         python,
                         str(BOOTSTRAP),
@@ -179,7 +179,7 @@ def execute(spec: StageSpec, progress: Progress) -> StageRecord:
 def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | None:
     """Run one stage into its store, or find that another process has just done so.
 
-    None where it is not over, and is to be run again with other servers up; see StageCode.
+    Return None if it must be run again with other servers up; see StageImplementation.
 
     Raises:
         PrepareError: why it failed; what it wrote stays in `<key>.*.partial` for a look.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.stages.check_weights import CheckRuntime
+from artifacts.stages.check_weights import CheckWeightsRuntime
 from artifacts.stages.dry_run import DryRunParameters, DryRunResult
 from artifacts.stages.quantize import QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
@@ -23,7 +23,7 @@ from pipeline.core.errors import PrepareError, StageError, StoreError
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
-from pipeline.inspection.cut_checkpoint import KEPT_LAYERS, cut_checkpoint
+from pipeline.inspection.truncated_checkpoint import KEPT_LAYERS, cut_checkpoint
 from pipeline.stages import check_weights, quantize
 from pipeline.stages.context import StageContext
 
@@ -31,7 +31,7 @@ CUT = "cut"
 
 
 @dataclass
-class PartContext(StageContext[Any, Any]):
+class SubStageContext(StageContext[Any, Any]):
     """One of the two stages inside the dry run: its parameters, and its input from memory.
 
     Args:
@@ -98,7 +98,7 @@ def run(context: StageContext[DryRunParameters, QuantizeRuntime]) -> DryRunResul
         made = quantize.run(first)
         context.peak_memory_bytes = first.peak_memory_bytes
         quantized = time.monotonic()
-        at_cut = CheckRuntime(checkpoint=checkpoint)
+        at_cut = CheckWeightsRuntime(checkpoint=checkpoint)
         found = check_weights.run(_part(context, wanted.check_weights, at_cut, made))
         checked = time.monotonic()
     except PrepareError as error:
@@ -132,9 +132,9 @@ def explain(error: PrepareError, context: StageContext[Any, Any]) -> PrepareErro
 
 def _part(
     context: StageContext[Any, Any], asked: Record, place: Record, made: Record | None = None
-) -> PartContext:
+) -> SubStageContext:
     """One of the two stages on the cut checkpoint."""
-    return PartContext(
+    return SubStageContext(
         spec=context.spec,
         folder=context.folder,
         store=context.store,

@@ -4,8 +4,8 @@ A round asks up to a number of questions, and stops earlier where the policy's r
 gate against the baseline's answers. Answers go into the store's answer book of this served model
 and suite as they come in, whatever the rule: another margin, or a higher cap, begins with them.
 
-A gate that passes is decided only where it also sees (eval_gates/ignorance.py): else the baseline
-is asked more, until the margin is shown to end above what who knows nothing scores, or not to.
+A gate that passes is decided only if it is sensitive (eval_gates/chance_baselines.py). Else the
+baseline answers more questions, until the margin is shown to end above the chance level, or not.
 
 `answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score
 (0 to 1) and whatever the suite adds.
@@ -28,17 +28,17 @@ from artifacts.stages.evaluate import (
     log_key,
 )
 from artifacts.stages.questions import QUESTIONS as ASKED
-from eval_gates.answers import ANSWERS, QUESTIONS, AnswerBook, read_answers
+from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
+from eval_gates.chance_baselines import State, sights_of, state_of
 from eval_gates.clusters import labels_of
-from eval_gates.ignorance import State, sights_of, state_of
-from eval_gates.stopping import Stopping, StoppingRule, comparison_of
+from eval_gates.stopping import StoppingPlan, StoppingRule, comparison_of
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import StageError, StoreError
-from pipeline.core.process_environment import Need
+from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
-from pipeline.stages.answer_books import book_file, open_book
+from pipeline.stages.answer_log_sync import book_file, open_book
 from pipeline.stages.context import StageContext
 from recipes.engines import find_engine
 
@@ -46,20 +46,20 @@ Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
 
 @dataclass(frozen=True)
-class Round:
+class EvaluationRound:
     """What one round of a suite has to do: the questions, the answers so far, when to stop."""
 
     questions_file: Path
     ids: list[str]
     available: int
     book_file: Path
-    stopping: Stopping
+    stopping: StoppingPlan
     sight: State = "open"
 
     @property
-    def book(self) -> AnswerBook:
+    def book(self) -> AnswerLog:
         """The answers so far."""
-        return AnswerBook(self.book_file, self.ids)
+        return AnswerLog(self.book_file, self.ids)
 
     def is_over(self) -> bool:
         """Whether the answers that are kept suffice, so that no model need be served."""
@@ -93,7 +93,7 @@ def run(context: Context) -> EvaluateResult:
             facts |= context.run_worker(
                 "evaluate",
                 {**worker_spec(context, todo), "part": claim.number},
-                needs=[] if is_ours else [Need.ENDPOINT],
+                needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
         rows = todo.book.rows()[: todo.stopping.end]
     if not rows:
@@ -128,7 +128,7 @@ def metric_of(context: Context) -> str:
     return suite.metric
 
 
-def round_of(spec: StageSpec, store: Store) -> Round:
+def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     """What the stage has to do; raises StoreError where an input is not in the store."""
     parameters = EVALUATE.parameters_of(spec)
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
@@ -150,12 +150,12 @@ def round_of(spec: StageSpec, store: Store) -> Round:
         guessing = ASKED.result_of(record_of(spec, store, "questions")).guessing
         sights = sights_of(baseline, guessing, comparison, population)
         sight = state_of(sights, wanted.alpha)
-    return Round(
+    return EvaluationRound(
         questions_file=questions_file,
         ids=ids,
         available=len(ids),
         book_file=book_file(store, book_key(spec, store)),
-        stopping=Stopping(
+        stopping=StoppingPlan(
             upto, parameters.batch, rule, [row["score"] for row in baseline], clusters
         ),
         sight=sight,
@@ -182,7 +182,7 @@ def count_answers(context: Context, key: str) -> None:
     ledger.begin(counted, number, key, is_kept=has_log(context.store, key))
 
 
-def worker_spec(context: Context, todo: Round) -> dict[str, Any]:
+def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
     """The worker's input."""
     parameters, runtime = context.parameters, context.runtime
     return {

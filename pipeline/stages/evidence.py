@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from artifacts.deployable import Deployable
+from artifacts.evidence.auxiliary_files import digest_carried_files
 from artifacts.evidence.bundle import (
     BUNDLE,
     BundleContents,
@@ -23,14 +24,13 @@ from artifacts.evidence.bundle import (
 )
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.card import write_card
-from artifacts.evidence.carried_files import digest_carried_files
 from artifacts.evidence.manifest import MANIFEST, Manifest
 from artifacts.evidence.signing import fingerprint_of, sign_with_key
-from artifacts.judged_variant import JudgedVariant, collect_stages
-from artifacts.plain_files import plain_files
 from artifacts.run_record import VariantReport, report_judged, report_unjudged
 from artifacts.stages import newest_revision
 from artifacts.stages.evidence import EvidenceParameters, EvidenceResult, EvidenceRuntime
+from artifacts.verdict_inputs import VerdictInputs, collect_stages
+from artifacts.weights_folder_files import plain_files
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, UsageError
@@ -55,7 +55,7 @@ def run(context: Context) -> EvidenceResult:
     """
     recipe = context.parameters.recipe
     find = context.store.find
-    judged = JudgedVariant.load_by_key(find, context.spec.inputs[JUDGE_OF + recipe].key)
+    judged = VerdictInputs.load_by_key(find, context.spec.inputs[JUDGE_OF + recipe].key)
     records = tuple(collect_stages(find, list(context.spec.inputs.values())))
     verdict = verdict_of(context, records)
     output = context.output_folder()
@@ -154,7 +154,7 @@ def report_of(context: Context, recipe: str, judges: dict[str, str]) -> VariantR
     if recipe not in judges:
         outcome = context.parameters.unjudged.get(recipe, "skipped")
         return report_unjudged(recipe, outcome, "has no verdict by gates", None)
-    judged = JudgedVariant.load_by_key(context.store.find, judges[recipe])
+    judged = VerdictInputs.load_by_key(context.store.find, judges[recipe])
     return report_judged(recipe, judged.quantize.result.weights_bytes, judged.judge.result)
 
 
@@ -171,7 +171,7 @@ def link_weights(source: Path, output: Path) -> None:
             shutil.copyfile(file, place)
 
 
-def check_weights(output: Path, manifest: Manifest, judged: JudgedVariant) -> None:
+def check_weights(output: Path, manifest: Manifest, judged: VerdictInputs) -> None:
     """Raise EvidenceError where weights, or files beside them, are not those that were judged."""
     digests = {each.path: each.sha256 for each in manifest.beside}
     digest = weights_digest(output, lambda file: digests[file.name])
@@ -213,7 +213,7 @@ def locks_of(deployable: Deployable) -> dict[str, str]:
     return found
 
 
-def server_logs(store: Store, judged: JudgedVariant) -> dict[str, Path]:
+def server_logs(store: Store, judged: VerdictInputs) -> dict[str, Path]:
     """The servers' output of every run that asked baseline or variant, as far as it is kept."""
     baseline = judged.baseline_coherence.record.key
     return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from artifacts.attempts import AttemptLedger
 from artifacts.evidence.verdict import judge_evidence
 from artifacts.stages.judge import JudgeParameters, JudgeResult, JudgeRuntime
-from eval_gates.answers import read_answers
-from eval_gates.speed.load import LOADS, read_loads
+from eval_gates.answer_log import read_answers
+from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.core.errors import EvaluationDataError
 from pipeline.stages.context import StageContext
 

@@ -14,19 +14,19 @@ from artifacts.evidence.manifest import (
     digest_of_other_files,
     read_manifest,
 )
-from artifacts.plain_files import ADDED_LATER
-from artifacts.registry.history import Cause, HistoryEntry, Move
+from artifacts.registry.history import AliasChange, ChangeReason, HistoryEntry
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, TUPLE_TAG, Registry
 from artifacts.registry.registry_address import open_registry, still_has
 from artifacts.stages.evidence import EVIDENCE
 from artifacts.stages.judge import policy_digest
 from artifacts.stages.promote import (
     PROMOTE,
-    Candidate,
     PromoteParameters,
     PromoteResult,
     PromoteRuntime,
+    PromotionCandidate,
 )
+from artifacts.weights_folder_files import ADDED_LATER
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.stage_record import StageRecord
@@ -66,7 +66,7 @@ def run(context: Context) -> PromoteResult:
         refuse_after_rollback(registry, name, alias, version, context.runtime.run)
     entry = registry.move_alias(
         name,
-        Move(
+        AliasChange(
             alias=alias,
             version=version,
             replaces=replaces,
@@ -146,10 +146,10 @@ def refuse_after_rollback(
         )
 
 
-def cause(context: Context, chosen: Candidate) -> Cause:
+def cause(context: Context, chosen: PromotionCandidate) -> ChangeReason:
     """What the history keeps of the promotion."""
     override = context.parameters.override
-    return Cause(
+    return ChangeReason(
         action="promote" if override is None else "override",
         who=context.runtime.who,
         run=context.runtime.run,
@@ -158,7 +158,7 @@ def cause(context: Context, chosen: Candidate) -> Cause:
     )
 
 
-def preference(candidate: Candidate, prefer: str) -> tuple[float, int]:
+def preference(candidate: PromotionCandidate, prefer: str) -> tuple[float, int]:
     """Larger is better: by the ratio of throughput where there is one, then by small weights."""
     ratio = candidate.throughput_ratio if prefer == "throughput" else None
     return ratio or 0.0, -candidate.weights_bytes
@@ -196,7 +196,7 @@ def signer_of(context: Context, recipe: str) -> str:
     return EVIDENCE.result_of(context.input_record(f"weights.{recipe}")).signer or ""
 
 
-def tags(context: Context, candidate: Candidate) -> dict[str, str]:
+def tags(context: Context, candidate: PromotionCandidate) -> dict[str, str]:
     """The deployable tuple and where it comes from, as text tags of the version."""
     parameters, inputs = context.parameters, context.spec.inputs
     recipe, judge = candidate.recipe, f"judge.{candidate.recipe}"

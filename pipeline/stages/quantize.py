@@ -11,7 +11,7 @@ from pipeline.checkpoint.folder import CARRIED_OVER, Checkpoint, matches
 from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import StoreError
-from pipeline.core.process_environment import Need
+from pipeline.core.process_environment import NetworkAccess
 from pipeline.inspection.variant_size import estimated_bytes
 from pipeline.plan.quantizers import is_streamed, quantizer_of
 from pipeline.stages.context import StageContext
@@ -49,7 +49,7 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
         },
         output=output,
         environment=parameters.compute.environment,
-        needs=[Need.HUB] if runtime.needs_hub else [],
+        needs=[NetworkAccess.HUB] if runtime.needs_hub else [],
     )
     copy_carried_over(source, output)
     return QuantizeResult(

@@ -6,9 +6,9 @@ Every variant, and the baseline, is asked exactly these, so that answers can be 
 from __future__ import annotations
 
 from artifacts.stages.questions import QuestionsParameters, QuestionsResult, QuestionsRuntime
-from eval_gates.answers import QUESTIONS
+from eval_gates.answer_log import QUESTIONS
 from pipeline.core.digest import digest_bytes
-from pipeline.core.process_environment import Need
+from pipeline.core.process_environment import NetworkAccess
 from pipeline.stages.context import StageContext
 
 
@@ -23,7 +23,7 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
             "seed": parameters.seed,
             "folder": context.runtime.folder,
         },
-        needs=[Need.HUB] if source.kind == "hub" or source.dataset else [],
+        needs=[NetworkAccess.HUB] if source.kind == "hub" or source.dataset else [],
     )
     digest = digest_bytes((context.folder / QUESTIONS).read_bytes())
     found = QuestionsResult(**facts, questions_digest=digest)

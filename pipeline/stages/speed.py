@@ -1,6 +1,6 @@
 """Measures what one claim on speed rests on: blocks of both sides, or rounds of the candidate.
 
-`loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load.py), in the
+`loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load_run.py), in the
 order of measuring. It is the load book, too, that a try which ended too soon leaves to the next.
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 
 from artifacts.attempts import AttemptLedger
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
-from eval_gates.speed.draw import SIDES
-from eval_gates.speed.lives import Life, Lives
-from eval_gates.speed.load import LOADS, MeasuredLoad
-from eval_gates.speed.load_book import BEGUN, Begun, LoadBook
-from eval_gates.speed.race import RaceRule
-from eval_gates.speed.ratio import RatioRule
-from eval_gates.speed.rule import Rule, measuring_rule
+from eval_gates.speed.load_log import BEGUN, LoadLog, MeasurementInProgress
+from eval_gates.speed.load_run import LOADS, LoadRun
+from eval_gates.speed.randomization import SIDES
+from eval_gates.speed.rule_from_config import Rule, measuring_rule
+from eval_gates.speed.screening import ScreeningRule
+from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError
 from pipeline.core.private_files import keep_private
-from pipeline.core.process_environment import Need
+from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
@@ -41,17 +41,17 @@ RESUMED = (LOADS, BEGUN)  # blocks of a killed try are not drawn anew
 
 
 @dataclass(frozen=True)
-class Course:
+class MeasurementProgress:
     """How far a measurement is, and what comes next."""
 
-    book: LoadBook
-    begun: Begun
-    rule: Rule | RaceRule
-    lives: Lives
-    loads: Sequence[MeasuredLoad]
+    book: LoadLog
+    begun: MeasurementInProgress
+    rule: Rule | ScreeningRule
+    lives: ServerRunSchedule
+    loads: Sequence[LoadRun]
     """Without those of what was half measured."""
 
-    def next_life(self) -> Life | None:
+    def next_life(self) -> ServerRun | None:
         """What is to be measured next; None where it is over."""
         is_between = len(self.loads) % self.lives.unit == 0
         if is_between and not self.rule.wants_more(self.loads):
@@ -64,7 +64,7 @@ class Course:
         return life.sides if life is not None else ()
 
 
-def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Course:
+def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> MeasurementProgress:
     """How far it is.
 
     Args:
@@ -78,12 +78,14 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Cour
     rests_on = {role: digest_json(record_of(spec, store, role).result) for role in spec.inputs}
     with store.explain_errors(), keep_private(store.root):
         folder.mkdir(parents=True, exist_ok=True)
-        book = LoadBook(folder)
+        book = LoadLog(folder)
         begun = book.open(rests_on)
     rule = measuring_rule(parameters.claim, within_budget(parameters, begun))
     lives = rule.spread_over([side for side in SIDES if side in parameters.sides])
     loads = book.loads()
-    return Course(book, begun, rule, lives, loads[: len(loads) // lives.whole * lives.whole])
+    return MeasurementProgress(
+        book, begun, rule, lives, loads[: len(loads) // lives.whole * lives.whole]
+    )
 
 
 def run(context: Context) -> SpeedResult | None:
@@ -115,7 +117,9 @@ def run(context: Context) -> SpeedResult | None:
         seed=course.begun.seed,
         lives=course.begun.lives,
         began=course.begun.began,
-        log_rates=course.rule.log_rates(course.loads) if isinstance(course.rule, RatioRule) else {},
+        log_rates=course.rule.log_rates(course.loads)
+        if isinstance(course.rule, ThroughputRatioRule)
+        else {},
         loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
     )
 
@@ -125,7 +129,7 @@ def is_unfinished(record: StageRecord) -> bool:
     return SPEED.result_of(record).state == "disturbed"
 
 
-def within_budget(parameters: SpeedParameters, begun: Begun) -> dict[str, Any]:
+def within_budget(parameters: SpeedParameters, begun: MeasurementInProgress) -> dict[str, Any]:
     """The rule, with the runs that have a budget."""
     return {**parameters.rule, "began": begun.began}
 
@@ -138,17 +142,17 @@ def count_loads(context: Context, seed: int) -> None:
         AttemptLedger(context.store).begin(counted, number, str(seed), is_kept=True)
 
 
-def measure(context: Context, course: Course, life: Life) -> dict[str, Any]:
+def measure(context: Context, course: MeasurementProgress, life: ServerRun) -> dict[str, Any]:
     """Have the worker measure on the servers that are up; what it says of itself."""
     endpoints = context.runtime.endpoints
     is_ours = all(each.socket is not None for each in endpoints.values())
-    with Prompts(context) as workload:
+    with PromptFile(context) as workload:
         try:
             return context.run_worker(
                 "speed",
                 worker_spec(context, workload, course, life),
                 environment=VARIABLES,
-                needs=[] if is_ours else [Need.ENDPOINT],
+                needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
         except ServingError as error:
             logs = ", ".join(sorted({each.server_log for each in endpoints.values()}))
@@ -159,7 +163,7 @@ def measure(context: Context, course: Course, life: Life) -> dict[str, Any]:
             ) from error
 
 
-class Prompts:
+class PromptFile:
     """The workload as the load generator takes it; a file of prompts is there only meanwhile.
 
     What users sent is not evidence: which prompts they were is told by the digest of each load.
@@ -185,7 +189,7 @@ class Prompts:
 
 
 def worker_spec(
-    context: Context, workload: dict[str, Any], course: Course, life: Life
+    context: Context, workload: dict[str, Any], course: MeasurementProgress, life: ServerRun
 ) -> dict[str, Any]:
     """The worker's input."""
     parameters, runtime = context.parameters, context.runtime

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.verification.function_preserved import (
+from pipeline.verification.function_equivalence import (
     defect,
     divide,
     find_fed_by_rows,
@@ -20,9 +20,9 @@ from pipeline.verification.function_preserved import (
     spread_allowed,
     unfuse,
 )
-from pipeline.verification.kept_tensors import FLUSHED, ROUNDED, KeptTensor
 from pipeline.verification.number_types import Floats
-from pipeline.verification.rescaling import Rescaled
+from pipeline.verification.rescaling import RescalingFit
+from pipeline.verification.unquantized_tensors import FLUSHED, ROUNDED, UnquantizedTensor
 from pipeline.verification.weight_format import block_of
 
 # A norm's weight was rounded before and after, and its bias after.
@@ -30,9 +30,9 @@ ROUNDED_WITH_NORM = 4 * ROUNDED
 
 
 def check_biases(
-    layers: Mapping[str, Rescaled],
+    layers: Mapping[str, RescalingFit],
     norms: Mapping[str, Floats],
-    vectors: Sequence[KeptTensor],
+    vectors: Sequence[UnquantizedTensor],
     where: str,
 ) -> None:
     """Hold every vector that is no norm's weight against the scaling of what it belongs to.
@@ -59,7 +59,7 @@ def check_biases(
             # architecture is known that has both.
 
 
-def _check_unscaled(vector: KeptTensor, where: str) -> None:
+def _check_unscaled(vector: UnquantizedTensor, where: str) -> None:
     before, after = _numbers(vector)
     if vector.altered is None:
         off = before != after
@@ -73,7 +73,7 @@ def _check_unscaled(vector: KeptTensor, where: str) -> None:
         )
 
 
-def _check_with_norm(vector: KeptTensor, factors: Floats, where: str) -> None:
+def _check_with_norm(vector: UnquantizedTensor, factors: Floats, where: str) -> None:
     before, after = _numbers(vector)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(after - before * factors)
@@ -87,7 +87,7 @@ def _check_with_norm(vector: KeptTensor, factors: Floats, where: str) -> None:
         )
 
 
-def _check_with_rows(vector: KeptTensor, reader: Rescaled, where: str) -> None:
+def _check_with_rows(vector: UnquantizedTensor, reader: RescalingFit, where: str) -> None:
     """What the reader's columns were multiplied by is known but for the noise of its weights."""
     before, after = _numbers(vector)
     factors = reader.columns * np.median(reader.rows)
@@ -109,7 +109,7 @@ def _check_with_rows(vector: KeptTensor, reader: Rescaled, where: str) -> None:
         )
 
 
-def _numbers(vector: KeptTensor) -> tuple[Floats, Floats]:
+def _numbers(vector: UnquantizedTensor) -> tuple[Floats, Floats]:
     if vector.weights is None:
         raise ValueError(f"the numbers of {vector.name} were not kept")
     return vector.weights

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.verification.layer_weights import LayerWeights
-from pipeline.verification.noise import Noise, check_finite, chunks
+from pipeline.verification.dequantize import LayerDequantizer
 from pipeline.verification.number_types import Floats
+from pipeline.verification.quantization_noise import QuantizationNoise, check_finite, chunks
 from pipeline.verification.tensor_files import StoredTensor
 
 # In place of `noise.DAMAGED`: a large outlier's channel that was scaled down may lose more. Of the
@@ -31,15 +31,15 @@ SETTLED_DB = 0.05
 
 
 @dataclass
-class Rescaled:
+class RescalingFit:
     """What the fit found."""
 
-    noise: Noise  # that is left, in the source's scaling
+    noise: QuantizationNoise  # that is left, in the source's scaling
     columns: Floats  # what the stored columns have to be multiplied by; one number a column
     rows: Floats  # likewise, one a row
 
 
-def measure_rescaled(source: StoredTensor, stored: LayerWeights) -> Rescaled:
+def measure_rescaled(source: StoredTensor, stored: LayerDequantizer) -> RescalingFit:
     """Fit the scaling, reading the layer several times, and measure what is left."""
     columns = _first_columns(source, stored)
     found = _one_pass(source, stored, columns)
@@ -57,11 +57,11 @@ def measure_rescaled(source: StoredTensor, stored: LayerWeights) -> Rescaled:
 
 
 @dataclass
-class _Pass(Rescaled):
+class _Pass(RescalingFit):
     next_columns: Floats
 
 
-def _first_columns(source: StoredTensor, stored: LayerWeights) -> Floats:
+def _first_columns(source: StoredTensor, stored: LayerDequantizer) -> Floats:
     """The best columns where all rows are left as they are."""
     products, squares = np.zeros((2, source.shape[1]))
     for begin, end in chunks(*source.shape):
@@ -71,9 +71,9 @@ def _first_columns(source: StoredTensor, stored: LayerWeights) -> Floats:
     return _ratio(products, squares)
 
 
-def _one_pass(source: StoredTensor, stored: LayerWeights, columns: Floats) -> _Pass:
+def _one_pass(source: StoredTensor, stored: LayerDequantizer, columns: Floats) -> _Pass:
     """With the columns given: the best rows, what is left, and the best columns for those rows."""
-    noise, rows = Noise(damaged_over=DAMAGED), []
+    noise, rows = QuantizationNoise(damaged_over=DAMAGED), []
     products, squares = np.zeros((2, source.shape[1]))
     for begin, end in chunks(*source.shape):
         weights, values = source.floats(begin, end), stored.rows(begin, end)

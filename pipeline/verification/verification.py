@@ -19,26 +19,26 @@ from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_tied
 from pipeline.inspection.variant_size import estimated_bytes
-from pipeline.verification import floors
-from pipeline.verification.accounting import Accounting, account
-from pipeline.verification.biases import check_biases
-from pipeline.verification.carried_files import (
+from pipeline.verification import sqnr_floors
+from pipeline.verification.auxiliary_files import (
     check_carried_over,
     check_config,
     check_only_safetensors,
 )
-from pipeline.verification.floors import FLOORS, LayerFact, method_of
-from pipeline.verification.function_preserved import check_preserved
-from pipeline.verification.kept_tensors import (
-    KeptTensor,
+from pipeline.verification.biases import check_biases
+from pipeline.verification.dequantize import check_scale, layer_weights
+from pipeline.verification.function_equivalence import check_preserved
+from pipeline.verification.quantization_noise import QuantizationNoise, measure
+from pipeline.verification.rescaling import RescalingFit, measure_rescaled
+from pipeline.verification.sqnr_floors import FLOORS, LayerStats, method_of
+from pipeline.verification.tensor_accounting import TensorAccounting, account
+from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
+from pipeline.verification.unquantized_tensors import (
+    UnquantizedTensor,
     check_close,
     check_equal,
     check_rescaled,
 )
-from pipeline.verification.layer_weights import check_scale, layer_weights
-from pipeline.verification.noise import Noise, measure
-from pipeline.verification.rescaling import Rescaled, measure_rescaled
-from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
 from pipeline.verification.weight_format import WeightFormat, check_format, has_kv_cache_scales
 from recipes.quantization import AutoAwqQuantization, PresetQuantization, Quantization
 
@@ -48,14 +48,14 @@ SIZE_TOLERANCE = 0.03
 SIZE_SLACK = 4096
 
 Advance = Callable[[int, int], None]
-Layer = tuple[LayerFact, Noise, Rescaled | None]
+Layer = tuple[LayerStats, QuantizationNoise, RescalingFit | None]
 
 
 @dataclass
-class Verified:
+class VerificationResult:
     """What verification found of a sound variant."""
 
-    layers: list[LayerFact] = field(default_factory=list)  # each quantized layer
+    layers: list[LayerStats] = field(default_factory=list)  # each quantized layer
     floor_db: float = 0.0  # that they had to reach
     kept: int = 0  # tensors that the recipe leaves alone
     # Of those, by name, how it is stored otherwise, such as 'BF16 to F16'.
@@ -69,7 +69,9 @@ class Verified:
     notes: list[str] = field(default_factory=list)  # what a user should read
 
 
-def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: Advance) -> Verified:
+def verify_variant(
+    source: Path, variant: Path, recipe: Quantization, advance: Advance
+) -> VerificationResult:
     """Compare the variant with its source and with what the recipe promises.
 
     Cheap checks come first: files, headers, sizes; then every byte of both.
@@ -84,7 +86,7 @@ def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: A
     check_only_safetensors(variant)
     form = check_format(variant, read_json(variant / "config.json"), recipe)
     check_carried_over(source, variant)
-    found = Verified(dropped_keys=check_config(source, variant))
+    found = VerificationResult(dropped_keys=check_config(source, variant))
     before, after = open_folder(source), open_folder(variant)
     accounts = _accounts(before, after, form, recipe)
     found.size_bytes = check_smaller(source, variant)
@@ -98,7 +100,7 @@ def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: A
 
 def _accounts(
     before: TensorFiles, after: TensorFiles, form: WeightFormat, recipe: Quantization
-) -> Accounting:
+) -> TensorAccounting:
     kv_scales = isinstance(recipe, PresetQuantization) and recipe.kv_cache_scales
     config = read_json(after.folder / "config.json")
     if kv_scales != has_kv_cache_scales(config):
@@ -132,7 +134,7 @@ def check_smaller(source: Path, variant: Path) -> int:
 
 
 def check_planned_size(
-    source: Path, variant: TensorFiles, accounts: Accounting, recipe: Quantization
+    source: Path, variant: TensorFiles, accounts: TensorAccounting, recipe: Quantization
 ) -> int:
     """The variant is as large as the plan said; returns the planned bytes of its tensors."""
     planned = estimated_bytes(source, recipe)
@@ -159,7 +161,7 @@ class _Comparison:
 
     def __init__(
         self,
-        accounts: Accounting,
+        accounts: TensorAccounting,
         form: WeightFormat,
         recipe: Quantization,
         before: TensorFiles,
@@ -172,7 +174,7 @@ class _Comparison:
         self.total = before.size
         self._done, self._advance, self._lock = 0, advance, threading.Lock()
 
-    def run(self, found: Verified) -> None:
+    def run(self, found: VerificationResult) -> None:
         """Compare, judge, and fill in what was found."""
         tasks: list[Callable[[], Any]] = [
             *(partial(self._measure_layer, tensor) for tensor in self.accounts.quantized),
@@ -182,7 +184,7 @@ class _Comparison:
         results = _run_in_threads(tasks)
         count, kept_count = len(self.accounts.quantized), len(self.accounts.kept)
         layers: list[Layer] = results[:count]
-        kept: list[KeptTensor] = results[count : count + kept_count]
+        kept: list[UnquantizedTensor] = results[count : count + kept_count]
         found.layers = [fact for fact, _, _ in layers]
         found.floor_db = FLOORS[self.form.number, self.form.bits, self.method]
         found.kept, found.merged = len(kept), len(self.accounts.merged)
@@ -200,7 +202,9 @@ class _Comparison:
         rescaled = measure_rescaled(source, stored) if self.method == "rescaled" else None
         noise = rescaled.noise if rescaled else measure(source, stored)
         lossless = noise.sqnr_db == float("inf")
-        fact = LayerFact(module, str(self.form), rows, columns, None if lossless else noise.sqnr_db)
+        fact = LayerStats(
+            module, str(self.form), rows, columns, None if lossless else noise.sqnr_db
+        )
         self._note_compared(source)
         return fact, noise, rescaled
 
@@ -220,7 +224,7 @@ class _Comparison:
                 cure="set tie_word_embeddings to false where the two are meant to differ",
             ) from error
 
-    def _check_kept(self, source: StoredTensor, variant: StoredTensor) -> KeptTensor:
+    def _check_kept(self, source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
         if self.method == "rescaled":
             # AutoAWQ converts all that it keeps to float16; other quantizers keep types.
             rounds = isinstance(self.recipe, AutoAwqQuantization)
@@ -235,9 +239,9 @@ class _Comparison:
             self._done = min(self.total, self._done + tensor.size)
             self._advance(self._done, self.total)
 
-    def _judge(self, layers: Sequence[Layer], found: Verified) -> None:
-        floors.check_floor(found.layers, found.floor_db, self.where)
-        far = floors.outliers(found.layers)
+    def _judge(self, layers: Sequence[Layer], found: VerificationResult) -> None:
+        sqnr_floors.check_floor(found.layers, found.floor_db, self.where)
+        far = sqnr_floors.outliers(found.layers)
         for fact, middle in far:
             words = (
                 f"'{fact.name}' has an SQNR of {fact.sqnr_db:.1f} dB, and layers of its kind have "
@@ -251,9 +255,9 @@ class _Comparison:
                 )
             found.notes.append(words)
         for fact, noise, _ in layers:
-            floors.check_pieces(fact, noise.damaged, self.method, self.where)
+            sqnr_floors.check_pieces(fact, noise.damaged, self.method, self.where)
 
-    def _check_function(self, layers: Sequence[Layer], kept: Sequence[KeptTensor]) -> None:
+    def _check_function(self, layers: Sequence[Layer], kept: Sequence[UnquantizedTensor]) -> None:
         fitted = {fact.name: rescaled for fact, _, rescaled in layers if rescaled}
         norms = {
             tensor.name.removesuffix(".weight"): tensor.weights
@@ -276,9 +280,9 @@ def _run_in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         executor.shutdown(cancel_futures=True)
 
 
-def _notes(found: Verified) -> list[str]:
-    worst = floors.worst_layers(found.layers)
-    middle = floors.median_db(found.layers)
+def _notes(found: VerificationResult) -> list[str]:
+    worst = sqnr_floors.worst_layers(found.layers)
+    middle = sqnr_floors.median_db(found.layers)
     notes = []
     if worst and middle is not None:
         named = ", ".join(f"{fact.name} {fact.sqnr_db:.1f}" for fact in worst)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from eval_gates.suites.bounded_session import Streamed, post_bounded
+from eval_gates.suites.bounded_session import StreamedResponse, post_bounded
 
 BYTES_OF_AN_ANSWER = 1 << 17  # besides its tokens: headers of chunks, usage, an error in words
 BYTES_OF_A_TOKEN = 1 << 12  # vLLM's chunk of one token is about 300
@@ -83,8 +83,8 @@ class BoundedStreams:
     @asynccontextmanager
     async def post(
         self, url: str, *, json: Any, headers: dict[str, str]
-    ) -> AsyncIterator[Streamed]:
-        """One request; raises AnswerError, as `post_bounded`."""
+    ) -> AsyncIterator[StreamedResponse]:
+        """One request; raises BadResponseError, as `post_bounded`."""
         asked = post_bounded(
             self._session, url, self._most, json=json, headers=headers, timeout=self._limit
         )

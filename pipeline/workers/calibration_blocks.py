@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.core.errors import StageError, raise_as
 from pipeline.core.events import Progress
-from pipeline.core.foreign.json import parse_json
-from pipeline.core.foreign.lines import ForeignLinesError, read_lines
+from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 
 
 def calibration_blocks(
@@ -68,7 +68,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
         "the calibration file cannot be read",
         file,
         "give a JSONL or text file in UTF-8",
-        errors=(OSError, ForeignLinesError),
+        errors=(OSError, UntrustedLinesError),
     ):
         lines = list(read_lines(Path(file)))
     if not file.endswith(".jsonl"):

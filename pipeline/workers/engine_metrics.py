@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eval_gates.draft_counts import counts_between
+from eval_gates.spec_decode_counters import counts_between
 
 SAMPLE_SECONDS = 1.0
 TICK_SECONDS = 0.02
@@ -60,7 +60,7 @@ def count_runnable() -> int | None:
         return None
 
 
-class DraftCount:
+class SpecDecodeCounter:
     """What an endpoint counts of speculative decoding from now on.
 
     Args:
@@ -69,7 +69,7 @@ class DraftCount:
     """
 
     def __init__(self, url: str, names: Mapping[str, str]) -> None:
-        self._watch = Watch(url, names)
+        self._watch = MetricsPoller(url, names)
         self._before = self._look()
 
     def facts(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class DraftCount:
 
 
 @dataclass
-class Watch:
+class MetricsPoller:
     """An endpoint's own counters, looked at beside a load."""
 
     url: str  # of the endpoint

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eval_gates.answers import AnswerBook
-from eval_gates.stopping import Stopping, read_stopping
+from eval_gates.answer_log import AnswerLog
+from eval_gates.stopping import StoppingPlan, read_stopping
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.credentials import put_back
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
-from pipeline.workers.engine_metrics import DraftCount
-from pipeline.workers.suites import SuiteTask, suite_task
+from pipeline.workers.engine_metrics import SpecDecodeCounter
+from pipeline.workers.suite_tasks import SuiteTask, suite_task
 from pipeline.workers.unix_socket import connect_through
 
 Rows = list[dict[str, Any]]
@@ -41,17 +41,17 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     connect_through(spec.get("socket"))  # before lm-eval is imported
     questions = [row for _, row in read_rows(Path(spec["questions"]))]
     ids = [row["id"] for row in questions]
-    book = AnswerBook(Path(spec["book"]), ids, writer=spec["part"])
+    book = AnswerLog(Path(spec["book"]), ids, writer=spec["part"])
     stopping = read_stopping(spec["stopping"])
-    count = DraftCount(put_back(spec["url"]), spec["counters"])
-    asker = Asker(spec, questions, progress, stopping.upto)
+    count = SpecDecodeCounter(put_back(spec["url"]), spec["counters"])
+    asker = EvalClient(spec, questions, progress, stopping.upto)
     ended_by = ask_until_over(book, stopping, asker.ask, spec["minutes"], progress)
     return {"ended_by": ended_by, **asker.facts(), **count.facts()}
 
 
 def ask_until_over(
-    book: AnswerBook,
-    stopping: Stopping,
+    book: AnswerLog,
+    stopping: StoppingPlan,
     ask: Callable[[range], Rows],
     minutes: float | None,
     progress: Progress,
@@ -73,7 +73,7 @@ def ask_until_over(
     return "asked"
 
 
-class Asker:
+class EvalClient:
     """One lm-eval task and one client of the endpoint, for all batches of a round."""
 
     def __init__(self, spec: dict[str, Any], questions: Rows, progress: Progress, upto: int):

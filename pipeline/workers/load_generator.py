@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ServingError
-from pipeline.core.foreign.lines import read_lines
+from pipeline.core.untrusted.lines import read_lines
 from pipeline.workers.bounded_load import BACKEND, bound_load
-from pipeline.workers.engine_metrics import Watch
+from pipeline.workers.engine_metrics import MetricsPoller
 from pipeline.workers.unix_socket import connect_through
 
 COLUMNS = (
@@ -31,7 +31,7 @@ BLOCKS_APART = 1_000_000_000  # a block's hash_ids are not another's
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class LoadTarget:
     """What is put under load."""
 
     url: str  # without `/v1`
@@ -74,7 +74,7 @@ class LoadGenerator:
         bound_load(serve)
 
     def measure(
-        self, endpoint: Endpoint, *, requests: int, seed: int, rate: float | None = None
+        self, endpoint: LoadTarget, *, requests: int, seed: int, rate: float | None = None
     ) -> dict[str, Any]:
         """Send one load and wait until all of it is answered.
 
@@ -86,7 +86,7 @@ class LoadGenerator:
                 requests / rate, so these two follow from a drawn number and a time.
 
         Returns:
-            fields of a MeasuredLoad (eval_gates/speed/load.py) that come from measuring.
+            fields of a LoadRun (eval_gates/speed/load_run.py) that come from measuring.
 
         Raises:
             ServingError: not one request was answered.
@@ -95,9 +95,9 @@ class LoadGenerator:
         parser = argparse.ArgumentParser()
         self._serve.add_cli_args(parser)
         options = parser.parse_args(self.arguments(endpoint, requests, seed, rate))
-        return asyncio.run(self._measure(options, Watch(endpoint.url, endpoint.counters)))
+        return asyncio.run(self._measure(options, MetricsPoller(endpoint.url, endpoint.counters)))
 
-    async def _measure(self, options: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    async def _measure(self, options: argparse.Namespace, watch: MetricsPoller) -> dict[str, Any]:
         before = await watch.counters()
         clock, unix = time.perf_counter(), time.time()
         result = await watch.beside(self._serve.main_async(options))
@@ -132,7 +132,7 @@ class LoadGenerator:
         return float(self._workload["warmup_seconds"])
 
     def arguments(
-        self, endpoint: Endpoint, requests: int, seed: int, rate: float | None = None
+        self, endpoint: LoadTarget, requests: int, seed: int, rate: float | None = None
     ) -> list[str]:
         """The command line of `vllm bench serve`.
 

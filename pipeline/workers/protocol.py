@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.core.errors import PrepareError, StoreError, WorkerError
 from pipeline.core.events import Progress, worker_progress
-from pipeline.core.hiding_stream import hide_in_streams
+from pipeline.core.redacting_stream import hide_in_streams
 
 Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
 

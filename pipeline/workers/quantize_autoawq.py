@@ -14,10 +14,10 @@ from pipeline.core.events import Progress
 from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
-from pipeline.workers.compute_type import ComputeType
-from pipeline.workers.guarded_autoawq import CURE, Findings, guard_quantizer
+from pipeline.workers.checked_autoawq import CURE, ScalingDiagnostics, guard_quantizer
+from pipeline.workers.compute_dtype import ComputeDtype
 from pipeline.workers.protocol import versions_of
-from pipeline.workers.transformers4_form import transformers4_view
+from pipeline.workers.transformers4_compat import transformers4_view
 
 PACKED_ROWS = 8
 """Output rows that share an int32; AutoAWQ packs no rest."""
@@ -74,7 +74,7 @@ def quantize(
     model = AutoAWQForCausalLM.from_pretrained(
         str(readable), torch_dtype="auto", trust_remote_code=trust, safetensors=True
     )
-    compute = ComputeType(spec.get("compute_dtype"))
+    compute = ComputeDtype(spec.get("compute_dtype"))
     compute.widen(model.model)
     leave_out_routers(model, quantization["ignore"])
     linears = linear_layers(model)
@@ -88,7 +88,7 @@ def quantize(
         )
     tokenizer = AutoTokenizer.from_pretrained(str(readable), trust_remote_code=trust)
     blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
-    findings = Findings(scaling_errors=[])
+    findings = ScalingDiagnostics(scaling_errors=[])
     model.quantize(
         tokenizer,
         quant_config={

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from eval_gates.clusters import labels_of
 from eval_gates.suites import humaneval, mbpp, mmlu, rouge
+from eval_gates.suites.chance_score import guessing
 from eval_gates.suites.fixed_task import digest_of
-from eval_gates.suites.guessing import guessing
 from eval_gates.suites.humaneval import Problem
 from eval_gates.suites.json_lines import EXAMPLES_STEM, FOLDER_STEMS, rows_of_files, write_rows
 from eval_gates.suites.lm_eval_task import ASKED, FIELDS, lay_out
@@ -34,7 +34,7 @@ Read = tuple[Rows, dict[str, Any]]  # the questions, and what the record should 
 
 
 @dataclass(frozen=True)
-class Order:
+class QuestionOrder:
     """What is to be laid out."""
 
     suite: dict[str, Any]  # its keys in the policy
@@ -47,7 +47,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Write questions.jsonl, each row with an `id`.
 
     Args:
-        spec: an `Order`, as plain data.
+        spec: an `QuestionOrder`, as plain data.
 
     Raises:
         EvaluationDataError: the source has no such questions, or they are malformed.
@@ -71,12 +71,14 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     }
 
 
-def order_of(suite: dict[str, Any], source: dict[str, Any], folder: str | None, seed: int) -> Order:
+def order_of(
+    suite: dict[str, Any], source: dict[str, Any], folder: str | None, seed: int
+) -> QuestionOrder:
     """The order in its shapes, whose library the environment has."""
     from eval_gates.suites.question_source import QuestionSource
 
     found = QuestionSource.model_validate(source)
-    return Order(suite, found, Path(folder) if folder else None, seed)
+    return QuestionOrder(suite, found, Path(folder) if folder else None, seed)
 
 
 def without_copies(rows: Rows, progress: Progress) -> Rows:
@@ -122,7 +124,7 @@ def content_of(row: dict[str, Any]) -> str:
     return json.dumps({key: row[key] for key in _ASKS if key in row}, sort_keys=True)
 
 
-def with_fields(rows: Rows, order: Order) -> Rows:
+def with_fields(rows: Rows, order: QuestionOrder) -> Rows:
     """The rows with all fields that a folder's files give them, so that any can be a cluster."""
     if order.source.kind != "folder" or order.folder is None:
         return rows
@@ -174,7 +176,7 @@ def shuffle(rows: Rows, seed: int) -> Rows:
     return [row for cluster in order for row in cluster]
 
 
-def mmlu_rows(order: Order, progress: Progress, output: Path) -> Read:
+def mmlu_rows(order: QuestionOrder, progress: Progress, output: Path) -> Read:
     """MMLU's questions, each with the examples that its prompt begins with."""
     suite, source, dropped = order.suite, order.source, 0
     if source.kind == "folder" and order.folder:
@@ -201,12 +203,12 @@ def mmlu_rows(order: Order, progress: Progress, output: Path) -> Read:
     return numbered, {"dropped": dropped, "choices": mmlu.scored_choices(numbered, suite["form"])}
 
 
-def humaneval_rows(order: Order, progress: Progress, output: Path) -> Read:
+def humaneval_rows(order: QuestionOrder, progress: Progress, output: Path) -> Read:
     """HumanEval's problems."""
     return code_rows(order, humaneval.read_problems(), "HumanEval"), {}
 
 
-def mbpp_rows(order: Order, progress: Progress, output: Path) -> Read:
+def mbpp_rows(order: QuestionOrder, progress: Progress, output: Path) -> Read:
     """MBPP+'s problems, and HumanEval's if wanted; of the Hub's, those that can be judged."""
     source, left_out = order.source, list[str]()
     if source.kind == "folder" and order.folder:
@@ -226,7 +228,7 @@ def mbpp_rows(order: Order, progress: Progress, output: Path) -> Read:
     return code_rows(order, problems, "MBPP"), facts
 
 
-def code_rows(order: Order, problems: list[Problem], benchmark: str) -> Rows:
+def code_rows(order: QuestionOrder, problems: list[Problem], benchmark: str) -> Rows:
     """The problems, all or those that the policy names, each with what the model is sent."""
     named = {problem.task_id: problem for problem in problems}
     wanted = order.suite["problems"]
@@ -248,7 +250,7 @@ def code_rows(order: Order, problems: list[Problem], benchmark: str) -> Rows:
     ]
 
 
-def rouge_rows(order: Order, progress: Progress, output: Path) -> Read:
+def rouge_rows(order: QuestionOrder, progress: Progress, output: Path) -> Read:
     """Documents with their reference summaries."""
     source = order.source
     if source.kind == "folder" and order.folder:
@@ -263,7 +265,7 @@ def rouge_rows(order: Order, progress: Progress, output: Path) -> Read:
     return [{**row, "id": row.get("id") or f"document/{n}"} for n, row in enumerate(documents)], {}
 
 
-def lm_eval_rows(order: Order, progress: Progress, output: Path) -> Read:
+def lm_eval_rows(order: QuestionOrder, progress: Progress, output: Path) -> Read:
     """The documents of any lm-eval task, by number; what else it needs is laid beside them."""
     suite, source = order.suite, order.source
     is_file = source.kind == "task"
@@ -272,7 +274,7 @@ def lm_eval_rows(order: Order, progress: Progress, output: Path) -> Read:
     return laid_out.rows, laid_out.facts
 
 
-READERS: dict[str, Callable[[Order, Progress, Path], Read]] = {
+READERS: dict[str, Callable[[QuestionOrder, Progress, Path], Read]] = {
     "mmlu": mmlu_rows,
     "humaneval": humaneval_rows,
     "mbpp": mbpp_rows,

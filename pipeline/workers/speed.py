@@ -15,14 +15,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval_gates.speed.draw import Draw
+from eval_gates.speed.randomization import Randomization
 from pipeline.core.events import Progress
-from pipeline.workers.load_generator import Endpoint, LoadGenerator
+from pipeline.workers.load_generator import LoadGenerator, LoadTarget
 
 if TYPE_CHECKING:  # both need more than the standard library
-    from eval_gates.speed.lives import Life, Lives
-    from eval_gates.speed.load import MeasuredLoad
+    from eval_gates.speed.load_run import LoadRun
     from eval_gates.speed.rounds import Timing
+    from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 
 FIRST_LOOK = 2  # waves of the load that says how many requests the counted ones need
 GROWTH = 2.0  # of a load over the one before, at most
@@ -46,8 +46,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Measure on the servers that are up: until the rule has decided, or their life is over.
 
     Args:
-        spec: claim (`ratio`, `slo` or `race`), name and workload, rule, sides, life
-            (eval_gates/speed/lives.py), endpoints by side, tokenizer (folder), trust_remote_code.
+        spec: claim (`ratio`, `slo` or `race`), name and workload, rule, sides, server run
+            (eval_gates/speed/server_runs.py), endpoints by side, tokenizer (folder),
+            trust_remote_code.
         progress: receives how many blocks or rounds are done, of the most that there can be.
         output: has the load book, which the loads are added to.
 
@@ -64,7 +65,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         trust_remote_code=spec["trust_remote_code"],
         folder=output,
     )
-    endpoints = {side: Endpoint(**each) for side, each in spec["endpoints"].items()}
+    endpoints = {side: LoadTarget(**each) for side, each in spec["endpoints"].items()}
 
     def measure(side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
         return generator.measure(endpoints[side], requests=requests, seed=seed, rate=rate)
@@ -75,12 +76,12 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
     """All that one life of the servers is to measure; each block is on disk before the next."""
-    from eval_gates.speed.lives import Life
-    from eval_gates.speed.load_book import LoadBook
-    from eval_gates.speed.rule import measuring_rule
+    from eval_gates.speed.load_log import LoadLog
+    from eval_gates.speed.rule_from_config import measuring_rule
+    from eval_gates.speed.server_runs import ServerRun
 
-    rule, book = measuring_rule(spec["claim"], spec["rule"]), LoadBook(output)
-    lives, life = rule.spread_over(spec["sides"]), Life(**spec["life"])
+    rule, book = measuring_rule(spec["claim"], spec["rule"]), LoadLog(output)
+    lives, life = rule.spread_over(spec["sides"]), ServerRun(**spec["life"])
     loads = book.loads()
     task = f"speed {spec['name']}"
     progress.advance(task, len(loads) // lives.unit, rule.cap, "first look")
@@ -99,14 +100,14 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
 
 
 def generate_units(
-    spec: dict[str, Any], life: Life, measure: Measure, loads: Sequence[MeasuredLoad]
-) -> Iterator[list[MeasuredLoad]]:
+    spec: dict[str, Any], life: ServerRun, measure: Measure, loads: Sequence[LoadRun]
+) -> Iterator[list[LoadRun]]:
     """Block after block, or round after round, without an end: the loads of each.
 
     Args:
         loads: so far; those of each unit are added before the next one is asked for.
     """
-    draw = Draw(life.draw, life.sides)
+    draw = Randomization(life.draw, life.sides)
     requests = count_requests(spec["workload"], life.sides, measure, draw.look)
     for block in count(life.block):
         seed, order = draw.unit()
@@ -119,14 +120,14 @@ def generate_units(
 
 def generate_of_one_side(
     spec: dict[str, Any],
-    lives: Lives,
-    life: Life,
-    before: Sequence[MeasuredLoad],
+    lives: ServerRunSchedule,
+    life: ServerRun,
+    before: Sequence[LoadRun],
     measure: Measure,
-) -> Iterator[MeasuredLoad]:
+) -> Iterator[LoadRun]:
     """The loads of one side's life, of a pair of lives that measures one side after the other."""
     (side,) = life.sides
-    draw = Draw(life.draw, lives.sides)
+    draw = Randomization(life.draw, lives.sides)
     seeds = [draw.unit()[0] for _ in range(lives.loads or 1)]
     done = life.block % len(seeds)  # in an earlier life that ended too soon
     warm_up_at_a_rate(spec["workload"], side, measure, draw.look)
@@ -156,11 +157,11 @@ def warm_up_at_a_rate(
 
 def load_of(
     spec: dict[str, Any], measure: Measure, size: Size, side: str, *, seed: int, **where: int
-) -> MeasuredLoad:
+) -> LoadRun:
     """One load, measured; `where` it stands among the others: its life, block and place."""
-    from eval_gates.speed.load import MeasuredLoad
+    from eval_gates.speed.load_run import LoadRun
 
-    return MeasuredLoad.model_validate(
+    return LoadRun.model_validate(
         {
             **{"side": side, "workload": spec["name"], "seed": seed, **where},
             **describe_arrivals(spec["workload"], size.timing),
@@ -169,7 +170,7 @@ def load_of(
     )
 
 
-def size_of(spec: dict[str, Any], loads: Sequence[MeasuredLoad], seed: int, requests: int) -> Size:
+def size_of(spec: dict[str, Any], loads: Sequence[LoadRun], seed: int, requests: int) -> Size:
     """The size of the next load, the same on both sides.
 
     Args:
@@ -190,7 +191,7 @@ def size_of(spec: dict[str, Any], loads: Sequence[MeasuredLoad], seed: int, requ
     return Size(number, timing, number / timing.lasts)
 
 
-def grown(requests: int, loads: Sequence[MeasuredLoad], seconds: float) -> int:
+def grown(requests: int, loads: Sequence[LoadRun], seconds: float) -> int:
     """As many requests as the last loads had, and more where their steady parts were too short.
 
     What was disturbed while a load's size was looked for makes loads too small.
@@ -200,8 +201,8 @@ def grown(requests: int, loads: Sequence[MeasuredLoad], seconds: float) -> int:
         loads: so far.
         seconds: that the steady part should last.
     """
-    from eval_gates.speed.load import MAX_REQUESTS
-    from eval_gates.speed.steady import steady_seconds
+    from eval_gates.speed.load_run import MAX_REQUESTS
+    from eval_gates.speed.steady_state import steady_seconds
 
     if not loads:
         return requests
@@ -237,7 +238,7 @@ def count_requests(
     A short load of each side tells how fast it is, and warms it up: the faster one is to be busy
     for the workload's seconds. So many requests a second are `known` of an earlier life.
     """
-    from eval_gates.speed.load import MAX_REQUESTS, WAVES
+    from eval_gates.speed.load_run import MAX_REQUESTS, WAVES
 
     at_once = int(workload["arrivals"]["concurrency"] or 0)
     if not at_once:

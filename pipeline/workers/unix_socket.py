@@ -22,12 +22,12 @@ def connect_through(path: str | None) -> None:
 
     socket = path
 
-    class ThroughSocket(aiohttp.UnixConnector):  # type: ignore[misc]
+    class UnixSocketConnector(aiohttp.UnixConnector):  # type: ignore[misc]
         """Takes the settings of a TCPConnector."""
 
         def __init__(self, **settings: Any) -> None:
             shared = {name: settings[name] for name in _SHARED if name in settings}
             super().__init__(socket, **shared)
 
-    aiohttp.TCPConnector = ThroughSocket
-    aiohttp.connector.TCPConnector = ThroughSocket
+    aiohttp.TCPConnector = UnixSocketConnector
+    aiohttp.connector.TCPConnector = UnixSocketConnector

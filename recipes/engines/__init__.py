@@ -6,24 +6,24 @@ They lie below all who ask: a profile's shape, the environments, the model card 
 from __future__ import annotations
 
 from recipes.engines.engine import (
-    Acceptance,
-    Dialect,
-    Drafting,
+    AcceptanceRule,
+    ApiCapabilities,
+    DraftMethod,
     Engine,
-    EngineOptions,
-    Launch,
+    EngineCliOptions,
+    LaunchSpec,
     options,
 )
 from recipes.engines.vllm import Vllm
 
 __all__ = [
     "DEFAULT",
-    "Acceptance",
-    "Dialect",
-    "Drafting",
+    "AcceptanceRule",
+    "ApiCapabilities",
+    "DraftMethod",
     "Engine",
-    "EngineOptions",
-    "Launch",
+    "EngineCliOptions",
+    "LaunchSpec",
     "find_engine",
     "options",
 ]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchSpec:
     """How one server is started."""
 
     model: str  # folder of the checkpoint
@@ -22,7 +22,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ApiCapabilities:
     """Which fields requests may use beyond what every OpenAI-like server takes."""
 
     # `echo` with `logprobs` gives the log-probabilities of a prompt's tokens.
@@ -32,7 +32,7 @@ class Dialect:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineCliOptions:
     """The command line of one version, as its own parser knows it."""
 
     version: str  # the engine with its version, for messages
@@ -42,7 +42,7 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DraftMethod:
     """One way to draft tokens for speculative decoding."""
 
     wants_draft: bool = False  # a checkpoint of its own drafts
@@ -51,7 +51,7 @@ class Drafting:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceRule:
     """One rule of which drafted tokens are accepted."""
 
     lossy: str = ""  # why answers are not the model's own, in words; '' where they are
@@ -70,7 +70,7 @@ class Engine(Protocol):
     modules: tuple[str, ...]  # that have to import there
     key_variable: str  # variable that names the key which its clients must show
     health: str = "/health"  # path that answers 200 once it serves
-    dialect: Dialect = Dialect()  # of its requests
+    dialect: ApiCapabilities = ApiCapabilities()  # of its requests
     echoes: tuple[str, ...] = ()  # words of an exception in its log that only repeats another's
     # Expression that a failure's reason matches, and what a user can do; first the known.
     cures: tuple[tuple[str, str], ...] = ()
@@ -85,18 +85,18 @@ class Engine(Protocol):
     words_or_folders: Mapping[str, tuple[str, ...]] = {}
     # Of speculative decoding, by its own names: what drafts, what of that no profile may ask for,
     # with the reason, and which tokens are accepted.
-    drafting: Mapping[str, Drafting] = {}
+    drafting: Mapping[str, DraftMethod] = {}
     refused_drafting: Mapping[str, str] = {}
-    acceptance: Mapping[str, Acceptance] = {}
+    acceptance: Mapping[str, AcceptanceRule] = {}
     # Expression of the variables that tune it, beside those of the libraries it uses.
     tuning: str = "(?!)"
     # Expression of those among them that have it load code or answer to others.
     reaching: str = "(?!)"
 
-    def command(self, python: str, launch: Launch) -> list[str]:
+    def command(self, python: str, launch: LaunchSpec) -> list[str]:
         """The command line of a server, in its environment's interpreter."""
 
-    def public_command(self, accelerator: str, launch: Launch) -> list[str]:
+    def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
         """The command line for who installed the engine from the package index."""
 
     def package(self, accelerator: str) -> str:
@@ -105,10 +105,10 @@ class Engine(Protocol):
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
         """The engine with its version, for messages, and the long names that its parser knows."""
 
-    def options_of(self, accelerator: str) -> EngineOptions:
+    def options_of(self, accelerator: str) -> EngineCliOptions:
         """All that a foreign command line may have; of an engine that tells no more, the names."""
         version, names = self.known_arguments(accelerator)
-        return EngineOptions(version, dict.fromkeys(names), {}, frozenset())
+        return EngineCliOptions(version, dict.fromkeys(names), {}, frozenset())
 
     def model_in(self, listing: Any) -> str:
         """The folder that `/v1/models` says is served; raises LookupError or TypeError."""
@@ -124,7 +124,7 @@ class Engine(Protocol):
         """Arguments that turn speculative decoding on; nothing where the engine has none.
 
         Args:
-            settings: as `Speculation.to_dict` of recipes/speculation.py.
+            settings: as `Speculation.to_dict` of recipes/speculative.py.
             draft: folder of what drafts; '' without one.
         """
         return {}

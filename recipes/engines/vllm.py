@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from recipes.engines.engine import (
-    Acceptance,
-    Dialect,
-    Drafting,
+    AcceptanceRule,
+    ApiCapabilities,
+    DraftMethod,
     Engine,
-    EngineOptions,
-    Launch,
+    EngineCliOptions,
+    LaunchSpec,
     options,
 )
 
@@ -97,29 +97,29 @@ OURS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 # By vllm/config/speculative.py of 0.32 (CPU) and 0.33 (CUDA). Of these, ngram was tried here.
-DRAFTING: Mapping[str, Drafting] = {
-    "ngram": Drafting(looks_up=True),
-    "ngram_gpu": Drafting(looks_up=True, on=("cuda",)),
-    "draft_model": Drafting(wants_draft=True),
-    "eagle": Drafting(wants_draft=True),
-    "eagle3": Drafting(wants_draft=True),
-    "medusa": Drafting(wants_draft=True, on=("cuda",)),
-    "mtp": Drafting(on=("cuda",)),  # by layers of the checkpoint itself
+DRAFTING: Mapping[str, DraftMethod] = {
+    "ngram": DraftMethod(looks_up=True),
+    "ngram_gpu": DraftMethod(looks_up=True, on=("cuda",)),
+    "draft_model": DraftMethod(wants_draft=True),
+    "eagle": DraftMethod(wants_draft=True),
+    "eagle3": DraftMethod(wants_draft=True),
+    "medusa": DraftMethod(wants_draft=True, on=("cuda",)),
+    "mtp": DraftMethod(on=("cuda",)),  # by layers of the checkpoint itself
 }
 REFUSED_DRAFTING: Mapping[str, str] = {
     "custom_class": "it has the server run code from elsewhere",
     "suffix": "it needs a package that the serving environment does not have",
     "extract_hidden_states": "it writes hidden states down, and drafts nothing",
 }
-ACCEPTANCE: Mapping[str, Acceptance] = {
-    "standard": Acceptance(),
-    "block": Acceptance(on=("cuda",)),
-    "fly": Acceptance(  # https://arxiv.org/abs/2511.22972
+ACCEPTANCE: Mapping[str, AcceptanceRule] = {
+    "standard": AcceptanceRule(),
+    "block": AcceptanceRule(on=("cuda",)),
+    "fly": AcceptanceRule(  # https://arxiv.org/abs/2511.22972
         lossy="drafted tokens that the model would have rejected are accepted where it is unsure",
         fewest=2,
         on=("cuda",),
     ),
-    "synthetic": Acceptance(
+    "synthetic": AcceptanceRule(
         unfit="it accepts tokens by chance, whatever the model says, to measure speed alone"
     ),
 }
@@ -134,7 +134,7 @@ class Vllm(Engine):
     environment = "serve"
     modules = ("vllm",)
     key_variable = "VLLM_API_KEY"
-    dialect = Dialect(scores_prompts=True, scores_tokens=True)
+    dialect = ApiCapabilities(scores_prompts=True, scores_tokens=True)
     # What its outer processes say when an inner one failed: true, and of no use.
     echoes = (
         "Engine core initialization failed",
@@ -170,7 +170,7 @@ class Vllm(Engine):
         r"|S3_.*)|VLLM_.*_(HOST|IP|PORT)"
     )
 
-    def command(self, python: str, launch: Launch) -> list[str]:
+    def command(self, python: str, launch: LaunchSpec) -> list[str]:
         """As a child of ours."""
         place = ["--uds", launch.socket] if launch.socket else ["--port", str(launch.port)]
         # Whatever else it may open beside the socket, it is not for other machines.
@@ -180,7 +180,7 @@ class Vllm(Engine):
             *(*LOADING, *place, *_list_common(launch)),
         ]
 
-    def public_command(self, accelerator: str, launch: Launch) -> list[str]:
+    def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
         """By its script, where it has one that works; imports nothing from the model's folder."""
         has_script = self.package(accelerator) == "vllm"
         program = ("vllm", "serve") if has_script else ("python", "-P", *ENTRY, "--model")
@@ -195,7 +195,7 @@ class Vllm(Engine):
         known = _read_options(accelerator)
         return known.version, known.defaults.keys()
 
-    def options_of(self, accelerator: str) -> EngineOptions:
+    def options_of(self, accelerator: str) -> EngineCliOptions:
         """As `scripts/engine_arguments.py` wrote them down."""
         return _read_options(accelerator)
 
@@ -233,17 +233,17 @@ class Vllm(Engine):
         return facts
 
 
-def _list_common(launch: Launch) -> list[str]:
+def _list_common(launch: LaunchSpec) -> list[str]:
     """What is the same wherever it is started."""
     trusting = ["--trust-remote-code"] if launch.trust_remote_code else []
     return [*options(launch.arguments), *trusting]
 
 
 @cache
-def _read_options(accelerator: str) -> EngineOptions:
+def _read_options(accelerator: str) -> EngineCliOptions:
     title, *lines = Path(__file__).with_name(f"vllm-{accelerator}.txt").read_text().splitlines()
     found = dict(line.partition("=")[::2] for line in lines)
-    return EngineOptions(
+    return EngineCliOptions(
         version=title.removeprefix("# ").partition(";")[0],
         defaults={
             name: default or None

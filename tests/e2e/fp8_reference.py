@@ -106,16 +106,16 @@ def split(source: str, folder: str) -> None:
 
 def stream(source: str, output: str) -> dict[str, Any]:
     """Quantize by our stream; its facts."""
-    from pipeline.core.events import Silent
+    from pipeline.core.events import NullProgress
     from pipeline.workers.fp8_stream.stream import stream_fp8
 
     Path(output).mkdir(exist_ok=True)
-    return stream_fp8(Path(source), Path(output), "FP8_DYNAMIC", IGNORE, Silent())
+    return stream_fp8(Path(source), Path(output), "FP8_DYNAMIC", IGNORE, NullProgress())
 
 
 def stream_until_killed(source: str, output: str) -> None:
     """Quantize, and be killed as soon as a file is finished and before all are."""
-    from pipeline.workers.fp8_stream import conveyor
+    from pipeline.workers.fp8_stream import copy_pipeline
     from pipeline.workers.fp8_stream.stream import stream_fp8
 
     class Killer:
@@ -126,19 +126,19 @@ def stream_until_killed(source: str, output: str) -> None:
         def note(self, text: str) -> None:
             pass
 
-    conveyor.REPORT_SECONDS = 0
+    copy_pipeline.REPORT_SECONDS = 0
     Path(output).mkdir()
     stream_fp8(Path(source), Path(output), "FP8_DYNAMIC", IGNORE, Killer())
 
 
 def compare(source: str, work: str, scheme: str, ways: list[str]) -> dict[str, Any]:
     """Quantize by all ways; how each differs from ours."""
-    from pipeline.core.events import Silent
+    from pipeline.core.events import NullProgress
     from pipeline.workers.fp8_stream.stream import stream_fp8
 
     ours = Path(work) / "ours"
     ours.mkdir(parents=True)
-    facts = stream_fp8(Path(source), ours, scheme, IGNORE, Silent())
+    facts = stream_fp8(Path(source), ours, scheme, IGNORE, NullProgress())
     answer: dict[str, Any] = {"facts": facts, "config": config_of(ours)}
     mine = read_all(ours)
     answer["names"] = sorted(mine)
@@ -221,7 +221,7 @@ def compare_rows(seed: int, scheme: str, dtype: str, shapes: list[list[int]]) ->
     from llmcompressor.entrypoints.model_free.lifecycle import calibrate_weight
 
     from pipeline.workers.fp8_stream.cast import Caster
-    from pipeline.workers.fp8_stream.layout import Piece
+    from pipeline.workers.fp8_stream.layout import Chunk
 
     names = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
     torch.manual_seed(seed)
@@ -242,7 +242,7 @@ def compare_rows(seed: int, scheme: str, dtype: str, shapes: list[list[int]]) ->
         calibrate_weight(layer)
         compress_module(layer)
         size = weight.numel() * weight.element_size()
-        piece = Piece(0, size, 0, names[dtype], rows, columns)
+        piece = Chunk(0, size, 0, names[dtype], rows, columns)
         caster = Caster(scheme, "cpu", size)
         caster.room(piece)[:] = bytes(weight.contiguous().view(torch.uint8).flatten().tolist())
         library = caster._cast_as_library

@@ -10,10 +10,10 @@ from answering_socket import answering
 
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
-from eval_gates.speed.load import LOADS, read_loads
-from eval_gates.speed.ratio import paired
-from eval_gates.speed.trust import unlike
-from pipeline.core.events import Silent
+from eval_gates.speed.invalid_reasons import unlike
+from eval_gates.speed.load_run import LOADS, read_loads
+from eval_gates.speed.throughput_ratio import paired
+from pipeline.core.events import NullProgress
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
@@ -44,7 +44,7 @@ def stage(store: Path, tokenizer: Path, socket: Path | None = None) -> StageSpec
         rule=RULE,
         sides={"candidate": served, "baseline": served},
     )
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     runtime = SpeedRuntime(tokenizer=str(tokenizer), environment="serve", python=str(python))
     spec = SPEED.spec("fp8", parameters, {}, runtime, store)
     if socket is None:
@@ -60,7 +60,7 @@ def test_both_sides_of_a_pair_are_asked_the_same(demo_model: Path, tmp_path: Pat
     record, lives = None, 0
     while record is None:
         with answering(tmp_path / f"s{lives}") as socket:
-            record = advance(stage(store, demo_model, socket), Store(store), Silent())
+            record = advance(stage(store, demo_model, socket), Store(store), NullProgress())
         lives += 1
     found = SpeedResult.model_validate(record.result)
     # A server that answers at once is no match for the client's own lag: one pair may be refused.

@@ -16,10 +16,15 @@ from pydantic import TypeAdapter
 import pipeline
 import recipes
 from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
+from artifacts.stages.quantize import (
+    QUANTIZE,
+    CalibrationCompute,
+    QuantizeParameters,
+    QuantizeRuntime,
+)
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.errors import PrepareError
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.core.file_digests import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
@@ -44,9 +49,9 @@ import torch
 from awq import AutoAWQForCausalLM
 from awq.quantize.quantizer import AwqQuantizer
 from pipeline.core.errors import StageError
-from pipeline.core.events import Silent
-from pipeline.workers import guarded_autoawq
-from pipeline.workers.transformers4_form import transformers4_view
+from pipeline.core.events import NullProgress
+from pipeline.workers import checked_autoawq
+from pipeline.workers.transformers4_compat import transformers4_view
 
 checkpoint, view, guarded, packed = sys.argv[1:]
 readable = transformers4_view(Path(checkpoint), Path(view))
@@ -58,8 +63,8 @@ blocks = torch.randint(3, 40_000, (4, 64)).tolist()
 with torch.no_grad():
     before = model.model(torch.tensor(blocks)).logits.float()
 if guarded == "no":
-    guarded_autoawq.copy_state_dict = lambda module: contextlib.nullcontext()
-findings = guarded_autoawq.Findings(scaling_errors=[])
+    checked_autoawq.copy_state_dict = lambda module: contextlib.nullcontext()
+findings = checked_autoawq.ScalingDiagnostics(scaling_errors=[])
 told = {}
 try:
     model.quantize(
@@ -67,7 +72,7 @@ try:
         quant_config={"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"},
         calib_data=blocks, max_calib_samples=4, max_calib_seq_len=64, apply_clip=False,
         n_parallel_calib_samples=2, export_compatible=packed == "no",
-        quantizer_cls=guarded_autoawq.guard_quantizer(), progress=Silent(), findings=findings,
+        quantizer_cls=checked_autoawq.guard_quantizer(), progress=NullProgress(), findings=findings,
     )
 except StageError as error:
     told["error"] = error.to_dict()
@@ -116,7 +121,7 @@ QUANTIZE_MODELS = """
 import json, sys
 from pathlib import Path
 from pipeline.core.errors import StageError
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.workers.quantize_autoawq import run
 
 told = {}
@@ -126,7 +131,7 @@ for checkpoint in sorted(Path(sys.argv[1]).iterdir()):
     output = Path(sys.argv[4], checkpoint.name)
     output.mkdir(parents=True)
     try:
-        told[checkpoint.name] = run(spec, Silent(), output)
+        told[checkpoint.name] = run(spec, NullProgress(), output)
     except StageError as error:
         told[checkpoint.name] = {"error": error.what}
 print(json.dumps(told))
@@ -143,7 +148,7 @@ READ_CONFIGS = """
 import json, sys
 from pathlib import Path
 from transformers import AutoConfig
-from pipeline.workers.transformers4_form import transformers4_view
+from pipeline.workers.transformers4_compat import transformers4_view
 told = []
 for number in range(int(sys.argv[2])):
     folder = Path(sys.argv[1]) / str(number)
@@ -189,7 +194,7 @@ CONFIGS_OF_4: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def environment() -> Environment:
     """The environment with AutoAWQ in it."""
-    return ensure("quantize-autoawq", Accelerator.CPU, load_settings(), Silent())
+    return ensure("quantize-autoawq", Accelerator.CPU, load_settings(), NullProgress())
 
 
 def run_in(environment: Environment, script: str, *arguments: object) -> Any:
@@ -260,7 +265,7 @@ def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> in
     source, output = folder / "models" / name, folder / "outputs" / name
     digests = FileDigests(folder / "digests.json")
     checkpoint = inspect_folder(
-        source, ref=name, kind="folder", revision=None, digests=digests, progress=Silent()
+        source, ref=name, kind="folder", revision=None, digests=digests, progress=NullProgress()
     )
     copy_carried_over(checkpoint, output)
     asked: Quantization = TypeAdapter(Quantization).validate_python(quantization)
@@ -286,7 +291,7 @@ def test_every_architecture_that_the_recipe_names(
     wanted = [types[name] for name in recipe.architectures]
     models = {each: {"model_type": each, **OPTIONS.get(each, {})} for each in wanted}
     models[SHARED_HEADS] = {"model_type": "phi3"}
-    newer = ensure("quantize", Accelerator.CPU, load_settings(), Silent())
+    newer = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress())
     run_in(newer, MAKE_MODELS, tmp_path / "models", demo_model, json.dumps(models))
     quantization = recipe.quantization.model_dump()
     quantization["ignore"] += ["re:.*[.]gate$"]
@@ -312,7 +317,7 @@ def test_every_architecture_that_the_recipe_names(
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_configurations_come_back_from_version_5(environment: Environment, tmp_path: Path) -> None:
-    newer = ensure("quantize", Accelerator.CPU, load_settings(), Silent())
+    newer = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress())
     run_in(newer, SAVE_CONFIGS, tmp_path, json.dumps(CONFIGS_OF_4))
     read = run_in(environment, READ_CONFIGS, tmp_path, len(CONFIGS_OF_4))
     for number, (old, back) in enumerate(zip(CONFIGS_OF_4, read, strict=True)):
@@ -340,7 +345,7 @@ def variant(
         kind="folder",
         revision=None,
         digests=FileDigests(folder / "digests.json"),
-        progress=Silent(),
+        progress=NullProgress(),
     )
     quantization = load_recipe("autoawq-w4a16").quantization
     assert quantization.calibration is not None
@@ -352,7 +357,9 @@ def variant(
             checkpoint=checkpoint.digest,
             quantization=quantization.model_copy(update={"calibration": calibration}),
             environment="",
-            compute=Compute(dtype="float32" if cpu_profile.quantizes_in_float32 else None),
+            compute=CalibrationCompute(
+                dtype="float32" if cpu_profile.quantizes_in_float32 else None
+            ),
         ),
         {},
         QuantizeRuntime(
@@ -362,7 +369,7 @@ def variant(
         ),
         folder,
     )
-    record = execute(spec, Silent())
+    record = execute(spec, NullProgress())
     assert record.result["quantized_modules"] == 7 * 30
     assert record.result["group_size"] == 64
     assert record.result["worst_scaling_error"] < 0.05
@@ -376,12 +383,12 @@ def served(
 ) -> Iterator[Server]:
     """The variant, served as a run would serve it here."""
     profile = cpu_profile
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     arguments = ServingArguments.of(profile, is_baseline=False)
     log = tmp_path_factory.mktemp("served") / "server.log"
     server = Server(python, variant, arguments, log, port=free_port())
     try:
-        server.start(profile.ready_timeout_seconds, Silent())
+        server.start(profile.ready_timeout_seconds, NullProgress())
         yield server
     finally:
         server.stop()

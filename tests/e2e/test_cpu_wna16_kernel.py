@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.cpu_features import VARIABLE, cpu_features
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from recipes.catalog import load_profile
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everyth
 
 @pytest.fixture(scope="module")
 def serving() -> Environment:
-    return ensure("serve", Accelerator.CPU, load_settings(), Silent())
+    return ensure("serve", Accelerator.CPU, load_settings(), NullProgress())
 
 
 def answer_of(serving: Environment, features: str | None) -> dict[str, Any]:

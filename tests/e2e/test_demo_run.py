@@ -23,11 +23,11 @@ import pytest
 from store_processes import left_after, processes_of
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from eval_gates.speed.load import read_loads
+from eval_gates.speed.load_run import read_loads
 from pipeline.core.cpu_features import cpu_features
+from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import element_bytes
-from pipeline.inspection.source import read_folder
 from pipeline.release.deployment import find_version
 from pipeline.release.recheck_record import rechecks_of
 from pipeline.serving.server_address import free_port

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.verification.layer_weights import layer_weights
+from pipeline.verification.dequantize import layer_weights
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import AWQ_GEMM, WeightFormat
 
@@ -51,7 +51,7 @@ save_file({"whole": whole.T.contiguous()}, folder / "whole" / "model.safetensors
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_bit_by_bit(tmp_path: Path) -> None:
-    python = ensure("quantize-autoawq", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("quantize-autoawq", Accelerator.CPU, load_settings(), NullProgress()).python
     words = [python, "-c", DEQUANTIZE, tmp_path, ROWS, COLUMNS, GROUP]
     subprocess.run([str(word) for word in words], check=True, capture_output=True, timeout=300)
     form = WeightFormat(AWQ_GEMM, 4, "int", "group", group=GROUP, symmetric=False)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.verification.layer_weights import layer_weights
+from pipeline.verification.dequantize import layer_weights
 from pipeline.verification.number_types import to_float32
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import stored_format
@@ -110,7 +110,7 @@ for form, (name, arguments) in json.loads(sys.argv[3]).items():
 def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every format with scales of every type, by compressed-tensors."""
     folder = tmp_path_factory.mktemp("compressed")
-    python = ensure("quantize", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress()).python
     words = [str(folder), json.dumps(SHAPE), json.dumps(FORMATS)]
     subprocess.run(
         [str(python), "-c", COMPRESS, *words], check=True, capture_output=True, timeout=300

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from pipeline.checkpoint.safetensors_header import read_header
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.plan.choices import Request, choose
-from pipeline.plan.chosen_plan import find_data, make_plan
-from pipeline.plan.located_checkpoint import locate
-from pipeline.run.session import Session
+from pipeline.plan.build_plan import find_data, make_plan
+from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.resolved_options import ModelRequest, choose
+from pipeline.run.session import RunSession
 
 # The first test may have to build the environments.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -28,8 +28,8 @@ RECIPE = "awq-w4a16"
 NAN = b"\xc0\x7f"  # in bf16, little-endian
 
 
-def request(model: Path) -> Request:
-    return Request(
+def request(model: Path) -> ModelRequest:
+    return ModelRequest(
         checkpoint=str(model),
         recipes=(RECIPE,),
         profile="cpu",
@@ -46,11 +46,13 @@ def test_of_the_demo_model(demo_model: Path, tmp_path: Path) -> None:
     home = load_settings().home
     settings = Settings(home=home, store=tmp_path / "store")
     choices = choose(request(demo_model), settings)
-    sources = find_data(choices, settings, Silent())
-    checkpoint = locate(choices, settings, lambda _: demo_model, Silent())
+    sources = find_data(choices, settings, NullProgress())
+    checkpoint = locate(choices, settings, lambda _: demo_model, NullProgress())
     plan = make_plan(choices, checkpoint, settings, sources)
-    stages = Session("model", choices.to_dict(), Accelerator.CPU, settings, Silent()).stages
-    ensure("quantize", Accelerator.CPU, settings, Silent())
+    stages = RunSession(
+        "model", choices.to_dict(), Accelerator.CPU, settings, NullProgress()
+    ).stages
+    ensure("quantize", Accelerator.CPU, settings, NullProgress())
     spec = plan.variants[0].stages["dry_run"]
     record = stages.run(spec)
     assert record.seconds < 180  # 9 s on two quiet cores

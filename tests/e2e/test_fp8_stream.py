@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 def start(folder: Path, jobs: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
     """Do the jobs in one process of the environment."""
-    python = ensure("quantize", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress()).python
     spec = folder / "jobs.json"
     spec.write_text(json.dumps(jobs))
     return subprocess.run(

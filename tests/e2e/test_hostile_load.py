@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hostile_server import Answer, HostileServer, serve
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -73,7 +73,7 @@ def server() -> Iterator[HostileServer]:
 
 
 def test_what_an_endpoint_may_answer_a_load(server: HostileServer) -> None:
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     ran = subprocess.run(
         [str(python), "-c", SEND, str(ROOT), server.url, "sound", *FAILED],
         env=server_environment(os.environ, {}, python=python),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hostile_server import Answer, serve
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 READ = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.workers.engine_metrics import Watch
-print(asyncio.run(Watch(sys.argv[2], {"drafts": "hits"}).counters()))
+from pipeline.workers.engine_metrics import MetricsPoller
+print(asyncio.run(MetricsPoller(sys.argv[2], {"drafts": "hits"}).counters()))
 """
 HITS = b"hits 3\n"
 ANSWERS = {
@@ -46,7 +46,7 @@ def url() -> Iterator[str]:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_what_an_endpoint_says_of_itself(url: str, name: str) -> None:
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     ran = subprocess.run(
         [str(python), "-c", READ, str(ROOT), f"{url}/{name}"],
         env=server_environment(os.environ, {}, python=python),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 
@@ -31,9 +31,9 @@ from lm_eval.evaluator import evaluate
 
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.errors import PrepareError
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.workers import questions as questions_worker
-from pipeline.workers.suites import suite_task
+from pipeline.workers.suite_tasks import suite_task
 
 KNOWN = {f"What is {n} plus {n}?": str(2 * n) for n in range(0, 40, 2)}
 
@@ -60,7 +60,7 @@ class Sums(LM):
 
 def ask(model, suite, folder, batches, output):
     spec = {"suite": suite, "source": {"kind": "task"}, "folder": folder, "seed": 7}
-    facts = questions_worker.run(spec, Silent(), output)
+    facts = questions_worker.run(spec, NullProgress(), output)
     rows = [row for _, row in read_rows(output / "questions.jsonl")]
     return {"facts": facts, **answer(model, suite, rows, batches, output)}
 
@@ -76,7 +76,7 @@ def answer(model, suite, rows, batches, output):
         (samples,) = results["samples"].values()
         assert [sample["doc_id"] for sample in samples] == list(batch)
         asked = [rows[n] for n in batch]
-        answers += opened.rows_of(asked, samples, Silent())
+        answers += opened.rows_of(asked, samples, NullProgress())
     return {"metric": opened.metric, "each": opened.requests_per_question, "rows": rows,
             "answers": answers}
 
@@ -88,7 +88,7 @@ def refusal(suite, folder=None):
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
     try:
-        questions_worker.run(spec, Silent(), output)
+        questions_worker.run(spec, NullProgress(), output)
     except PrepareError as error:
         return str(error)
     return "not refused"
@@ -228,7 +228,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), Silent())
+    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress())
     script = folder / "script.py"
     script.write_text(SCRIPT)
     hub_cache = tmp_path_factory.mktemp("hub_cache")

@@ -20,7 +20,7 @@ import pytest
 
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, Move
+from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason
 from artifacts.registry.registry_address import check_registry, still_has
 from pipeline.environments.installer import installer_variables, run_uv
 from pipeline.serving.server_address import free_port
@@ -104,8 +104,8 @@ def name(registry: MlflowRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for digest in "abcdef":
         registry.register(model, tmp_path / "weights", {TUPLE_TAG: digest})
     for version, before in (("1", None), ("2", "1")):
-        cause = Cause("promote", "setup")
-        registry.move_alias(model, Move("champion", version, before, cause, "previous"))
+        cause = ChangeReason("promote", "setup")
+        registry.move_alias(model, AliasChange("champion", version, before, cause, "previous"))
     for module in (races, racing_mover):  # of that name, since the server is one for all tests
         monkeypatch.setattr(module, "NAME", model)
     return model

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
@@ -267,7 +267,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everyth
 
 def run_in_evaluate(script: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What the script printed, run in the evaluate environment."""
-    python = ensure("evaluate", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress()).python
     (folder / "script.py").write_text(script)
     answer = subprocess.run(
         [str(python), "-I", str(folder / "script.py"), str(ROOT), json.dumps(spec)],

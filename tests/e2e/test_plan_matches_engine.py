@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import GIB, element_bytes
-from pipeline.inspection.source import read_folder
 from pipeline.serving.server import Server
 from recipes.catalog import load_profile
 from recipes.engines.vllm import Vllm

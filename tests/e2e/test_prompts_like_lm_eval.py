@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eval_gates.suites.mmlu_subjects import GROUPS
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 
@@ -105,7 +105,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everyth
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), Silent())
+    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress())
     script = tmp_path_factory.mktemp("prompts") / "compare.py"
     script.write_text(COMPARE)
     root = Path(__file__).parents[2]

@@ -28,15 +28,15 @@ import yaml
 from typer.testing import CliRunner
 
 from artifacts.evidence.manifest import digest_of_other_files
-from artifacts.registry import remote_repository
+from artifacts.registry import oci_repository
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.oci_registry import OciRegistry
+from artifacts.registry.oci_layout_registry import OciLayoutRegistry
 from artifacts.registry.registry import (
     FILES_TAG,
     TUPLE_TAG,
     WEIGHTS_TAG,
-    Cause,
-    Move,
+    AliasChange,
+    ChangeReason,
     Registry,
 )
 from pipeline.checkpoint.weight_files import weights_digest
@@ -128,9 +128,9 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def layouts(tmp_path: Path) -> OciRegistry:
+def layouts(tmp_path: Path) -> OciLayoutRegistry:
     """Two versions; 2 is the champion."""
-    registry = OciRegistry(f"oci://{tmp_path / 'layouts'}")
+    registry = OciLayoutRegistry(f"oci://{tmp_path / 'layouts'}")
     for number in (1, 2):
         promote(registry, checkpoint(tmp_path, number))
     return registry
@@ -158,7 +158,7 @@ def promote(registry: Registry, folder: Path) -> str:
     version = registry.register(NAME, folder, tags)
     replaces = registry.aliases(NAME).get("champion")
     registry.move_alias(
-        NAME, Move("champion", version, replaces, Cause("promote", "ann"), "previous")
+        NAME, AliasChange("champion", version, replaces, ChangeReason("promote", "ann"), "previous")
     )
     return version
 
@@ -183,7 +183,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_push_again_and_pull(
-    started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+    started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
 ) -> None:
     remote = started()
     where = f"{remote.host}/team/model"
@@ -208,11 +208,11 @@ def test_push_again_and_pull(
 
 
 def test_a_tag_follows_the_alias(
-    started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+    started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
 ) -> None:
     where = f"{started().host}/model"
     two = push(layouts, "model@champion", where)
-    layouts.roll_back(NAME, "champion", Cause("rollback", "ann"), to=None, replaces=None)
+    layouts.roll_back(NAME, "champion", ChangeReason("rollback", "ann"), to=None, replaces=None)
     one = push(layouts, "model@champion", where)
     assert one["digest"] != two["digest"]
     assert (one["sent"], one["present"]) == (3, 2)  # tokenizer and the empty file were there
@@ -226,11 +226,11 @@ def test_a_tag_follows_the_alias(
 
 def test_large_blobs_go_in_pieces(
     started: Callable[..., Remote],
-    layouts: OciRegistry,
+    layouts: OciLayoutRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_repository, "PIECE_BYTES", MIB)
+    monkeypatch.setattr(oci_repository, "PIECE_BYTES", MIB)
     remote = started()
     push(layouts, "model@champion", f"{remote.host}/model")
     assert sum('"PATCH /v2/' in line for line in remote.uploads()) == 6
@@ -239,7 +239,7 @@ def test_large_blobs_go_in_pieces(
 
 
 def test_from_mlflow_it_is_packed_on_the_fly(
-    started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+    started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
 ) -> None:
     """The same files and tags have the digest that they have in a layout."""
     registry = MlflowRegistry(f"sqlite:///{tmp_path / 'registry.db'}")
@@ -253,7 +253,7 @@ def test_from_mlflow_it_is_packed_on_the_fly(
 
 
 def test_damaged_on_the_way(
-    started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+    started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
 ) -> None:
     """A blob that the registry's disk changed is not pulled, and no folder appears."""
     remote = started()
@@ -268,7 +268,7 @@ def test_damaged_on_the_way(
 
 
 def test_a_damaged_blob_is_not_taken(
-    started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+    started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
 ) -> None:
     """The registry hashes what it gets; the tag then names nothing."""
     remote = started()
@@ -283,7 +283,7 @@ def test_a_damaged_blob_is_not_taken(
 
 
 def test_a_killed_push_moves_no_tag(
-    started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+    started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
 ) -> None:
     """Killed just before the manifest; the same command then sends nothing but that."""
     where = f"{started().host}/model"
@@ -304,11 +304,11 @@ def push_killed(uri: str, where: str) -> None:
     def die(*arguments: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    remote_repository.RemoteRepository._put_manifest = die  # type: ignore[method-assign]
-    push(OciRegistry(uri), "model@champion", where)
+    oci_repository.OciRepository._put_manifest = die  # type: ignore[method-assign]
+    push(OciLayoutRegistry(uri), "model@champion", where)
 
 
-def test_nobody_answers(layouts: OciRegistry) -> None:
+def test_nobody_answers(layouts: OciLayoutRegistry) -> None:
     where = f"127.0.0.1:{free_port()}/model"
     before = time.monotonic()
     with pytest.raises(RegistryError, match=r"the OCI registry failed: .*refused"):
@@ -316,7 +316,9 @@ def test_nobody_answers(layouts: OciRegistry) -> None:
     assert time.monotonic() - before < 30
 
 
-def test_http_where_https_is_expected(started: Callable[..., Remote], layouts: OciRegistry) -> None:
+def test_http_where_https_is_expected(
+    started: Callable[..., Remote], layouts: OciLayoutRegistry
+) -> None:
     words = ["push", "model@champion", f"{started().host}/model", "--registry", layouts.uri]
     with pytest.raises(RegistryError, match="the OCI registry failed") as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
@@ -333,7 +335,7 @@ class TestLogin:
         )
 
     def test_with_a_password(
-        self, started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+        self, started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
     ) -> None:
         (tmp_path / "htpasswd").write_text(HTPASSWD)
         remote = started(htpasswd={"realm": "ours", "path": str(tmp_path / "htpasswd")})
@@ -352,7 +354,7 @@ class TestLogin:
         assert content(tmp_path / "pulled") == content(tmp_path / "weights 2")
 
     def test_with_tokens(
-        self, started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+        self, started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
     ) -> None:
         """Each token is for what was asked for first: one to read does not write."""
         with TokenService(tmp_path) as service:
@@ -373,7 +375,7 @@ class TestLogin:
 
 @pytest.mark.skipif(SKOPEO is None, reason="skopeo is not installed")
 def test_other_tools_read_it(
-    started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+    started: Callable[..., Remote], layouts: OciLayoutRegistry, tmp_path: Path
 ) -> None:
     """skopeo copies the layout's version to the registry, and it is pulled as judged."""
     where = f"{started().host}/model:champion"

@@ -15,19 +15,24 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
+from artifacts.stages.quantize import (
+    QUANTIZE,
+    CalibrationCompute,
+    QuantizeParameters,
+    QuantizeRuntime,
+)
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.ignored_modules import is_ignored
-from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import StageError
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.stage_record import StageRecord
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.inspection.ignored import ignore_list
-from pipeline.inspection.source import read_folder
+from pipeline.inspection.header_source import read_folder
+from pipeline.inspection.unquantized_modules import ignore_list
 from pipeline.plan.data_sources import CARRIED_CALIBRATION
 from pipeline.stages.context import execute
 from pipeline.verification.verification import verify_variant
@@ -88,7 +93,7 @@ class Variant:
         return self.folder / "output"
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, TensorEntry]:
         return read_folder(self.output).tensors
 
     @property
@@ -102,7 +107,7 @@ class Workshop:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.python = ensure("quantize", Accelerator.CPU, load_settings(), Silent()).python
+        self.python = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress()).python
         self.made: dict[tuple[str, str, str | None], Variant] = {}
         self.script("make", str(folder), str(CARRIED_CALIBRATION))
 
@@ -137,7 +142,7 @@ class Workshop:
                 checkpoint=source.digest,
                 quantization=recipe.quantization.model_copy(update=changes),
                 environment="",
-                compute=Compute(dtype=compute),
+                compute=CalibrationCompute(dtype=compute),
             ),
             {},
             QuantizeRuntime(
@@ -148,7 +153,7 @@ class Workshop:
             ),
             self.folder / "store",
         )
-        record = execute(spec, Silent())
+        record = execute(spec, NullProgress())
         return Variant(source, self.folder / "store" / "stages" / "quantize" / spec.key, record)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.folder import inspect_folder
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
@@ -24,7 +24,7 @@ from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.workers.engine_metrics import counters_in
 from recipes.engines.vllm import ACCEPTANCE, DRAFTING, REFUSED_DRAFTING, Vllm
 from recipes.schema import ServingProfile
-from recipes.speculation import Speculation
+from recipes.speculative import SpeculativeConfig
 
 pytestmark = [
     pytest.mark.e2e,
@@ -74,7 +74,7 @@ def drafting(
     settings = load_settings()
     profile = cpu_profile.model_copy(
         update={
-            "speculative": Speculation.model_validate(WAYS[request.param]),
+            "speculative": SpeculativeConfig.model_validate(WAYS[request.param]),
             "kv_cache_dtype": cpu_profile.baseline_kv_cache_dtype,
         }
     )
@@ -85,7 +85,7 @@ def drafting(
     arguments = ServingArguments.of(profile, is_baseline=False, draft=digest if drafts else None)
     arguments.engine_arguments.update({"max-model-len": 4096, "block-size": 32, "dtype": "float32"})
     server = Server(
-        ensure("serve", Accelerator.CPU, settings, Silent()).python,
+        ensure("serve", Accelerator.CPU, settings, NullProgress()).python,
         demo_model,
         arguments,
         tmp_path / "server.log",
@@ -93,7 +93,7 @@ def drafting(
         draft=demo_model if drafts else None,
     )
     try:
-        server.start(profile.ready_timeout_seconds, Silent())
+        server.start(profile.ready_timeout_seconds, NullProgress())
         yield request.param, server
     finally:
         server.stop()
@@ -118,8 +118,8 @@ def counters(server: Server) -> dict[str, Any]:
 
 def test_the_locked_engine_has_what_a_profile_may_name(cpu_profile: ServingProfile) -> None:
     """Methods, rules and keys, by its own parser and lists; no server is started."""
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
-    drafting = Speculation.model_validate(WAYS["ngram"])
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    drafting = SpeculativeConfig.model_validate(WAYS["ngram"])
     profile = cpu_profile.model_copy(update={"speculative": drafting})
     told = ServingArguments.of(profile, is_baseline=False).for_engine()["speculative-config"]
     asked = subprocess.run(
@@ -129,7 +129,7 @@ def test_the_locked_engine_has_what_a_profile_may_name(cpu_profile: ServingProfi
     here = {n for n, each in {**DRAFTING, **ACCEPTANCE}.items() if "cpu" in each.on}
     assert here | set(REFUSED_DRAFTING) <= {*found["methods"], *found["rules"]}
     assert found["asked"] == json.loads(str(told))
-    keys = {*Speculation.model_fields, "model"} - {"draft"}
+    keys = {*SpeculativeConfig.model_fields, "model"} - {"draft"}
     assert keys <= set(found["keys"])
 
 

@@ -13,7 +13,7 @@ import yaml
 from prepare_command import prepare
 
 from artifacts.serving_arguments import ServingArguments
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
@@ -60,11 +60,11 @@ def narrow(
     arguments.engine_arguments.update(
         {**changes, "max-num-seqs": 2, "no-enable-prefix-caching": True}
     )
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     log = tmp_path_factory.mktemp("narrow") / "server.log"
     server = Server(python, demo_model, arguments, log, port=free_port())
     try:
-        server.start(cpu_profile.ready_timeout_seconds, Silent())
+        server.start(cpu_profile.ready_timeout_seconds, NullProgress())
         yield server
     finally:
         server.stop()

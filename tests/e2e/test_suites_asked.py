@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eval_gates.suites.fixed_task import sample_seed
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 
@@ -32,9 +32,9 @@ from lm_eval.evaluator import evaluate
 from eval_gates.suites import rouge
 from eval_gates.suites.humaneval import read_problems
 from eval_gates.suites.json_lines import read_rows, write_rows
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.workers import questions as questions_worker
-from pipeline.workers.suites import suite_task
+from pipeline.workers.suite_tasks import suite_task
 
 here = Path(sys.argv[2])
 
@@ -70,7 +70,7 @@ def ask(suite, questions, batches):
         )
         (samples,) = results["samples"].values()
         assert [sample["doc_id"] for sample in samples] == list(batch)
-        answers += opened.rows_of([rows[n] for n in batch], samples, Silent())
+        answers += opened.rows_of([rows[n] for n in batch], samples, NullProgress())
     return {"metric": opened.metric, "each": opened.requests_per_question, "answers": answers,
             "seen": model.seen, "ids": [row["id"] for row in rows]}
 
@@ -79,7 +79,7 @@ def laid_out(name, suite, source):
     output = here / name
     output.mkdir()
     spec = {"suite": suite, "source": source, "folder": None, "seed": 3}
-    questions_worker.run(spec, Silent(), output)
+    questions_worker.run(spec, NullProgress(), output)
     return output / "questions.jsonl"
 
 
@@ -129,7 +129,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), Silent())
+    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress())
     folder = tmp_path_factory.mktemp("suites")
     script = folder / "script.py"
     script.write_text(SCRIPT)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from answering_socket import answering
 
-from eval_gates.speed.load import Requests
-from pipeline.core.events import Silent
+from eval_gates.speed.load_run import RequestColumns
+from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -31,8 +31,8 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from vllm.benchmarks import serve
-from pipeline.workers.load_generator import Endpoint, LoadGenerator
-endpoint = Endpoint("http://localhost", "m", sys.argv[1], {})
+from pipeline.workers.load_generator import LoadTarget, LoadGenerator
+endpoint = LoadTarget("http://localhost", "m", sys.argv[1], {})
 original = serve.get_samples
 for name, workload in json.loads(sys.argv[3]).items():
     serve.get_samples = original
@@ -76,7 +76,7 @@ def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_pat
     }
     for workload in workloads.values():
         workload["warmup_seconds"] = 0.1
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     script = [str(socket), str(tmp_path), json.dumps(workloads), str(ROOT), str(demo_model)]
     ran = subprocess.run(
         [str(python), "-c", CLIENT, *script],
@@ -92,7 +92,7 @@ def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_pat
         # A file's prompts are the same in every block; a salt keeps them out of the cache.
         assert digests[1] != digests[2] or name == "requests"
         for load in loads:
-            requests = Requests(**load["requests"])
+            requests = RequestColumns(**load["requests"])
             assert len(requests) == 6, name
             assert not any(requests.error), name
             assert set(requests.output_tokens) == {5}, name

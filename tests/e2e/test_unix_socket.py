@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from answering_socket import answering
 
-from eval_gates.speed.lives import Life
-from eval_gates.speed.load import LOADS, read_loads
-from eval_gates.speed.trust import drafted_in
-from pipeline.core.events import Silent
+from eval_gates.speed.invalid_reasons import drafted_in
+from eval_gates.speed.load_run import LOADS, read_loads
+from eval_gates.speed.server_runs import ServerRun
+from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -46,9 +46,9 @@ COUNTING = """
 import json, sys
 from pipeline.workers.unix_socket import connect_through
 connect_through(sys.argv[1])
-from pipeline.workers.engine_metrics import DraftCount
+from pipeline.workers.engine_metrics import SpecDecodeCounter
 
-counts = [DraftCount("http://localhost", each) for each in (json.loads(sys.argv[2]), {})]
+counts = [SpecDecodeCounter("http://localhost", each) for each in (json.loads(sys.argv[2]), {})]
 print(json.dumps([each.facts() for each in counts]))
 """
 
@@ -73,7 +73,7 @@ def socket(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_tcp_connector_goes_through_the_socket(name: str, socket: Path) -> None:
-    python = ensure(name, Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure(name, Accelerator.CPU, load_settings(), NullProgress()).python
     asked = subprocess.run(
         [python, "-c", CLIENT, str(socket), json.dumps(SETTINGS[name])],
         capture_output=True,
@@ -85,7 +85,7 @@ def test_a_tcp_connector_goes_through_the_socket(name: str, socket: Path) -> Non
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_drafted_is_counted_through_the_socket(name: str, socket: Path) -> None:
-    python = ensure(name, Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure(name, Accelerator.CPU, load_settings(), NullProgress()).python
     asked = subprocess.run(
         [python, "-c", COUNTING, str(socket), json.dumps(COUNTERS)],
         capture_output=True,
@@ -98,7 +98,7 @@ def test_what_is_drafted_is_counted_through_the_socket(name: str, socket: Path) 
 
 @pytest.mark.timeout(900)  # it imports the engine
 def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path: Path) -> None:
-    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     workload = RandomWorkload.model_validate(
         {
             **{"kind": "random", "input_tokens": 8, "output_tokens": 4},
@@ -120,7 +120,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     }
     spec = {
         **{"claim": "slo", "name": "few", "workload": workload.model_dump(), "rule": rule},
-        **{"sides": ["candidate"], "life": asdict(Life(0, ("candidate",), 0, 1))},
+        **{"sides": ["candidate"], "life": asdict(ServerRun(0, ("candidate",), 0, 1))},
         "endpoints": {"candidate": endpoint},
         **{"tokenizer": str(demo_model), "trust_remote_code": False},
     }

@@ -20,34 +20,34 @@ import pytest
 from artifacts.command_line import command_line
 from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
-from artifacts.kept_runs import read_run
 from artifacts.registry import model_pack
 from artifacts.registry.registry import Version
+from artifacts.run_loader import read_run
 from artifacts.stages.coherence import COHERENCE
-from eval_gates.speed.load import parse_loads
+from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
-from eval_gates.suites.completions_model import Item, read_answer
+from eval_gates.suites.completions_model import OneTokenItem, read_answer
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
 from pipeline.checkpoint.reference import parse_reference
 from pipeline.checkpoint.safetensors_header import read_header
-from pipeline.checkpoint.source_facts import licence_in
+from pipeline.checkpoint.source_info import licence_in
 from pipeline.checkpoint.weight_files import read_index
 from pipeline.core.errors import PrepareError
-from pipeline.core.foreign.json import ForeignJsonError, parse_json
-from pipeline.core.foreign.lines import ForeignLinesError
-from pipeline.core.foreign.record import parse_record
-from pipeline.core.foreign.rows import read_kept_rows
-from pipeline.core.foreign.yaml import ForeignYamlError, parse_yaml
 from pipeline.core.hardware import this_node
-from pipeline.core.origin import Marker
+from pipeline.core.remote_store import StageManifest
 from pipeline.core.stage_record import StageRecord
+from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
+from pipeline.core.untrusted.lines import UntrustedLinesError
+from pipeline.core.untrusted.record import parse_record
+from pipeline.core.untrusted.rows import read_kept_rows
+from pipeline.core.untrusted.yaml import UntrustedYamlError, parse_yaml
 from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
+from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
-from pipeline.inspection.source import read_folder
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
-from pipeline.run.executors.described_node import parse_description
+from pipeline.run.executors.node_probe import parse_description
 from recipes.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
@@ -238,24 +238,24 @@ RUN = b"""{"schema_version": 1, "run": "20261121-100000-000001", "status": "fini
 
 
 def parse_marker(content: bytes) -> object:
-    return parse_record(content, Marker)
+    return parse_record(content, StageManifest)
 
 
 def shape_of(path: Path) -> object:
     try:
         kept = COHERENCE.kept(parse_record(path.read_bytes(), StageRecord))
-    except ForeignJsonError:
+    except UntrustedJsonError:
         return None
     return kept.parameters, kept.result
 
 
 def answer_in(content: bytes) -> object:
     answer = parse_json(content, whole_text=False, finite=False)
-    return read_answer(answer, Item((1,), ((0, 7),)))
+    return read_answer(answer, OneTokenItem((1,), ((0, 7),)))
 
 
 def kept_rows_of(path: Path) -> None:
-    with contextlib.suppress(ForeignLinesError):
+    with contextlib.suppress(UntrustedLinesError):
         list(read_kept_rows(path))
 
 
@@ -269,8 +269,8 @@ def one_error(read: Callable[[bytes], object], error: type[Exception]) -> Reader
 
 # name of the file, what is good in it, and who reads it
 READERS: dict[str, tuple[str, bytes, Reader]] = {
-    "json": ("a.json", json.dumps(CONFIG).encode(), one_error(parse_json, ForeignJsonError)),
-    "yaml": ("a.yaml", carried("policies/demo.yaml"), one_error(parse_yaml, ForeignYamlError)),
+    "json": ("a.json", json.dumps(CONFIG).encode(), one_error(parse_json, UntrustedJsonError)),
+    "yaml": ("a.yaml", carried("policies/demo.yaml"), one_error(parse_yaml, UntrustedYamlError)),
     "recipe": ("a.yaml", carried("awq-w4a16.yaml"), lambda p: load_recipe(str(p))),
     "policy": ("a.yaml", carried("policies/default.yaml"), lambda p: load_policy(str(p))),
     "profile": ("a.yaml", carried("profiles/h100.yaml"), lambda p: load_profile(str(p))),
@@ -291,8 +291,8 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "rows": ("a.jsonl", ROWS, lambda p: list(read_rows(p))),
     "packed rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), lambda p: list(read_rows(p))),
     "kept rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), kept_rows_of),
-    "record": ("a.json", STAGE, one_error(parse_stage, ForeignJsonError)),
-    "marker": ("a.json", MARKER, one_error(parse_marker, ForeignJsonError)),
+    "record": ("a.json", STAGE, one_error(parse_stage, UntrustedJsonError)),
+    "marker": ("a.json", MARKER, one_error(parse_marker, UntrustedJsonError)),
     "run": ("run.json", RUN, lambda p: read_run(p.parent)),
     "node": (
         "a.json",
@@ -305,7 +305,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         "a.json",
         b'{"choices": [{"text": " A", "logprobs": {"token_logprobs": [-0.5],'
         b' "top_logprobs": [{"token_id:7": -0.5}]}}]}',
-        one_error(answer_in, ForeignJsonError),
+        one_error(answer_in, UntrustedJsonError),
     ),
     "mbpp": ("mbpp.jsonl", json.dumps(MBPP).encode(), lambda p: mbpp.read_folder(p.parent)),
     "task": ("a.yaml", TASK.encode(), read_task_file),

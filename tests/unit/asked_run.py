@@ -19,12 +19,12 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import Choices, Request, choose
-from pipeline.plan.located_checkpoint import locate
+from pipeline.plan.checkpoint_resolver import locate
+from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from recipes.catalog import RECIPES
 
 
-def request_for(checkpoint: str = "org/model", **options: Any) -> Request:
+def request_for(checkpoint: str = "org/model", **options: Any) -> ModelRequest:
     defaults: dict[str, Any] = {
         "recipes": (),
         "profile": "auto",
@@ -34,10 +34,10 @@ def request_for(checkpoint: str = "org/model", **options: Any) -> Request:
         "eval_data": None,
         "trust_remote_code": False,
     }
-    return Request(checkpoint=checkpoint, **(defaults | options))
+    return ModelRequest(checkpoint=checkpoint, **(defaults | options))
 
 
-def refused(request: Request, settings: Settings) -> UsageError:
+def refused(request: ModelRequest, settings: Settings) -> UsageError:
     with pytest.raises(UsageError) as caught:
         choose(request, settings)
     assert caught.value.where
@@ -93,10 +93,10 @@ class Checkpoints:
         changed = json.loads(files["config.json"]) | config
         write_files(self.folder, files | {"config.json": json.dumps(changed).encode()})
 
-    def choices(self, checkpoint: str | None = None, **options: Any) -> Choices:
+    def choices(self, checkpoint: str | None = None, **options: Any) -> ResolvedOptions:
         return choose(request_for(checkpoint or str(self.folder), **options), self.settings)
 
-    def located(self, choices: Choices) -> Checkpoint:
+    def located(self, choices: ResolvedOptions) -> Checkpoint:
         return locate(choices, self.settings, self.make_demo, Listener())
 
     def make_demo(self, spec: StageSpec) -> Path:

@@ -9,8 +9,8 @@ from typing import Any
 
 from some_node import node_of
 
-from pipeline.core.hardware import NodeFacts
-from pipeline.core.needs import Needs
+from pipeline.core.hardware import NodeInfo
+from pipeline.core.resource_request import ResourceRequest
 
 H100 = node_of({"gpu": "NVIDIA H100 80GB HBM3"}).model_copy(update={"machine": "", "name": "gpu7"})
 
@@ -20,14 +20,16 @@ class Elsewhere:
     """Tells of the node; runs nothing."""
 
     has_our_environments = False
-    node: NodeFacts
-    asked: list[list[Needs]] = field(default_factory=list)
+    node: NodeInfo
+    asked: list[list[ResourceRequest]] = field(default_factory=list)
 
-    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Any) -> NodeFacts:
+    def describe_node(
+        self, asked: Sequence[ResourceRequest], store: Path, listener: Any
+    ) -> NodeInfo:
         """It, and remember for what."""
         self.asked.append(list(asked))
         return self.node
 
-    def count_room(self, needs: Needs) -> int:
+    def count_room(self, needs: ResourceRequest) -> int:
         """One."""
         return 1

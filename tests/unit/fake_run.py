@@ -34,31 +34,31 @@ from some_node import NODE, node_of
 from artifacts.attempts import NOTHING, Remeasured
 from artifacts.deployable import verdict_tags
 from artifacts.evidence.manifest import digest_of_other_files
-from artifacts.judged_variant import JudgedVariant
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.stages.judge import policy_digest
+from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
-from pipeline.checkpoint.source_facts import CheckpointReport, source_of
+from pipeline.checkpoint.source_info import CheckpointReport, source_of
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.run_folders import RUN_RECORD
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store, write_atomically
 from pipeline.plan.data_sources import SuiteSource
-from pipeline.plan.of_checkpoint import Planner
+from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import write_evidence
-from pipeline.release.promotion import Order, promote_run
-from pipeline.run.attribution import Attribution
-from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.release.promotion import PromotionRequest, promote_run
+from pipeline.run.ablation import AblationRun
+from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.runner import LaidOut, Runner, run_planned
 from pipeline.run.stage_runner import SubmittedStageRunner
 from recipes.policy import Policy
 from recipes.quantization import Calibration, NoQuantization, PresetQuantization
 from recipes.schema import Recipe, ServingProfile
-from recipes.speculation import Speculation
+from recipes.speculative import SpeculativeConfig
 
 ONE, TWO = "one", "two"
 NAME = "model"
@@ -138,7 +138,7 @@ def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
         kv_cache_dtype=cache,
         baseline_kv_cache_dtype=serving.get("baseline_kv_cache_dtype", cache),
         speed_note="measured on a CPU",
-        speculative=Speculation.model_validate(serving["speculative"])
+        speculative=SpeculativeConfig.model_validate(serving["speculative"])
         if "speculative" in serving
         else None,
     )
@@ -223,7 +223,7 @@ class FakeRun:
 
     def plan(self, run: str = "", remeasured: Remeasured = NOTHING) -> Plan:
         """The real planner's."""
-        return Planner(
+        return ModelPlanner(
             checkpoint=self.checkpoint,
             profile=profile(self.serving, self.hardware["accelerator"]),
             policy=self.policy,
@@ -254,7 +254,7 @@ class FakeRun:
             "name": NAME,
             "registry": self.uri,
         }
-        log = RunLog(store, "model", command)
+        log = RunRecorder(store, "model", command)
         source = source_of(checkpoint.ref, checkpoint.digest, checkpoint)
         log.note_checkpoint(
             CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source), NAME
@@ -264,7 +264,7 @@ class FakeRun:
             PretendExecutor(store, self.models, self.rooms),
             lambda _: Path("python"),
             log,
-            NotingProgress(Listener(), log),
+            RecordingProgress(Listener(), log),
         )
         again = Remeasured(remeasured, frozenset({log.run_id}))
         plan = run_planned(
@@ -274,7 +274,7 @@ class FakeRun:
             stages.progress,
         )
         if self.attribute:
-            Attribution(plan, stages, log, "queries are quantized, too").run()
+            AblationRun(plan, stages, log, "queries are quantized, too").run()
         for served in ("baseline", *self.recipes):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
         log.finish("finished", 0)
@@ -303,7 +303,7 @@ class FakeRun:
 
     def promote(self, registry: str = "", **order: Any) -> dict[str, Any]:
         """Promote a variant of the last run, as `prepare promote` does."""
-        wanted = Order(registry or self.uri, **order)
+        wanted = PromotionRequest(registry or self.uri, **order)
         return promote_run(self.report, self.store, wanted, Listener()).result
 
     def champion(self) -> str:
@@ -323,7 +323,7 @@ class FakeRun:
     def registered(self, recipe: str = RECIPE, **changes: str) -> Version:
         """A version as a promotion registers it, with some of its tags changed."""
         folder = self.bundle(recipe)
-        judged = JudgedVariant.load_by_key(self.store.find, self.folder("judge", recipe).name)
+        judged = VerdictInputs.load_by_key(self.store.find, self.folder("judge", recipe).name)
         tags = verdict_tags(
             judged.deployable(self.store.find),
             policy=policy_digest(judged.judge.record),

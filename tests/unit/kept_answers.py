@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from eval_gates.judge import judge_suite
-from eval_gates.records import GateReport
+from eval_gates.gate_report import GateReport
 from eval_gates.suites.mmlu import GUESSING
+from eval_gates.verdicts import judge_suite
 from recipes.policy import AnySuite, HumanEvalSuite, Margin, MmluSuite, RougeSuite
 from recipes.schema import Family
 

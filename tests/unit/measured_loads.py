@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from eval_gates.speed.load import MeasuredLoad, Requests
+from eval_gates.speed.load_run import LoadRun, RequestColumns
 
 PROMPTS = "a" * 64
 
 
 def requests_in_waves(
     waves: int = 10, in_flight: int = 4, *, seconds: float = 1.0, tokens: int = 10
-) -> Requests:
+) -> RequestColumns:
     """Waves of requests one after another, each `seconds` long; its first token after a tenth."""
     n = waves * in_flight
     starts = [seconds * (i // in_flight) for i in range(n)]
-    return Requests(
+    return RequestColumns(
         start_s=starts,
         ttft_s=[0.1 * seconds] * n,
         end_s=[start + seconds for start in starts],
@@ -32,7 +32,7 @@ def requests_in_waves(
 
 def load_in_waves(
     waves: int = 10, in_flight: int = 4, *, seconds: float = 1.0, tokens: int = 10, **changes: Any
-) -> MeasuredLoad:
+) -> LoadRun:
     """A closed loop of such waves; any field can be changed."""
     fields: dict[str, Any] = {
         "side": "candidate",
@@ -49,10 +49,10 @@ def load_in_waves(
         "client_lag_s": 0.001,
         "requests": requests_in_waves(waves, in_flight, seconds=seconds, tokens=tokens),
     }
-    return MeasuredLoad(**{**fields, **changes})
+    return LoadRun(**{**fields, **changes})
 
 
-def block(number: int, ratio: float, **changes: Any) -> list[MeasuredLoad]:
+def block(number: int, ratio: float, **changes: Any) -> list[LoadRun]:
     """Both sides of a block, of which the candidate is so many times as fast."""
     common = {"block": number, "seed": number + 1, "prompts_sha256": f"{number:064x}"}
     return [
@@ -61,12 +61,12 @@ def block(number: int, ratio: float, **changes: Any) -> list[MeasuredLoad]:
     ]
 
 
-def blocks(ratios: list[float]) -> list[MeasuredLoad]:
+def blocks(ratios: list[float]) -> list[LoadRun]:
     """A block for each ratio."""
     return [load for number, ratio in enumerate(ratios) for load in block(number, ratio)]
 
 
-def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> MeasuredLoad:
+def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> LoadRun:
     """Eight seconds of warm-up, then twenty that count, one request a second."""
     starts = [float(i) for i in range(36)]
     requests = {
@@ -91,7 +91,7 @@ def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> MeasuredLoa
     return load_in_waves(**{**fields, **changes})
 
 
-def queued_requests(rate: float, lasts: float, service_s: float, seed: str) -> Requests:
+def queued_requests(rate: float, lasts: float, service_s: float, seed: str) -> RequestColumns:
     """Poisson arrivals for so many seconds at one server, which takes them one after another.
 
     Args:
@@ -108,7 +108,7 @@ def queued_requests(rate: float, lasts: float, service_s: float, seed: str) -> R
         rows.append((now, begins - now + takes / 10, free))
         now += chance.expovariate(rate)
     starts, ttfts, ends = zip(*rows, strict=True)
-    return Requests(
+    return RequestColumns(
         start_s=list(starts),
         ttft_s=list(ttfts),
         end_s=list(ends),
@@ -119,7 +119,7 @@ def queued_requests(rate: float, lasts: float, service_s: float, seed: str) -> R
     )
 
 
-def queued_round(chance: np.random.Generator, slots: int, load: float) -> MeasuredLoad:
+def queued_round(chance: np.random.Generator, slots: int, load: float) -> LoadRun:
     """A round of a server with so many slots, first come first served, at that share of capacity.
 
     An answer takes a second on average, with a coefficient of variation of 30 %. The round has ten

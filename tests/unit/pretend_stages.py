@@ -18,20 +18,20 @@ from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 from some_node import NODE
 
-from artifacts.evidence.carried_files import digest_carried_files
-from artifacts.model_to_serve import ModelToServe
+from artifacts.evidence.auxiliary_files import digest_carried_files
 from artifacts.run_record import StageReport
-from eval_gates.answers import AnswerBook, Rows
+from artifacts.serving_spec import ServingSpec
+from eval_gates.answer_log import AnswerLog, Rows
 from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import PrepareError, ServingError, StageError
-from pipeline.core.hardware import NodeFacts
-from pipeline.core.needs import Needs
+from pipeline.core.hardware import NodeInfo
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.run.executors.stage_process import stage_in
-from pipeline.run.sitting import Sitter, Sitting
+from pipeline.run.serving_task import ServingTask, ServingTaskRunner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages import stage_code
 from pipeline.stages.context import StageContext
@@ -97,7 +97,7 @@ class PretendModels:
     dies_at_load: int | None = None
     disturbed_loads: int = 0  # from the first one on
 
-    def open(self, model: ModelToServe) -> dict[str, Any]:
+    def open(self, model: ServingSpec) -> dict[str, Any]:
         """Bring the model's pretended server up."""
         if model.name in self.broken:
             raise ServingError(f"the server of {model.name} does not come up")
@@ -128,7 +128,7 @@ class PretendExecutor:
     rooms: int = 1
     taken: int = 0
 
-    def find_room(self, needs: Needs) -> PretendExecutor | None:
+    def find_room(self, needs: ResourceRequest) -> PretendExecutor | None:
         """Room for so many at once."""
         if self.taken == self.rooms:
             return None
@@ -139,11 +139,13 @@ class PretendExecutor:
         """Other work."""
         return "other work"
 
-    def count_room(self, needs: Needs) -> int:
+    def count_room(self, needs: ResourceRequest) -> int:
         """How many there are."""
         return self.rooms
 
-    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Any) -> NodeFacts:
+    def describe_node(
+        self, asked: Sequence[ResourceRequest], store: Path, listener: Any
+    ) -> NodeInfo:
         """One whose CPU can do everything."""
         return NODE
 
@@ -163,8 +165,8 @@ class PretendExecutor:
                     job,
                     Listener(),
                 )
-                sitting = Sitting.model_validate_json(task.read_text())
-                Sitter(stages, self.models).hold(sitting)
+                sitting = ServingTask.model_validate_json(task.read_text())
+                ServingTaskRunner(stages, self.models).hold(sitting)
             else:
                 run_stage(StageSpec.model_validate_json(task.read_text()), self.store, self.models)
         except PrepareError as error:
@@ -222,7 +224,7 @@ class PretendContext(StageContext[Any, Any]):
             ]
 
         ids = [row["id"] for row in questions]
-        book = AnswerBook(Path(worker_spec["book"]), ids, writer=worker_spec["part"])
+        book = AnswerLog(Path(worker_spec["book"]), ids, writer=worker_spec["part"])
         stopping = read_stopping(worker_spec["stopping"])
         ended = ask_until_over(book, stopping, ask, worker_spec["minutes"], self.progress)
         self.models.asked.append((variant, suite, asked))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.checkpoint.safetensors_header import Tensor
-from pipeline.inspection.inspection import Inspection, inspect
-from pipeline.inspection.source import Source
+from pipeline.checkpoint.safetensors_header import TensorEntry
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.inspection import CheckpointInspection, inspect
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -262,17 +262,17 @@ def gated(prefix: str, hidden: int, inner: int) -> Shapes:
     }
 
 
-def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> Source:
+def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> HeaderSource:
     """As if read from headers."""
     tensors, position = {}, 0
     for name, shape in shapes.items():
         stored = "U8" if name.endswith(("_blocks", "_scales")) else dtype
         end = position + {"U8": 1, "BF16": 2, "F32": 4}[stored] * math.prod(shape)
-        tensors[name] = Tensor(stored, shape, position, end)
+        tensors[name] = TensorEntry(stored, shape, position, end)
         position = end
-    return Source("org/name", "org/name/config.json", config, tensors, position)
+    return HeaderSource("org/name", "org/name/config.json", config, tensors, position)
 
 
-def inspected(config: dict[str, Any], shapes: Shapes | None = None) -> Inspection:
+def inspected(config: dict[str, Any], shapes: Shapes | None = None) -> CheckpointInspection:
     """The inspection of a published model; dense unless shapes are given."""
     return inspect(source(config, dense(config) if shapes is None else shapes))

@@ -15,9 +15,9 @@ from pretend_stages import PretendModels
 from sample_reports import COMMAND, DIGEST
 from three_suites import three_suites
 
-from eval_gates.answers import Rows
-from pipeline.checkpoint.source_facts import CheckpointReport
-from recipes.speed import Speed
+from eval_gates.answer_log import Rows
+from pipeline.checkpoint.source_info import CheckpointReport
+from recipes.speed import SpeedPolicy
 
 WEIGHTS = {"fp8-dynamic": 150_000_000, "awq-w4a16": 100_000_000}
 SUBJECTS = ("anatomy", "virology", "sociology", "jurisprudence")
@@ -93,7 +93,7 @@ class TalkingModels(PretendModels):
         ]
 
 
-SPEED = Speed.model_validate(
+SPEED = SpeedPolicy.model_validate(
     {
         "ratio": {"minimum": 0.5, "workloads": ["short"]},
         "workloads": {

@@ -7,14 +7,19 @@ from typing import Any
 
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.decision import Decision, Scores, decide
-from eval_gates.statistics.finding import SEQUENTIAL, Finding, fixed_finding, sequential_finding
+from eval_gates.statistics.result import (
+    SEQUENTIAL,
+    GateTestResult,
+    fixed_finding,
+    sequential_finding,
+)
 
 ALPHA = 0.05
 POINTS = Comparison.points(0.02)
 RECOVERY = Comparison.recovery(0.95)
 
 
-def finding(verdict: str, **changes: Any) -> Finding:
+def finding(verdict: str, **changes: Any) -> GateTestResult:
     """A betting test's finding on 500 questions; any field can be another."""
     bounds = {"pass": (-0.012, 0.01), "fail": (-0.08, -0.03), "open": (-0.03, 0.01)}[verdict]
     fields: dict[str, Any] = {
@@ -28,7 +33,7 @@ def finding(verdict: str, **changes: Any) -> Finding:
         "upper": bounds[1],
         "method": SEQUENTIAL,
     }
-    return Finding(**fields | changes)
+    return GateTestResult(**fields | changes)
 
 
 def scores(baseline: float = 0.6, candidate: float = 0.6, **changes: Any) -> Scores:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from artifacts.run_record import RunReport, StageReport, VariantReport
-from eval_gates.records import GateReport
-from eval_gates.speed.report import LoadPoint, SpeedReport
+from eval_gates.gate_report import GateReport
+from eval_gates.speed.report import LoadSummary, SpeedGateReport
 
 DIGEST = "0123456789abcdef" * 4
 COMMAND = {
@@ -58,7 +58,7 @@ def gate_report(**changes: Any) -> GateReport:
     return GateReport.model_validate(fields | changes)
 
 
-def speed_claim(**changes: Any) -> SpeedReport:
+def speed_claim(**changes: Any) -> SpeedGateReport:
     """Half as fast again as the baseline, passed."""
     points = [load_point("baseline", 2050.2), load_point("candidate", 3075.4)]
     fields: dict[str, Any] = {
@@ -81,15 +81,15 @@ def speed_claim(**changes: Any) -> SpeedReport:
         "verdict": "pass",
         "reason": "1.500 of the baseline's output tokens/s; surely at least 1.400",
     }
-    return SpeedReport.model_validate(fields | changes)
+    return SpeedGateReport.model_validate(fields | changes)
 
 
-def load_point(side: str, rate: float) -> LoadPoint:
+def load_point(side: str, rate: float) -> LoadSummary:
     """A load that nothing went wrong in."""
     nothing = dict.fromkeys(("requests_per_s", "hit_rate", "kept"))
     times = {"ttft_ms_p50": 40.0, "ttft_ms_p95": 50.0, "tpot_ms_p50": 9.0, "tpot_ms_p95": 10.0}
     fields = {"block": 0, "place": 0, "life": 0, "failed": 0, "output_tokens_per_s": rate}
-    return LoadPoint.model_validate({"side": side, **fields, **times, **nothing})
+    return LoadSummary.model_validate({"side": side, **fields, **times, **nothing})
 
 
 def variant_report(**changes: Any) -> VariantReport:

@@ -7,9 +7,9 @@ from typing import Any
 
 from pipeline.core.cpu_features import FEATURES
 from pipeline.core.gpus import VisibleGpu
-from pipeline.core.hardware import NodeFacts
+from pipeline.core.hardware import NodeInfo
 
-NODE = NodeFacts(
+NODE = NodeInfo(
     name="n1",
     machine="m1",
     cpu="A CPU of no machine",
@@ -23,8 +23,8 @@ NODE = NodeFacts(
 )
 
 
-def node_of(hardware: Mapping[str, Any]) -> NodeFacts:
+def node_of(hardware: Mapping[str, Any]) -> NodeInfo:
     """One whose hardware is that."""
     facts = {name: value for name, value in hardware.items() if name not in ("accelerator", "gpu")}
     gpus = [VisibleGpu(hardware["gpu"], "GPU-1")] if "gpu" in hardware else []
-    return NodeFacts.model_validate({**NODE.model_dump(), **facts, "gpus": gpus})
+    return NodeInfo.model_validate({**NODE.model_dump(), **facts, "gpus": gpus})

@@ -10,15 +10,23 @@ from pipeline.core.errors import UsageError
 from pipeline.core.record import Record
 from pipeline.environments.settings import Settings
 from pipeline.environments.settings_file import find_settings_file
-from pipeline.run.executors.executor import Executor, Job, Listener, Options, Place
+from pipeline.run.executors.executor import Allocation, Executor, ExecutorOptions, Job, Listener
 from pipeline.run.executors.local import LocalOptions
 from pipeline.run.executors.ray import RayOptions
 from pipeline.run.executors.slurm import SlurmOptions
-from recipes.described_file import shorten, validate
+from recipes.config_file import shorten, validate
 
-__all__ = ["EXECUTORS", "Executor", "Job", "Listener", "Options", "Place", "executor_of"]
+__all__ = [
+    "EXECUTORS",
+    "Allocation",
+    "Executor",
+    "ExecutorOptions",
+    "Job",
+    "Listener",
+    "executor_of",
+]
 
-EXECUTORS: dict[str, type[Options]] = {
+EXECUTORS: dict[str, type[ExecutorOptions]] = {
     "local": LocalOptions,
     "ray": RayOptions,
     "slurm": SlurmOptions,
@@ -44,5 +52,5 @@ def executor_of(settings: Settings) -> Executor:
     around = create_model("Around", __base__=Record, executor=(known, ...))
     noun = "settings file"
     found = validate({"executor": asked}, file or Path(f"(no {noun})"), noun, around)
-    options: Options = dict(found)["executor"]
+    options: ExecutorOptions = dict(found)["executor"]
     return options.open()

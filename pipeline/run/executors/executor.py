@@ -15,9 +15,9 @@ from pydantic import Field
 
 from artifacts.run_record import StageReport
 from pipeline.core.events import Progress
-from pipeline.core.hardware import NodeFacts
-from pipeline.core.needs import Needs
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.record import Record
+from pipeline.core.resource_request import ResourceRequest
 
 
 class Listener(Progress, Protocol):
@@ -37,7 +37,7 @@ class Job(Protocol):
         """End it and everything it started; from another thread than the one that waits."""
 
 
-class Place(Protocol):
+class Allocation(Protocol):
     """Room on one node, for one piece of work after another."""
 
     def submit(self, task: Path, log: Path) -> Job:
@@ -57,7 +57,7 @@ class Executor(Protocol):
     def has_our_environments(self) -> bool:
         """Whether what this machine has built is there too; else a node builds its own."""
 
-    def find_room(self, needs: Needs) -> Place | None:
+    def find_room(self, needs: ResourceRequest) -> Allocation | None:
         """Room for a piece of work, until it is released.
 
         None where others have it: ask again in a while. An executor with a queue of its own always
@@ -70,10 +70,12 @@ class Executor(Protocol):
     def obstacle(self) -> str:
         """What was in the way when there was no room, to be put after 'waiting for'."""
 
-    def count_room(self, needs: Needs) -> int:
+    def count_room(self, needs: ResourceRequest) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""
 
-    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+    def describe_node(
+        self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
+    ) -> NodeInfo:
         """What a node is on which such a piece of work would be done, as it says itself.
 
         Args:
@@ -87,7 +89,7 @@ class Executor(Protocol):
         """
 
 
-class Options(Record):
+class ExecutorOptions(Record):
     """What the settings say of an executor; those of one kind are a class over this."""
 
     kind: str = Field(description="which executor it is")

@@ -10,14 +10,14 @@ from typing import Literal
 from pydantic import Field
 
 from pipeline.core.credentials import hand_on
-from pipeline.core.hardware import NodeFacts, this_node
-from pipeline.core.needs import Needs
+from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.process_environment import stage_environment
-from pipeline.core.processes import GuardedProcess
-from pipeline.run.executors.events import pass_on
-from pipeline.run.executors.executor import Listener, Options
-from pipeline.run.executors.node_room import Node, NodeRoom
+from pipeline.core.resource_request import ResourceRequest
+from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.run.executors.executor import ExecutorOptions, Listener
+from pipeline.run.executors.node_allocator import NodeAllocation, NodeAllocator
 from pipeline.run.executors.stage_process import check_end, needs_of, stage_in, start
+from pipeline.run.executors.work_events import pass_on
 
 
 class LocalExecutor:
@@ -30,14 +30,14 @@ class LocalExecutor:
     has_our_environments = True
 
     def __init__(self) -> None:
-        self._node = Node()
+        self._node = NodeAllocator()
 
-    def find_room(self, needs: Needs) -> LocalPlace | None:
+    def find_room(self, needs: ResourceRequest) -> LocalAllocation | None:
         """Room on this machine, which is shared out among the runs of all its users."""
         room = self._node.find_room(needs)
-        return LocalPlace(room) if room is not None else None
+        return LocalAllocation(room) if room is not None else None
 
-    def count_room(self, needs: Needs) -> int:
+    def count_room(self, needs: ResourceRequest) -> int:
         """How many such pieces of work this machine has room for."""
         return self._node.count_room(needs)
 
@@ -45,15 +45,17 @@ class LocalExecutor:
         """What was in the way when there was no room."""
         return self._node.obstacle
 
-    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+    def describe_node(
+        self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
+    ) -> NodeInfo:
         """This machine."""
         return this_node()
 
 
-class LocalPlace:
+class LocalAllocation:
     """Room on this machine; see executor.py."""
 
-    def __init__(self, room: NodeRoom) -> None:
+    def __init__(self, room: NodeAllocation) -> None:
         self._room = room
 
     def submit(self, task: Path, log: Path) -> LocalJob:
@@ -73,7 +75,7 @@ class LocalPlace:
 class LocalJob:
     """A stage running in a child process; see executor.py."""
 
-    def __init__(self, process: GuardedProcess, log: Path) -> None:
+    def __init__(self, process: SupervisedProcess, log: Path) -> None:
         self._process = process
         self._log = log
 
@@ -93,7 +95,7 @@ class LocalJob:
         self._process.stop()
 
 
-class LocalOptions(Options):
+class LocalOptions(ExecutorOptions):
     """Work is done on this machine."""
 
     kind: Literal["local"] = Field("local", description="this machine")

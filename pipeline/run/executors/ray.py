@@ -18,19 +18,19 @@ from pydantic import Field, field_validator
 
 from pipeline.core.credentials import hand_on
 from pipeline.core.errors import PrepareError, StageError, StoreError, UsageError, raise_as
-from pipeline.core.hardware import NodeFacts
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.installation import this_prepare
-from pipeline.core.needs import Needs
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import travelling_environment
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.run.executors import ray_node
-from pipeline.run.executors.described_node import SAME_PREPARE, parse_description
-from pipeline.run.executors.events import pass_on
-from pipeline.run.executors.executor import Listener, Options
+from pipeline.run.executors.executor import ExecutorOptions, Listener
+from pipeline.run.executors.node_probe import SAME_PREPARE, parse_description
 from pipeline.run.executors.ray_connection import connect
-from pipeline.run.executors.ray_node import LogTail, TaskFile
+from pipeline.run.executors.ray_node import LogTail, WorkItemFile
 from pipeline.run.executors.resources import Resources, count_room, most_frequent, words_of
 from pipeline.run.executors.stage_process import check_end, needs_of, stage_in
+from pipeline.run.executors.work_events import pass_on
 
 SECONDS_UNTIL_TOLD = 2.0
 SECONDS_TO_END = 30.0  # more than the supervisor gives what it ends
@@ -40,7 +40,7 @@ KIND = "accelerator_type:"  # before the kind of a node's GPUs, of which a node 
 SHARE_OF_KIND = 0.001  # as Ray itself takes of it
 
 
-class RayOptions(Options):
+class RayOptions(ExecutorOptions):
     """Work is done on the nodes of a Ray cluster."""
 
     kind: Literal["ray"] = Field("ray", description="a Ray cluster")
@@ -78,7 +78,7 @@ class RayExecutor:
         self._options = options
         self._where = f"executor ray, address {options.address}"
 
-    def find_room(self, needs: Needs) -> RayPlace:
+    def find_room(self, needs: ResourceRequest) -> RayPlace:
         """A place in Ray's queue; raises UsageError where no node of the cluster has as much."""
         return RayPlace(needs, self._node_for(needs).taken_by(needs), self._options)
 
@@ -86,11 +86,13 @@ class RayExecutor:
         """There is always a place in the queue."""
         return "room on the Ray cluster"
 
-    def count_room(self, needs: Needs) -> int:
+    def count_room(self, needs: ResourceRequest) -> int:
         """How many such work items could run side by side if nothing else ran."""
         return count_room(nodes().values(), needs)
 
-    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+    def describe_node(
+        self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
+    ) -> NodeInfo:
         """What one of the nodes reports of itself; takes none of its room.
 
         Raises:
@@ -125,7 +127,7 @@ class RayExecutor:
             cure=SAME_PREPARE,
         )
 
-    def _node_for(self, needs: Needs) -> Resources:
+    def _node_for(self, needs: ResourceRequest) -> Resources:
         """The most frequent kind of node that has as much; raises UsageError."""
         node = most_frequent(nodes().values(), needs)
         if node is None:
@@ -140,7 +142,7 @@ class RayExecutor:
 class RayPlace:
     """A place in Ray's queue; see executor.py. Ray takes the room when the task begins."""
 
-    def __init__(self, needs: Needs, taken: Resources, options: RayOptions) -> None:
+    def __init__(self, needs: ResourceRequest, taken: Resources, options: RayOptions) -> None:
         self._needs = needs
         self._taken = taken
         self._options = options
@@ -244,10 +246,10 @@ class RayJob:
         given = travelling_environment(here, stage_in(self._task), needs_of(self._task))
         if (home := self._options.home) is not None:
             given["PREPARE_HOME"] = str(home)
-        task = TaskFile(str(self._task), b"", 0)
+        task = WorkItemFile(str(self._task), b"", 0)
         if self._task.is_file():
             written = self._task.stat().st_mtime_ns
-            task = TaskFile(str(self._task), self._task.read_bytes(), written)
+            task = WorkItemFile(str(self._task), self._task.read_bytes(), written)
         run: Any = ray.remote(ray_node.run).options(
             num_returns="streaming", max_retries=0, name=self._task.stem, **self._resources
         )

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.hardware import this_node
-from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.private_files import keep_private
-from pipeline.core.process_environment import Need, arrived_environment, stage_environment
-from pipeline.core.processes import GuardedProcess
+from pipeline.core.process_environment import NetworkAccess, arrived_environment, stage_environment
+from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_in, start
 
 SECONDS_BETWEEN_LOOKS = 0.2  # within which Ray can interrupt a task
@@ -27,7 +27,7 @@ MOST_LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class TaskFile:
+class WorkItemFile:
     """The file of a work item, as the driver has it.
 
     Attributes:
@@ -63,7 +63,7 @@ def describe(prepare: str, given: Mapping[str, str]) -> str:
 
 
 def run(
-    prepare: str, task: TaskFile, log: str, given: Mapping[str, str], gpus: int = 0
+    prepare: str, task: WorkItemFile, log: str, given: Mapping[str, str], gpus: int = 0
 ) -> Iterator[bytes | LogTail | int]:
     """Run the work item; yields its events as lines, then its exit code.
 
@@ -83,7 +83,9 @@ def run(
     if not is_shared:
         place_task(task)
     # The node may have to build the stage's environment first.
-    variables = stage_environment(variables, stage_in(file), [*needs_of(file), Need.PACKAGES])
+    variables = stage_environment(
+        variables, stage_in(file), [*needs_of(file), NetworkAccess.PACKAGES]
+    )
     try:
         with start(file, Path(log), variables) as process:
             yield from _lines_of(process)
@@ -96,7 +98,7 @@ def run(
             file.unlink(missing_ok=True)
 
 
-def is_there(task: TaskFile) -> bool:
+def is_there(task: WorkItemFile) -> bool:
     """Whether this node sees the driver's file."""
     file = Path(task.path)
     return (
@@ -106,7 +108,7 @@ def is_there(task: TaskFile) -> bool:
     )
 
 
-def place_task(task: TaskFile) -> None:
+def place_task(task: WorkItemFile) -> None:
     """Write the task's file into a run folder, as on the driver's machine."""
     file = Path(task.path)
     with keep_private():
@@ -134,7 +136,7 @@ def _node_variables() -> dict[str, str]:
     return variables
 
 
-def _lines_of(process: GuardedProcess) -> Iterator[bytes]:
+def _lines_of(process: SupervisedProcess) -> Iterator[bytes]:
     """The lines that it prints; never blocks for longer than a moment, so Ray can interrupt it."""
     descriptor, rest = process.output.fileno(), b""
     while True:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Resources:
     # That differs a little between nodes of one kind; 0 where the cluster does not count it.
     memory_bytes: float = field(default=0, compare=False)
 
-    def holds(self, needs: Needs) -> bool:
+    def holds(self, needs: ResourceRequest) -> bool:
         """Whether the work could run on a node that has this much."""
         return self.cpus >= 1 and self.gpus >= needs.gpus  # of each node
 
-    def taken_by(self, needs: Needs) -> Resources:
+    def taken_by(self, needs: ResourceRequest) -> Resources:
         """What the work takes of a node that has this much."""
         if needs.exclusive:
             return replace(self, memory_bytes=0)
@@ -39,12 +39,12 @@ class Resources:
         return int(min(times))
 
 
-def count_room(nodes: Iterable[Resources], needs: Needs) -> int:
+def count_room(nodes: Iterable[Resources], needs: ResourceRequest) -> int:
     """How many such pieces of work could run side by side if nothing else ran."""
     return sum(node.count(node.taken_by(needs)) for node in nodes if node.holds(needs))
 
 
-def most_frequent(nodes: Iterable[Resources], needs: Needs) -> Resources | None:
+def most_frequent(nodes: Iterable[Resources], needs: ResourceRequest) -> Resources | None:
     """Of the kinds of nodes that have as much the most frequent; None where there is none.
 
     Nodes of one kind, so that what is compared is measured alike.
@@ -53,7 +53,7 @@ def most_frequent(nodes: Iterable[Resources], needs: Needs) -> Resources | None:
     return found[0][0] if found else None
 
 
-def words_of(needs: Needs) -> str:
+def words_of(needs: ResourceRequest) -> str:
     """What is needed, for a message."""
     gpus = {0: "a core", 1: "1 GPU"}.get(needs.gpus, f"{needs.gpus} GPUs")
     if needs.exclusive:

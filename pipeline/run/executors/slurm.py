@@ -26,14 +26,13 @@ from pydantic import Field, field_validator
 from pipeline.core.credentials import hand_on
 from pipeline.core.errors import StageError, UsageError
 from pipeline.core.events import read_event
-from pipeline.core.foreign.file import MEBIBYTE
-from pipeline.core.hardware import NodeFacts
-from pipeline.core.needs import Needs
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.private_files import FOR_OTHERS, open_log
-from pipeline.core.process_environment import Need, stage_environment
-from pipeline.run.executors.described_node import submit_description
-from pipeline.run.executors.events import pass_on
-from pipeline.run.executors.executor import Listener, Options
+from pipeline.core.process_environment import NetworkAccess, stage_environment
+from pipeline.core.resource_request import ResourceRequest
+from pipeline.core.untrusted.file import MEBIBYTE
+from pipeline.run.executors.executor import ExecutorOptions, Listener
+from pipeline.run.executors.node_probe import submit_description
 from pipeline.run.executors.resources import (
     Resources,
     count_room,
@@ -41,6 +40,7 @@ from pipeline.run.executors.resources import (
     words_of,
 )
 from pipeline.run.executors.stage_process import STAGE_RUN, check_end, needs_of, stage_in
+from pipeline.run.executors.work_events import pass_on
 
 SECONDS_BETWEEN_READS = 0.2
 SECONDS_BETWEEN_LOOKS = 3.0  # at the queue: hundreds of drivers may share one controller
@@ -64,7 +64,7 @@ echo "{{\\"event\\": \\"ended\\", \\"exit_code\\": $code}}"
 """
 
 
-class SlurmOptions(Options):
+class SlurmOptions(ExecutorOptions):
     """Work is done in jobs of Slurm."""
 
     kind: Literal["slurm"] = Field("slurm", description="jobs of Slurm")
@@ -104,7 +104,7 @@ class SlurmOptions(Options):
                 )
         return SlurmExecutor(self)
 
-    def flags_for(self, needs: Needs) -> list[str]:
+    def flags_for(self, needs: ResourceRequest) -> list[str]:
         """What sbatch is told of a piece of work with these needs: one node, and what it takes."""
         whole = needs.exclusive or (needs.cpus == "all" and not needs.gpus)
         kind = f"{self.gpu_kind}:" if self.gpu_kind else ""
@@ -136,25 +136,27 @@ class SlurmExecutor:
         self._options = options
         self._check = cache(self._check_possible)
 
-    def find_room(self, needs: Needs) -> SlurmPlace:
+    def find_room(self, needs: ResourceRequest) -> SlurmAllocation:
         """A place in the cluster's queue, for nodes of one kind.
 
         Raises:
             UsageError: Slurm would not take such a job, with its own reason.
         """
-        return SlurmPlace(needs, self._options, self._check(needs))
+        return SlurmAllocation(needs, self._options, self._check(needs))
 
     def obstacle(self) -> str:
         """There is always a place in the queue."""
         return "room on the Slurm cluster"
 
-    def count_room(self, needs: Needs) -> int:
+    def count_room(self, needs: ResourceRequest) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""
         nodes = self._nodes()
         others = self._others(nodes, needs)
         return count_room((each for name, each in nodes.items() if name not in others), needs)
 
-    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+    def describe_node(
+        self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
+    ) -> NodeInfo:
         """What a job finds on its node, which waits in the queue as any other.
 
         Raises:
@@ -180,7 +182,7 @@ class SlurmExecutor:
         mebibytes = int(memory) if int(memory) > 1 else 0  # 1: the site said nothing of it
         return Resources(int(cpus), counts.get(kind, 0), kind, mebibytes * MEBIBYTE)
 
-    def _others(self, nodes: Mapping[str, Resources], needs: Needs) -> list[str]:
+    def _others(self, nodes: Mapping[str, Resources], needs: ResourceRequest) -> list[str]:
         """The nodes that have as much and are of another kind than the most frequent.
 
         A model is served, and a variant compared with its baseline, on nodes of one kind. What does
@@ -192,7 +194,7 @@ class SlurmExecutor:
         kind = most_frequent(nodes.values(), needs)
         return [name for name, each in nodes.items() if each.holds(needs) and each != kind]
 
-    def _check_possible(self, needs: Needs) -> list[str]:
+    def _check_possible(self, needs: ResourceRequest) -> list[str]:
         """The flags of such a job; raises UsageError where Slurm would not take it."""
         nodes = self._nodes()
         others = self._others(nodes, needs)
@@ -213,10 +215,10 @@ class SlurmExecutor:
         return flags
 
 
-class SlurmPlace:
+class SlurmAllocation:
     """Room for one job after another; see executor.py."""
 
-    def __init__(self, needs: Needs, options: SlurmOptions, flags: Sequence[str]) -> None:
+    def __init__(self, needs: ResourceRequest, options: SlurmOptions, flags: Sequence[str]) -> None:
         self._needs = needs
         self._options = options
         self._flags = flags
@@ -256,7 +258,7 @@ class SlurmPlace:
         """What the job's process is given, beside what Slurm sets."""
         # The node may have to build the stage's environment first.
         here = {**os.environ, **hand_on()}
-        given = stage_environment(here, stage_in(task), [*needs_of(task), Need.PACKAGES])
+        given = stage_environment(here, stage_in(task), [*needs_of(task), NetworkAccess.PACKAGES])
         given.pop("CUDA_VISIBLE_DEVICES", None)
         if self._options.home is not None:
             given["PREPARE_HOME"] = str(self._options.home)

@@ -11,13 +11,13 @@ from typing import Any
 
 from pipeline import __version__
 from pipeline.core.errors import PrepareError, StageError
-from pipeline.core.foreign.file import read_regular
-from pipeline.core.foreign.json import ForeignJsonError, parse_json
-from pipeline.core.foreign.record import MAX_BYTES
 from pipeline.core.installation import this_prepare
 from pipeline.core.private_files import open_log
-from pipeline.core.process_environment import Need
-from pipeline.core.processes import GuardedProcess
+from pipeline.core.process_environment import NetworkAccess
+from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.core.untrusted.file import read_regular
+from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
+from pipeline.core.untrusted.record import MAX_BYTES
 
 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
 STAGE_RUN = ("-P", "-m", "pipeline.cli.main", "stage", "run")
@@ -28,7 +28,7 @@ def start(
     log: Path,
     variables: Mapping[str, str],
     held_descriptors: Sequence[int] = (),
-) -> GuardedProcess:
+) -> SupervisedProcess:
     """Start the work that the file describes; its events come out as lines, the rest is logged.
 
     Args:
@@ -36,7 +36,7 @@ def start(
         held_descriptors: those that stay open until the last of its processes has ended.
     """
     with open_log(log) as log_file:
-        return GuardedProcess(
+        return SupervisedProcess(
             [sys.executable, *STAGE_RUN, str(task)],
             environment=variables,
             output=subprocess.PIPE,
@@ -68,12 +68,12 @@ def stage_in(task: Path) -> str:
     return _word_in(task, "stage")
 
 
-def needs_of(task: Path) -> list[Need]:
+def needs_of(task: Path) -> list[NetworkAccess]:
     """What a serving task has to reach beside: an endpoint that others serve."""
     found = _read(task)
     models = [found.get("model"), found.get("baseline")]
     asks = any(isinstance(each, dict) and each.get("endpoint") is not None for each in models)
-    return [Need.ENDPOINT] if asks else []
+    return [NetworkAccess.ENDPOINT] if asks else []
 
 
 def refuse_of_others(task: Path) -> None:
@@ -108,6 +108,6 @@ def _read(task: Path) -> dict[str, Any]:
     """The work item; empty where it cannot be read, which its own process reports."""
     try:
         found = parse_json(read_regular(task, MAX_BYTES), finite=False, whole_text=False)
-    except (OSError, ForeignJsonError):
+    except (OSError, UntrustedJsonError):
         return {}
     return found if isinstance(found, dict) else {}

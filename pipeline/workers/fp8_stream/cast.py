@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.workers.fp8_stream.layout import BLOCK, Piece, scale_shape
+from pipeline.workers.fp8_stream.layout import BLOCK, Chunk, scale_shape
 
 TORCH_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 BF16_SIGN = -0x8000  # as a signed 16-bit number; alone it is minus zero
@@ -38,11 +38,11 @@ class Caster:
         self._magnitudes = torch.empty(piece_bytes // 2, dtype=torch.int16)
         self._quotients = torch.empty(piece_bytes // 2, dtype=torch.bfloat16)
 
-    def room(self, piece: Piece) -> memoryview:
+    def room(self, piece: Chunk) -> memoryview:
         """Where the piece's bytes are to be read into."""
         return memoryview(self._input)[: piece.size]
 
-    def cast(self, piece: Piece) -> tuple[memoryview, memoryview]:
+    def cast(self, piece: Chunk) -> tuple[memoryview, memoryview]:
         """The FP8 bytes and the scales' bytes of what :meth:`room` holds; until the next cast."""
         torch = self._torch
         elements = piece.rows * piece.columns

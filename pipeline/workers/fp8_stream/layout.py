@@ -21,7 +21,7 @@ _WIDEST_FIRST = {dtype: -place for place, dtype in enumerate(DTYPE_BITS)}
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """A run of a source tensor's bytes, at most all of them, and where in the output it goes."""
 
     begin: int  # offset in the source file
@@ -41,7 +41,7 @@ class ShardPlan:
     source: Path  # path of the input
     header: bytes  # first bytes of the output, up to its data
     size: int  # of the output in bytes
-    moves: list[Piece]  # whole tensors, in the order in which their bytes lie in the output
+    moves: list[Chunk]  # whole tensors, in the order in which their bytes lie in the output
     tensors: dict[str, int]  # bytes of each tensor of the output by name
 
     @property
@@ -98,7 +98,7 @@ def plan_shard(
         if name in quantized:
             rows, columns = tensor.shape
             scale_target = len(head) + places[scale_name(name)][0]
-        moves.append(Piece(begin, tensor.size, target, tensor.dtype, rows, columns, scale_target))
+        moves.append(Chunk(begin, tensor.size, target, tensor.dtype, rows, columns, scale_target))
     sizes = {name: end - begin for name, (begin, end) in places.items()}
     return ShardPlan(source.name, source, head, len(head) + position, moves, sizes)
 
@@ -119,12 +119,12 @@ def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * DTYPE_BITS[dtype] // 8
 
 
-def pieces(move: Piece, scheme: str, piece_bytes: int) -> Iterator[Piece]:
+def pieces(move: Chunk, scheme: str, piece_bytes: int) -> Iterator[Chunk]:
     """Cut a tensor: whole rows (whole blocks of rows) of about `piece_bytes`, or plain bytes."""
     if not move.rows:
         for start in range(0, move.size, piece_bytes):
             size = min(piece_bytes, move.size - start)
-            yield Piece(move.begin + start, size, move.target + start, move.dtype)
+            yield Chunk(move.begin + start, size, move.target + start, move.dtype)
         return
     row_bytes = move.size // move.rows
     scale_bytes = DTYPE_BITS[move.dtype] // 8
@@ -133,7 +133,7 @@ def pieces(move: Piece, scheme: str, piece_bytes: int) -> Iterator[Piece]:
     rows_a_piece = max(step, piece_bytes // row_bytes // step * step)
     for first in range(0, move.rows, rows_a_piece):
         rows = min(rows_a_piece, move.rows - first)
-        yield Piece(
+        yield Chunk(
             begin=move.begin + first * row_bytes,
             size=rows * row_bytes,
             target=move.target + first * move.columns,

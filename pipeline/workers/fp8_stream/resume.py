@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.folder_flush import flush_folder
+from pipeline.core.fsync import flush_folder
 from pipeline.workers.fp8_stream.layout import ShardPlan
 from pipeline.workers.fp8_stream.shard_file import UNFINISHED
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.ignored_modules import is_ignored
-from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import StageError
 from pipeline.inspection.linear_layers import (
     WEIGHT,
@@ -27,7 +27,7 @@ TRANSPOSED_ARCHITECTURES = ("gpt2", "openai-gpt", "ctrl", "imagegpt", "decision_
 
 
 def check_supported(
-    tensors: Mapping[str, Tensor], config: dict[str, Any], ignore: list[str], source: Path
+    tensors: Mapping[str, TensorEntry], config: dict[str, Any], ignore: list[str], source: Path
 ) -> None:
     """Refuse what names and shapes do not say how to quantize.
 
@@ -58,7 +58,7 @@ def check_supported(
         )
 
 
-def tied_pair(tensors: Mapping[str, Tensor], config: dict[str, Any]) -> tuple[str, str] | None:
+def tied_pair(tensors: Mapping[str, TensorEntry], config: dict[str, Any]) -> tuple[str, str] | None:
     """Names of lm_head and of the embedding it may repeat; None where there is no such pair."""
     if not is_tied(config):
         return None
@@ -70,7 +70,7 @@ def tied_pair(tensors: Mapping[str, Tensor], config: dict[str, Any]) -> tuple[st
     return None
 
 
-def kept_layers(tensors: Mapping[str, Tensor], ignore: list[str]) -> list[str]:
+def kept_layers(tensors: Mapping[str, TensorEntry], ignore: list[str]) -> list[str]:
     """Modules that stay as they are, where it would look for quantized ones: for the engine.
 
     Experts in stacks stay: which of a stack's axes are rows differs by architecture.
@@ -84,7 +84,7 @@ def kept_layers(tensors: Mapping[str, Tensor], ignore: list[str]) -> list[str]:
     return [*kept, STACKED_EXPERTS] if stacked else kept
 
 
-def _check_tensor(name: str, tensor: Tensor, ignore: list[str], source: Path) -> None:
+def _check_tensor(name: str, tensor: TensorEntry, ignore: list[str], source: Path) -> None:
     if is_quantizable(name, tensor, ignore):
         if tensor.dtype not in CASTABLE:
             raise StageError(

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 from pipeline.core.errors import CheckpointError
-from pipeline.core.folder_flush import flush_folder
-from pipeline.workers.fp8_stream.layout import Piece, ShardPlan
+from pipeline.core.fsync import flush_folder
+from pipeline.workers.fp8_stream.layout import Chunk, ShardPlan
 
 UNFINISHED = ".unfinished"
 
@@ -37,7 +37,7 @@ class ShardFile:
             self.close()
             raise
 
-    def read(self, piece: Piece, room: memoryview) -> None:
+    def read(self, piece: Chunk, room: memoryview) -> None:
         """Read the piece's bytes of the source.
 
         Raises:

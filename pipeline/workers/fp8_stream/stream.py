@@ -12,7 +12,7 @@ from pipeline.core.errors import StageError, UsageError
 from pipeline.core.events import Progress
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.workers.fp8_stream import resume
-from pipeline.workers.fp8_stream.conveyor import Conveyor
+from pipeline.workers.fp8_stream.copy_pipeline import CopyPipeline
 from pipeline.workers.fp8_stream.layout import SCHEMES, ShardPlan, plan_shard
 from pipeline.workers.fp8_stream.same_bytes import has_same_bytes
 from pipeline.workers.fp8_stream.selection import (
@@ -66,7 +66,7 @@ def stream_fp8(
     if len(waiting) < len(plans):
         progress.note(f"{len(plans) - len(waiting)} of {len(plans)} weight files are there already")
     device = choose_device()
-    Conveyor(waiting, output, scheme, device, progress).run()
+    CopyPipeline(waiting, output, scheme, device, progress).run()
     write_index(output, plans)
     kept = [name for name in kept_layers(tensors, ignore) if f"{name}.weight" not in left_out]
     heads = ["lm_head"] if is_tied(config) and "lm_head" not in kept else []

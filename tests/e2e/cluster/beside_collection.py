@@ -13,19 +13,19 @@ from pathlib import Path
 
 from quick_record import write_quick_record
 
-from artifacts.kept_runs import read_run
+from artifacts.run_loader import read_run
 from pipeline.core.errors import StoreError
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.core.store import Store
-from pipeline.release.collection import find_garbage, remove
-from pipeline.run.run_log import RunLog
+from pipeline.release.garbage_collection import find_garbage, remove
+from pipeline.run.run_recorder import RunRecorder
 
 STAGES = 4
 
 
 def run(store: Store) -> int:
     """One run; how many stages it did."""
-    log, done = RunLog(store, "model", {"checkpoint": "x"}), 0
+    log, done = RunRecorder(store, "model", {"checkpoint": "x"}), 0
     for number in range(STAGES):
         key = f"{number:064x}"
         while store.find("judge", key) is None:
@@ -52,7 +52,7 @@ def collect(store: Store) -> int:
     """What can be removed now; how many things that were."""
     with store.collect() as claim:
         try:
-            garbage = find_garbage(store, [], 0, Silent())
+            garbage = find_garbage(store, [], 0, NullProgress())
         except StoreError:  # a run goes on
             return 0
         for each in garbage:

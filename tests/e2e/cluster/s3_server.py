@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from pipeline.core.processes import GuardedProcess
+from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.environments.installer import installer_variables, run_uv
 from pipeline.serving.server_address import free_port
 
@@ -50,7 +50,7 @@ class S3Server:
         }
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         (folder / "data").mkdir()
-        self._process: GuardedProcess | None = None
+        self._process: SupervisedProcess | None = None
 
     @property
     def is_up(self) -> bool:
@@ -79,7 +79,7 @@ class S3Server:
         master, volume, filer = self._others
         ports = {"master": master, "volume": volume, "filer": filer, "s3": self._port}
         with (self.folder / "log").open("ab") as log:
-            self._process = GuardedProcess(
+            self._process = SupervisedProcess(
                 [
                     str(self._program),
                     "server",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from quick_record import write_quick_record
 
-from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError
+from pipeline.core.leases import Leases
 from pipeline.core.store import Store
 
 FILES = ("a", "b", "c")
@@ -23,7 +23,7 @@ def main(cache: Path, node: str, stages: int) -> None:
     """Do what is not done; what is taken from us is left to whoever took it."""
     store = Store(cache)
     assert store.origin is not None
-    store.claims = Claims(store.origin.objects.below("claims"), node=node or None)
+    store.claims = Leases(store.origin.objects.below("claims"), node=node or None)
     me = f"{node}-{time.time_ns()}"
     for number in range(stages):
         key = f"{number:064x}"

@@ -17,13 +17,13 @@ from ray_nodes import RayNodes
 from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline import __version__
+from pipeline.capacity.machine import machine_of
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
 from pipeline.core.hardware import Hardware, this_node
 from pipeline.core.installation import DIGITS, PACKAGES, digest_code, this_prepare
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.environments.settings import Settings
-from pipeline.forecast.machine import machine_of
-from pipeline.plan.choices import Request, choose
+from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.run.executors.ray import RayExecutor, RayJob, RayPlace
 from pipeline.run.serving_node import find_node
 
@@ -31,15 +31,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
 H100 = "NVIDIA H100 80GB HBM3"
-DEMO = Request("demo:smollm2-135m", None, "auto", None, None, None, None, trust_remote_code=False)
+DEMO = ModelRequest(
+    "demo:smollm2-135m", None, "auto", None, None, None, None, trust_remote_code=False
+)
 DRIVER = """
 import sys
 from pathlib import Path
 from tiny_stages import Heard
 from pipeline.core.errors import StageError
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.run.executors.ray import RayOptions
-place = RayOptions(address=sys.argv[1]).open().find_room(Needs(gpus=1))
+place = RayOptions(address=sys.argv[1]).open().find_room(ResourceRequest(gpus=1))
 job = place.submit(Path(sys.argv[2]), Path(sys.argv[2]).with_suffix(".log"))
 try:
     job.wait(Heard())
@@ -78,7 +80,7 @@ class Submitted:
 
 
 def submit(executor: RayExecutor, task: Path, **needs: Any) -> Submitted:
-    place = executor.find_room(Needs(**needs))
+    place = executor.find_room(ResourceRequest(**needs))
     return Submitted(place, place.submit(task, task.with_suffix(".log")))
 
 
@@ -122,17 +124,17 @@ def test_room_is_what_the_nodes_have(executor: RayExecutor) -> None:
     room = [
         executor.count_room(needs)
         for needs in (
-            Needs(),
-            Needs(gpus=1),
-            Needs(gpus=2),
-            Needs(cpus="all"),
-            Needs(gpus=1, exclusive=True),
-            Needs(gpus=4),
+            ResourceRequest(),
+            ResourceRequest(gpus=1),
+            ResourceRequest(gpus=2),
+            ResourceRequest(cpus="all"),
+            ResourceRequest(gpus=1, exclusive=True),
+            ResourceRequest(gpus=4),
         )
     ]
     assert room == [4, 4, 2, 2, 2, 0]
     with pytest.raises(UsageError, match="4 GPUs"):
-        executor.find_room(Needs(gpus=4))
+        executor.find_room(ResourceRequest(gpus=4))
 
 
 def test_a_run_is_laid_out_for_the_node_that_serves(executor: RayExecutor, tmp_path: Path) -> None:
@@ -159,7 +161,10 @@ def test_a_node_says_what_it_is_while_others_have_all_its_room(
             works = [submit(executor, stages.task(f"n{n}"), exclusive=True) for n in range(2)]
             ends = [threads.submit(work.wait, Heard()) for work in works]
             stages.wait_begun(2)
-            assert executor.describe_node([Needs(gpus=2)], tmp_path, Heard()).gpu_name == H100
+            assert (
+                executor.describe_node([ResourceRequest(gpus=2)], tmp_path, Heard()).gpu_name
+                == H100
+            )
         finally:
             stages.let_go()
         for end in ends:
@@ -170,9 +175,11 @@ def test_what_a_node_is_limited_to_goes_with_the_question(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREPARE_CPU_FEATURES", "none")
-    assert executor.describe_node([Needs(cpus="all")], tmp_path, Heard()).cpu_features == ()
+    assert (
+        executor.describe_node([ResourceRequest(cpus="all")], tmp_path, Heard()).cpu_features == ()
+    )
     with pytest.raises(UsageError, match="4 GPUs"):
-        executor.describe_node([Needs(gpus=4)], tmp_path, Heard())
+        executor.describe_node([ResourceRequest(gpus=4)], tmp_path, Heard())
 
 
 def test_a_measurement_has_its_node_alone(
@@ -261,12 +268,13 @@ def test_a_node_with_other_code_of_the_same_version_is_refused(
     stages.let_go()
     code = (
         "import sys; from pathlib import Path; from tiny_stages import Heard\n"
-        "from pipeline.core.errors import StageError; from pipeline.core.needs import Needs\n"
+        "from pipeline.core.errors import StageError\n"
+        "from pipeline.core.resource_request import ResourceRequest\n"
         "from pipeline.run.executors.ray import RayOptions\n"
         "executor = RayOptions(address=sys.argv[1]).open(); task = Path(sys.argv[2])\n"
-        "try: executor.describe_node([Needs()], task.parent, Heard())\n"
+        "try: executor.describe_node([ResourceRequest()], task.parent, Heard())\n"
         "except StageError as error: print(error)\n"
-        "executor.find_room(Needs()).submit(task, task.with_suffix('.log')).wait(Heard())"
+        "executor.find_room(ResourceRequest()).submit(task, task.with_suffix('.log')).wait(Heard())"
     )
     others = RayNodes(0)
     try:

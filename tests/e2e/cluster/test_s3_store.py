@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from s3_server import BUCKET, S3Server
 
-from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.leases import Leases
 from pipeline.core.object_store import ObjectStore
-from pipeline.core.origin import cache_folder
-from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.remote_store import cache_folder
+from pipeline.core.remote_store_variable import ORIGIN
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 
@@ -126,7 +126,7 @@ def test_many_threads_take_turns(url: str) -> None:
     objects, holders, most = ObjectStore(url), [0], [0]
 
     def take_turns(node: str) -> None:
-        claims = Claims(objects.below("claims"), node=node, seconds=60)
+        claims = Leases(objects.below("claims"), node=node, seconds=60)
         for _ in range(4):
             with claims.hold("key"):
                 holders[0] += 1
@@ -140,7 +140,7 @@ def test_many_threads_take_turns(url: str) -> None:
     for thread in threads:
         thread.join()
     assert most == [1]
-    with Claims(objects.below("claims")).hold("key") as last:
+    with Leases(objects.below("claims")).hold("key") as last:
         assert last.number == 17
 
 

@@ -19,9 +19,9 @@ from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
 from pipeline.core.hardware import this_node
-from pipeline.core.needs import Needs
-from pipeline.core.origin import cache_folder
-from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.remote_store import cache_folder
+from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 from pipeline.run.executors.slurm import (
@@ -48,7 +48,7 @@ def stages(tmp_path: Path) -> TinyStages:
 
 
 def submit(executor: SlurmExecutor, task: Path, **needs: Any) -> SlurmJob:
-    return executor.find_room(Needs(**needs)).submit(task, task.with_suffix(".log"))
+    return executor.find_room(ResourceRequest(**needs)).submit(task, task.with_suffix(".log"))
 
 
 def test_a_stage_runs_with_the_gpus_that_it_needs(
@@ -72,16 +72,16 @@ def test_its_own_error_arrives_as_what_it_is(executor: SlurmExecutor, stages: Ti
 
 def test_room_is_what_the_nodes_have(executor: SlurmExecutor) -> None:
     asked = (
-        Needs(),
-        Needs(gpus=1),
-        Needs(gpus=2),
-        Needs(cpus="all"),
-        Needs(gpus=1, exclusive=True),
-        Needs(gpus=4),
+        ResourceRequest(),
+        ResourceRequest(gpus=1),
+        ResourceRequest(gpus=2),
+        ResourceRequest(cpus="all"),
+        ResourceRequest(gpus=1, exclusive=True),
+        ResourceRequest(gpus=4),
     )
     assert [executor.count_room(needs) for needs in asked] == [4, 4, 2, 2, 2, 0]
     with pytest.raises(UsageError, match="4 GPUs"):
-        executor.find_room(Needs(gpus=4))
+        executor.find_room(ResourceRequest(gpus=4))
 
 
 def test_a_job_says_what_its_node_is(
@@ -97,12 +97,12 @@ def test_a_job_says_what_its_node_is(
     assert node.measured_on("cuda").startswith("NVIDIA H100 80GB HBM3, ")
     assert list(store.iterdir()) == []
     with pytest.raises(UsageError, match="4 GPUs"):
-        executor.describe_node([Needs(gpus=4)], store, Heard())
+        executor.describe_node([ResourceRequest(gpus=4)], store, Heard())
 
 
 def test_a_partition_that_there_is_not(executor: SlurmExecutor) -> None:
     with pytest.raises(UsageError, match="partition"):
-        SlurmOptions(partition="moon").open().find_room(Needs())
+        SlurmOptions(partition="moon").open().find_room(ResourceRequest())
 
 
 def test_a_measurement_has_its_node_alone(executor: SlurmExecutor, stages: TinyStages) -> None:
@@ -267,7 +267,7 @@ def test_what_serves_goes_to_nodes_of_one_kind(
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(unlike.configuration))
     executor = SlurmOptions().open()
-    assert [executor.count_room(Needs(gpus=n)) for n in (0, 1, 2)] == [4, 2, 1]
+    assert [executor.count_room(ResourceRequest(gpus=n)) for n in (0, 1, 2)] == [4, 2, 1]
     with ThreadPoolExecutor() as threads:
         try:
             served = [submit(executor, stages.task(f"serve{n}"), gpus=1) for n in range(3)]

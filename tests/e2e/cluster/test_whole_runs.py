@@ -36,9 +36,9 @@ from whole_run import (
     guards_of_servers,
 )
 
-from eval_gates.answers import book_of_part
-from pipeline.core.needs import Needs
-from pipeline.core.origin_variable import ORIGIN
+from eval_gates.answer_log import book_of_part
+from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.store import Store
 from pipeline.environments.settings import load_settings
 from pipeline.run.executors.slurm import SlurmJob, SlurmOptions, ask
@@ -306,7 +306,7 @@ def test_a_pair_under_load_has_a_node_alone_and_goes_on_on_another(
 
 def submit_little(stages: TinyStages, name: str) -> SlurmJob:
     task = stages.task(name)
-    return SlurmOptions().open().find_room(Needs()).submit(task, task.with_suffix(".log"))
+    return SlurmOptions().open().find_room(ResourceRequest()).submit(task, task.with_suffix(".log"))
 
 
 def begin_again_at_once(name: str) -> None:

@@ -19,7 +19,7 @@ from artifacts.stages import newest_revision
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
-from recipes.policy import AskedRouge
+from recipes.policy import RougeTask
 
 WORKER = """#!/bin/sh
 echo "$$ ${{CUDA_VISIBLE_DEVICES-unset}}" >> {begun}
@@ -76,7 +76,7 @@ class TinyStages:
     def task(self, name: str, **runtime: str) -> Path:
         """The file of a stage that has not been run before."""
         parameters = {
-            "suite": AskedRouge().model_dump(),
+            "suite": RougeTask().model_dump(),
             "source": {"kind": "carried"},
             "seed": sum(map(ord, name)),
         }

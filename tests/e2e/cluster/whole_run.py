@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.core.object_store import is_url
-from pipeline.core.origin import cache_folder
+from pipeline.core.remote_store import cache_folder
 from recipes.engines.vllm import ENTRY
 
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]

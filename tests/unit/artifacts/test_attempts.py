@@ -21,9 +21,9 @@ from artifacts.attempts import (
     variant_key,
 )
 from artifacts.evidence.attempt_check import find_miscounts
-from artifacts.stages.evaluate import EvaluateParameters, Rule
+from artifacts.stages.evaluate import EvaluateParameters, GateRule
 from artifacts.stages.judge import JudgeParameters
-from eval_gates.speed import share
+from eval_gates.speed import proportion_test
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, level_of
 from eval_gates.statistics.sequential import log_evidence
@@ -261,7 +261,7 @@ def asked_at(
         environment="",
         max_length=9,
         batch=1,
-        rule=Rule(margin=margin, alpha=alpha, about="population", planned_bet=planned_bet),
+        rule=GateRule(margin=margin, alpha=alpha, about="population", planned_bet=planned_bet),
         measurement=measurement,
     )
     record = StageRecord(
@@ -384,7 +384,7 @@ def test_what_is_measured_again_after_it_was_lost_keeps_the_rate_of_one_run(
 def test_equal_servers_that_are_measured_again_keep_the_rate_of_one_run(commands: int) -> None:
     alpha, blocks = 0.05, 20
     faster = np.random.default_rng(commands).random((REPLAYS, commands, blocks)) < 0.5
-    found = np.exp(-share.log_evidence(faster.reshape(-1, blocks), 0.5).max(axis=-1))
+    found = np.exp(-proportion_test.log_evidence(faster.reshape(-1, blocks), 0.5).max(axis=-1))
     found = found.reshape(REPLAYS, commands)
     levels = [level_of(alpha, "per_run", 1, 1, measurement=n) for n in range(1, commands + 1)]
     assert bounded(float((found <= levels).any(axis=1).mean()), alpha)

@@ -27,7 +27,7 @@ from artifacts.evidence.card import (
     serve_command,
     write_card,
 )
-from artifacts.evidence.card_words import (
+from artifacts.evidence.card_text import (
     calibration_words,
     hardware_words,
     kv_cache_words,
@@ -35,12 +35,12 @@ from artifacts.evidence.card_words import (
     optimization_words,
     quantization_words,
 )
-from artifacts.judged_variant import JudgedVariant
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.quantize import QuantizeResult
-from pipeline.checkpoint.source_facts import SourceFacts, front_matter, source_of
+from artifacts.verdict_inputs import VerdictInputs
+from pipeline.checkpoint.source_info import SourceInfo, front_matter, source_of
 from pipeline.core.hardware import Hardware
-from pipeline.core.stage import Kept
+from pipeline.core.stage import TypedStageRecord
 from recipes.quantization import AwqQuantization, Calibration, GptqQuantization, NoQuantization
 
 RECIPE = "fp8-dynamic"
@@ -63,17 +63,17 @@ def card_of(run: FakeRun, **source: str) -> ModelCard:
     """The card with another source, as the Hub's library reads it."""
     folder = run.bundle()
     verdict = read_verdict(folder / "prepare-evidence")
-    judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
+    judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
     changed = verdict.model_copy(update={"source": verdict.source.model_copy(update=source)})
     return ModelCard(text_of(run, changed, judged))
 
 
 def deployable(run: FakeRun, **members: Any) -> Deployable:
-    judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
+    judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
     return judged.deployable(run.store.find).model_copy(update=members)
 
 
-def text_of(run: FakeRun, verdict: BundleVerdict, judged: JudgedVariant) -> str:
+def text_of(run: FakeRun, verdict: BundleVerdict, judged: VerdictInputs) -> str:
     find = run.store.find
     return card_text(verdict, judged, judged.deployable(find), judged.evaluations(find))
 
@@ -166,7 +166,7 @@ class TestBody:
 
     def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: FakeRun, text: str) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
-        judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
+        judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
         told = {"without": "avx512f", "because": "vLLM has no FP8 KV cache here"}
         other = asked_otherwise(judged.judge, fallbacks={"kv-cache-not-fp8": told})
         changed = replace(judged, judge=other)
@@ -179,7 +179,7 @@ class TestBody:
         self, run: FakeRun, text: str, scales: bool
     ) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
-        judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
+        judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
         gpu = {"accelerator": "cuda", "gpu": "H100"}
         quantization = judged.quantize.parameters.quantization.model_dump()
         recipe = {**quantization, "kv_cache_scales": scales}
@@ -238,7 +238,7 @@ class TestHubResults:
 
     def test_a_whole_one_is(self, run: FakeRun, tmp_path: Path) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
-        judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
+        judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
         gate = verdict.variant.gates[0].model_copy(update={"n": 164, "available": 164})
         whole = verdict.model_copy(
             update={"variants": (verdict.variant.model_copy(update={"gates": [gate]}),)}
@@ -276,7 +276,7 @@ class TestSource:
 AWQ = AwqQuantization(kind="awq", calibration=Calibration())
 
 
-def asked_otherwise(kept: Kept[Any, Any], **changes: Any) -> Kept[Any, Any]:
+def asked_otherwise(kept: TypedStageRecord[Any, Any], **changes: Any) -> TypedStageRecord[Any, Any]:
     """The stage's record with other parameters."""
     parameters = {**kept.record.parameters, **changes}
     return kept.stage.kept(kept.record.model_copy(update={"parameters": parameters}))
@@ -306,7 +306,7 @@ class TestWords:
 
     def test_licence(self) -> None:
         assert (
-            licence_words(SourceFacts(ref="x", digest="d", licence="mit")) == "mit, as the source's"
+            licence_words(SourceInfo(ref="x", digest="d", licence="mit")) == "mit, as the source's"
         )
 
     def test_a_cache_in_16_bits_is_just_that(self, run: FakeRun) -> None:

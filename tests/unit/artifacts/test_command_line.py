@@ -11,7 +11,7 @@ from sample_reports import COMMAND
 
 from artifacts.command_line import command_line
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import Request, choose
+from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.run.gate import GateRequest
 from pipeline.run.recheck import RecheckRequest
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
@@ -34,7 +34,7 @@ def chosen(folder: Path, checkpoint: str, **options: Any) -> dict[str, Any]:
         "trust_remote_code": False,
     }
     settings = Settings(home=folder / "home", store=folder / "store")
-    return choose(Request(checkpoint=checkpoint, **(defaults | options)), settings).to_dict()
+    return choose(ModelRequest(checkpoint=checkpoint, **(defaults | options)), settings).to_dict()
 
 
 @pytest.fixture

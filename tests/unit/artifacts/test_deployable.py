@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.deployable import Deployable
-from artifacts.judged_variant import JudgedVariant
 from artifacts.registry.registry import TUPLE_TAG, Version
 from artifacts.stages.coherence import COHERENCE
+from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import hardware
-from pipeline.release.past_verdict import read_past, refuse_changed_tags, tag_differences
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
+from pipeline.release.recorded_verdict import read_past, refuse_changed_tags, tag_differences
 
 DEEP = "[" * 200_000
 
@@ -56,7 +56,7 @@ def deployable(**changes: Any) -> Deployable:
 
 def read(run: FakeRun, **changes: Any) -> Deployable:
     """Of evidence that says something else of how it was served, and what would be started."""
-    judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", "fp8-dynamic").name)
+    judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", "fp8-dynamic").name)
     result = {k: v for k, v in changes.items() if k == "engine_version"}
     parameters = {k: v for k, v in changes.items() if k != "engine_version"}
     heard = judged.coherence.record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from artifacts.ending import serving_lines
-from artifacts.run_command import read_command
+from artifacts.recorded_command import read_command
+from artifacts.run_outcome import serving_lines
 from recipes import catalog
 
 

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from pipeline.checkpoint.folder import Checkpoint, Kind, Reference, inspect_folder, parse_reference
+from pipeline.checkpoint.folder import (
+    Checkpoint,
+    CheckpointReference,
+    Kind,
+    inspect_folder,
+    parse_reference,
+)
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.file_digests import FileDigests
 
@@ -51,17 +57,17 @@ class TestReference:
     @pytest.mark.parametrize(
         ("text", "reference"),
         [
-            ("demo:smollm2-135m", Reference("demo", "smollm2-135m")),
-            ("org/name", Reference("hub", "org/name")),
-            ("org/name@main", Reference("hub", "org/name", "main")),
-            ("Org-1/na.me_2@refs/pr/3", Reference("hub", "Org-1/na.me_2", "refs/pr/3")),
-            ("./x", Reference("folder", "./x")),
-            ("../x", Reference("folder", "../x")),
-            ("/x/y", Reference("folder", "/x/y")),
-            ("~/x", Reference("folder", "~/x")),
+            ("demo:smollm2-135m", CheckpointReference("demo", "smollm2-135m")),
+            ("org/name", CheckpointReference("hub", "org/name")),
+            ("org/name@main", CheckpointReference("hub", "org/name", "main")),
+            ("Org-1/na.me_2@refs/pr/3", CheckpointReference("hub", "Org-1/na.me_2", "refs/pr/3")),
+            ("./x", CheckpointReference("folder", "./x")),
+            ("../x", CheckpointReference("folder", "../x")),
+            ("/x/y", CheckpointReference("folder", "/x/y")),
+            ("~/x", CheckpointReference("folder", "~/x")),
         ],
     )
-    def test_three_forms(self, text: str, reference: Reference) -> None:
+    def test_three_forms(self, text: str, reference: CheckpointReference) -> None:
         assert parse_reference(text) == reference
         assert reference.text == text
 
@@ -71,8 +77,8 @@ class TestReference:
         monkeypatch.chdir(tmp_path)
         assert parse_reference("org/name").kind == "hub"
         (tmp_path / "org" / "name").mkdir(parents=True)
-        assert parse_reference("org/name") == Reference("folder", "org/name")
-        assert parse_reference("org") == Reference("folder", "org")
+        assert parse_reference("org/name") == CheckpointReference("folder", "org/name")
+        assert parse_reference("org") == CheckpointReference("folder", "org")
 
     @pytest.mark.parametrize(
         "text", ["", "name", "a/b/c", "org/name@", "org/na me", "-a/b", "org/name@a b", "a@b@c"]
@@ -107,13 +113,13 @@ class TestReference:
     @pytest.mark.parametrize(
         ("reference", "name"),
         [
-            (Reference("hub", "org/Name-1B", "main"), "Name-1B"),
-            (Reference("demo", "smollm2-135m"), "smollm2-135m"),
-            (Reference("folder", "/a/b/"), "b"),
-            (Reference("folder", "/"), "model"),
+            (CheckpointReference("hub", "org/Name-1B", "main"), "Name-1B"),
+            (CheckpointReference("demo", "smollm2-135m"), "smollm2-135m"),
+            (CheckpointReference("folder", "/a/b/"), "b"),
+            (CheckpointReference("folder", "/"), "model"),
         ],
     )
-    def test_short_name(self, reference: Reference, name: str) -> None:
+    def test_short_name(self, reference: CheckpointReference, name: str) -> None:
         assert reference.short_name == name
 
     @given(st.text() | st.from_regex(r"[\w./@~:-]{1,40}"))

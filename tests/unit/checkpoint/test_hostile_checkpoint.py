@@ -16,8 +16,8 @@ from pipeline.checkpoint.folder import inspect_folder
 from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.core.errors import CheckpointError
 from pipeline.core.file_digests import FileDigests
+from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
-from pipeline.inspection.source import read_folder
 
 SECONDS, MIB = 2.0, 300.0
 PATIENCE = 2  # times as long where other tests have the cores

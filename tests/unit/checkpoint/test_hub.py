@@ -22,7 +22,7 @@ from small_checkpoint import checkpoint_files, safetensors
 
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.checkpoint.hub import explain_hub_errors
-from pipeline.checkpoint.source_facts import source_of
+from pipeline.checkpoint.source_info import source_of
 from pipeline.core.errors import HubError
 from pipeline.core.file_digests import FileDigests
 

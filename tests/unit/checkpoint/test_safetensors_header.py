@@ -16,7 +16,7 @@ from small_checkpoint import safetensors
 from pipeline.checkpoint.safetensors_header import (
     DTYPE_BITS,
     SafetensorsHeader,
-    Tensor,
+    TensorEntry,
     read_header,
 )
 from pipeline.core.errors import CheckpointError
@@ -50,8 +50,8 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
     content = safetensors(EXAMPLE, format="pt")
     path.write_bytes(content)
     header = read_header(path)
-    assert header.tensors["a"] == Tensor("BF16", (2, 3), 0, 12)
-    assert header.tensors["c"] == Tensor("F4", (4,), 16, 18)
+    assert header.tensors["a"] == TensorEntry("BF16", (2, 3), 0, 12)
+    assert header.tensors["c"] == TensorEntry("F4", (4,), 16, 18)
     assert header.tensors["empty"].elements == 0
     assert header.metadata == {"format": "pt"}
     assert header.data_bytes == 18

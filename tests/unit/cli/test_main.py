@@ -214,8 +214,8 @@ def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path)
     defect = tmp_path / "defect"
     defect.mkdir()
     (defect / "sitecustomize.py").write_text(
-        "import artifacts.kept_runs\n"
-        "artifacts.kept_runs.read_run = lambda folder: {}['checkpoint']\n"
+        "import artifacts.run_loader\n"
+        "artifacts.run_loader.read_run = lambda folder: {}['checkpoint']\n"
     )
     done = prepare(tmp_path, "runs", "list", PYTHONPATH=str(defect))
     assert done.returncode == 3

@@ -14,13 +14,13 @@ from sample_reports import COMMAND, failed_variant_report, run_report, stage_rep
 from typer.testing import CliRunner
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, Move
+from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
-from pipeline.run.run_log import RunLog
+from pipeline.run.run_recorder import RunRecorder
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 
@@ -63,7 +63,7 @@ def put_run(store: Store, report: RunReport) -> None:
 
 
 def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> None:
-    log = RunLog(Store(tmp_path / "store"), "model", dict(COMMAND))
+    log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
     log.note("before")
     attach = [sys.executable, "-P", "-m", "pipeline.cli.main", "runs", "attach"]
     with subprocess.Popen(
@@ -226,8 +226,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> MlflowRegistry:
             "smollm2-135m", weights, {TUPLE_TAG: recipe, "prepare.recipe": recipe}
         )
         before = made.aliases("smollm2-135m").get("champion")
-        cause = Cause("promote", "ann", run="20261121-1", verdict="pass", reason="all gates passed")
-        made.move_alias("smollm2-135m", Move("champion", version, before, cause, "previous"))
+        cause = ChangeReason(
+            "promote", "ann", run="20261121-1", verdict="pass", reason="all gates passed"
+        )
+        made.move_alias("smollm2-135m", AliasChange("champion", version, before, cause, "previous"))
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.capacity.timeline import ScheduledTask, Timeline, play
 from pipeline.cli.schedule_tables import (
     few_words,
     needs_words,
@@ -11,14 +12,13 @@ from pipeline.cli.schedule_tables import (
     schedule_line,
     schedule_rows,
 )
-from pipeline.core.needs import Needs
-from pipeline.forecast.timeline import Piece, Timeline, play
+from pipeline.core.resource_request import ResourceRequest
 
-ONE_GPU = Needs(gpus=1)
+ONE_GPU = ResourceRequest(gpus=1)
 
 
 def timeline(*seconds: float | None) -> Timeline:
-    pieces = [Piece(f"p{n}", ONE_GPU, each) for n, each in enumerate(seconds)]
+    pieces = [ScheduledTask(f"p{n}", ONE_GPU, each) for n, each in enumerate(seconds)]
     return play(pieces, lambda _: 2, 2)
 
 
@@ -54,11 +54,11 @@ def test_many_names() -> None:
 @pytest.mark.parametrize(
     ("needs", "words"),
     [
-        (Needs(gpus=8), "8 GPUs"),
-        (Needs(gpus=1, exclusive=True), "1 GPU, the whole node"),
-        (Needs(cpus="all"), "all cores"),
-        (Needs(), "little"),
+        (ResourceRequest(gpus=8), "8 GPUs"),
+        (ResourceRequest(gpus=1, exclusive=True), "1 GPU, the whole node"),
+        (ResourceRequest(cpus="all"), "all cores"),
+        (ResourceRequest(), "little"),
     ],
 )
-def test_what_a_work_item_needs(needs: Needs, words: str) -> None:
+def test_what_a_work_item_needs(needs: ResourceRequest, words: str) -> None:
     assert needs_words(needs) == words

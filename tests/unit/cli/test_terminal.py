@@ -17,7 +17,7 @@ from rich.text import Text
 from sample_reports import gate_report, run_report, variant_report
 
 from pipeline.cli.tables import print_run, print_table
-from pipeline.cli.terminal import ShownStream, guard_streams, open_console, print_command
+from pipeline.cli.terminal import SanitizedStream, guard_streams, open_console, print_command
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e[/]\n::error::x ##[command]y"
 
@@ -81,7 +81,7 @@ def test_no_cut_between_two_writes_makes_a_command(line: str) -> None:
     cuts = [[line[:n], line[n:]] for n in range(len(line))]
     for pieces in [*cuts, *([first, "", *second] for first, second in cuts), list(line)]:
         out = io.StringIO()
-        stream = ShownStream(out)
+        stream = SanitizedStream(out)
         for piece in ["before\n", *pieces, "\n"]:
             stream.write(piece)
         shown = out.getvalue()
@@ -103,7 +103,7 @@ def test_what_a_library_logs_has_no_credential(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_no_command_is_written_as_it_is() -> None:
     out = io.StringIO()
-    stream = ShownStream(out)
+    stream = SanitizedStream(out)
     pieces = ["a:", ":b #", "# [x]\n", ":", " :\n", "#", "\n", "#", "[x]\n", ":\n", ":x\n", ""]
     for piece in pieces:
         stream.write(piece)

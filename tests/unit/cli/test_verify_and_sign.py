@@ -18,7 +18,7 @@ from pipeline.cli.main import app
 from pipeline.cli.verify import print_folder
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.core.run_folders import RUN_RECORD
-from recipes.schema import Tuned
+from recipes.schema import TuningProvenance
 
 RECIPE = "fp8-dynamic"
 
@@ -61,7 +61,7 @@ class TestVerify:
         store = Path(shutil.copytree(run.root, tmp_path / "store"))
         file = store / "runs" / run.report.run / RUN_RECORD
         record = json.loads(file.read_text())
-        record["command"]["tuned_claim"] = Tuned(
+        record["command"]["tuned_claim"] = TuningProvenance(
             gain_at_least=1.1,
             gain=1.2,
             alpha=0.05,

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.claims import Claim, Claims
-from pipeline.core.shelf import FolderShelf, Shelf
+from pipeline.core.key_value_store import FileKeyValueStore, KeyValueStore
+from pipeline.core.leases import Lease, Leases
 from pipeline.core.store import Store
 
 SECONDS = 60.0
@@ -26,7 +26,7 @@ class Killed(BaseException):
 class SteppedShelf:
     """A shelf that is touched only when its owner has a step."""
 
-    def __init__(self, shelf: Shelf, step: Callable[[], None]) -> None:
+    def __init__(self, shelf: KeyValueStore, step: Callable[[], None]) -> None:
         self._shelf, self._step = shelf, step
 
     def __getattr__(self, name: str) -> Any:
@@ -39,12 +39,12 @@ class SteppedShelf:
         return stepped
 
 
-class KnownClaims(Claims):
+class KnownClaims(Leases):
     """Tells which claim its owner holds."""
 
-    held: Claim | None = None
+    held: Lease | None = None
 
-    def _acquire(self, key: str, waits: Callable[[str], None]) -> Claim:
+    def _acquire(self, key: str, waits: Callable[[str], None]) -> Lease:
         self.held = super()._acquire(key, waits)
         return self.held
 
@@ -69,7 +69,7 @@ class Claimant:
         self._may, self._stands = threading.Semaphore(0), threading.Semaphore(0)
         self._killed = self.is_over = False
         self._beats = 0
-        self.raw = FolderShelf(root / "claims")
+        self.raw = FileKeyValueStore(root / "claims")
         self.claims = KnownClaims(
             SteppedShelf(self.raw, self.pause),  # type: ignore[arg-type]
             seconds=SECONDS,

@@ -111,7 +111,7 @@ def test_a_limit_that_cannot_be_is_not_taken(length: bytes) -> None:
 @pytest.mark.parametrize("body", [*ODD, b'{"choices": []}', b'{"choices": [{"text": null}]}'])
 def test_a_server_that_answers_oddly_is_a_serving_error_or_silent(body: bytes) -> None:
     with server(with_body(body)) as url:
-        asking = coherence.Asking(url, "m")
+        asking = coherence.CoherenceProbe(url, "m")
         with suppress(ServingError):
             asking.passage_perplexity()
         with suppress(ServingError):

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core import hiding
+from pipeline.core import redaction
 from pipeline.core.credentials import hand_on, put_back, take_out
 from pipeline.core.errors import PrepareError, RegistryError, UsageError, from_dict
-from pipeline.core.hiding import HANDED_ON, hide
-from pipeline.core.process_environment import Need, server_environment, stage_environment
+from pipeline.core.process_environment import NetworkAccess, server_environment, stage_environment
+from pipeline.core.redaction import HANDED_ON, hide
 
 SECRET = "urlSECRET9999"
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hiding, "_given", {})
+    monkeypatch.setattr(redaction, "_given", {})
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_who_reads_it_from_a_record_is_asked_for_it_again() -> None:
     )
 )
 def test_no_password_is_shown(password: str) -> None:
-    hiding._given.clear()
+    redaction._given.clear()
     secret = f"<{password}>"
     shown = take_out(f"http://me:{secret}@host:80/x")
     assert secret not in shown
@@ -155,10 +155,10 @@ def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyP
     for stage in ("quantize", "judge", "check_weights", "questions"):
         assert SECRET not in json.dumps(stage_environment(here, stage))
     assert SECRET not in json.dumps(server_environment(here, {}))
-    assert SECRET in json.dumps(server_environment(here, {}, needs=[Need.ENDPOINT]))
+    assert SECRET in json.dumps(server_environment(here, {}, needs=[NetworkAccess.ENDPOINT]))
     there = stage_environment(here, "promote")
     assert "PREPARE_REGISTRY" not in there
-    monkeypatch.setattr(hiding, "_given", {})
+    monkeypatch.setattr(redaction, "_given", {})
     monkeypatch.setenv(HANDED_ON, there[HANDED_ON])
     assert put_back(shown) == f"http://me:{SECRET}@host"
 

@@ -20,14 +20,14 @@ from sample_reports import COMMAND
 from some_attempt import SCOPE, some_attempt
 
 from artifacts.attempts import AttemptLedger
-from artifacts.kept_runs import find_run
 from artifacts.registry.embedded_database import make_database
-from eval_gates.answers import AnswerBook
+from artifacts.run_loader import find_run
+from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.private_files import keep_private
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.run.run_log import RunLog
-from pipeline.stages.answer_books import book_file, open_book
+from pipeline.run.run_recorder import RunRecorder
+from pipeline.stages.answer_log_sync import book_file, open_book
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 GROUP, ANN, BOB, STRANGER = 31_400, 31_401, 31_402, 31_403
@@ -144,14 +144,14 @@ def answer(root: Path, first: int) -> list[str]:
     store = Store(root)
     book = book_file(store, "book")
     with keep_private(root), open_book(store, book, lambda _: None) as claim:
-        kept = AnswerBook(book, IDS, claim.number)
+        kept = AnswerLog(book, IDS, claim.number)
         kept.rows()
         kept.append([{"id": IDS[first]}])
         return [row["id"] for row in kept.rows()]
 
 
 def begin_run(root: Path, end: str) -> str:
-    log = RunLog(Store(root), "model", dict(COMMAND))
+    log = RunRecorder(Store(root), "model", dict(COMMAND))
     if end == "finished":
         log.finish("finished", 0)
     return log.run_id

@@ -10,7 +10,7 @@ from some_node import NODE, node_of
 
 from pipeline.core.cpu_features import VARIABLE
 from pipeline.core.errors import UsageError
-from pipeline.core.hardware import Hardware, NodeFacts, hardware, this_node
+from pipeline.core.hardware import Hardware, NodeInfo, hardware, this_node
 
 DRIVER = (
     '#!/bin/sh\ncase "$1" in\n'
@@ -30,7 +30,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_read_back_as_it_was_sent(two_gpus: None) -> None:
     here = this_node()
     assert [gpu.uuid for gpu in here.gpus] == ["GPU-1", "GPU-2"]
-    assert NodeFacts.model_validate_json(here.model_dump_json()) == here
+    assert NodeInfo.model_validate_json(here.model_dump_json()) == here
 
 
 def test_its_variables_are_not_ours(two_gpus: None) -> None:

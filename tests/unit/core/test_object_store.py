@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from finished_stage import stage_record
 
-from eval_gates.answers import AnswerBook
+from eval_gates.answer_log import AnswerLog
 from pipeline.core import object_store
-from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.leases import Leases
 from pipeline.core.object_store import ObjectStore, check_url, tell_outages
-from pipeline.core.origin import Blob, Marker, cache_folder
-from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.process_environment import server_environment, stage_environment
+from pipeline.core.remote_store import Blob, StageManifest, cache_folder
+from pipeline.core.remote_store_variable import ORIGIN
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.stages.answer_books import book_file, open_book
+from pipeline.stages.answer_log_sync import book_file, open_book
 
 IDS = [f"q/{number}" for number in range(100)]
 
@@ -33,7 +33,7 @@ FETCHER = """
 import sys, time
 from pathlib import Path
 from pipeline.core.object_store import ObjectStore
-from pipeline.core.origin import cache_folder
+from pipeline.core.remote_store import cache_folder
 from pipeline.core.store import Store
 
 download = ObjectStore.download
@@ -63,7 +63,7 @@ class Node:
         self.store = Store(cache_folder(url, tmp_path / name))
         assert self.store.origin is not None
         self.objects = self.store.origin.objects
-        self.store.claims = Claims(self.objects.below("claims"), node=name)
+        self.store.claims = Leases(self.objects.below("claims"), node=name)
 
     def finish(self, key: str = "abc", **files: str) -> None:
         with self.store.open_for_writing("judge", key) as folder:
@@ -340,7 +340,7 @@ def test_damage_in_the_store_is_told_and_not_used(here: Node, there: Node) -> No
 )
 def test_a_marker_whose_files_no_folder_can_have_is_refused(here: Node, path: str) -> None:
     blob = Blob(sha256="0" * 64, size=1)
-    text = Marker(record=stage_record(), files={"x": blob, "z": blob}).model_dump_json()
+    text = StageManifest(record=stage_record(), files={"x": blob, "z": blob}).model_dump_json()
     here.objects.put("stages/judge/abc.json", text.replace('"z":', f'"{path}":').encode())
     with pytest.raises(StoreError, match="damaged"):
         here.store.find("judge", "abc")
@@ -391,7 +391,7 @@ def test_answers_of_one_node_are_gone_on_with_on_another(here: Node, there: Node
     def ask(node: Node, numbers: range) -> None:
         book = book_file(node.store, "b" * 64)
         with open_book(node.store, book, lambda text: None) as claim:
-            answers = AnswerBook(book, IDS, writer=claim.number)
+            answers = AnswerLog(book, IDS, writer=claim.number)
             assert [each["id"] for each in answers.rows()] == IDS[: numbers.start]
             for number in numbers:
                 answers.append([row(number)])
@@ -402,21 +402,21 @@ def test_answers_of_one_node_are_gone_on_with_on_another(here: Node, there: Node
     ask(here, range(7, 9))
     ask(there, range(9, 10))
     for node in (here, there):
-        rows = AnswerBook(book_file(node.store, "b" * 64), IDS).rows()
+        rows = AnswerLog(book_file(node.store, "b" * 64), IDS).rows()
         assert rows == [row(number) for number in range(10)]
 
 
 def test_answers_reach_the_store_while_they_are_asked(
     here: Node, there: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages.answer_books.SENT_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("pipeline.stages.answer_log_sync.SENT_EVERY_SECONDS", 0.05)
     book = book_file(here.store, "b" * 64)
     with open_book(here.store, book, lambda text: None) as claim:
-        answers = AnswerBook(book, IDS, writer=claim.number)
+        answers = AnswerLog(book, IDS, writer=claim.number)
         for number in range(3):
             answers.append([row(number)])
             deadline = time.monotonic() + 20
-            while len(AnswerBook(book_file(there.store, "b" * 64), IDS).rows()) <= number:
+            while len(AnswerLog(book_file(there.store, "b" * 64), IDS).rows()) <= number:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import (
-    Need,
+    NetworkAccess,
     arrived_environment,
     server_environment,
     stage_environment,
@@ -79,15 +79,15 @@ def test_a_server_gets_what_is_listed_and_its_own() -> None:
 @pytest.mark.parametrize(
     ("need", "secrets"),
     [
-        (Need.HUB, {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}),
-        (Need.ENDPOINT, {"OPENAI_API_KEY"}),
+        (NetworkAccess.HUB, {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}),
+        (NetworkAccess.ENDPOINT, {"OPENAI_API_KEY"}),
     ],
 )
-def test_who_must_show_a_credential_gets_that_one(need: Need, secrets: set[str]) -> None:
+def test_who_must_show_a_credential_gets_that_one(need: NetworkAccess, secrets: set[str]) -> None:
     environment = server_environment(SHELL, {}, needs=[need])
     assert secrets_in(environment) == secrets
     assert environment["HTTPS_PROXY"] == SHELL["HTTPS_PROXY"]
-    assert ("HF_HUB_OFFLINE" in environment) == (need != Need.HUB)
+    assert ("HF_HUB_OFFLINE" in environment) == (need != NetworkAccess.HUB)
 
 
 def test_only_the_stage_that_promotes_gets_the_registrys_credentials() -> None:
@@ -149,7 +149,7 @@ def test_a_workers_process_has_no_credentials(
         runtime={"python": str(python)},
         store=str(store.root),
     )
-    context = StageContext(spec, tmp_path, store, Silent())
+    context = StageContext(spec, tmp_path, store, NullProgress())
     with pytest.raises(Exception, match="no result"):
         context.run_worker("speed", {})
     (found,) = tmp_path.glob("*.environment")
@@ -178,7 +178,10 @@ def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> 
     assert site.items() <= sitting.items()
     for stage in ("coherence", "evaluate", "speed"):  # that it starts
         assert not site.keys() & stage_environment(sitting, stage).keys()
-    assert not site.keys() & server_environment(sitting, {}, needs=[Need.HUB, Need.STORE]).keys()
+    assert (
+        not site.keys()
+        & server_environment(sitting, {}, needs=[NetworkAccess.HUB, NetworkAccess.STORE]).keys()
+    )
 
 
 def test_a_node_that_has_an_index_of_its_own_keeps_it() -> None:
@@ -191,4 +194,7 @@ def test_a_node_that_has_an_index_of_its_own_keeps_it() -> None:
 def test_a_stage_may_be_given_more_to_reach() -> None:
     index = {**SHELL, "UV_DEFAULT_INDEX": "http://index"}
     assert "UV_DEFAULT_INDEX" not in stage_environment(index, "judge")
-    assert stage_environment(index, "judge", [Need.PACKAGES])["UV_DEFAULT_INDEX"] == "http://index"
+    assert (
+        stage_environment(index, "judge", [NetworkAccess.PACKAGES])["UV_DEFAULT_INDEX"]
+        == "http://index"
+    )

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from listener import Listener
 
-from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError
-from pipeline.core.origin import cache_folder
-from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.key_value_store import FileKeyValueStore
+from pipeline.core.leases import Leases
+from pipeline.core.remote_store import cache_folder
+from pipeline.core.remote_store_variable import ORIGIN
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.shelf import FolderShelf
 from pipeline.core.store import Store
-from pipeline.release.collection import find_garbage
+from pipeline.release.garbage_collection import find_garbage
 
 WORKER = """
 import sys, time
@@ -33,10 +33,10 @@ with RunFolders(Store(run.parents[1])).work(run, print):
 COLLECTOR = """
 import sys
 from pathlib import Path
-from pipeline.core.claims import Claims
+from pipeline.core.leases import Leases
 from pipeline.core.store import Store
 store = Store(Path(sys.argv[1]))
-store.claims = Claims(store.claims.shelf, node="elsewhere")
+store.claims = Leases(store.claims.shelf, node="elsewhere")
 with store.collect() as claim:
     print("has", flush=True)
     sys.stdin.readline()
@@ -115,8 +115,8 @@ def test_who_was_stopped_while_removing_removes_no_more(
 
 
 def test_one_that_is_heard_of_is_not_followed(tmp_path: Path) -> None:
-    shelf = FolderShelf(tmp_path)
-    here, elsewhere = Claims(shelf, seconds=60), Claims(shelf, seconds=60, node="elsewhere")
+    shelf = FileKeyValueStore(tmp_path)
+    here, elsewhere = Leases(shelf, seconds=60), Leases(shelf, seconds=60, node="elsewhere")
     for owner in (here, elsewhere):
         with owner.hold("key") as claim:
             here.follow_silent("key")

@@ -12,14 +12,14 @@ from types import FrameType
 import pytest
 from finished_stage import stage_record
 
-from artifacts.kept_runs import find_run, read_run
-from eval_gates.answers import AnswerBook
+from artifacts.run_loader import find_run, read_run
+from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
-from pipeline.core.origin import cache_folder
-from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.remote_store import cache_folder
+from pipeline.core.remote_store_variable import ORIGIN
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.stages.answer_books import book_file, open_book
+from pipeline.stages.answer_log_sync import book_file, open_book
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 BOOK = "b" * 64
@@ -155,7 +155,7 @@ def test_kept_answers(make: Make, bucket: Path, store: Store) -> None:
     try:
         book = book_file(store, BOOK)
         with open_book(store, book, lambda _: None):
-            rows = AnswerBook(book, ["q/1"]).rows()
+            rows = AnswerLog(book, ["q/1"]).rows()
     except PrepareError:
         return
     assert rows == []  # a pipe is no object, and without a whole line there are no rows

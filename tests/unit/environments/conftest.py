@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_environment import Heard, TinySource, let_uv_find, make_tiny_source
 
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Environment, ensure_defined
 
 
@@ -36,7 +36,7 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = make_tiny_source(folder)
     with pytest.MonkeyPatch.context() as monkeypatch:
         let_uv_find(source, folder, monkeypatch)
-        ensure_defined(source.definition, folder / "home", Silent())
+        ensure_defined(source.definition, folder / "home", NullProgress())
     return folder / "home"
 
 
@@ -44,4 +44,4 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(tiny: TinySource, built_once: Path, home: Path) -> Environment:
     """The tiny environment in this test's home, built already."""
     shutil.copytree(built_once, home, symlinks=True)
-    return ensure_defined(tiny.definition, home, Silent())
+    return ensure_defined(tiny.definition, home, NullProgress())

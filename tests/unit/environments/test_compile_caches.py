@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from listener import Listener
 
-from pipeline.environments.collect import collect
 from pipeline.environments.compile_caches import VARIABLES, open_caches
+from pipeline.environments.garbage_collection import collect
 from pipeline.environments.settings import Settings
 
 IDENTITY = "0123456789abcdef" * 4

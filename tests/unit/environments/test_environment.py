@@ -18,7 +18,7 @@ import pytest
 from tiny_environment import Heard, TinySource, write_wheel
 
 from pipeline.core.errors import EnvironmentBuildError, UsageError
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.environments.definition import Accelerator, define
 from pipeline.environments.environment import (
     Environment,
@@ -77,7 +77,7 @@ def test_reused_without_a_word(
 def test_use_is_remembered(tiny: TinySource, home: Path, built: Environment) -> None:
     record = built.python.parent.parent / RECORD_NAME
     os.utime(record, (0, 0))
-    ensure_defined(tiny.definition, home, Silent())
+    ensure_defined(tiny.definition, home, NullProgress())
     assert time.time() - record.stat().st_mtime < 60
 
 
@@ -141,7 +141,7 @@ def test_damaged_and_in_use_is_left_alone(tiny: TinySource, home: Path, built: E
     try:
         damage_module(built)
         with pytest.raises(EnvironmentBuildError, match=r"damaged .* and in use") as caught:
-            ensure_defined(tiny.definition, home, Silent())
+            ensure_defined(tiny.definition, home, NullProgress())
         assert str(user.pid) in caught.value.cure
         assert built.python.exists()
     finally:
@@ -176,12 +176,12 @@ def test_one_that_is_not_ours_to_build_is_not_mended(
     request.getfixturevalue("read_only")
     assert state(tiny, home) is EnvironmentState.BROKEN
     with pytest.raises(EnvironmentBuildError, match=r"not ours to rebuild"):
-        ensure_defined(tiny.definition, home, Silent())
+        ensure_defined(tiny.definition, home, NullProgress())
 
 
 def test_its_record_is_for_all_to_read(tiny: TinySource, home: Path) -> None:
     """So any user of an image finds it built."""
-    ensure_defined(tiny.definition, home, Silent())
+    ensure_defined(tiny.definition, home, NullProgress())
     record = environment_folder(home, tiny.definition) / RECORD_NAME
     assert stat.S_IMODE(record.stat().st_mode) == 0o644
 
@@ -193,7 +193,7 @@ def test_nothing_is_missing_and_looking_creates_nothing(tiny: TinySource, home: 
 
 def test_being_built(tiny: TinySource, home: Path, built: Environment) -> None:
     folder = environment_folder(home, tiny.definition)
-    with hold(folder, "serve-cpu", Silent()):
+    with hold(folder, "serve-cpu", NullProgress()):
         assert is_held(folder)
         assert state(tiny, home) is EnvironmentState.BUILDING
     assert not is_held(folder)
@@ -258,7 +258,7 @@ def test_a_killed_build_is_built_anew(
 def test_a_package_that_is_not_to_be_had(tiny: TinySource, home: Path) -> None:
     tiny.definition.lock.write_text("tiny-thing==9.9\n")
     with pytest.raises(EnvironmentBuildError) as caught:
-        ensure_defined(tiny.definition, home, Silent())
+        ensure_defined(tiny.definition, home, NullProgress())
     assert "there is no version of tiny-thing==9.9" in caught.value.what
     assert "UV_DEFAULT_INDEX" in caught.value.cure
     assert state(tiny, home) is EnvironmentState.MISSING
@@ -268,21 +268,21 @@ def test_a_package_that_does_not_import(tiny: TinySource, home: Path) -> None:
     write_wheel(tiny.wheels, "tiny_thing", "1.1", "raise OSError('libmissing.so.1: not found')\n")
     tiny.definition.lock.write_text("tiny-thing==1.1\n")
     with pytest.raises(EnvironmentBuildError, match=r"libmissing\.so\.1"):
-        ensure_defined(tiny.definition, home, Silent())
+        ensure_defined(tiny.definition, home, NullProgress())
     assert state(tiny, home) is EnvironmentState.MISSING
 
 
 def test_too_little_disk_fails_before_anything_is_done(tiny: TinySource, home: Path) -> None:
     huge = dataclasses.replace(tiny.definition, disk_bytes=10**18)
     with pytest.raises(EnvironmentBuildError, match=r"1000000000\.0 GB of disk"):
-        ensure_defined(huge, home, Silent())
+        ensure_defined(huge, home, NullProgress())
     assert not environment_folder(home, huge).exists()
 
 
 def test_a_home_that_cannot_be_made(tiny: TinySource, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentBuildError) as caught:
-        ensure_defined(tiny.definition, tmp_path / "file" / "home", Silent())
+        ensure_defined(tiny.definition, tmp_path / "file" / "home", NullProgress())
     assert caught.value.where == str(tmp_path / "file" / "home" / "environments")
     assert "PREPARE_HOME" in caught.value.cure
 
@@ -303,7 +303,7 @@ def test_environment_is_refused_where_others_may_write(
     name = environment_folder(home, tiny.definition).name
     (home / place.format(name)).chmod(mode)
     with pytest.raises(EnvironmentBuildError, match="is not used: other users may write"):
-        ensure_defined(tiny.definition, home, Silent())
+        ensure_defined(tiny.definition, home, NullProgress())
     assert state(tiny, home) is EnvironmentState.BROKEN
     assert built.python.read_text() == damage
     assert not ran.exists()
@@ -318,7 +318,7 @@ def test_environment_of_another_user_is_refused(
     name = environment_folder(home, tiny.definition).name
     os.chown(home / place.format(name), 12345, -1)
     with pytest.raises(EnvironmentBuildError, match="another user, number 12345"):
-        ensure_defined(tiny.definition, home, Silent())
+        ensure_defined(tiny.definition, home, NullProgress())
 
 
 def test_environment_is_unwritable_for_others_whatever_the_umask(
@@ -326,10 +326,10 @@ def test_environment_is_unwritable_for_others_whatever_the_umask(
 ) -> None:
     before = os.umask(0o002)
     try:
-        environment = ensure_defined(tiny.definition, home, Silent())
+        environment = ensure_defined(tiny.definition, home, NullProgress())
     finally:
         os.umask(before)
-    assert ensure_defined(tiny.definition, home, Silent()) == environment
+    assert ensure_defined(tiny.definition, home, NullProgress()) == environment
     folder = environment.python.parents[1]
     found = [home, *home.rglob("*")]
     # uv creates its empty lock file for everybody.
@@ -368,7 +368,7 @@ class TestExternal:
     def test_used_as_it_is(self, built: Environment, tmp_path: Path) -> None:
         self.add_vllm(built)
         settings = self.settings(tmp_path / "other", built.python)
-        found = ensure("serve", Accelerator.CPU, settings, Silent())
+        found = ensure("serve", Accelerator.CPU, settings, NullProgress())
         assert not found.managed
         assert found.python == built.python
         assert found.versions == {"tiny-thing": "1.0", "tiny-plugin": "2.0"}
@@ -378,7 +378,9 @@ class TestExternal:
 
     def test_its_interpreter_is_looked_after_once(self, built: Environment, tmp_path: Path) -> None:
         self.add_vllm(built)
-        python_of = interpreters(Accelerator.CPU, self.settings(tmp_path, built.python), Silent())
+        python_of = interpreters(
+            Accelerator.CPU, self.settings(tmp_path, built.python), NullProgress()
+        )
         assert python_of("serve") == built.python
         (site_packages(built) / "vllm.py").unlink()
         assert python_of("serve") == built.python
@@ -392,7 +394,7 @@ class TestExternal:
     def test_lacks_what_the_work_imports(self, built: Environment, tmp_path: Path) -> None:
         settings = self.settings(tmp_path, built.python)
         with pytest.raises(EnvironmentBuildError, match="'serve'"):
-            ensure("serve", Accelerator.CPU, settings, Silent())
+            ensure("serve", Accelerator.CPU, settings, NullProgress())
         found = status("serve", Accelerator.CPU, settings)
         assert found.state is EnvironmentState.BROKEN
         assert "vllm" in found.reason
@@ -415,5 +417,5 @@ def test_identity_of_a_managed_one_builds_nothing(home: Path) -> None:
 def test_unknown_name(home: Path) -> None:
     settings = Settings(home=home, store=home / "store")
     with pytest.raises(UsageError, match="'train'") as caught:
-        ensure("train", Accelerator.CPU, settings, Silent())
+        ensure("train", Accelerator.CPU, settings, NullProgress())
     assert "quantize, quantize-autoawq, serve, evaluate" in caught.value.cure

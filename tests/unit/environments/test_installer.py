@@ -14,7 +14,7 @@ import pytest
 from tiny_environment import Heard, TinySource
 
 from pipeline.core.errors import EnvironmentBuildError
-from pipeline.environments.build import InstallWatcher
+from pipeline.environments.build import InstallProgress
 from pipeline.environments.installer import cure_for, find_uv, installer_variables, run_uv
 
 
@@ -143,7 +143,7 @@ def _runs(process: int) -> bool:
 
 
 def test_progress_of_downloads_and_packages(tiny: TinySource, tmp_path: Path, heard: Heard) -> None:
-    watcher = InstallWatcher(tiny.definition, tmp_path / "environment", heard)
+    watcher = InstallProgress(tiny.definition, tmp_path / "environment", heard)
     watcher.look()
     assert heard.events == []
     for line in ("Downloading torch (1.5GiB)", "Downloading numpy (16.1MiB)", "Downloaded numpy"):

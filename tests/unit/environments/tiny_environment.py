@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments.definition import Accelerator, Definition, EnvironmentName
+from pipeline.environments.definition import Accelerator, EnvironmentDefinition, EnvironmentName
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -33,7 +33,7 @@ class TinySource:
     """Wheels that uv finds, and the definition of an environment made of them."""
 
     wheels: Path
-    definition: Definition
+    definition: EnvironmentDefinition
 
 
 class Heard:
@@ -85,9 +85,9 @@ def make_tiny_source(folder: Path) -> TinySource:
     return TinySource(wheels, tiny_definition(folder))
 
 
-def tiny_definition(folder: Path) -> Definition:
+def tiny_definition(folder: Path) -> EnvironmentDefinition:
     """The definition of what lies in `folder`."""
-    return Definition(
+    return EnvironmentDefinition(
         key="serve-cpu",
         name=EnvironmentName.SERVE,
         accelerator=Accelerator.CPU,

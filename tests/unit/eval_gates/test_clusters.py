@@ -13,7 +13,7 @@ from kept_answers import HUMANEVAL, judged_rows
 
 from eval_gates.clusters import group_by_cluster, means, partners, repeated_field, whole_end
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.stopping import Stopping, StoppingRule
+from eval_gates.stopping import StoppingPlan, StoppingRule
 from recipes.policy import AnySuite, Margin
 
 ALPHA = 0.05
@@ -27,7 +27,7 @@ def labels(sizes: list[int]) -> list[str]:
 @given(sizes=SIZES, batch=st.integers(1, 9), upto=st.integers(1, 80))
 def test_batches_end_where_a_cluster_does(sizes: list[int], batch: int, upto: int) -> None:
     names = labels(sizes)
-    stopping = Stopping(min(upto, len(names)), batch, clusters=names)
+    stopping = StoppingPlan(min(upto, len(names)), batch, clusters=names)
     asked: list[float] = []
     while following := stopping.next_batch(asked):
         asked += [1.0] * len(following)
@@ -81,8 +81,8 @@ def test_the_worker_and_the_judge_see_the_same() -> None:
     names = [row["cluster"] for row in rows]
     rule = StoppingRule(Comparison.points(0.1), ALPHA)
     scores = [row["score"] for row in rows]
-    stopping = Stopping(len(rows), 10, rule, [1.0] * len(rows), names)
-    alone = Stopping(60, 2, rule, [1.0] * 60)
+    stopping = StoppingPlan(len(rows), 10, rule, [1.0] * len(rows), names)
+    alone = StoppingPlan(60, 2, rule, [1.0] * 60)
     assert stopping.state(scores) == alone.state(means(group_by_cluster(rows), "score")) == "pass"
     assert stopping.state(scores[:100]) == alone.state([1.0] * 20) == "open"
 

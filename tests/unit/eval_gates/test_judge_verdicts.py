@@ -23,11 +23,11 @@ from kept_answers import (
     recovery,
 )
 
-from eval_gates.records import GateReport
+from eval_gates.gate_report import GateReport
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.finding import SEQUENTIAL
 from eval_gates.statistics.paired import GRADED, IDENTICAL, TANGO, graded_interval, tango_interval
-from eval_gates.stopping import Stopping, StoppingRule
+from eval_gates.statistics.result import SEQUENTIAL
+from eval_gates.stopping import StoppingPlan, StoppingRule
 from recipes.policy import AnySuite, Margin, MmluSuite
 from recipes.schema import Family
 
@@ -37,7 +37,7 @@ class TestSequential:
     def test_it_stops_where_the_worker_stopped(self, bet: float | None) -> None:
         before, after = flipped(4000, 40, 40, 2600)
         suite = MmluSuite(margins={"fp8": Margin(points=0.02)})
-        stopping = Stopping(
+        stopping = StoppingPlan(
             4000, 64, StoppingRule(Comparison.points(0.02), 0.05, None, bet), before
         )
         asked: list[float] = []

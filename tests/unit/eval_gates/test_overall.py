@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_reports import gate_report, speed_claim
 
-from eval_gates.judge import overall
-from eval_gates.records import GateReport, Tier, Verdict
-from eval_gates.speed.report import SpeedReport
+from eval_gates.gate_report import GateReport, Tier, Verdict
+from eval_gates.speed.report import SpeedGateReport
+from eval_gates.verdicts import overall
 
 
 def gate(
@@ -18,7 +18,7 @@ def gate(
     return gate_report(suite=suite, verdict=verdict, tier=tier, p_value=p_value)
 
 
-def fast(verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01) -> list[SpeedReport]:
+def fast(verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01) -> list[SpeedGateReport]:
     return [speed_claim(verdict=verdict, tier=tier, p_value=p_value)]
 
 
@@ -86,7 +86,7 @@ class TestOverall:
         assert overall([gate("mmlu", "pass", "supporting", 0.001)])[2] == 1.0
 
     @pytest.mark.parametrize("speed", [[], fast("pass")])
-    def test_no_gate_is_no_pass(self, speed: list[SpeedReport]) -> None:
+    def test_no_gate_is_no_pass(self, speed: list[SpeedGateReport]) -> None:
         with pytest.raises(ValueError, match="gate"):
             overall([], speed)
 

@@ -18,12 +18,12 @@ from hub_stand_in import HubStandIn, Repository
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.core.errors import CheckpointError
-from pipeline.inspection.source import read_folder
+from pipeline.inspection.header_source import read_folder
 
 CHILD = """
 import json, sys
 from pipeline.core.errors import PrepareError
-from pipeline.inspection.source import read_hub
+from pipeline.inspection.header_source import read_hub
 try:
     found = read_hub(sys.argv[1], sys.argv[2] or None)
     answer = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from published_models import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B_V01, QWEN_25_72B
 
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.inspection.kv_cache import KvCache, element_bytes, kv_cache
+from pipeline.inspection.kv_cache import KvCacheSpec, element_bytes, kv_cache
 from pipeline.inspection.model_shape import model_shape
 
 SMOLLM2_135M = LLAMA_3_8B | {
@@ -35,7 +35,7 @@ GEMMA_3_27B = LLAMA_3_8B | {
 }
 
 
-def cached(config: dict[str, Any]) -> KvCache:
+def cached(config: dict[str, Any]) -> KvCacheSpec:
     return kv_cache(config, model_shape(config, "config.json"), "config.json")
 
 
@@ -214,7 +214,7 @@ def test_contradictions_are_refused(change: dict[str, Any]) -> None:
 def test_no_more_is_promised_than_there_is(
     memory: int, context: int, block: int, heads: int, windows: list[int | None]
 ) -> None:
-    cache = KvCache("gqa", heads, 128, tuple(windows))
+    cache = KvCacheSpec("gqa", heads, 128, tuple(windows))
     found = cache.capacity(memory, context=context, block_size=block, element_bytes=2)
     layers, tables = cache.groups()
     assert layers * len(tables) >= len(windows)

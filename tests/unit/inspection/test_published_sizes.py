@@ -17,10 +17,10 @@ from published_models import (
 )
 
 from pipeline.core.errors import CheckpointError
-from pipeline.inspection.inspection import Inspection, inspect
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.inspection import CheckpointInspection, inspect
 from pipeline.inspection.module_kind import EXPERT_COUNTS
 from pipeline.inspection.precision import PRECISIONS
-from pipeline.inspection.source import Source
 from recipes import catalog
 
 
@@ -35,7 +35,9 @@ from recipes import catalog
     ],
     ids=["llama-3-8b", "llama-3-70b", "llama-3.1-405b", "mixtral-8x22b", "qwen2.5-72b"],
 )
-def test_published_sizes_in_16_bits(model: Inspection, parameters: int, gigabytes: float) -> None:
+def test_published_sizes_in_16_bits(
+    model: CheckpointInspection, parameters: int, gigabytes: float
+) -> None:
     assert model.parameters_total == parameters
     assert model.source.weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
     assert model.bytes_at(PRECISIONS[0]) == model.source.weights_bytes
@@ -125,7 +127,7 @@ def test_the_keys_of_experts(key: str) -> None:
 
 def test_no_weights_at_all() -> None:
     with pytest.raises(CheckpointError, match="empty"):
-        inspect(Source("x", "x/config.json", dict(LLAMA_3_8B), {}, 0))
+        inspect(HeaderSource("x", "x/config.json", dict(LLAMA_3_8B), {}, 0))
 
 
 def test_float32_is_counted_as_stored() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.variant_size import estimated_bytes, variant_weights
 from recipes.catalog import load_recipe
 
@@ -75,8 +75,8 @@ def test_the_baseline_keeps_its_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])
 def test_a_tied_head_is_not_counted_whatever_is_before_its_name(head: str) -> None:
     tensors = {
-        "model.embed_tokens.weight": Tensor("BF16", (8, 4), 0, 64),
-        head: Tensor("BF16", (8, 4), 64, 128),
+        "model.embed_tokens.weight": TensorEntry("BF16", (8, 4), 0, 64),
+        head: TensorEntry("BF16", (8, 4), 64, 128),
     }
     quantization = load_recipe("fp8-dynamic").quantization
     assert variant_weights(tensors, quantization, {"tie_word_embeddings": True}).bytes == 64

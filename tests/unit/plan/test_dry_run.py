@@ -13,9 +13,9 @@ from small_checkpoint import safetensors, write_files
 
 from artifacts.stages.check_weights import (
     CHECK_WEIGHTS,
-    CheckParameters,
-    CheckResult,
-    CheckRuntime,
+    CheckWeightsParameters,
+    CheckWeightsResult,
+    CheckWeightsRuntime,
 )
 from artifacts.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint
@@ -45,9 +45,9 @@ def stages(
     )
     check_weights = CHECK_WEIGHTS.spec(
         "mine",
-        CheckParameters.model_validate(asked),
+        CheckWeightsParameters.model_validate(asked),
         {"weights": quantize},
-        CheckRuntime(checkpoint=checkpoint),
+        CheckWeightsRuntime(checkpoint=checkpoint),
         store,
     )
     return quantize, check_weights
@@ -115,7 +115,9 @@ class StandIns:
         write_files(output, {"model.safetensors": safetensors({"x": ("I32", (64, 8))})})
         return {"group_size": 32}
 
-    def check_weights(self, context: StageContext[CheckParameters, CheckRuntime]) -> CheckResult:
+    def check_weights(
+        self, context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]
+    ) -> CheckWeightsResult:
         if self.unsound is not None:
             raise self.unsound
         source = context.runtime.checkpoint
@@ -124,7 +126,7 @@ class StandIns:
         asked = context.parameters.model_dump(mode="json")
         assert asked == context.spec.parameters["check_weights"]
         made = QUANTIZE.result_of(context.input_record("weights"))
-        return CheckResult(weights_digest=made.weights_digest)
+        return CheckWeightsResult(weights_digest=made.weights_digest)
 
 
 @pytest.fixture

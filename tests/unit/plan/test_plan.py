@@ -17,10 +17,10 @@ from three_suites import three_suites
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.hardware import NodeFacts
+from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.of_checkpoint import Planner
+from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan, VariantPlan, repeat_role
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
@@ -51,7 +51,7 @@ class Wanted:
     identities: Mapping[str, str] = field(
         default_factory=lambda: {"quantize": "q", "serve": "s", "evaluate": "e"}
     )
-    node: NodeFacts = NODE
+    node: NodeInfo = NODE
     fp8: Mapping[str, Any] = field(default_factory=dict)
     awq: Mapping[str, Any] = field(default_factory=dict)
     eval_data: Path | None = None
@@ -61,7 +61,7 @@ class Wanted:
 
     def plan(self) -> Plan:
         digests = FileDigests(self.calibration.parent / "digests.json")
-        planning = Planner(
+        planning = ModelPlanner(
             checkpoint=self.checkpoint,
             profile=self.profile,
             policy=self.policy,

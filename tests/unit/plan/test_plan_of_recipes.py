@@ -14,7 +14,7 @@ from some_node import NODE
 
 from pipeline.core.file_digests import FileDigests
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.of_checkpoint import Planner
+from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import VariantPlan
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.schema import Recipe
@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, tuple[str, tuple[int, ...]
 
 def planned(folder: Path, recipe: Recipe, profile: str = "cpu") -> VariantPlan:
     digests = FileDigests(folder.parent / "digests.json")
-    plan = Planner(
+    plan = ModelPlanner(
         checkpoint=inspected(folder),
         profile=load_profile(profile),
         policy=load_policy("demo"),

@@ -204,14 +204,14 @@ class TestRefusal:
         code = (
             "import sys\n"
             "from recipes import catalog\n"
-            "from pipeline.core.events import Silent\n"
+            "from pipeline.core.events import NullProgress\n"
             "from pipeline.plan.gate_power import check_decidable\n"
             "recipes = [catalog.load_recipe(n) for n in ('fp8-dynamic', 'awq-w4a16')]\n"
             "counts = {'mmlu': 14042, 'code': 542, 'rouge': 11490}\n"
             "policy = catalog.load_policy('default')\n"
             "suites = {n: s for n, s in policy.suites.items() if s.about == 'population'}\n"
             "policy = policy.model_copy(update={'suites': suites})\n"
-            "check_decidable(policy, recipes, counts, Silent())\n"
+            "check_decidable(policy, recipes, counts, NullProgress())\n"
             "print({'numpy', 'scipy'} & set(sys.modules))\n"
         )
         done = subprocess.run(

@@ -10,7 +10,7 @@ import yaml
 from asked_run import install_driver, refused, request_for, speculative_profile
 
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import choose
+from pipeline.plan.resolved_options import choose
 from recipes.catalog import RECIPES
 
 pytestmark = pytest.mark.usefixtures("programs")

@@ -14,7 +14,7 @@ from finished_stage import put_record, stage_record
 from pipeline.core.hardware import this_node
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import choose
+from pipeline.plan.resolved_options import choose
 from pipeline.plan.start_spread import spread_of_starts, with_measured_spread
 from recipes.catalog import load_profile
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from recipes.gpu import Gpu
-from recipes.ladder import Ladder
-from recipes.policy import Margin, Policy, Promotion
+from recipes.fallback_chain import FallbackChain
+from recipes.gpu import GpuType
+from recipes.policy import Margin, Policy, PromotionRule
 from recipes.quantization import GptqQuantization
 from recipes.schema import Recipe, ServingProfile
-from recipes.speed import RatioGate
+from recipes.speed import ThroughputRatioGate
 
 # vLLM's own, whose bounds are the engine's; NaN and infinity are refused there too.
 UNBOUNDED = {"engine_arguments"}
@@ -32,7 +32,7 @@ def numbers(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
             yield from numbers(value, f"{path}.{key}")
 
 
-@pytest.mark.parametrize("kind", [Recipe, Policy, ServingProfile, Ladder, Gpu])
+@pytest.mark.parametrize("kind", [Recipe, Policy, ServingProfile, FallbackChain, GpuType])
 def test_every_number_has_a_least_and_a_largest_value(kind: Any) -> None:
     for path, node in numbers(kind.model_json_schema()):
         assert "minimum" in node or "exclusiveMinimum" in node, path
@@ -42,22 +42,22 @@ def test_every_number_has_a_least_and_a_largest_value(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (RatioGate, {"minimum": {"cpu": -1.0}, "workloads": ["chat"]}),
-        (RatioGate, {"minimum": {"cpu": float("nan")}, "workloads": ["chat"]}),
-        (RatioGate, {"minimum": {"cpu": float("-inf")}, "workloads": ["chat"]}),
-        (RatioGate, {"minimum": {"cpu": True}, "workloads": ["chat"]}),
-        (RatioGate, {"minimum": {"cpu": "0.5"}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"minimum": {"cpu": -1.0}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"minimum": {"cpu": float("nan")}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"minimum": {"cpu": float("-inf")}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"minimum": {"cpu": True}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"minimum": {"cpu": "0.5"}, "workloads": ["chat"]}),
         (Margin, float("nan")),
         (Margin, {"recovery": float("nan")}),
         (Margin, {"recovery": 1e-300}),
-        (Promotion, {"alias": "champion", "previous_alias": "champion"}),
+        (PromotionRule, {"alias": "champion", "previous_alias": "champion"}),
         (
             GptqQuantization,
             {"kind": "gptq", "scheme": "W4A16", "calibration": {}, "smaller_group_sizes": [0]},
         ),
-        (Ladder, {"name": "x", "summary": "s", "rungs": [f"r{n}" for n in range(100_000)]}),
-        (Ladder, {"name": "x" * 10_000, "summary": "s", "rungs": ["a", "b"]}),
-        (Ladder, {"name": "x", "summary": "s" * 100_000, "rungs": ["a", "b"]}),
+        (FallbackChain, {"name": "x", "summary": "s", "rungs": [f"r{n}" for n in range(100_000)]}),
+        (FallbackChain, {"name": "x" * 10_000, "summary": "s", "rungs": ["a", "b"]}),
+        (FallbackChain, {"name": "x", "summary": "s" * 100_000, "rungs": ["a", "b"]}),
     ],
 )
 def test_what_would_let_everything_pass_or_take_for_ever_is_refused(kind: Any, data: Any) -> None:

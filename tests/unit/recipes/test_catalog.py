@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import ExitCode, UsageError
 from recipes import catalog
-from recipes.described import Described
+from recipes.config_model import ConfigModel
 from recipes.schema import Recipe
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-Loader = Callable[[str], Described]
+Loader = Callable[[str], ConfigModel]
 LOADERS: dict[str, Loader] = {
     "recipe": catalog.load_recipe,
     "profile": catalog.load_profile,
@@ -94,7 +94,7 @@ def test_what_is_shown_of_it_loads_again(tmp_path: Path, noun: str, name: str) -
     ],
     ids=lambda data: data.name,
 )
-def test_what_a_record_keeps_reads_back_to_the_byte(data: Described) -> None:
+def test_what_a_record_keeps_reads_back_to_the_byte(data: ConfigModel) -> None:
     """Keys are digests of it, and 10 is not 10.0 there."""
     kept = json.dumps(data.model_dump())
     assert json.dumps(type(data).model_validate_json(kept).model_dump()) == kept

@@ -22,7 +22,7 @@ from recipes.policy import (
     MbppSuite,
     MmluSuite,
     Policy,
-    Promotion,
+    PromotionRule,
     RougeSuite,
     Suite,
 )
@@ -193,7 +193,7 @@ class TestPolicy:
         found = policy(rouge={"kind": "rouge", "margins": MARGINS})
         assert found.alpha == 0.05
         assert found.speed is None
-        assert found.promotion == Promotion(
+        assert found.promotion == PromotionRule(
             alias="champion", previous_alias="previous", prefer="throughput"
         )
         rouge = found.suites["rouge"]

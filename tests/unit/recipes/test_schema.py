@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 import recipes.policy as policy
 import recipes.schema as schema
 from recipes import quantization
-from recipes.described import Described
+from recipes.config_model import ConfigModel
 from recipes.group_sizes import sizes_to_try
 from recipes.quantization import (
     AutoAwqQuantization,
@@ -20,18 +20,18 @@ from recipes.quantization import (
     PresetQuantization,
     Quantization,
 )
-from recipes.schema import Fallback, Recipe, ServingProfile
+from recipes.schema import CpuOverride, Recipe, ServingProfile
 
 CALIBRATION = {"dataset": "carried"}
 quantizations: TypeAdapter[Any] = TypeAdapter(Quantization)
 
 
-def described() -> list[type[Described]]:
+def described() -> list[type[ConfigModel]]:
     """Every model that a user's YAML is read into."""
     found = [
         kind
         for kind in {**vars(schema), **vars(quantization), **vars(policy)}.values()
-        if isinstance(kind, type) and issubclass(kind, Described) and kind is not Described
+        if isinstance(kind, type) and issubclass(kind, ConfigModel) and kind is not ConfigModel
     ]
     assert len(found) >= 16
     return found
@@ -119,13 +119,13 @@ class TestFallbacks:
     """What a profile changes on a CPU that lacks a feature."""
 
     def profile(self, **changes: Any) -> ServingProfile:
-        without_bf16 = Fallback(
+        without_bf16 = CpuOverride(
             without="avx512_bf16",
             because="no bf16",
             engine_arguments={"dtype": "float32"},
             environment={"OMP_B": "2"},
         )
-        cache = Fallback(without="avx512f", because="no FP8 cache", kv_cache_dtype="auto")
+        cache = CpuOverride(without="avx512f", because="no FP8 cache", kv_cache_dtype="auto")
         keys: dict[str, Any] = {
             "name": "p",
             "summary": "s",
@@ -161,7 +161,7 @@ class TestFallbacks:
             self.profile(accelerator="cuda")
 
     def test_a_fallback_does_not_set_what_is_ours(self) -> None:
-        fallback = Fallback(without="avx2", because="x", engine_arguments={"host": "0.0.0.0"})
+        fallback = CpuOverride(without="avx2", because="x", engine_arguments={"host": "0.0.0.0"})
         with pytest.raises(ValidationError) as caught:
             self.profile(fallbacks={"open": fallback})
         assert caught.value.errors()[0]["loc"] == ("fallbacks",)

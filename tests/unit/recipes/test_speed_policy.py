@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recipes.policy import Policy
-from recipes.speed import RatioGate, SloGate, Speed
+from recipes.speed import SloGate, SpeedPolicy, ThroughputRatioGate
 
 RATIO: dict[str, Any] = {"minimum": 1.2, "workloads": ["chat"]}
 SLO: dict[str, Any] = {"workload": "support", "rate": 12, "limits": {"ttft_ms_p95": 800}}
@@ -18,25 +18,27 @@ SLO: dict[str, Any] = {"workload": "support", "rate": 12, "limits": {"ttft_ms_p9
 
 def test_the_gates_have_names_and_tiers() -> None:
     ratio = {**RATIO, "workloads": ["chat", "code"], "tier": "advisory"}
-    speed = Speed.model_validate({"ratio": ratio, "slo": [SLO, {**SLO, "tier": "supporting"}]})
+    speed = SpeedPolicy.model_validate(
+        {"ratio": ratio, "slo": [SLO, {**SLO, "tier": "supporting"}]}
+    )
     assert speed.tiers == {
         "ratio.chat": "advisory",
         "ratio.code": "advisory",
         "slo.0": "critical",
         "slo.1": "supporting",
     }
-    assert Speed.model_validate({"slo": [SLO]}).tiers == {"slo.0": "critical"}
+    assert SpeedPolicy.model_validate({"slo": [SLO]}).tiers == {"slo.0": "critical"}
 
 
 def test_a_minimum_is_one_number_or_by_accelerator() -> None:
-    one = RatioGate.model_validate(RATIO)
+    one = ThroughputRatioGate.model_validate(RATIO)
     assert [one.minimum_on(each) for each in ("cpu", "cuda", None)] == [1.2, 1.2, 1.2]
-    two = RatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0, "cpu": 0.02}})
+    two = ThroughputRatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0, "cpu": 0.02}})
     assert two.rule("cpu", 0.05, 0.0)["minimum"] == 0.02
     with pytest.raises(ValueError, match="endpoints"):
         two.minimum_on(None)
     with pytest.raises(ValueError, match="cpu"):
-        RatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0}}).minimum_on("cpu")
+        ThroughputRatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0}}).minimum_on("cpu")
 
 
 def test_what_speculative_decoding_accepts_is_a_claim_too() -> None:
@@ -54,7 +56,7 @@ def test_what_speculative_decoding_accepts_is_a_claim_too() -> None:
 def test_numbers_have_bounds(number: float) -> None:
     """Each key of a number, with any number."""
     for model, good, keys in (
-        (RatioGate, RATIO, ("minimum", "blocks")),
+        (ThroughputRatioGate, RATIO, ("minimum", "blocks")),
         (SloGate, SLO, ("rate", "share_of_rounds", "rounds")),
     ):
         for key in keys:
@@ -99,7 +101,7 @@ def test_wrong_limits_are_refused_by_name(change: dict[str, Any], key: str) -> N
 )
 def test_a_speed_claims_something(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Speed.model_validate(wrong)
+        SpeedPolicy.model_validate(wrong)
 
 
 def test_a_suite_cannot_be_called_like_a_gate_of_speed() -> None:

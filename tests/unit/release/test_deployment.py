@@ -11,7 +11,14 @@ from typer.testing import CliRunner
 
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Cause, Move, Version
+from artifacts.registry.registry import (
+    FILES_TAG,
+    TUPLE_TAG,
+    WEIGHTS_TAG,
+    AliasChange,
+    ChangeReason,
+    Version,
+)
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
@@ -130,7 +137,7 @@ def registry(tmp_path: Path, folder: Path) -> MlflowRegistry:
     """One version, which is the champion."""
     found = MlflowRegistry(f"sqlite:///{tmp_path / 'registry.db'}")
     number = found.register("model", folder, tags(folder))
-    found.move_alias("model", Move("champion", number, None, Cause("promote", "ann")))
+    found.move_alias("model", AliasChange("champion", number, None, ChangeReason("promote", "ann")))
     return found
 
 

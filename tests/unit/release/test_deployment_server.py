@@ -23,8 +23,8 @@ from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError, 
 from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.release import serve as deployment_server
-from pipeline.release.past_verdict import TRUST_OPTION, read_past
 from pipeline.release.recheck_record import RecheckRecord, proven_tuple
+from pipeline.release.recorded_verdict import TRUST_OPTION, read_past
 from pipeline.release.serve import Deployment
 from pipeline.serving.server import Server
 

@@ -15,12 +15,12 @@ from listener import Listener
 from typer.testing import CliRunner
 
 from artifacts.registry.oci_layout import OciLayout
-from artifacts.registry.oci_registry import OciRegistry
+from artifacts.registry.oci_layout_registry import OciLayoutRegistry
 from pipeline.cli.main import app
 from pipeline.cli.main import run as main_run
 from pipeline.core.errors import ExitCode, RegistryError
-from pipeline.release.collection import find_garbage, remove
 from pipeline.release.deployment import find_version, pull_version
+from pipeline.release.garbage_collection import find_garbage, remove
 
 
 class OciSite:
@@ -30,7 +30,7 @@ class OciSite:
         self.made = FakeRun(root / "store", recipes=(ONE, TWO))
         self.made.run()
         self.store = self.made.store
-        self.layouts = OciRegistry(f"oci://{root / 'layouts'}")
+        self.layouts = OciLayoutRegistry(f"oci://{root / 'layouts'}")
 
     def promote(self, **order: Any) -> dict[str, Any]:
         return self.made.promote(self.layouts.uri, **order)
@@ -161,7 +161,7 @@ def push(site: OciSite, target: Path, *words: str) -> Any:
 
 def test_a_folder_of_layouts_is_a_target_of_push(site: OciSite, tmp_path: Path) -> None:
     """Without the client for registries of the network, and with a history of its own."""
-    target = OciRegistry(f"oci://{tmp_path / 'elsewhere'}")
+    target = OciLayoutRegistry(f"oci://{tmp_path / 'elsewhere'}")
     first = push(site, target.folder, "model@previous")
     assert first["sent"] > 0
     assert first["present"] == 0
@@ -188,7 +188,7 @@ def test_a_folder_of_layouts_is_a_target_of_push(site: OciSite, tmp_path: Path) 
 def test_a_version_that_is_pushed_by_its_number_moves_no_alias(
     site: OciSite, tmp_path: Path
 ) -> None:
-    target = OciRegistry(f"oci://{tmp_path / 'elsewhere'}")
+    target = OciLayoutRegistry(f"oci://{tmp_path / 'elsewhere'}")
     push(site, target.folder, "model@2")
     assert target.aliases("model") == {}
     assert len(target.versions("model")) == 1

@@ -22,7 +22,7 @@ from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import RECORD
-from pipeline.release.collection import find_garbage, remove
+from pipeline.release.garbage_collection import find_garbage, remove
 
 
 @pytest.fixture
@@ -352,9 +352,9 @@ class TestCollection:
             self.paths(good)
 
     def test_while_a_run_is_going_on(self, good: FakeRun) -> None:
-        from pipeline.run.run_log import RunLog
+        from pipeline.run.run_recorder import RunRecorder
 
-        log = RunLog(good.store, "model", {"checkpoint": "c"})
+        log = RunRecorder(good.store, "model", {"checkpoint": "c"})
         with pytest.raises(StoreError, match=f"run {log.run_id}"):
             self.paths(good)
         log._alive.release()

@@ -19,7 +19,7 @@ from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError
-from pipeline.release.collection import find_garbage
+from pipeline.release.garbage_collection import find_garbage
 
 # huggingface_hub 2.4 uploads by an option that its HTTP library is about to give up.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

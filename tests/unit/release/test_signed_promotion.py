@@ -24,11 +24,11 @@ from artifacts.evidence.bundle import BUNDLE, VERDICT
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.evidence.signing import fingerprint_of
-from artifacts.judged_variant import JudgedVariant
-from artifacts.plain_files import SIGNATURE
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG
 from artifacts.stages import newest_revision
+from artifacts.verdict_inputs import VerdictInputs
+from artifacts.weights_folder_files import SIGNATURE
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file, digest_json
@@ -38,7 +38,7 @@ from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
 from pipeline.environments.settings import load_settings
 from pipeline.release.deployment import find_version
-from pipeline.release.publication import push_to_folder
+from pipeline.release.oci_push import push_to_folder
 from pipeline.release.signer import Signer, find_signer
 from pipeline.run.recheck import RecheckRequest, run_recheck
 
@@ -69,7 +69,7 @@ class Site:
         forged = Path(shutil.copytree(champion.source, self.folder / "forged"))
         forge(forged)
         weights = weights_digest(forged, digest_file)
-        judged = JudgedVariant.load_by_key(
+        judged = VerdictInputs.load_by_key(
             self.made.store.find, self.made.folder("judge", RECIPE).name
         )
         deployable = judged.deployable(self.made.store.find)
@@ -259,10 +259,10 @@ def test_a_signed_version_of_another_name(site: Site) -> None:
 
 def test_a_signature_goes_with_the_version(site: Site, tmp_path: Path) -> None:
     """Through a folder of OCI layouts, and out of it."""
-    from artifacts.registry.oci_registry import OciRegistry
+    from artifacts.registry.oci_layout_registry import OciLayoutRegistry
 
     site.promote(site.private)
-    layouts = OciRegistry(f"oci://{tmp_path}/layouts")
+    layouts = OciLayoutRegistry(f"oci://{tmp_path}/layouts")
     version = find_version(site.registry, "model@champion")
     digests = load_settings(site.made.root).digests
     push_to_folder(site.registry, version, layouts, "champion", digests, site.public)

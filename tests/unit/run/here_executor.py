@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.core.events import Progress
-from pipeline.core.hardware import NodeFacts, this_node
-from pipeline.core.needs import Needs
+from pipeline.core.hardware import NodeInfo, this_node
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
-from pipeline.run.executors import Options
+from pipeline.run.executors import ExecutorOptions
 from pipeline.stages.context import advance
 
 
@@ -19,17 +19,19 @@ class HereExecutor:
 
     has_our_environments = True
 
-    def find_room(self, needs: Needs) -> HereExecutor:
+    def find_room(self, needs: ResourceRequest) -> HereExecutor:
         return self
 
     def obstacle(self) -> str:
         """Other work."""
         return "other work"
 
-    def count_room(self, needs: Needs) -> int:
+    def count_room(self, needs: ResourceRequest) -> int:
         return 1
 
-    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Progress) -> NodeFacts:
+    def describe_node(
+        self, asked: Sequence[ResourceRequest], store: Path, listener: Progress
+    ) -> NodeInfo:
         return this_node()
 
     def release(self) -> None:
@@ -52,6 +54,6 @@ class HereJob:
         raise AssertionError("there is nothing to end")
 
 
-class HereOptions(Options):
+class HereOptions(ExecutorOptions):
     def open(self) -> HereExecutor:
         return HereExecutor()

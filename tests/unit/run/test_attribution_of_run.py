@@ -10,10 +10,10 @@ from fake_run import RECIPE, SERVING, FakeRun, policy
 from listener import Listener
 from pretend_stages import PretendModels
 
-from artifacts.ending import attribution_lines
 from artifacts.evidence.recompute import check_run
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.run_outcome import attribution_lines
 from artifacts.run_record import RunReport
 from eval_gates.attribution import AttributionReport
 

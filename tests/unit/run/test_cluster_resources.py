@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.run.executors.ray import resources_of
 from pipeline.run.executors.resources import (
     Resources,
@@ -21,28 +21,28 @@ L4 = Resources(16, 1, "L4", 100.0 * GIB)
 
 def test_nodes_of_one_kind_differ_a_little_in_memory() -> None:
     other = Resources(64, 8, "H100", 699.5 * GIB)
-    assert most_frequent([L4, H100, other], Needs(gpus=1)) == H100
-    assert most_frequent([L4, L4, H100], Needs(gpus=2)) == H100
+    assert most_frequent([L4, H100, other], ResourceRequest(gpus=1)) == H100
+    assert most_frequent([L4, L4, H100], ResourceRequest(gpus=2)) == H100
 
 
 def test_the_kind_of_gpu_matters_to_who_uses_one() -> None:
-    assert H100.taken_by(Needs(gpus=2)).gpu_kind == "H100"
-    assert H100.taken_by(Needs()).gpu_kind == ""
-    assert H100.taken_by(Needs(gpus=1, exclusive=True)) == H100
+    assert H100.taken_by(ResourceRequest(gpus=2)).gpu_kind == "H100"
+    assert H100.taken_by(ResourceRequest()).gpu_kind == ""
+    assert H100.taken_by(ResourceRequest(gpus=1, exclusive=True)) == H100
 
 
 def test_memory_limits_what_fits_side_by_side() -> None:
-    asked = [Needs(gpus=1, memory_bytes=size * GIB) for size in (0, 80, 300, 900)]
+    asked = [ResourceRequest(gpus=1, memory_bytes=size * GIB) for size in (0, 80, 300, 900)]
     assert [count_room([H100], needs) for needs in asked] == [8, 8, 2, 1]
     # Of an estimate that is more than a node gives away all that it gives is taken.
     assert H100.taken_by(asked[-1]).memory_bytes == 700 * GIB
     # Of the next node of the kind a little less may be there, and it is to be taken whole, too.
-    assert H100.taken_by(Needs(exclusive=True)).memory_bytes == 0
+    assert H100.taken_by(ResourceRequest(exclusive=True)).memory_bytes == 0
 
 
 def test_in_words() -> None:
-    assert words_of(Needs(gpus=1, memory_bytes=10**9)) == "1 GPU and 1.0 GB of memory"
-    assert words_of(Needs(gpus=2, exclusive=True)) == "a node of its own with 2 GPUs"
+    assert words_of(ResourceRequest(gpus=1, memory_bytes=10**9)) == "1 GPU and 1.0 GB of memory"
+    assert words_of(ResourceRequest(gpus=2, exclusive=True)) == "a node of its own with 2 GPUs"
 
 
 def test_what_ray_lists_of_a_node() -> None:
@@ -55,12 +55,12 @@ def test_what_ray_lists_of_a_node() -> None:
 @pytest.mark.parametrize(
     ("needs", "flags"),
     [
-        (Needs(gpus=1), []),
-        (Needs(gpus=1, memory_bytes=3 * GIB + 1), ["--mem=3073M"]),
-        (Needs(cpus="all", memory_bytes=3 * GIB), ["--mem=0"]),
-        (Needs(gpus=2, exclusive=True), ["--mem=0"]),
+        (ResourceRequest(gpus=1), []),
+        (ResourceRequest(gpus=1, memory_bytes=3 * GIB + 1), ["--mem=3073M"]),
+        (ResourceRequest(cpus="all", memory_bytes=3 * GIB), ["--mem=0"]),
+        (ResourceRequest(gpus=2, exclusive=True), ["--mem=0"]),
     ],
 )
-def test_memory_that_slurm_is_asked_for(needs: Needs, flags: list[str]) -> None:
+def test_memory_that_slurm_is_asked_for(needs: ResourceRequest, flags: list[str]) -> None:
     asked = SlurmOptions().flags_for(needs)
     assert [flag for flag in asked if flag.startswith("--mem")] == flags

@@ -14,8 +14,8 @@ from listener import Listener
 from some_node import NODE
 
 from artifacts.attempts import AttemptLedger
-from artifacts.evidence.load_check import find_misruled
-from eval_gates.speed.claimed_rule import Measuring
+from artifacts.evidence.load_log_check import find_misruled
+from eval_gates.speed.gate_rule import MeasurementSettings
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
 from pipeline.environments import environment
@@ -234,14 +234,14 @@ def test_verify_lays_the_rule_for_endpoints_out_as_it_was_planned(
     spec = variant.stages["speed.ratio.small"]
     record = stage_record(stage="speed", parameters=dict(spec.parameters), result={})
 
-    def found(measuring: Measuring | None, **rule: float) -> list[str]:
+    def found(measuring: MeasurementSettings | None, **rule: float) -> list[str]:
         parameters = {**spec.parameters, "rule": {**spec.parameters["rule"], **rule}}
         forged = record.model_copy(update={"parameters": parameters})
         return list(find_misruled("r", forged, claim, speed.workloads, measuring, None))
 
     assert found(plan.measuring) == []
     assert len(found(plan.measuring, allowance=0.1, allowance_alpha=0.001)) == 2
-    assert len(found(Measuring(lives="together", life_spread=0.02))) == 3
+    assert len(found(MeasurementSettings(lives="together", life_spread=0.02))) == 3
 
 
 @pytest.mark.parametrize(

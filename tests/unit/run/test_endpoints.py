@@ -14,32 +14,32 @@ import pytest
 from listener import Listener
 from model_server_stand_in import stand_in_python
 
-from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.serving_arguments import ServingArguments
+from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.core.errors import ServingError
 from pipeline.core.store import Store
 from pipeline.run import endpoints
-from pipeline.run.endpoints import Servers
+from pipeline.run.endpoints import LocalServers
 from recipes.catalog import load_profile
 
 
 @pytest.fixture
-def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServers]:
     log = SimpleNamespace(folder=tmp_path, stage=lambda _: None)
     python = stand_in_python(tmp_path)
     monkeypatch.setattr(endpoints, "engine_version", lambda engine, python: "0.33.0")
     stages: Any = SimpleNamespace(
         python_of=lambda _: python, log=log, progress=Listener(), store=Store(tmp_path / "store")
     )
-    made = Servers(stages)
+    made = LocalServers(stages)
     yield made
     made.close()
 
 
-def model(tmp_path: Path, name: str, stand_in: str = "answers") -> ModelToServe:
+def model(tmp_path: Path, name: str, stand_in: str = "answers") -> ServingSpec:
     arguments = ServingArguments.of(load_profile("cpu"), is_baseline=False)
     arguments.environment.update({"STAND_IN": stand_in})
-    return ModelToServe(
+    return ServingSpec(
         name=name, folder=str(tmp_path), arguments=arguments, ready_timeout_seconds=20
     )
 
@@ -50,7 +50,9 @@ def ask(facts: dict[str, Any]) -> int:
         return client.get("/health").status_code
 
 
-def test_both_sides_are_up_at_once_and_gone_at_the_end(servers: Servers, tmp_path: Path) -> None:
+def test_both_sides_are_up_at_once_and_gone_at_the_end(
+    servers: LocalServers, tmp_path: Path
+) -> None:
     sides = [model(tmp_path, name) for name in ("baseline", "fp8")]
     facts = [servers.open(side) for side in sides]
     assert [ask(each) for each in facts] == [200, 200]
@@ -64,7 +66,7 @@ def test_both_sides_are_up_at_once_and_gone_at_the_end(servers: Servers, tmp_pat
 
 
 def test_both_sides_are_stopped_side_by_side(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: LocalServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each may take its time."""
     facts = [servers.open(model(tmp_path, name)) for name in ("baseline", "fp8")]
@@ -81,7 +83,7 @@ def test_both_sides_are_stopped_side_by_side(
 
 
 def test_a_side_that_died_is_noticed_while_the_other_lives(
-    servers: Servers, tmp_path: Path
+    servers: LocalServers, tmp_path: Path
 ) -> None:
     facts = [servers.open(model(tmp_path, name)) for name in ("baseline", "fp8")]
     transport = httpx.HTTPTransport(uds=facts[0]["socket"])
@@ -97,9 +99,9 @@ def test_a_side_that_died_is_noticed_while_the_other_lives(
 
 
 def test_what_someone_else_serves_is_neither_started_nor_stopped(
-    servers: Servers, tmp_path: Path
+    servers: LocalServers, tmp_path: Path
 ) -> None:
-    endpoint = RunningEndpoint(url="http://127.0.0.1:9", model="m")
+    endpoint = ExternalEndpoint(url="http://127.0.0.1:9", model="m")
     elsewhere = model(tmp_path, "candidate").model_copy(
         update={"arguments": None, "endpoint": endpoint}
     )
@@ -109,7 +111,7 @@ def test_what_someone_else_serves_is_neither_started_nor_stopped(
     servers.close()
 
 
-def dead(servers: Servers) -> ServingError | None:
+def dead(servers: LocalServers) -> ServingError | None:
     try:
         servers.check_alive()
     except ServingError as error:
@@ -117,7 +119,7 @@ def dead(servers: Servers) -> ServingError | None:
     return None
 
 
-def test_each_life_has_a_log_in_the_order_of_lives(servers: Servers, tmp_path: Path) -> None:
+def test_each_life_has_a_log_in_the_order_of_lives(servers: LocalServers, tmp_path: Path) -> None:
     """Whatever lies beside: logs of the server's parts on other nodes, and another variant's."""
     for beside in ("fp8.node1.log", "fp8.node2.log", "fp8.2.node1.log", "fp8.kv.log"):
         (tmp_path / f"server.{beside}").touch()
@@ -129,9 +131,11 @@ def test_each_life_has_a_log_in_the_order_of_lives(servers: Servers, tmp_path: P
     assert all(log.stat().st_mode & 0o077 == 0 for log in logs)
 
 
-def test_two_who_serve_the_same_model_do_not_share_a_log(servers: Servers, tmp_path: Path) -> None:
+def test_two_who_serve_the_same_model_do_not_share_a_log(
+    servers: LocalServers, tmp_path: Path
+) -> None:
     """As sittings on two nodes do, each with the baseline."""
-    another = Servers(servers._stages)
+    another = LocalServers(servers._stages)
     sides = [each.open(model(tmp_path, "baseline")) for each in (servers, another)]
     another.close()
     assert len({side["server_log"] for side in sides}) == 2

@@ -35,25 +35,25 @@ from sound_variants import (
 
 from pipeline.core.errors import (
     EvaluationDataError,
+    InternalStageError,
     PrepareError,
     StageError,
-    UnexpectedStageError,
     UsageError,
     VerificationError,
     WorkerError,
 )
-from pipeline.core.needs import Needs
-from pipeline.core.processes import GuardedProcess
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.core.store import Store
+from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.run.executors import EXECUTORS, Executor, Place, executor_of
+from pipeline.run.executors import EXECUTORS, Allocation, Executor, executor_of
 from pipeline.run.executors.local import LocalExecutor, LocalJob
-from pipeline.run.run_log import RunLog
+from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
-from recipes.policy import AskedRouge
+from recipes.policy import RougeTask
 
-SUITE = AskedRouge()
+SUITE = RougeTask()
 
 
 class Run:
@@ -103,8 +103,8 @@ class Run:
         self.spec_file.write_text(spec.model_dump_json())
         return self.place().submit(self.spec_file, self.log)
 
-    def place(self) -> Place:
-        found = self.executor.find_room(Needs())
+    def place(self) -> Allocation:
+        found = self.executor.find_room(ResourceRequest())
         assert found is not None
         return found
 
@@ -211,7 +211,7 @@ def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(run: Run) -> None:
     spec = run.check_weights()
     broken = spec.model_copy(update={"inputs": {}})
     error = run.failure(broken)
-    assert type(error) is UnexpectedStageError
+    assert type(error) is InternalStageError
     assert "KeyError: 'weights'" in error.what
     assert str(run.log) in error.where
     assert "Traceback" in run.log.read_text()
@@ -221,7 +221,7 @@ def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(run: Run) -> None:
 def test_what_libraries_print_among_the_events_is_passed_over(run: Run) -> None:
     lines = ["Loading: 50%", "7", '"text"', "null", "[1]", '{"event": "of another kind"}']
     event = '{"event": "note", "text": "the one event"}'
-    process = GuardedProcess(
+    process = SupervisedProcess(
         ["printf", r"%s\n", *lines, event], environment=os.environ, output=subprocess.PIPE
     )
     LocalJob(process, run.log).wait(run.listener)
@@ -282,7 +282,7 @@ class TestChosenBySettings:
     ) -> None:
         monkeypatch.setitem(EXECUTORS, "here", HereOptions)
         settings = self.settings(tmp_path, monkeypatch, "executor: here\n")
-        log = RunLog(run.store, "model", {"checkpoint": "c"})
+        log = RunRecorder(run.store, "model", {"checkpoint": "c"})
         stages = SubmittedStageRunner(run.store, executor_of(settings), Path, log, run.listener)
         spec = run.check_weights()
         assert stages.run(spec).key == spec.key

@@ -12,14 +12,14 @@ from fake_run import FakeRun, policy
 from typer.testing import CliRunner
 
 from artifacts.attempts import AttemptLedger, AttemptScope
-from artifacts.kept_runs import find_run
+from artifacts.run_loader import find_run
 from pipeline import __version__
 from pipeline.cli.main import app
 from pipeline.core.errors import AttemptChangedError, UsageError
-from pipeline.core.origin import cache_folder
-from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.remote_store import cache_folder
+from pipeline.core.remote_store_variable import ORIGIN
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import registry_uri
+from pipeline.plan.resolved_options import registry_uri
 
 
 def node(url: str, tmp_path: Path, name: str) -> FakeRun:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import StoreError, UnexpectedStageError
-from pipeline.core.origin import cache_folder
-from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.errors import InternalStageError, StoreError
+from pipeline.core.remote_store import cache_folder
+from pipeline.core.remote_store_variable import ORIGIN
 from pipeline.core.stage_record import StageSpec
 from pipeline.run.executors.ray import keep_log
-from pipeline.run.executors.ray_node import LogTail, TaskFile, is_there, place_task, run
+from pipeline.run.executors.ray_node import LogTail, WorkItemFile, is_there, place_task, run
 
 NO_STAGE = b'{"stage": "sitting", "store": 1}'
 
@@ -22,8 +22,8 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"file://{tmp_path}/bucket"
 
 
-def task_in(folder: Path, content: bytes) -> TaskFile:
-    return TaskFile(str(folder / "runs" / "r" / "stages" / "work.json"), content, 1)
+def task_in(folder: Path, content: bytes) -> WorkItemFile:
+    return WorkItemFile(str(folder / "runs" / "r" / "stages" / "work.json"), content, 1)
 
 
 def test_the_task_is_placed_and_its_log_is_sent_without_a_shared_folder(
@@ -36,8 +36,8 @@ def test_the_task_is_placed_and_its_log_is_sent_without_a_shared_folder(
     task = task_in(store, unknown.encode())
     log = Path(task.path).with_suffix(".log")
     [*events, logged, code] = run("", task, str(log), {ORIGIN: url})
-    assert code == UnexpectedStageError.exit_code
-    assert b"UnexpectedStageError" in b"".join(e for e in events if isinstance(e, bytes))
+    assert code == InternalStageError.exit_code
+    assert b"InternalStageError" in b"".join(e for e in events if isinstance(e, bytes))
     assert isinstance(logged, LogTail)
     assert logged.path == str(log)
     assert b"Traceback" in logged.content
@@ -57,8 +57,8 @@ def test_a_copy_that_an_earlier_task_left_is_not_the_driver_s_file(tmp_path: Pat
     place_task(task)
     assert not is_there(task)
     written = Path(task.path).stat().st_mtime_ns
-    assert is_there(TaskFile(task.path, NO_STAGE, written))
-    assert not is_there(TaskFile(task.path, b"another", written))
+    assert is_there(WorkItemFile(task.path, NO_STAGE, written))
+    assert not is_there(WorkItemFile(task.path, b"another", written))
 
 
 def test_a_log_is_kept_inside_the_run_alone(tmp_path: Path) -> None:

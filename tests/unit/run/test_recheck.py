@@ -22,11 +22,12 @@ from typer.testing import CliRunner
 from artifacts.evidence.bundle import BUNDLE
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.evidence.recompute import check_run
-from artifacts.kept_runs import find_run
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
+from artifacts.run_loader import find_run
 from artifacts.run_record import RunReport
 from eval_gates.suites.question_source import QuestionSource
+from pipeline.capacity.machine import Machine
 from pipeline.cli.main import app
 from pipeline.core.errors import (
     CheckpointError,
@@ -40,19 +41,18 @@ from pipeline.core.store import Store
 from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.forecast.machine import Machine
-from pipeline.forecast.preflight import Preflight
-from pipeline.plan import chosen_plan
-from pipeline.plan.choices import Choices
+from pipeline.plan import build_plan
 from pipeline.plan.data_sources import SuiteSource
+from pipeline.plan.resolved_options import ResolvedOptions
+from pipeline.preflight.preflight import PreflightInput
 from pipeline.release.deployment import find_version
-from pipeline.release.past_verdict import read_past
-from pipeline.release.promotion import Order, promote_run
+from pipeline.release.promotion import PromotionRequest, promote_run
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
+from pipeline.release.recorded_verdict import read_past
 from pipeline.release.serve import accepted_tuples
 from pipeline.run import recheck, remeasurement, runner
 from pipeline.run.executors.local import LocalOptions
-from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
+from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
 
 RECIPE = "fp8-dynamic"
@@ -103,11 +103,11 @@ class Site:
             each.serve_environment for each in accepted_tuples(version, past, store or self.store)
         ]
 
-    def recheck(self, reference: str = "model@champion", **options: Any) -> Outcome:
+    def recheck(self, reference: str = "model@champion", **options: Any) -> RecheckOutcome:
         request = RecheckRequest(reference, registry=self.registry.uri, **options)
         return run_recheck(request, load_settings(self.store.root), self.said)
 
-    def statuses(self, outcome: Outcome) -> dict[tuple[str, str], str]:
+    def statuses(self, outcome: RecheckOutcome) -> dict[tuple[str, str], str]:
         assert outcome.report is not None
         return {(s.name, s.variant): s.status for s in outcome.report.stages}
 
@@ -142,7 +142,7 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
             module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
         )
     monkeypatch.setattr(recheck, "engine_version", lambda *_: found.engine)
-    for module in (recheck, chosen_plan):
+    for module in (recheck, build_plan):
         monkeypatch.setattr(
             module,
             "identity",
@@ -250,7 +250,7 @@ class TestSomethingChanged:
         (check,) = check_run(kept, site.store)
         assert (check.kept, check.computed, check.differences) == ("pass", "pass", ())
         with pytest.raises(UsageError, match="model@1"):
-            promote_run(kept, site.store, Order(site.registry.uri), Listener())
+            promote_run(kept, site.store, PromotionRequest(site.registry.uri), Listener())
 
     def test_a_verdict_that_does_not_stand(self, site: Site) -> None:
         site.serve, site.models.score = "3" * 64, broken_now
@@ -304,11 +304,11 @@ class TestSomethingChanged:
 class TestPreflight:
     """A large source on a GPU whose machine has little memory; sizes are made up."""
 
-    def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> Outcome:
+    def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> RecheckOutcome:
         machine = Machine(10**9, 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
 
-        def preflight_of(choices: Choices, settings: Settings) -> Preflight:
-            return Preflight(
+        def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput:
+            return PreflightInput(
                 source=source(LLAMA_3_8B, dense(LLAMA_3_8B)),
                 recipes=choices.recipes,
                 baseline=choices.baseline,
@@ -566,7 +566,7 @@ def edit_stage(bundle: Path, stage: str, change: Callable[[dict[str, Any]], None
         edit(file, change)
 
 
-def _report(outcome: Outcome) -> RunReport:
+def _report(outcome: RecheckOutcome) -> RunReport:
     assert outcome.report is not None
     return outcome.report
 

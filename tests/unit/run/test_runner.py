@@ -15,21 +15,21 @@ from listener import Listener
 from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendExecutor, PretendModels, edit
 
-from artifacts.evidence.load_check import find_misdrawn, find_misruled
+from artifacts.evidence.load_log_check import find_misdrawn, find_misruled
 from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
 from artifacts.stages.judge import JUDGE
-from eval_gates.speed.claimed_rule import Measuring
-from eval_gates.speed.load import LOADS, MeasuredLoad, lines_of, read_loads
+from eval_gates.speed.gate_rule import MeasurementSettings
+from eval_gates.speed.load_run import LOADS, LoadRun, lines_of, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.store import Store
-from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from recipes.catalog import load_policy
-from recipes.speed import Speed
+from recipes.speed import SpeedPolicy
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def bench(tmp_path: Path) -> FakeRun:
 class Remembers(PretendExecutor):
     """An executor that keeps what it was asked for."""
 
-    asked: list[Needs] = field(default_factory=list)
+    asked: list[ResourceRequest] = field(default_factory=list)
 
-    def find_room(self, needs: Needs) -> PretendExecutor | None:
+    def find_room(self, needs: ResourceRequest) -> PretendExecutor | None:
         self.asked.append(needs)
         return super().find_room(needs)
 
@@ -51,14 +51,14 @@ class Remembers(PretendExecutor):
 def test_making_asks_for_the_memory_that_it_takes(tmp_path: Path) -> None:
     bench = FakeRun(tmp_path / "store", PretendModels(equal))
     executor = Remembers(bench.store, bench.models)
-    log = RunLog(bench.store, "model", {"checkpoint": "c"})
+    log = RunRecorder(bench.store, "model", {"checkpoint": "c"})
     stages = SubmittedStageRunner(
-        bench.store, executor, lambda _: Path("python"), log, NotingProgress(Listener(), log)
+        bench.store, executor, lambda _: Path("python"), log, RecordingProgress(Listener(), log)
     )
     Runner(bench.plan(), stages, log, {("quantize", ONE): 7, ("check_weights", ONE): 5}).run()
     assert [each for each in executor.asked if each.memory_bytes] == [
-        Needs(cpus="all", memory_bytes=7),
-        Needs(memory_bytes=5),
+        ResourceRequest(cpus="all", memory_bytes=7),
+        ResourceRequest(memory_bytes=5),
     ]
 
 
@@ -134,7 +134,7 @@ class TestSpeed:
         ratio = {"minimum": 0.8, "workloads": ["chat"]}
         chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
         chat |= {"arrivals": {"concurrency": 4}, "seconds": 1}
-        speed = Speed.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
+        speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
         bench.policy = bench.policy.model_copy(update={"speed": speed})
         bench.recipes = (ONE, TWO)
         arguments = {**SERVING["engine_arguments"], "max-model-len": 16384}
@@ -195,7 +195,7 @@ class TestSpeed:
         blocks = [loads[start : start + size] for start in range(0, len(loads), size)]
         other = {"baseline": "candidate", "candidate": "baseline"}
 
-        def found(changed: list[list[MeasuredLoad]], **result: int) -> str:
+        def found(changed: list[list[LoadRun]], **result: int) -> str:
             result = {"units": len(changed), **result}
             forged = record.model_copy(update={"result": {**record.result, **result}})
             kept = [load for block in changed for load in block]
@@ -258,7 +258,7 @@ class TestSpeed:
         assert judged.policy.speed is not None
         (claim,) = judged.policy.speed.claims
 
-        def found(measuring: Measuring | None, **changed: dict[str, Any]) -> list[str]:
+        def found(measuring: MeasurementSettings | None, **changed: dict[str, Any]) -> list[str]:
             kept = record.parameters
             parameters = {**kept, **{name: {**kept[name], **new} for name, new in changed.items()}}
             forged = record.model_copy(update={"parameters": parameters})
@@ -343,7 +343,7 @@ class TestSpeed:
         assert {stage.status for stage in fast.run().stages} == {"reused"}
         assert fast.models.served == []
 
-    def loads_of(self, fast: FakeRun, variant: str) -> list[MeasuredLoad]:
+    def loads_of(self, fast: FakeRun, variant: str) -> list[LoadRun]:
         store = Store(fast.root)
         record = next(r for r in store.records("speed") if r.variant == variant)
         return read_loads(store.stage_folder(record.stage, record.key) / LOADS)

@@ -10,15 +10,15 @@ from elsewhere import H100, Elsewhere
 from listener import Listener
 from some_node import NODE
 
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import Request, choose
+from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.run.serving_node import find_node
 from recipes.catalog import load_profile
 
 
-def request(profile: str) -> Request:
-    return Request(
+def request(profile: str) -> ModelRequest:
+    return ModelRequest(
         checkpoint="demo:smollm2-135m",
         recipes=("fp8-dynamic",),
         profile=profile,
@@ -33,7 +33,7 @@ def request(profile: str) -> Request:
 def test_auto_takes_the_nodes_gpu_not_the_drivers(tmp_path: Path) -> None:
     executor, heard = Elsewhere(H100), Listener()
     node = find_node(executor, "auto", tmp_path, heard)  # type: ignore[arg-type]
-    assert executor.asked == [[Needs(gpus=1), Needs(cpus="all")]]
+    assert executor.asked == [[ResourceRequest(gpus=1), ResourceRequest(cpus="all")]]
     assert any("gpu7" in note and "H100" in note for note in heard.notes)
     settings = Settings(home=tmp_path, store=tmp_path / "store")
     assert choose(request("auto"), settings, node).profile.name == "h100"
@@ -42,12 +42,12 @@ def test_auto_takes_the_nodes_gpu_not_the_drivers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parallel", "needs"),
     [
-        (1, Needs(gpus=1)),
-        (4, Needs(gpus=4)),
+        (1, ResourceRequest(gpus=1)),
+        (4, ResourceRequest(gpus=4)),
     ],
 )
 def test_a_named_profile_is_served_where_as_many_gpus_are(
-    tmp_path: Path, parallel: int, needs: Needs
+    tmp_path: Path, parallel: int, needs: ResourceRequest
 ) -> None:
     keys = load_profile("h100").model_dump(mode="json", exclude_unset=True)
     keys["engine_arguments"] |= {"tensor-parallel-size": parallel}

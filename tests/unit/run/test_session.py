@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from listener import Listener
 
-from artifacts.kept_runs import find_run
-from artifacts.run_command import RunKind
+from artifacts.recorded_command import RunKind
+from artifacts.run_loader import find_run
 from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.run.session import RunInterrupted, Session
+from pipeline.run.session import RunInterrupted, RunSession
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSession:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
-    made = Session("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+    made = RunSession("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
     monkeypatch.setattr(made.stages, "cancel", lambda: made.progress.note("stage ended"))
     return made
 
@@ -30,19 +30,19 @@ def interrupted(error: Exception) -> Exception:
     return error
 
 
-def ending(session: Session) -> tuple[str, int | None, list[str]]:
+def ending(session: RunSession) -> tuple[str, int | None, list[str]]:
     """As another process reads it."""
     kept = find_run(Store(session.settings.store), "latest")
     return kept.status, kept.exit_code, kept.notes
 
 
-def test_work_that_ends(session: Session) -> None:
+def test_work_that_ends(session: RunSession) -> None:
     report = session.run(lambda: ExitCode.UNDECIDED)
     assert (report.status, report.exit_code) == ("finished", ExitCode.UNDECIDED)
     assert ending(session) == ("finished", ExitCode.UNDECIDED, ["stage ended"])
 
 
-def test_an_error_becomes_part_of_the_record(session: Session) -> None:
+def test_an_error_becomes_part_of_the_record(session: RunSession) -> None:
     def work() -> ExitCode:
         raise StoreError("no room", where="there", cure="make some")
 
@@ -63,7 +63,7 @@ def test_an_error_becomes_part_of_the_record(session: Session) -> None:
     ids=["interrupted", "while a class is made", "while something ends", "a defect"],
 )
 def test_anything_else_is_passed_on(
-    session: Session, raised: BaseException, status: str, code: ExitCode
+    session: RunSession, raised: BaseException, status: str, code: ExitCode
 ) -> None:
     def work() -> ExitCode:
         raise raised
@@ -84,7 +84,7 @@ def test_an_interrupted_run_names_what_continues_it(
     """A gate without a session has answers under its run's id alone."""
     settings, listener = Settings(home=tmp_path / "home", store=tmp_path / "store"), Listener()
     command = {"checkpoint": "c", "session": named}
-    session = Session(kind, command, Accelerator.CPU, settings, listener)
+    session = RunSession(kind, command, Accelerator.CPU, settings, listener)
 
     def work() -> ExitCode:
         raise KeyboardInterrupt
@@ -98,7 +98,7 @@ def test_an_interrupted_run_names_what_continues_it(
 
 
 def test_the_first_error_is_told_where_the_record_cannot_be_written(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: RunSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise StoreError("the disk is full")
@@ -114,12 +114,12 @@ def test_its_store_is_the_folder_and_not_a_link_to_it(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     settings = Settings(home=tmp_path / "home", store=tmp_path / "link")
-    begun = Session("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+    begun = RunSession("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
     assert begun.log.folder.parent == (tmp_path / "real").resolve() / "runs"
 
 
 def test_an_executor_that_there_is_not_begins_no_run(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store", executor="moon")
     with pytest.raises(UsageError):
-        Session("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+        RunSession("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
     assert not settings.store.exists()

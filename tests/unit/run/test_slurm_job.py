@@ -14,7 +14,7 @@ from listener import Listener
 
 from artifacts.run_record import StageReport
 from pipeline.core.errors import StageError, UsageError
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.run.executors import slurm
 from pipeline.run.executors.slurm import SlurmJob, SlurmOptions
 
@@ -99,17 +99,17 @@ login 8 4000 (null)
 @pytest.mark.parametrize(
     ("needs", "options", "excluded", "room"),
     [
-        (Needs(gpus=1), {}, "b1,c1", 16),
-        (Needs(gpus=2), {}, "c1", 8),
-        (Needs(cpus="all"), {}, "b1,c1,login", 2),
-        (Needs(gpus=1), {"gpu_kind": "l4"}, "", 1),
-        (Needs(gpus=1), {"flags": ["--constraint=rack7"]}, "", 19),
-        (Needs(), {}, "", 200),
-        (Needs(memory_bytes=1000 * 2**20), {}, "", 2 + 1 + 32 + 1 + 4),
+        (ResourceRequest(gpus=1), {}, "b1,c1", 16),
+        (ResourceRequest(gpus=2), {}, "c1", 8),
+        (ResourceRequest(cpus="all"), {}, "b1,c1,login", 2),
+        (ResourceRequest(gpus=1), {"gpu_kind": "l4"}, "", 1),
+        (ResourceRequest(gpus=1), {"flags": ["--constraint=rack7"]}, "", 19),
+        (ResourceRequest(), {}, "", 200),
+        (ResourceRequest(memory_bytes=1000 * 2**20), {}, "", 2 + 1 + 32 + 1 + 4),
     ],
 )
 def test_what_serves_goes_to_nodes_of_the_most_frequent_kind(
-    programs: Path, needs: Needs, options: dict[str, Any], excluded: str, room: int
+    programs: Path, needs: ResourceRequest, options: dict[str, Any], excluded: str, room: int
 ) -> None:
     write_program(programs / "sinfo", f"echo '{NODES.strip()}'")
     for name in ("sbatch", "squeue", "scancel"):
@@ -126,15 +126,19 @@ def test_what_serves_goes_to_nodes_of_the_most_frequent_kind(
 @pytest.mark.parametrize(
     ("needs", "options", "asked"),
     [
-        (Needs(memory_bytes=10**8), {}, "--mem=96M"),
-        (Needs(memory_bytes=10**11), {}, "--mem=4000M"),
-        (Needs(memory_bytes=10**11, gpus=2), {}, "--mem=2000M"),
-        (Needs(memory_bytes=10**11, gpus=1), {"gpu_kind": "l4"}, ""),  # nothing is said of those
-        (Needs(memory_bytes=10**11, cpus="all"), {}, "--mem=0"),
+        (ResourceRequest(memory_bytes=10**8), {}, "--mem=96M"),
+        (ResourceRequest(memory_bytes=10**11), {}, "--mem=4000M"),
+        (ResourceRequest(memory_bytes=10**11, gpus=2), {}, "--mem=2000M"),
+        (
+            ResourceRequest(memory_bytes=10**11, gpus=1),
+            {"gpu_kind": "l4"},
+            "",
+        ),  # nothing is said of those
+        (ResourceRequest(memory_bytes=10**11, cpus="all"), {}, "--mem=0"),
     ],
 )
 def test_no_more_memory_is_asked_for_than_nodes_have(
-    programs: Path, needs: Needs, options: dict[str, Any], asked: str
+    programs: Path, needs: ResourceRequest, options: dict[str, Any], asked: str
 ) -> None:
     write_program(programs / "sinfo", f"echo '{NODES.strip()}'")
     for name in ("sbatch", "squeue", "scancel"):

@@ -11,13 +11,13 @@ from pretend_stages import DRAFTED
 from small_checkpoint import checkpoint_files, write_files
 
 from artifacts.deployable import Deployable
-from artifacts.ending import drafting_lines
 from artifacts.evidence.recompute import check_run
-from artifacts.judged_variant import JudgedVariant
+from artifacts.run_outcome import drafting_lines
 from artifacts.run_record import RunReport
+from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.environments.settings import Settings
-from pipeline.release.past_verdict import read_past
+from pipeline.release.recorded_verdict import read_past
 from pipeline.release.serve import find_draft
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
@@ -31,7 +31,7 @@ def run_with(root: Path, speculative: dict[str, Any]) -> FakeRun:
 
 
 def deployable(run: FakeRun) -> Deployable:
-    judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
+    judged = VerdictInputs.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
     return judged.deployable(run.store.find)
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from artifacts.model_to_serve import ModelToServe, RunningEndpoint
+from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline import __version__
 from pipeline.cli import stage
 from pipeline.core.installation import this_prepare
 from pipeline.core.process_environment import stage_environment, travelling_environment
 from pipeline.environments.definition import Accelerator
 from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_in
-from pipeline.run.sitting import Sitting
+from pipeline.run.serving_task import ServingTask
 
 
 @pytest.mark.parametrize("kind", ["judge", "sitting"])
@@ -39,11 +39,11 @@ def test_work_of_another_prepare_is_refused(
 def test_only_work_that_asks_an_endpoint_of_others_has_its_key(
     tmp_path: Path, *, others_serve: bool
 ) -> None:
-    endpoint = RunningEndpoint(url="http://x", model="m") if others_serve else None
-    model = ModelToServe(
+    endpoint = ExternalEndpoint(url="http://x", model="m") if others_serve else None
+    model = ServingSpec(
         name="a", folder="/f", arguments=None, ready_timeout_seconds=1, endpoint=endpoint
     )
-    task = Sitting(
+    task = ServingTask(
         store=str(tmp_path),
         accelerator=Accelerator.CPU,
         folder=str(tmp_path),

@@ -14,28 +14,28 @@ from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels
 from some_node import NODE
 
-from artifacts.ending import headline, next_command, next_steps
 from artifacts.evidence.source import StoredEvidence
-from artifacts.evidence.tuned_check import TunedCheck, check_tuned
+from artifacts.evidence.tuned_profile_check import TunedProfileCheck, check_tuned
 from artifacts.evidence.tuning_check import check_tuning
+from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport
 from artifacts.serving_arguments import ServingArguments
-from artifacts.tuning_report import RaceReport, TuningReport
-from eval_gates.speed.claimed_rule import Measuring
-from eval_gates.speed.load import LOADS, read_loads
+from artifacts.tuning_report import ScreeningReport, TuningReport
+from eval_gates.speed.gate_rule import MeasurementSettings
+from eval_gates.speed.load_run import LOADS, read_loads
+from pipeline.capacity.machine import Machine
 from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
-from pipeline.forecast.machine import Machine
-from pipeline.plan.of_tuning import TuningPlanner, find_claim, make_entrant, make_stock
 from pipeline.plan.serving_profile import check_told_gain, fit_profile
-from pipeline.release.promotion import Order, choose_variants
-from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.plan.tuning_plan import TuningPlanner, find_claim, make_entrant, make_stock
+from pipeline.release.promotion import PromotionRequest, choose_variants
+from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
-from pipeline.run.tune import PROFILE, Tuning
-from recipes.candidates import Candidates
+from pipeline.run.tune import PROFILE, TuningRun
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
+from recipes.tuning_candidates import CandidateFile
 
 CPU = Machine(memory_bytes=2**34, free_disk_bytes=2**34)
 PROFILE_KEYS: dict[str, Any] = {
@@ -64,21 +64,23 @@ def profile(**changes: Any) -> ServingProfile:
     return ServingProfile.model_validate({**PROFILE_KEYS, **changes})
 
 
-def candidates(**named: Any) -> Candidates:
-    return Candidates.model_validate({"name": "c", "summary": "s", "candidates": named})
+def candidates(**named: Any) -> CandidateFile:
+    return CandidateFile.model_validate({"name": "c", "summary": "s", "candidates": named})
 
 
 class Tried:
     """A `prepare tune` on pretended servers; run again, it is another run on the same store."""
 
-    def __init__(self, root: Path, models: PretendModels, found: Candidates, **keys: Any) -> None:
+    def __init__(
+        self, root: Path, models: PretendModels, found: CandidateFile, **keys: Any
+    ) -> None:
         self.models, self.found, self.profile = models, found, profile(**keys)
         self.store = Store(root / "store")
         self.checkpoint = FakeRun(root / "store", models).checkpoint
 
     def run(self, to: Path | None = None) -> ExitCode:
         stock = make_stock(self.profile, self.found, NODE)
-        self.log = RunLog(self.store, "tune", {"checkpoint": "c"})
+        self.log = RunRecorder(self.store, "tune", {"checkpoint": "c"})
         planner = TuningPlanner(
             checkpoint=self.checkpoint,
             stock=stock,
@@ -93,9 +95,9 @@ class Tried:
             PretendExecutor(self.store, self.models),
             lambda _: Path("python"),
             self.log,
-            NotingProgress(Listener(), self.log),
+            RecordingProgress(Listener(), self.log),
         )
-        return Tuning(planner, stages, self.log, self.profile, CPU).run(to)
+        return TuningRun(planner, stages, self.log, self.profile, CPU).run(to)
 
     @property
     def report(self) -> TuningReport:
@@ -103,7 +105,7 @@ class Tried:
         assert found is not None
         return found
 
-    def entrant(self, name: str) -> RaceReport:
+    def entrant(self, name: str) -> ScreeningReport:
         (found,) = [each for each in self.report.race if each.name == name]
         return found
 
@@ -200,7 +202,7 @@ def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
 class TestWhatAProfileSays:
     """Its key `tuned`, against the run that it names."""
 
-    def check(self, made: Tried, **changed: Any) -> TunedCheck:
+    def check(self, made: Tried, **changed: Any) -> TunedProfileCheck:
         told = load_profile(str(made.log.folder / PROFILE)).tuned
         assert told is not None
         return check_tuned(told.model_copy(update=changed), None, made.store)
@@ -447,7 +449,7 @@ class TestVerify:
             {"stock": {"max-num-seqs": 1}},
             {"stage": "0" * 64},
             {"measuring": None},
-            {"measuring": Measuring(lives="together", life_spread=0.01)},
+            {"measuring": MeasurementSettings(lives="together", life_spread=0.01)},
         ):
             told = made.log.report().model_copy(
                 update={"tuning": made.report.model_copy(update=change)}
@@ -479,7 +481,7 @@ def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
     assert next_command(report) == f"prepare model c --profile {made.log.folder / PROFILE}"
     assert next_command(report) in next_steps(report)[0]
     with pytest.raises(UsageError) as error:
-        choose_variants(report, Order("sqlite:///x"))
+        choose_variants(report, PromotionRequest("sqlite:///x"))
     assert str(made.log.folder / PROFILE) in error.value.cure
 
 

@@ -33,14 +33,14 @@ from sound_variants import (
 
 from artifacts.run_record import StageReport
 from pipeline.core.errors import StageError, VerificationError
-from pipeline.core.needs import Needs
+from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageReference
 from pipeline.core.store import Store
-from pipeline.run.executors import Options, ray_node
-from pipeline.run.executors.events import pass_on
+from pipeline.run.executors import ExecutorOptions, ray_node
 from pipeline.run.executors.local import LocalOptions
-from pipeline.run.executors.ray_node import TaskFile
+from pipeline.run.executors.ray_node import WorkItemFile
 from pipeline.run.executors.slurm import SlurmOptions
+from pipeline.run.executors.work_events import pass_on
 
 HOSTILE = [
     '{"event": "progress"}',
@@ -135,8 +135,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("options", [LocalOptions(), SlurmOptions()], ids=lambda each: each.kind)
 @pytest.mark.usefixtures("slurm")
-def test_an_executor_hears_what_the_work_tells_alone(work: Work, options: Options) -> None:
-    place = options.open().find_room(Needs())
+def test_an_executor_hears_what_the_work_tells_alone(work: Work, options: ExecutorOptions) -> None:
+    place = options.open().find_room(ResourceRequest())
     assert place is not None
     place.submit(work.file, work.log).wait(work.listener)
     place.release()
@@ -144,7 +144,7 @@ def test_an_executor_hears_what_the_work_tells_alone(work: Work, options: Option
 
 
 def test_a_ray_task_streams_what_the_work_tells_alone(work: Work) -> None:
-    task = TaskFile(str(work.file), work.file.read_bytes(), work.file.stat().st_mtime_ns)
+    task = WorkItemFile(str(work.file), work.file.read_bytes(), work.file.stat().st_mtime_ns)
     *lines, code = ray_node.run("", task, str(work.log), dict(os.environ))
     assert code == 0
     assert pass_on((line for line in lines if isinstance(line, bytes)), work.listener) is None
@@ -154,7 +154,7 @@ def test_a_ray_task_streams_what_the_work_tells_alone(work: Work) -> None:
 def test_work_that_fails_is_told_by_its_own_error(work: Work) -> None:
     variant = work.store.stage_folder("quantize", "made") / "output"
     overwrite(variant, f"{LINEAR[0]}.weight_scale", b"\0\0")
-    place = LocalOptions().open().find_room(Needs())
+    place = LocalOptions().open().find_room(ResourceRequest())
     assert place is not None
     with pytest.raises(VerificationError, match="weight_scale"):
         place.submit(work.file, work.log).wait(work.listener)
@@ -168,7 +168,7 @@ def test_a_job_that_is_killed_within_a_line_is_told_as_one_that_is_killed(
     program = slurm / "python"
     program.write_text('#!/bin/sh\nprintf \'{"event": "note", "te\'\nkill -KILL $$\n')
     program.chmod(0o755)
-    place = SlurmOptions(python=str(program)).open().find_room(Needs())
+    place = SlurmOptions(python=str(program)).open().find_room(ResourceRequest())
     began = time.monotonic()
     with pytest.raises(StageError, match="137"):
         place.submit(work.file, work.log).wait(work.listener)

@@ -9,13 +9,13 @@ import pytest
 from listener import Listener
 from sample_reports import failed_variant_report, variant_report
 
+from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.selection import exit_code_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import ExitCode
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import Request
 from pipeline.plan.plan import Plan
+from pipeline.plan.resolved_options import ModelRequest
 from pipeline.run import model as whole_run
 from recipes.catalog import load_policy
 
@@ -63,7 +63,7 @@ def run_to(
     planned = Plan(policy=policy, shared={}, baseline=None, variants=())  # type: ignore[arg-type]
     monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
     monkeypatch.setattr(whole_run, "Runner", Judged)
-    request = Request(
+    request = ModelRequest(
         checkpoint="demo:smollm2-135m",
         recipes=("fp8-dynamic",),
         profile="cpu",

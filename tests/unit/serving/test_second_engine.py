@@ -17,7 +17,7 @@ from tiny_engine import Tiny
 from artifacts.deployable import Deployable
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import EvidenceError, ServingError, UsageError
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.core.store import Store
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
@@ -61,7 +61,7 @@ def server_of(folder: Path, text: str = PROFILE, port: int | None = None) -> Ser
 def server(tmp_path: Path) -> Iterator[Server]:
     served = server_of(tmp_path)
     try:
-        served.start(30, Silent())
+        served.start(30, NullProgress())
         yield served
     finally:
         served.stop()
@@ -96,7 +96,7 @@ def test_a_port_asks_for_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TINY_SECRET", "s")
     served = server_of(tmp_path, port=free_port())
     try:
-        served.start(30, Silent())
+        served.start(30, NullProgress())
         refused = httpx.post(f"{served.url}/v1/completions", json={"model": "x"}, trust_env=False)
         assert refused.status_code == 401
     finally:
@@ -105,7 +105,7 @@ def test_a_port_asks_for_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_its_failures_have_its_cures(tmp_path: Path) -> None:
     with pytest.raises(ServingError) as caught:
-        server_of(tmp_path, PROFILE.replace("slots: 3", "slots: 0")).start(30, Silent())
+        server_of(tmp_path, PROFILE.replace("slots: 3", "slots: 0")).start(30, NullProgress())
     assert caught.value.cure == "give it a slot"
 
 

@@ -21,7 +21,7 @@ from model_server_stand_in import stand_in_python
 
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import ServingError
-from pipeline.core.events import Silent
+from pipeline.core.events import NullProgress
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.listening_host import HOST
 from pipeline.serving.server import Server
@@ -36,7 +36,7 @@ LAST_WORDS = f"""\
 """
 
 
-class Heard(Silent):
+class Heard(NullProgress):
     """Keeps the progress it is told."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ def is_running(pid: int) -> bool:
 
 def failure(server: Server, timeout_seconds: float = 30) -> ServingError:
     with pytest.raises(ServingError) as caught:
-        server.start(timeout_seconds, Silent())
+        server.start(timeout_seconds, NullProgress())
     return caught.value
 
 
@@ -214,7 +214,7 @@ def test_a_stranger_who_comes_later_is_noticed(
     """The socket that listens is looked at, not what it answers."""
     port = free_port()
     served = server(port=port)
-    served.start(30, Silent())
+    served.start(30, NullProgress())
     served.check_alive()
     ours = served._process
     assert ours is not None
@@ -233,7 +233,7 @@ def test_a_served_port_asks_for_the_key_of_the_variable(
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sk-of-this-life")
     served = server(port=free_port())
-    served.start(30, Silent())  # its own warm-up shows the key
+    served.start(30, NullProgress())  # its own warm-up shows the key
     assert "sk-of-this-life" not in " ".join(served.command)
     question = {"model": "model", "prompt": "x"}
     place = f"{served.url}/v1/completions"
@@ -247,7 +247,7 @@ def test_a_server_on_all_addresses_is_ours_and_asks_everyone_for_the_key(
     monkeypatch.setenv("VLLM_API_KEY", "sk-of-this-life")
     port = free_port()
     served = server(port=port, host="0.0.0.0")
-    served.start(30, Silent())
+    served.start(30, NullProgress())
     assert served.url == f"http://127.0.0.1:{port}"
     assert served.command[served.command.index("--host") + 1] == "0.0.0.0"
     question = {"model": "model", "prompt": "x"}
@@ -308,7 +308,7 @@ class Stranger:
 
 def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:
     served = server()
-    served.start(30, Silent())
+    served.start(30, NullProgress())
     child = facts(served)["processes"][1]
     with pytest.raises(httpx.HTTPError):
         served.address.client(timeout_seconds=10).post("/die")

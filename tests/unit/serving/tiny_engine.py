@@ -8,7 +8,7 @@ from typing import Any
 
 from tiny_server import VERSION
 
-from recipes.engines import Engine, Launch, options
+from recipes.engines import Engine, LaunchSpec, options
 
 SERVER = Path(__file__).with_name("tiny_server.py")
 
@@ -29,7 +29,7 @@ class Tiny(Engine):
     tuning = "TINY_.*"
     reaching = "TINY_SECRET"
 
-    def command(self, python: str, launch: Launch) -> list[str]:
+    def command(self, python: str, launch: LaunchSpec) -> list[str]:
         place = f"unix:{launch.socket}" if launch.socket else f"port:{launch.port}"
         arguments = dict(launch.arguments)
         cache = str(arguments.pop("kv-cache-dtype"))
@@ -38,7 +38,7 @@ class Tiny(Engine):
             *("--listen", place, "--cache", cache, *options(arguments)),
         ]
 
-    def public_command(self, accelerator: str, launch: Launch) -> list[str]:
+    def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
         return ["tiny", launch.model, *options(launch.arguments)]
 
     def package(self, accelerator: str) -> str:

@@ -22,7 +22,7 @@ from artifacts.registry.registry import (
     EVIDENCE_TAG,
     FILES_TAG,
     TUPLE_TAG,
-    Cause,
+    ChangeReason,
     HistoryEntry,
     Version,
 )
@@ -134,7 +134,7 @@ class Promotion:
         return MlflowRegistry(self.uri).history("model")
 
     def roll_back(self) -> None:
-        cause = Cause("rollback", "bob", reason="too slow")
+        cause = ChangeReason("rollback", "bob", reason="too slow")
         MlflowRegistry(self.uri).roll_back("model", "best", cause)
 
     def versions(self) -> dict[str, Version]:

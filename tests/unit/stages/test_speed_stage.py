@@ -15,13 +15,13 @@ from loose_stage import stage_spec
 from measured_loads import block
 
 from artifacts.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
-from eval_gates.speed.draw import Draw
-from eval_gates.speed.lives import Life, Lives
-from eval_gates.speed.load import LOADS, Disturbance, MeasuredLoad, read_loads
-from eval_gates.speed.load_book import LoadBook
-from eval_gates.speed.rule import rule_of
+from eval_gates.speed.load_log import LoadLog
+from eval_gates.speed.load_run import LOADS, Interference, LoadRun, read_loads
+from eval_gates.speed.randomization import Randomization
+from eval_gates.speed.rule_from_config import rule_of
+from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 from pipeline.core.errors import ServingError, StoreError
-from pipeline.core.process_environment import Need
+from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD, Store
 from pipeline.stages import speed
@@ -31,7 +31,7 @@ RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
 RULE = {"minimum": 0.5, "alpha": 0.05, "blocks": 3}
 
 
-THROTTLED = {"disturbances": [Disturbance(kind="throttled", what="power cap")]}
+THROTTLED = {"disturbances": [Interference(kind="throttled", what="power cap")]}
 
 
 class Context(StageContext[SpeedParameters, SpeedRuntime]):
@@ -46,11 +46,11 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         assert worker == "speed"
         worker_spec = json.loads(json.dumps(worker_spec))  # as it reaches the worker
         self.asked, self.given = worker_spec, given
-        life = Life(**worker_spec["life"])
+        life = ServerRun(**worker_spec["life"])
         if worker_spec["workload"]["kind"] == "requests":
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
-        book, rule = LoadBook(self.folder), rule_of("ratio", worker_spec["rule"])
+        book, rule = LoadLog(self.folder), rule_of("ratio", worker_spec["rule"])
         lives = rule.spread_over(worker_spec["sides"])
         before, new = book.loads(), 0
         units = self.pairs_of(lives, life) if lives.loads else self.blocks_of(life)
@@ -63,15 +63,15 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
             before, new = before + unit, new + 1
         return {"load_generator": "vllm 0.32.0"}
 
-    def blocks_of(self, life: Life) -> Iterator[list[MeasuredLoad]]:
-        draw = Draw(life.draw, life.sides)
+    def blocks_of(self, life: ServerRun) -> Iterator[list[LoadRun]]:
+        draw = Randomization(life.draw, life.sides)
         for number in count(life.block):
             seed, _ = draw.unit()
             drawn = {"seed": seed, "life": life.number}
             power_cap = THROTTLED if number < self.disturbed else {}
             yield [load.model_copy(update=drawn | power_cap) for load in block(number, 1.0)]
 
-    def pairs_of(self, lives: Lives, life: Life) -> Iterator[list[MeasuredLoad]]:
+    def pairs_of(self, lives: ServerRunSchedule, life: ServerRun) -> Iterator[list[LoadRun]]:
         _, seeds = lives.draw_pair(life.draw)
         done = life.block % len(seeds)
         for number, seed in enumerate(seeds[done:], start=life.block):
@@ -121,7 +121,7 @@ def test_it_says_whom_to_ask_and_draws_its_traffic_anew(tmp_path: Path) -> None:
 def test_an_endpoint_of_someone_else_may_want_a_key(tmp_path: Path) -> None:
     stage = context(tmp_path, RANDOM, endpoints={"candidate": {"url": "u", "model": "m"}})
     speed.run(stage)
-    assert stage.given["needs"] == [Need.ENDPOINT]
+    assert stage.given["needs"] == [NetworkAccess.ENDPOINT]
 
 
 def test_prompts_of_a_file_are_there_only_while_they_are_sent(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_an_endpoint_that_answers_nothing_is_named_by_its_log(tmp_path: Path) ->
     assert caught.value.where == "server.log"
 
 
-def loads_of(stage: Context) -> list[MeasuredLoad]:
+def loads_of(stage: Context) -> list[LoadRun]:
     return read_loads(stage.folder / LOADS)
 
 
@@ -189,7 +189,7 @@ class TestKilled:
         assert done(stage) == first.model_copy(update={"load_generator": ""})
 
     def test_blocks_of_other_weights_are_not_kept(self, tmp_path: Path) -> None:
-        book = LoadBook(tmp_path)
+        book = LoadLog(tmp_path)
         first = book.open({"candidate": "a"})
         book.append(block(0, 1.0))
         assert book.open({"candidate": "a"}) == first
@@ -200,7 +200,7 @@ class TestKilled:
     def test_a_damaged_load_is_named(self, tmp_path: Path) -> None:
         (tmp_path / LOADS).write_text("{}\n")
         with pytest.raises(StoreError) as caught:
-            LoadBook(tmp_path).loads()
+            LoadLog(tmp_path).loads()
         assert caught.value.where == str(tmp_path / LOADS)
 
 

@@ -10,7 +10,7 @@ from narrow_numbers import Stored
 from small_checkpoint import write_files
 from sound_variants import WEIGHTS, quantization_config, quantized, safetensors_of
 
-from pipeline.verification.layer_weights import LayerWeights, layer_weights
+from pipeline.verification.dequantize import LayerDequantizer, layer_weights
 from pipeline.verification.tensor_files import StoredTensor, open_folder
 from pipeline.verification.weight_format import stored_format
 
@@ -19,7 +19,7 @@ NAME = "model.layers.0.mlp.down_proj"
 
 def stored_layer(
     folder: Path, weights: Any, kind: str, source: Any = None
-) -> tuple[StoredTensor, LayerWeights]:
+) -> tuple[StoredTensor, LayerDequantizer]:
     """`weights` quantized, beside `source` (the same weights where None) in float32."""
     matrix = np.asarray(weights if source is None else source, np.float32)
     before = {f"{NAME}.weight": Stored("F32", matrix)}

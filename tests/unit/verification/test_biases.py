@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.core.errors import VerificationError
 from pipeline.verification.biases import check_biases
-from pipeline.verification.kept_tensors import KeptTensor
-from pipeline.verification.noise import Noise
-from pipeline.verification.rescaling import Rescaled
+from pipeline.verification.quantization_noise import QuantizationNoise
+from pipeline.verification.rescaling import RescalingFit
+from pipeline.verification.unquantized_tensors import UnquantizedTensor
 
 RANDOM = np.random.default_rng(6)
 BLOCK = "model.layers.7"
@@ -22,14 +22,14 @@ BIAS = RANDOM.normal(size=96).astype(np.float32)
 
 def check(name: str, before: Any, after: Any, *, altered: str | None = None) -> None:
     """A bias of a block whose norm was multiplied by MILD, and whose up_proj was divided by it."""
-    energies = Noise(signal=1.0, noise=1e-4)
+    energies = QuantizationNoise(signal=1.0, noise=1e-4)
     layers = {
-        f"{BLOCK}.mlp.up_proj": Rescaled(energies, ONES, MILD),
-        f"{BLOCK}.mlp.down_proj": Rescaled(energies, 1 / MILD, ONES),
-        f"{BLOCK}.mlp.gate_proj": Rescaled(energies, ONES, ONES),
+        f"{BLOCK}.mlp.up_proj": RescalingFit(energies, ONES, MILD),
+        f"{BLOCK}.mlp.down_proj": RescalingFit(energies, 1 / MILD, ONES),
+        f"{BLOCK}.mlp.gate_proj": RescalingFit(energies, ONES, ONES),
     }
     weights = (np.asarray(before, np.float32), np.asarray(after, np.float32))
-    vector = KeptTensor(f"{BLOCK}.{name}", altered, weights)
+    vector = UnquantizedTensor(f"{BLOCK}.{name}", altered, weights)
     check_biases(layers, {f"{BLOCK}.norm": MILD}, [vector], "variant")
 
 
@@ -84,5 +84,5 @@ def test_a_channel_of_the_norm_that_is_not_known() -> None:
     """0 / 0: the weight was 0 and is."""
     factors = MILD.copy()
     factors[4] = np.nan
-    vector = KeptTensor(f"{BLOCK}.norm.bias", None, (BIAS, BIAS * MILD))
+    vector = UnquantizedTensor(f"{BLOCK}.norm.bias", None, (BIAS, BIAS * MILD))
     check_biases({}, {f"{BLOCK}.norm": factors}, [vector], "variant")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pipeline.workers.engine_metrics import Watch, counters_in
+from pipeline.workers.engine_metrics import MetricsPoller, counters_in
 from recipes.engines import find_engine
 
 TEXT = """
@@ -31,7 +31,7 @@ def test_what_is_no_count(value: str) -> None:
 
 
 def test_the_queue_and_the_clients_lag_are_looked_at_while_the_work_lasts() -> None:
-    watch = Watch("http://m", {})
+    watch = MetricsPoller("http://m", {})
     answers = iter([{"running": 1, "waiting": 2}, {"prefix_cache_hits": 3}])
 
     async def fetch() -> dict[str, int] | None:
@@ -56,7 +56,7 @@ def test_the_queue_and_the_clients_lag_are_looked_at_while_the_work_lasts() -> N
 
 
 def test_what_is_counted_from_a_second_on() -> None:
-    watch = Watch("http://m", {})
+    watch = MetricsPoller("http://m", {})
     for at, hits in ((1.0, 10), (2.0, 20), (3.0, 30)):
         watch.looks.append((at, {"running": 1, "waiting": 0, "prefix_cache_hits": hits}))
     assert watch.counters_after(1.5) == {"prefix_cache_hits": 20}
@@ -64,7 +64,7 @@ def test_what_is_counted_from_a_second_on() -> None:
 
 
 def test_an_engine_that_tells_nothing_is_no_error() -> None:
-    watch = Watch("http://m", {})
+    watch = MetricsPoller("http://m", {})
 
     async def nothing() -> None:
         return None
@@ -75,6 +75,6 @@ def test_an_engine_that_tells_nothing_is_no_error() -> None:
 
 
 def test_what_held_the_client_up_before_the_load_is_no_lag_of_it() -> None:
-    watch = Watch("http://m", {})
+    watch = MetricsPoller("http://m", {})
     watch.late += [(1.0, 9.0), *((2.0 + n, 0.01) for n in range(100))]
     assert watch.lag_between(2.0, 200.0) == 0.01

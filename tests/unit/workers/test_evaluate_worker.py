@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from listener import Listener
 
-from eval_gates.answers import AnswerBook, Rows
+from eval_gates.answer_log import AnswerLog, Rows
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.stopping import Stopping, StoppingRule
+from eval_gates.stopping import StoppingPlan, StoppingRule
 from pipeline.core.errors import StageError
 from pipeline.workers.evaluate import ask_until_over
 
@@ -33,24 +33,24 @@ class Model:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> AnswerBook:
-    return AnswerBook(tmp_path / "answers" / "book.jsonl", IDS, writer=1)
+def book(tmp_path: Path) -> AnswerLog:
+    return AnswerLog(tmp_path / "answers" / "book.jsonl", IDS, writer=1)
 
 
-def ask(book: AnswerBook, stopping: Stopping, model: Model, minutes: float | None = None) -> str:
+def ask(book: AnswerLog, stopping: StoppingPlan, model: Model, minutes: float | None = None) -> str:
     return ask_until_over(book, stopping, model.ask, minutes, Listener())
 
 
-def test_without_a_rule_all_are_asked(book: AnswerBook) -> None:
+def test_without_a_rule_all_are_asked(book: AnswerLog) -> None:
     model = Model()
-    assert ask(book, Stopping(upto=50, batch=16), model) == "asked"
+    assert ask(book, StoppingPlan(upto=50, batch=16), model) == "asked"
     assert model.batches == [range(16), range(16, 32), range(32, 48), range(48, 50)]
     assert [row["id"] for row in book.rows()] == IDS[:50]
 
 
-def test_a_decided_gate_asks_no_more(book: AnswerBook) -> None:
+def test_a_decided_gate_asks_no_more(book: AnswerLog) -> None:
     model = Model()
-    stopping = Stopping(200, 8, StoppingRule(POINTS, 0.05), [1.0] * 200)
+    stopping = StoppingPlan(200, 8, StoppingRule(POINTS, 0.05), [1.0] * 200)
     ask(book, stopping, model)
     asked = len(book.rows())
     assert asked < 64
@@ -59,27 +59,27 @@ def test_a_decided_gate_asks_no_more(book: AnswerBook) -> None:
     assert stopping.state(scores[:-8]) == "open"
 
 
-def test_a_failing_gate_stops_too(book: AnswerBook) -> None:
-    stopping = Stopping(200, 8, StoppingRule(POINTS, 0.05), [1.0] * 200)
+def test_a_failing_gate_stops_too(book: AnswerLog) -> None:
+    stopping = StoppingPlan(200, 8, StoppingRule(POINTS, 0.05), [1.0] * 200)
     ask(book, stopping, Model(wrong=frozenset(range(200))))
     assert stopping.state([row["score"] for row in book.rows()]) == "fail"
     assert len(book.rows()) <= 16
 
 
-def test_it_goes_on_from_the_book(book: AnswerBook) -> None:
-    ask(book, Stopping(20, 8), Model())
+def test_it_goes_on_from_the_book(book: AnswerLog) -> None:
+    ask(book, StoppingPlan(20, 8), Model())
     model = Model()
-    ask(book, Stopping(40, 8), model)
+    ask(book, StoppingPlan(40, 8), model)
     assert model.batches == [range(20, 28), range(28, 36), range(36, 40)]
 
 
-def test_a_batch_that_fails_loses_no_other(book: AnswerBook) -> None:
+def test_a_batch_that_fails_loses_no_other(book: AnswerLog) -> None:
     with pytest.raises(StageError):
-        ask(book, Stopping(40, 8), Model(breaks_at=17))
+        ask(book, StoppingPlan(40, 8), Model(breaks_at=17))
     assert len(book.rows()) == 16
 
 
-def test_a_used_up_time_budget_still_asks_one_batch(book: AnswerBook) -> None:
+def test_a_used_up_time_budget_still_asks_one_batch(book: AnswerLog) -> None:
     model = Model()
-    assert ask(book, Stopping(40, 8), model, minutes=0) == "time"
+    assert ask(book, StoppingPlan(40, 8), model, minutes=0) == "time"
     assert model.batches == [range(8)]

@@ -10,16 +10,16 @@ from listener import Listener
 from small_checkpoint import safetensors
 
 from pipeline.checkpoint.safetensors_header import read_header
-from pipeline.workers.fp8_stream import conveyor
-from pipeline.workers.fp8_stream.conveyor import Conveyor
-from pipeline.workers.fp8_stream.layout import Piece, plan_shard
+from pipeline.workers.fp8_stream import copy_pipeline
+from pipeline.workers.fp8_stream.copy_pipeline import CopyPipeline
+from pipeline.workers.fp8_stream.layout import Chunk, plan_shard
 from pipeline.workers.fp8_stream.shard_file import ShardFile
 
 
 class Room:
     """What a thread needs of a caster for pieces that are copied as they are."""
 
-    def room(self, piece: Piece) -> memoryview:
+    def room(self, piece: Chunk) -> memoryview:
         return memoryview(bytearray(piece.size))
 
 
@@ -33,9 +33,9 @@ def test_a_file_is_not_pushed_after_another_thread_has_finished_it(
     assert plan is not None
     output = tmp_path / "output"
     output.mkdir()
-    monkeypatch.setattr(conveyor, "PUSH_BYTES", 1)  # every piece is enough to be pushed
-    monkeypatch.setattr(conveyor, "PIECE_BYTES", 64)
-    stream = Conveyor([plan], output, "FP8_DYNAMIC", "cpu", Listener())
+    monkeypatch.setattr(copy_pipeline, "PUSH_BYTES", 1)  # every piece is enough to be pushed
+    monkeypatch.setattr(copy_pipeline, "PIECE_BYTES", 64)
+    stream = CopyPipeline([plan], output, "FP8_DYNAMIC", "cpu", Listener())
     caster: Any = Room()
     (file, first), (_, last) = stream._work
     count = ShardFile.piece_done

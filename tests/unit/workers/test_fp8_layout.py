@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_checkpoint import safetensors
 
-from pipeline.checkpoint.safetensors_header import SafetensorsHeader, Tensor, read_header
+from pipeline.checkpoint.safetensors_header import SafetensorsHeader, TensorEntry, read_header
 from pipeline.workers.fp8_stream.layout import (
     SCHEMES,
     ShardPlan,
@@ -38,7 +38,7 @@ def header_of(layout: dict[str, tuple[str, tuple[int, ...]]]) -> SafetensorsHead
     tensors, position = {}, 0
     for name, (dtype, shape) in layout.items():
         size = byte_size(dtype, shape)
-        tensors[name] = Tensor(dtype, shape, position, position + size)
+        tensors[name] = TensorEntry(dtype, shape, position, position + size)
         position += size
     return SafetensorsHeader(tensors, {}, 100, position)
 

@@ -10,7 +10,7 @@ from small_checkpoint import safetensors
 
 from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.core.errors import CheckpointError
-from pipeline.workers.fp8_stream.layout import Piece, ShardPlan, plan_shard
+from pipeline.workers.fp8_stream.layout import Chunk, ShardPlan, plan_shard
 from pipeline.workers.fp8_stream.resume import NOTE, close, take_up
 from pipeline.workers.fp8_stream.shard_file import ShardFile, unfinished_path
 
@@ -142,7 +142,7 @@ class TestShardFile:
         file = ShardFile(plans[0], output, 1)
         move = plans[0].moves[0]
         room = bytearray(move.size)
-        file.read(Piece(move.begin, move.size, 0, "BF16"), memoryview(room))
+        file.read(Chunk(move.begin, move.size, 0, "BF16"), memoryview(room))
         file.close()
         assert room == b"\7" * move.size
 
@@ -150,7 +150,7 @@ class TestShardFile:
         file = ShardFile(plans[0], output, 1)
         move = plans[0].moves[0]
         with pytest.raises(CheckpointError, match="became shorter"):
-            file.read(Piece(move.begin + 8, move.size, 0, "BF16"), memoryview(bytearray(move.size)))
+            file.read(Chunk(move.begin + 8, move.size, 0, "BF16"), memoryview(bytearray(move.size)))
         file.close()
 
     def test_a_missing_source_leaves_nothing_open(

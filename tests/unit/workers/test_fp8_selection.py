@@ -9,7 +9,7 @@ import pytest
 from small_checkpoint import safetensors
 
 from pipeline.checkpoint.ignored_modules import is_ignored
-from pipeline.checkpoint.safetensors_header import Tensor, read_header
+from pipeline.checkpoint.safetensors_header import TensorEntry, read_header
 from pipeline.core.errors import StageError
 from pipeline.workers.fp8_stream.same_bytes import has_same_bytes
 from pipeline.workers.fp8_stream.selection import check_supported, kept_layers, tied_pair
@@ -19,14 +19,14 @@ IGNORE = ["lm_head", "re:.*mlp.gate$"]
 SOURCE = Path("checkpoint")
 
 
-def tensor(*shape: int, dtype: str = "BF16") -> Tensor:
-    return Tensor(dtype, shape, 0, 0)
+def tensor(*shape: int, dtype: str = "BF16") -> TensorEntry:
+    return TensorEntry(dtype, shape, 0, 0)
 
 
 LINEAR = {"model.layers.0.mlp.up_proj.weight": tensor(8, 4)}
 
 
-def check(tensors: dict[str, Tensor], config: dict[str, Any] | None = None) -> None:
+def check(tensors: dict[str, TensorEntry], config: dict[str, Any] | None = None) -> None:
     check_supported(tensors, config or {}, IGNORE, SOURCE)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from vllm_stand_in import Serve
 
-from eval_gates.speed.load import Requests
+from eval_gates.speed.load_run import RequestColumns
 from pipeline.core.errors import ServingError
-from pipeline.workers.engine_metrics import Watch
-from pipeline.workers.load_generator import Endpoint, LoadGenerator, to_columns
+from pipeline.workers.engine_metrics import MetricsPoller
+from pipeline.workers.load_generator import LoadGenerator, LoadTarget, to_columns
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 3}
 AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
@@ -32,8 +32,8 @@ def generator(tmp_path: Path, serve: Serve, **workload: Any) -> LoadGenerator:
     )
 
 
-def endpoint(name: str = "model") -> Endpoint:
-    return Endpoint(f"http://{name}", "m", None, {})
+def endpoint(name: str = "model") -> LoadTarget:
+    return LoadTarget(f"http://{name}", "m", None, {})
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> None:
         return None
 
-    monkeypatch.setattr("pipeline.workers.engine_metrics.Watch._fetch", nothing)
+    monkeypatch.setattr("pipeline.workers.engine_metrics.MetricsPoller._fetch", nothing)
 
 
 def test_nothing_is_sent_before_the_load_and_every_request_is_kept(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_nothing_is_sent_before_the_load_and_every_request_is_kept(tmp_path: Pat
     assert (asked.num_warmups, asked.num_prompts, asked.seed) == (0, 8, 7)
     assert (asked.max_concurrency, asked.request_rate) == ("4", None)
     assert asked.ignore_eos
-    requests = Requests(**load["requests"])
+    requests = RequestColumns(**load["requests"])
     assert requests.start_s == [0] * 4 + [1] * 4
     assert requests.end_s == [1] * 4 + [2] * 4
     assert set(requests.longest_pause_s) == {0.5}
@@ -63,17 +63,17 @@ def test_the_cache_is_counted_once_the_first_wave_is_answered(
 ) -> None:
     hits = iter([5, 9])
 
-    async def fetch(_: Watch) -> dict[str, int]:
+    async def fetch(_: MetricsPoller) -> dict[str, int]:
         return {"prefix_cache_hits": next(hits)}
 
-    async def look(watch: Watch) -> None:
+    async def look(watch: MetricsPoller) -> None:
         # A load of the stand-in begins at second 100; its first wave lasts one.
         watch.looks += [
             (at, {"prefix_cache_hits": count}) for at, count in ((100.5, 6), (101.5, 7))
         ]
 
-    monkeypatch.setattr(Watch, "_fetch", fetch)
-    monkeypatch.setattr(Watch, "_look", look)
+    monkeypatch.setattr(MetricsPoller, "_fetch", fetch)
+    monkeypatch.setattr(MetricsPoller, "_look", look)
     load = generator(tmp_path, Serve(), **RANDOM).measure(endpoint(), requests=8, seed=7)
     assert (load["before"], load["after"]) == ({"prefix_cache_hits": 7}, {"prefix_cache_hits": 9})
 
@@ -99,7 +99,7 @@ def test_a_failed_request_has_an_error_and_no_timings() -> None:
     assert columns["error"] == [None, "OSError: x"]
     assert columns["ttft_s"] == [0.5, None]
     assert columns["longest_pause_s"] == [0, None]
-    Requests(**columns)
+    RequestColumns(**columns)
 
 
 def test_a_server_does_not_choose_its_own_prompts(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_an_answer_of_another_length_than_asked_is_none(came: int) -> None:
     columns = to_columns(result, 10.0, [3])
     assert columns["error"] == [f"{came} tokens came, 3 were asked for"]
     assert columns["output_tokens"] == [0]
-    Requests(**columns)
+    RequestColumns(**columns)
 
 
 def test_a_load_of_which_nothing_is_answered_says_why(tmp_path: Path) -> None:

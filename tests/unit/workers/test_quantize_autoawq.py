@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import StageError
-from pipeline.workers.guarded_autoawq import Findings
+from pipeline.workers.checked_autoawq import ScalingDiagnostics
 from pipeline.workers.quantize_autoawq import (
     check_rows,
     keep_sources_config,
@@ -65,7 +65,7 @@ class TestLeftOut:
 
 class TestFindings:
     def test_rounding_passes(self) -> None:
-        findings = Findings(scaling_errors=[])
+        findings = ScalingDiagnostics(scaling_errors=[])
         findings.check_layer(0, 0.004, 0.1)
         findings.check_layer(1, 0.016, 0.1)
         findings.check_model(0.15, 0.8)
@@ -78,12 +78,12 @@ class TestFindings:
     @given(st.floats(min_value=0.1, exclude_min=True) | st.just(math.nan))
     def test_a_changed_layer_does_not(self, error: float) -> None:
         with pytest.raises(StageError, match="layer 0"):
-            Findings(scaling_errors=[]).check_layer(0, error, 0.1)
+            ScalingDiagnostics(scaling_errors=[]).check_layer(0, error, 0.1)
 
     @pytest.mark.parametrize("divergence", [1.01, 12.0, math.inf, math.nan])
     def test_a_model_that_answers_otherwise_does_not(self, divergence: float) -> None:
         with pytest.raises(StageError) as caught:
-            Findings(scaling_errors=[0.01]).check_model(divergence, 0.02)
+            ScalingDiagnostics(scaling_errors=[0.01]).check_model(divergence, 0.02)
         assert caught.value.where == "quantization.kind autoawq"
         assert "awq-w4a16" in caught.value.cure
 

@@ -12,10 +12,10 @@ import pytest
 from listener import Listener
 from measured_loads import round_of
 
-from eval_gates.speed.lives import Life, Lives
-from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.load_book import LoadBook
+from eval_gates.speed.load_log import LoadLog
+from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.rounds import count_arrivals
+from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 from pipeline.workers.speed import generate_of_one_side, generate_units, measure_life
 
 AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
@@ -31,7 +31,7 @@ def spec(sides: tuple[str, ...] = ("baseline", "candidate"), **workload: Any) ->
         "workload": {**WORKLOAD, "arrivals": AT_ONCE, **workload},
         **{"claim": "ratio", "rule": {"minimum": 0.5, "alpha": 0.05, "blocks": 20}},
         **{"sides": list(sides), "endpoints": {side: {} for side in sides}},
-        "life": asdict(Life(0, sides, 0, 1)),
+        "life": asdict(ServerRun(0, sides, 0, 1)),
     }
 
 
@@ -64,9 +64,9 @@ class Measuring:
         }
 
 
-def units(measuring: Measuring, **changes: Any) -> Iterator[list[MeasuredLoad]]:
+def units(measuring: Measuring, **changes: Any) -> Iterator[list[LoadRun]]:
     given = spec(**changes)
-    return generate_units(given, Life(**given["life"]), measuring, [])
+    return generate_units(given, ServerRun(**given["life"]), measuring, [])
 
 
 def test_a_block_asks_both_sides_the_same_and_each_block_something_else() -> None:
@@ -109,13 +109,13 @@ def test_rounds_become_as_long_as_their_answers_need() -> None:
     """Answers of half a second: ten of them and a quarter more, after a warm-up of two."""
     rate = {"rate": 40.0, "concurrency": None, "trace": False}
     given, loads = spec(("candidate",), arrivals=rate, warmup_seconds=0.5), [answered_in(0.5)]
-    rounds = generate_units(given, Life(**given["life"]), Measuring(), loads)
+    rounds = generate_units(given, ServerRun(**given["life"]), Measuring(), loads)
     (second,) = next(rounds)
     assert (second.warmup_s, second.measured_s) == (2, 7)
     assert len(second.requests) == count_arrivals(second.seed, 40.0, 11.0)
 
 
-def answered_in(seconds: float) -> MeasuredLoad:
+def answered_in(seconds: float) -> LoadRun:
     requests = round_of(0).requests.model_dump()
     ends = [start + seconds for start in requests["start_s"]]
     return round_of(0, requests={**requests, "end_s": ends})
@@ -136,13 +136,13 @@ class After:
     cap: int = 20
     unit: str = "blocks"
 
-    def spread_over(self, sides: list[str]) -> Lives:
-        return Lives(tuple(sides), None)
+    def spread_over(self, sides: list[str]) -> ServerRunSchedule:
+        return ServerRunSchedule(tuple(sides), None)
 
-    def wants_more(self, loads: list[MeasuredLoad]) -> bool:
+    def wants_more(self, loads: list[LoadRun]) -> bool:
         return len(loads) < self.loads
 
-    def state(self, loads: list[MeasuredLoad]) -> str:
+    def state(self, loads: list[LoadRun]) -> str:
         return "pass"
 
 
@@ -150,9 +150,9 @@ class After:
 def test_it_measures_until_the_rule_wants_no_more_and_keeps_every_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int
 ) -> None:
-    monkeypatch.setattr("eval_gates.speed.rule.rule_of", lambda *_: After(loads))
+    monkeypatch.setattr("eval_gates.speed.rule_from_config.rule_of", lambda *_: After(loads))
     measure_life(spec(), Measuring(), Listener(), tmp_path)
-    kept = LoadBook(tmp_path).loads()
+    kept = LoadLog(tmp_path).loads()
     assert [load.block for load in kept] == [n for n in range(loads // 2) for _ in range(2)]
 
 
@@ -160,12 +160,12 @@ def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Measuring(), Measuring()
-    monkeypatch.setattr("eval_gates.speed.rule.rule_of", lambda *_: After(4))
+    monkeypatch.setattr("eval_gates.speed.rule_from_config.rule_of", lambda *_: After(4))
     measure_life(spec(), first, Listener(), tmp_path)
-    monkeypatch.setattr("eval_gates.speed.rule.rule_of", lambda *_: After(6))
-    life = Life(1, ("baseline", "candidate"), 2, 2)
+    monkeypatch.setattr("eval_gates.speed.rule_from_config.rule_of", lambda *_: After(6))
+    life = ServerRun(1, ("baseline", "candidate"), 2, 2)
     measure_life({**spec(), "life": asdict(life)}, second, Listener(), tmp_path)
-    kept = LoadBook(tmp_path).loads()
+    kept = LoadLog(tmp_path).loads()
     assert [(load.block, load.life) for load in kept[::2]] == [(0, 0), (1, 0), (2, 1)]
     seeds = [{seed for _, _, seed in each.asked} for each in (first, second)]
     assert seeds[0].isdisjoint(seeds[1])
@@ -173,15 +173,15 @@ def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
 
 
 class TestAlternatingLives:
-    LIVES = Lives(("baseline", "candidate"), 3)
+    LIVES = ServerRunSchedule(("baseline", "candidate"), 3)
 
-    def of_a_life(self, measuring: Measuring, before: list[MeasuredLoad]) -> list[MeasuredLoad]:
+    def of_a_life(self, measuring: Measuring, before: list[LoadRun]) -> list[LoadRun]:
         life = self.LIVES.next_life(1, len(before) // 3, before)
         return list(generate_of_one_side(spec(), self.LIVES, life, before, measuring))
 
     def test_both_sides_of_a_pair_are_asked_the_same(self) -> None:
         measuring = Measuring({"candidate": 0.5})
-        loads: list[MeasuredLoad] = []
+        loads: list[LoadRun] = []
         for _ in range(4):
             loads += self.of_a_life(measuring, loads)
         pairs = loads[:6], loads[6:]
@@ -199,7 +199,7 @@ class TestAlternatingLives:
 
     def test_a_load_is_as_long_for_the_faster_side_once_it_is_known(self) -> None:
         measuring = Measuring({"baseline": 0.01, "candidate": 0.001})
-        loads: list[MeasuredLoad] = []
+        loads: list[LoadRun] = []
         for _ in range(4):
             loads += self.of_a_life(measuring, loads)
         assert measuring.asked[-1][1] == 1208  # 1.2 s of 1,000 a second, and 2 waves
@@ -208,16 +208,16 @@ class TestAlternatingLives:
 def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
     given = spec()
     given["rule"] |= {"lives": "alternate", "loads_per_life": 2}
-    life = Lives(("baseline", "candidate"), 2).next_life(1, 0, [])
+    life = ServerRunSchedule(("baseline", "candidate"), 2).next_life(1, 0, [])
     measure_life({**given, "life": asdict(life)}, Measuring(), Listener(), tmp_path)
-    assert [load.side for load in LoadBook(tmp_path).loads()] == list(life.sides) * 2
+    assert [load.side for load in LoadLog(tmp_path).loads()] == list(life.sides) * 2
 
 
 def test_each_round_of_limits_has_a_start_of_its_own() -> None:
     """A warm-up at the rate that counts for nothing, and one round."""
-    measuring, lives = Measuring(), Lives(("candidate",), 1)
+    measuring, lives = Measuring(), ServerRunSchedule(("candidate",), 1)
     rate = {"rate": 2.5, "concurrency": None, "trace": False}
-    given, loads = spec(("candidate",), arrivals=rate), list[MeasuredLoad]()
+    given, loads = spec(("candidate",), arrivals=rate), list[LoadRun]()
     for number in range(3):
         life = lives.next_life(1, number, loads)
         loads += generate_of_one_side(given, lives, life, loads, measuring)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sample_reports import gate_report, run_report, variant_report
 
 from artifacts.ci.annotations import LONGEST_MESSAGE, annotation_lines, command
-from pipeline.core.foreign.text import make_visible
+from pipeline.core.untrusted.text import make_visible
 
 
 def read(line: str) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ from sample_reports import (
 )
 
 from artifacts.ci.case import Case, cases_of, cases_of_run
-from eval_gates.judge import blocks, overall
+from eval_gates.verdicts import blocks, overall
 
 
 def short(cases: list[Case]) -> list[tuple[str, str, bool]]:

@@ -15,7 +15,7 @@ from junitparser.xunit2 import JUnitXml
 from sample_reports import failed_variant_report, gate_report, run_report, variant_report
 
 from artifacts.ci.junit import junit_xml
-from pipeline.core.foreign.text import junit_text
+from pipeline.core.untrusted.text import junit_text
 
 
 def suites(run: str) -> dict[str, Any]:

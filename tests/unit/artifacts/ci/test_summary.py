@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from sample_reports import failed_variant_report, gate_report, run_report, variant_report
 
 from artifacts.ci.summary import LARGEST_BYTES, markdown_summary
-from pipeline.core.foreign.text import clip, markdown, one_line
+from pipeline.core.untrusted.text import clip, markdown, one_line
 
 
 def reader() -> MarkdownIt:

@@ -7,7 +7,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Registry
+from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason, HistoryEntry, Registry
 from pipeline.core.errors import RegistryError
 
 NAME = "model"
@@ -22,8 +22,8 @@ def register_six(registry: Registry, folder: Path) -> None:
     for digest in "abcdef":
         registry.register(NAME, folder, {TUPLE_TAG: digest})
     for version, before in (("1", None), ("2", "1")):
-        cause = Cause("promote", "setup")
-        registry.move_alias(NAME, Move("champion", version, before, cause, "previous"))
+        cause = ChangeReason("promote", "setup")
+        registry.move_alias(NAME, AliasChange("champion", version, before, cause, "previous"))
 
 
 def promotion(who: str, version: str, replaces: str = "2") -> What:
@@ -37,9 +37,11 @@ def rollback(who: str) -> What:
 def attempt(registry: Registry, what: What) -> HistoryEntry | None:
     """Promote a version, or roll back when there is none."""
     version, who = what["version"], what["who"]
-    cause = Cause("promote" if version else "rollback", who, run=f"run of {who}", verdict="pass")
+    cause = ChangeReason(
+        "promote" if version else "rollback", who, run=f"run of {who}", verdict="pass"
+    )
     if version:
-        wanted = Move("champion", version, what["replaces"], cause, "previous")
+        wanted = AliasChange("champion", version, what["replaces"], cause, "previous")
         return registry.move_alias(NAME, wanted)
     return registry.roll_back(NAME, "champion", cause, replaces=what["replaces"])
 

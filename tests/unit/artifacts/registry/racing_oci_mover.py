@@ -10,7 +10,7 @@ from typing import Any
 
 from races import NAME, move_at
 
-from artifacts.registry.oci_registry import OciRegistry
+from artifacts.registry.oci_layout_registry import OciLayoutRegistry
 from artifacts.registry.registry import TUPLE_TAG
 
 
@@ -44,7 +44,7 @@ def move(uri: str, what: dict[str, Any], barrier: Any, answers: Any, step: int =
         answers: queue that receives who, outcome: a history number or an error; or None.
         step: see `die_at`.
     """
-    registry = OciRegistry(uri)
+    registry = OciLayoutRegistry(uri)
     die_at(step)
     move_at(registry, what, barrier, answers)
 
@@ -53,7 +53,7 @@ def register(
     uri: str, folder: Path, digest: str, barrier: Any, answers: Any, step: int = 0
 ) -> None:
     """Register the folder under that tuple; says which version it is."""
-    registry = OciRegistry(uri)
+    registry = OciLayoutRegistry(uri)
     die_at(step)
     if barrier is not None:
         barrier.wait()
@@ -64,7 +64,7 @@ def register(
 
 def tag(uri: str, version: str, key: str, barrier: Any, answers: Any) -> None:
     """Set twenty tags of a version, one after the other."""
-    registry = OciRegistry(uri)
+    registry = OciLayoutRegistry(uri)
     barrier.wait()
     for number in range(20):
         registry.set_tags(NAME, version, {f"{key}.{number}": "set"})

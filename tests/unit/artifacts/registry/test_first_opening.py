@@ -20,7 +20,7 @@ from empty_registry import FILL
 from races import NAME, race
 
 from artifacts.registry import embedded_database
-from artifacts.registry.history import Cause, Move
+from artifacts.registry.history import AliasChange, ChangeReason
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG
 from pipeline.core.errors import RegistryError
@@ -37,8 +37,8 @@ processes.set_forkserver_preload(
 def promote_first(uri: str, version_tag: str) -> None:
     registry = MlflowRegistry(uri)
     version = registry.register(NAME, Path("weights"), {TUPLE_TAG: version_tag})
-    cause = Cause("promote", version_tag)
-    registry.move_alias(NAME, Move(f"of-{version_tag}", version, None, cause))
+    cause = ChangeReason("promote", version_tag)
+    registry.move_alias(NAME, AliasChange(f"of-{version_tag}", version, None, cause))
 
 
 def kill_at_statement(number: int) -> None:

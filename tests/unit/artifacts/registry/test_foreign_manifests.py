@@ -19,8 +19,8 @@ from artifacts.registry.model_pack import (
     pack,
     read_pack,
 )
-from artifacts.registry.oci_registry import HISTORY_FILE, OciRegistry
-from artifacts.registry.registry import Cause, Move
+from artifacts.registry.oci_layout_registry import HISTORY_FILE, OciLayoutRegistry
+from artifacts.registry.registry import AliasChange, ChangeReason
 from pipeline.core.errors import PrepareError, RegistryError
 
 JSON = st.recursive(
@@ -91,31 +91,31 @@ def test_more_than_registries_take() -> None:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> OciRegistry:
+def registry(tmp_path: Path) -> OciLayoutRegistry:
     """One version, which is the champion."""
     folder = tmp_path / "weights"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    found = OciRegistry(f"oci://{tmp_path / 'oci'}")
+    found = OciLayoutRegistry(f"oci://{tmp_path / 'oci'}")
     version = found.register("tiny", folder, {"prepare.tuple": "t", "prepare.evidence": "e"})
-    found.move_alias("tiny", Move("champion", version, None, Cause("promote", "ann")))
+    found.move_alias("tiny", AliasChange("champion", version, None, ChangeReason("promote", "ann")))
     return found
 
 
-def read_all(registry: OciRegistry) -> None:
+def read_all(registry: OciLayoutRegistry) -> None:
     registry.names()
     registry.history("tiny")
     for version in registry.versions("tiny"):
         registry.pack_of(version)
 
 
-def test_as_registered(registry: OciRegistry) -> None:
+def test_as_registered(registry: OciLayoutRegistry) -> None:
     read_all(registry)
 
 
 @pytest.mark.parametrize("name", ["index.json", HISTORY_FILE])
 @pytest.mark.parametrize("kind", ["pipe", "device", "deep", "not text"])
-def test_what_lies_in_the_layout(registry: OciRegistry, name: str, kind: str) -> None:
+def test_what_lies_in_the_layout(registry: OciLayoutRegistry, name: str, kind: str) -> None:
     file = registry.folder / "tiny" / name
     file.unlink()
     if kind == "pipe":
@@ -130,7 +130,7 @@ def test_what_lies_in_the_layout(registry: OciRegistry, name: str, kind: str) ->
 
 
 @pytest.mark.parametrize("blob", ["pipe", "device"])
-def test_a_blob_that_is_no_file(registry: OciRegistry, blob: str, tmp_path: Path) -> None:
+def test_a_blob_that_is_no_file(registry: OciLayoutRegistry, blob: str, tmp_path: Path) -> None:
     (version,) = registry.versions("tiny")
     (packed,) = registry.pack_of(version).files
     file = registry.blob_path("tiny", packed.blob)
@@ -145,19 +145,21 @@ def test_a_blob_that_is_no_file(registry: OciRegistry, blob: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("changes", [{"version": "99"}, {"number": -5}])
-def test_a_history_that_says_two_things(registry: OciRegistry, changes: dict[str, Any]) -> None:
+def test_a_history_that_says_two_things(
+    registry: OciLayoutRegistry, changes: dict[str, Any]
+) -> None:
     with pytest.raises(RegistryError) as caught:
         edited(registry, changes).history("tiny")
     assert caught.value.where.endswith("prepare-history.jsonl")
 
 
-def test_a_history_of_a_version_that_never_was(registry: OciRegistry) -> None:
+def test_a_history_of_a_version_that_never_was(registry: OciLayoutRegistry) -> None:
     changes = {"version": "99", "changes": {"champion": "99"}}
     with pytest.raises(RegistryError, match="'99'"):
         edited(registry, changes).history("tiny")
 
 
-def edited(registry: OciRegistry, changes: dict[str, Any]) -> OciRegistry:
+def edited(registry: OciLayoutRegistry, changes: dict[str, Any]) -> OciLayoutRegistry:
     file = registry.folder / "tiny" / HISTORY_FILE
     entry = json.loads(file.read_text().splitlines()[0])
     file.write_text(json.dumps(entry | changes) + "\n")
@@ -168,7 +170,9 @@ def edited(registry: OciRegistry, changes: dict[str, Any]) -> OciRegistry:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_an_index_with_anything_in_a_place(registry: OciRegistry, data: st.DataObject) -> None:
+def test_an_index_with_anything_in_a_place(
+    registry: OciLayoutRegistry, data: st.DataObject
+) -> None:
     file = registry.folder / "tiny" / "index.json"
     before = file.read_bytes()
     index = json.loads(before)

@@ -12,7 +12,14 @@ from hub_write_stand_in import STRANGER, Fault, HubWriteStandIn, point_there
 
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.hub_registry import HubRegistry
-from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Cause, Move, Version
+from artifacts.registry.registry import (
+    FILES_TAG,
+    TUPLE_TAG,
+    WEIGHTS_TAG,
+    AliasChange,
+    ChangeReason,
+    Version,
+)
 from artifacts.registry.registry_address import open_registry, still_has
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
@@ -71,8 +78,8 @@ def register(registry: HubRegistry, folder: Path, content: str) -> str:
 
 def move(registry: HubRegistry, version: str, alias: str = "champion") -> None:
     before = registry.aliases(NAME).get(alias)
-    cause = Cause("promote", "ann", run="r", verdict="pass", reason="all gates passed")
-    registry.move_alias(NAME, Move(alias, version, before, cause, "previous"))
+    cause = ChangeReason("promote", "ann", run="r", verdict="pass", reason="all gates passed")
+    registry.move_alias(NAME, AliasChange(alias, version, before, cause, "previous"))
 
 
 @pytest.fixture
@@ -251,16 +258,18 @@ class TestAliases:
 
     def test_rolling_back(self, three: HubRegistry) -> None:
         move(three, "3")
-        three.roll_back(NAME, "champion", Cause("rollback", "ann"))
+        three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"))
         assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
-        three.roll_back(NAME, "champion", Cause("rollback", "ann"))
+        three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"))
         assert three.aliases(NAME) == {"champion": "1"}
         with pytest.raises(RegistryError, match="'champion'"):
-            three.roll_back(NAME, "champion", Cause("rollback", "ann"))
+            three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"))
 
     def test_only_from_the_version_that_was_seen(self, three: HubRegistry) -> None:
         with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,"):
-            three.move_alias(NAME, Move("champion", "3", "1", Cause("promote", "bob"), "previous"))
+            three.move_alias(
+                NAME, AliasChange("champion", "3", "1", ChangeReason("promote", "bob"), "previous")
+            )
         assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
 
     def test_moved_by_hand(self, hub: HubWriteStandIn, three: HubRegistry) -> None:
@@ -268,7 +277,7 @@ class TestAliases:
         model.tags["champion"] = model.tags["v3"]
         three.settle(NAME)
         assert three.history(NAME)[-1].action == "outside"
-        three.roll_back(NAME, "champion", Cause("rollback", "ann"))
+        three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"))
         assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
 
     def test_moved_by_hand_to_a_commit_that_is_no_version(
@@ -297,7 +306,7 @@ class TestAliases:
         del hub.models[REPO].tags["champion"], hub.models[REPO].tags["v2"]
         three.settle(NAME)
         assert three.aliases(NAME) == {"previous": "1"}
-        three.roll_back(NAME, "champion", Cause("rollback", "ann"), to="1")
+        three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"), to="1")
         assert three.aliases(NAME) == {"champion": "1"}
 
     def test_a_version_that_does_not_exist(self, three: HubRegistry) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from artifacts.registry.history import replay
 from artifacts.registry.journal import Journal
-from artifacts.registry.registry import Cause, HistoryEntry, Move
+from artifacts.registry.registry import AliasChange, ChangeReason, HistoryEntry
 from pipeline.core.errors import RecordedMoveError, RegistryError
 
 VERSIONS = ("1", "2", "3", "4")
@@ -78,13 +78,13 @@ class Memory:
 
 
 def promote(memory: Memory, version: str, replaces: str | None) -> HistoryEntry | None:
-    move = Move("champion", version, replaces, Cause("promote", "ann"), "previous")
+    move = AliasChange("champion", version, replaces, ChangeReason("promote", "ann"), "previous")
     return Journal(memory, "m").move(move)
 
 
 def roll_back(memory: Memory) -> HistoryEntry:
     return Journal(memory, "m").roll_back(
-        "champion", Cause("rollback", "ann"), to=None, replaces=None
+        "champion", ChangeReason("rollback", "ann"), to=None, replaces=None
     )
 
 
@@ -167,7 +167,7 @@ def test_another_alias_in_between_is_no_loss() -> None:
         def append(self, name: str, entry: HistoryEntry) -> None:
             if self.once and self.kept:
                 self.once = False
-                move = Move("candidate", "4", None, Cause("promote", "bob"))
+                move = AliasChange("candidate", "4", None, ChangeReason("promote", "bob"))
                 Journal(self, "m").move(move)
             super().append(name, entry)
 
@@ -201,7 +201,9 @@ def test_somebody_who_never_stops() -> None:
                 self.busy = True
                 there = self.pointers.get("candidate")
                 version = "2" if there == "1" else "1"
-                Journal(self, "m").move(Move("candidate", version, there, Cause("promote", "bob")))
+                Journal(self, "m").move(
+                    AliasChange("candidate", version, there, ChangeReason("promote", "bob"))
+                )
                 self.busy = False
             super().append(name, entry)
 
@@ -292,7 +294,9 @@ def test_names_that_some_registry_cannot_have(alias: str, of: str) -> None:
     """Refused before the entry: one that is written must be carried out."""
     memory = Memory()
     names = {"alias": "champion", "previous_alias": "previous", of: alias}
-    move = Move(names["alias"], "1", None, Cause("promote", "ann"), names["previous_alias"])
+    move = AliasChange(
+        names["alias"], "1", None, ChangeReason("promote", "ann"), names["previous_alias"]
+    )
     with pytest.raises(RegistryError, match=f"'{alias}'"):
         Journal(memory, "m").move(move)
     assert memory.kept == []

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version
+from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason, HistoryEntry, Version
 from artifacts.registry.registry_address import still_has
 from pipeline.core.errors import RegistryError
 from pipeline.serving.server_address import free_port
@@ -54,9 +54,9 @@ def move(
     registry: MlflowRegistry, name: str, version: str, alias: str = "champion"
 ) -> HistoryEntry | None:
     """Move it from wherever it is."""
-    cause = Cause("promote", "ann", run="r", verdict="pass", reason="all gates passed")
+    cause = ChangeReason("promote", "ann", run="r", verdict="pass", reason="all gates passed")
     replaces = registry.aliases(name).get(alias)
-    return registry.move_alias(name, Move(alias, version, replaces, cause, "previous"))
+    return registry.move_alias(name, AliasChange(alias, version, replaces, cause, "previous"))
 
 
 def set_by_hand(registry: MlflowRegistry, name: str, alias: str, version: str) -> None:
@@ -255,9 +255,9 @@ class TestHistory:
             register(registry, name, folder, digest)
         move(registry, name, "1")
         set_by_hand(registry, name, "champion", "2")
-        cause = Cause("promote", "bob")
+        cause = ChangeReason("promote", "bob")
         with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,") as caught:
-            registry.move_alias(name, Move("champion", "3", "1", cause, "previous"))
+            registry.move_alias(name, AliasChange("champion", "3", "1", cause, "previous"))
         assert "moved by something other than prepare" in caught.value.what
         assert registry.history(name)[-1].action == "outside"
         move(registry, name, "3")
@@ -270,7 +270,7 @@ class TestHistory:
             register(registry, name, folder, digest)
         set_by_hand(registry, name, "previous", "1")
         set_by_hand(registry, name, "champion", "2")
-        registry.roll_back(name, "champion", Cause("rollback", "ann"))
+        registry.roll_back(name, "champion", ChangeReason("rollback", "ann"))
         assert aliases(registry, name) == {"champion": "1"}
         assert [e.action for e in registry.history(name)] == ["outside", "rollback"]
 
@@ -285,7 +285,7 @@ class TestHistory:
         delete(registry, name, "2")
         registry.settle(name)
         assert aliases(registry, name) == {"previous": "1"}
-        registry.roll_back(name, "champion", Cause("rollback", "ann"), to="1")
+        registry.roll_back(name, "champion", ChangeReason("rollback", "ann"), to="1")
         assert aliases(registry, name) == {"champion": "1"}
 
     def test_a_damaged_entry(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
@@ -312,7 +312,9 @@ class TestHistory:
 
 class TestRollBack:
     def back(self, registry: MlflowRegistry, name: str, **how: str) -> HistoryEntry:
-        return registry.roll_back(name, "champion", Cause("rollback", "ann", reason="bad"), **how)
+        return registry.roll_back(
+            name, "champion", ChangeReason("rollback", "ann", reason="bad"), **how
+        )
 
     def test_step_by_step_to_the_first(
         self, registry: MlflowRegistry, name: str, folder: Path
@@ -364,9 +366,9 @@ class TestRollBack:
     ) -> None:
         for digest in "ab":
             register(registry, name, folder, digest)
-        cause = Cause("promote", "ann")
+        cause = ChangeReason("promote", "ann")
         move(registry, name, "1")
-        registry.move_alias(name, Move("candidate", "2", None, cause))
+        registry.move_alias(name, AliasChange("candidate", "2", None, cause))
         assert aliases(registry, name) == {"champion": "1", "candidate": "2"}
         move(registry, name, "2")
         assert aliases(registry, name) == {"champion": "2", "previous": "1"}

@@ -18,7 +18,7 @@ import racing_oci_mover
 from races import NAME, outcome_of, promotion, race, register_six, rollback
 
 from artifacts.registry.history import replay
-from artifacts.registry.oci_registry import OciRegistry
+from artifacts.registry.oci_layout_registry import OciLayoutRegistry
 from artifacts.registry.registry import TUPLE_TAG
 
 REPEATS = int(os.environ.get("PREPARE_RACE_REPEATS", "1"))
@@ -40,19 +40,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     (folder / "weights").mkdir()
     (folder / "weights" / "model.safetensors").write_bytes(b"weights")
-    registry = OciRegistry(f"oci://{folder / 'registry'}")
+    registry = OciLayoutRegistry(f"oci://{folder / 'registry'}")
     register_six(registry, folder / "weights")
     return folder
 
 
 @pytest.fixture
-def registry(made: Path, tmp_path: Path, turn: int) -> OciRegistry:
+def registry(made: Path, tmp_path: Path, turn: int) -> OciLayoutRegistry:
     """A copy of it of this test's own."""
     shutil.copytree(made / "registry", tmp_path / "registry")
-    return OciRegistry(f"oci://{tmp_path / 'registry'}")
+    return OciLayoutRegistry(f"oci://{tmp_path / 'registry'}")
 
 
-def race_moves(registry: OciRegistry, moves: list[dict[str, Any]]) -> dict[str, Any]:
+def race_moves(registry: OciLayoutRegistry, moves: list[dict[str, Any]]) -> dict[str, Any]:
     return race(processes, [(racing_oci_mover.move, (registry.uri, what)) for what in moves])
 
 
@@ -64,12 +64,12 @@ def kill(target: Callable[..., None], *arguments: Any) -> int | None:
     return runner.exitcode
 
 
-def kill_move(registry: OciRegistry, what: dict[str, Any], step: int) -> None:
+def kill_move(registry: OciLayoutRegistry, what: dict[str, Any], step: int) -> None:
     code = kill(racing_oci_mover.move, registry.uri, what, None, None, step)
     assert code == -signal.SIGKILL
 
 
-def check_whole(registry: OciRegistry, wanted: dict[str, str], entries: int) -> None:
+def check_whole(registry: OciLayoutRegistry, wanted: dict[str, str], entries: int) -> None:
     assert registry.settle(NAME) == []
     assert registry.aliases(NAME) == wanted
     history = registry.history(NAME)
@@ -78,7 +78,7 @@ def check_whole(registry: OciRegistry, wanted: dict[str, str], entries: int) -> 
 
 
 class TestRace:
-    def test_of_four_promotions_one_wins(self, registry: OciRegistry) -> None:
+    def test_of_four_promotions_one_wins(self, registry: OciLayoutRegistry) -> None:
         moves = [promotion(who, version) for who, version in zip("abcd", "3456", strict=True)]
         outcomes = race_moves(registry, moves)
         (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
@@ -88,13 +88,13 @@ class TestRace:
             assert f"'champion' of '{NAME}' moved meanwhile: it is version" in outcomes[who]
             assert f"moved by {winner} at " in outcomes[who]
 
-    def test_of_a_promotion_and_a_rollback_one_wins(self, registry: OciRegistry) -> None:
+    def test_of_a_promotion_and_a_rollback_one_wins(self, registry: OciLayoutRegistry) -> None:
         outcomes = race_moves(registry, [promotion("up", "3"), rollback("back")])
         (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
         wanted = {"up": NEW, "back": {"champion": "1"}}
         check_whole(registry, wanted[winner], entries=3)
 
-    def test_a_chain_of_promotions_all_hold_in_order(self, registry: OciRegistry) -> None:
+    def test_a_chain_of_promotions_all_hold_in_order(self, registry: OciLayoutRegistry) -> None:
         moves = [promotion("a", "3", "2"), promotion("b", "4", "3"), promotion("c", "5", "4")]
         outcomes = race_moves(registry, moves)
         held = [e.version for e in registry.history(NAME)[2:]]
@@ -103,7 +103,7 @@ class TestRace:
         before = ["2", *held][-2]
         check_whole(registry, {"champion": held[-1], "previous": before}, entries=2 + len(held))
 
-    def test_registrations_get_a_number_each(self, registry: OciRegistry, made: Path) -> None:
+    def test_registrations_get_a_number_each(self, registry: OciLayoutRegistry, made: Path) -> None:
         """Of the same tuple one, which both get."""
         calls = [
             (racing_oci_mover.register, (registry.uri, made / "weights", digest))
@@ -116,7 +116,7 @@ class TestRace:
 
     def test_the_first_registrations_of_all(self, made: Path, tmp_path: Path, turn: int) -> None:
         """The layout is made once, and nobody's version is lost."""
-        registry = OciRegistry(f"oci://{tmp_path / 'new'}")
+        registry = OciLayoutRegistry(f"oci://{tmp_path / 'new'}")
         calls = [
             (racing_oci_mover.register, (registry.uri, made / "weights", digest))
             for digest in "abcd"
@@ -124,7 +124,7 @@ class TestRace:
         assert sorted(race(processes, calls).values()) == ["1", "2", "3", "4"]
         assert len(registry.versions(NAME)) == 4
 
-    def test_tags_and_moves_at_once_lose_nothing(self, registry: OciRegistry) -> None:
+    def test_tags_and_moves_at_once_lose_nothing(self, registry: OciLayoutRegistry) -> None:
         """All of them change the same file."""
         outcomes = race(
             processes,
@@ -144,7 +144,7 @@ class TestKill:
     """SIGKILL before each flush and rename: the next finds the old or the new, whole."""
 
     @pytest.mark.parametrize("step", STEPS)
-    def test_a_promotion(self, registry: OciRegistry, step: int) -> None:
+    def test_a_promotion(self, registry: OciLayoutRegistry, step: int) -> None:
         kill_move(registry, promotion("a", "3"), step)
         promised = step >= RENAMED_AT
         assert len(registry.history(NAME)) == (3 if promised else 2)
@@ -157,7 +157,7 @@ class TestKill:
         check_whole(registry, NEW, entries=3)
 
     @pytest.mark.parametrize("step", STEPS)
-    def test_a_rollback(self, registry: OciRegistry, step: int) -> None:
+    def test_a_rollback(self, registry: OciLayoutRegistry, step: int) -> None:
         kill_move(registry, rollback("a"), step)
         again = outcome_of(registry, rollback("a"))
         if step == LAST_STEP:  # it had been done, and is not done twice
@@ -167,7 +167,7 @@ class TestKill:
         check_whole(registry, {"champion": "1"}, entries=3)
 
     @pytest.mark.parametrize("step", STEPS[RENAMED_AT - 1 :])
-    def test_another_promotion_comes_next(self, registry: OciRegistry, step: int) -> None:
+    def test_another_promotion_comes_next(self, registry: OciLayoutRegistry, step: int) -> None:
         """It replaces what the killed one has promoted, or is told so."""
         kill_move(registry, promotion("a", "3"), step)
         lost = outcome_of(registry, promotion("b", "4"))
@@ -184,7 +184,7 @@ def test_a_killed_registration_is_done_anew(tmp_path: Path, turn: int) -> None:
     (weights / "model.safetensors").write_bytes(b"weights")
     (weights / "config.json").write_text("{}")
     for step in range(1, 100):
-        registry = OciRegistry(f"oci://{tmp_path / 'registry' / str(step)}")
+        registry = OciLayoutRegistry(f"oci://{tmp_path / 'registry' / str(step)}")
         arguments = (registry.uri, weights, "a", None, None)
         code = kill(racing_oci_mover.register, *arguments, step)
         assert len(registry.versions(NAME)) == (1 if step >= 21 else 0)

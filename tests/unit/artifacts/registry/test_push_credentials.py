@@ -16,8 +16,8 @@ import requests
 from oras.auth.utils import parse_auth_header
 
 from artifacts.registry.model_pack import Blob, ModelPack, PackedFile, pack
+from artifacts.registry.oci_repository import OciRepository
 from artifacts.registry.oras_client import OrasClient
-from artifacts.registry.remote_repository import RemoteRepository
 from pipeline.core.errors import RegistryError
 
 LOGIN = base64.b64encode(b"ann:secret").decode()
@@ -109,7 +109,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelPack, Pa
 def push(host: Host, made: tuple[ModelPack, Path], tmp_path: Path) -> None:
     auths = {"auths": {host.name: {"auth": LOGIN}}}
     (tmp_path / "config.json").write_text(json.dumps(auths))
-    RemoteRepository(f"{host.name}/model", insecure=True).push(made[0], lambda _: made[1], "v1")
+    OciRepository(f"{host.name}/model", insecure=True).push(made[0], lambda _: made[1], "v1")
 
 
 @pytest.mark.parametrize("kind", ["token", "basic"])

@@ -8,7 +8,7 @@ import pytest
 from measured_loads import load_in_waves
 from reported_run import reported_run
 
-from artifacts.report.figure import Names
+from artifacts.report.figure import UniqueIds
 from artifacts.report.latencies import describe_loads, latency_figures, percentiles_of
 from artifacts.report.run_evidence import RunEvidence
 
@@ -27,7 +27,7 @@ def test_a_load_without_a_steady_part_has_none() -> None:
 
 def test_a_figure_a_metric_with_the_baseline_beside_each_variant(tmp_path: Path) -> None:
     made = reported_run(tmp_path)
-    figures = latency_figures(RunEvidence(made.report, made.store), Names())
+    figures = latency_figures(RunEvidence(made.report, made.store), UniqueIds())
     assert [figure.title.partition(":")[0] for figure in figures] == ["ratio.short"] * 3
     ttft, tpot, _ = figures
     assert [row[0] for row in ttft.table.rows] == ["baseline", "fp8-dynamic", "awq-w4a16"]
@@ -49,5 +49,5 @@ def test_loads_that_are_gone_are_missing(tmp_path: Path) -> None:
     for file in tmp_path.rglob("loads.jsonl"):
         file.unlink()
     evidence = RunEvidence(made.report, made.store)
-    assert latency_figures(evidence, Names()) == []
+    assert latency_figures(evidence, UniqueIds()) == []
     assert "the loads of fp8-dynamic ratio.short cannot be read" in evidence.missing

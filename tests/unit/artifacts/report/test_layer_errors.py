@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from reported_run import Texts, reported_run
 
-from artifacts.report.figure import Names
+from artifacts.report.figure import UniqueIds
 from artifacts.report.layer_errors import layer_figures, place_of
 from artifacts.report.run_evidence import RunEvidence
 
@@ -28,7 +28,7 @@ def test_a_modules_place(module: str, place: tuple[int | None, str]) -> None:
 
 def test_the_map(tmp_path: Path) -> None:
     made = reported_run(tmp_path)
-    figure = layer_figures(RunEvidence(made.report, made.store), Names())[0]
+    figure = layer_figures(RunEvidence(made.report, made.store), UniqueIds())[0]
     (trace,) = figure.data
     assert trace["x"] == [0, 1, 2, 3]
     assert trace["y"] == ["self_attn.q_proj", "mlp.up_proj"]
@@ -40,7 +40,7 @@ def test_the_map(tmp_path: Path) -> None:
 
 def test_of_experts_the_worst_is_shown(tmp_path: Path) -> None:
     made = reported_run(tmp_path, Texts(module="model.layers.0.mlp.experts.{layer}.w1"))
-    figure = layer_figures(RunEvidence(made.report, made.store), Names())[0]
+    figure = layer_figures(RunEvidence(made.report, made.store), UniqueIds())[0]
     assert figure.data[0]["z"][1] == [30.0, None, None]
     assert "experts" in figure.notes[0]
 
@@ -52,4 +52,4 @@ def test_no_usable_table_is_no_figure(tmp_path: Path, content: str | None) -> No
         file.unlink()
         if content is not None:
             file.write_text(content)
-    assert layer_figures(RunEvidence(made.report, made.store), Names()) == []
+    assert layer_figures(RunEvidence(made.report, made.store), UniqueIds()) == []

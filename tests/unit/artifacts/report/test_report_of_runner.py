@@ -9,7 +9,7 @@ from fake_run import ONE, TWO, FakeRun, flipping, policy
 from page_parts import PageParts
 from pretend_stages import PretendModels
 
-from artifacts.report.evidence_paths import path_of
+from artifacts.report.e_process_plots import path_of
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_run import FakeRun
 from measured_loads import blocks, round_of
 
-from artifacts.report.figure import Names
+from artifacts.report.figure import UniqueIds
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.report.speed import speed_figures
@@ -31,7 +31,7 @@ def with_claims(made: FakeRun) -> RunEvidence:
 
 
 def test_evidence_and_loads_of_each_claim_that_was_measured(made: FakeRun) -> None:
-    climbing, ratio, _, limits, *_ = speed_figures(with_claims(made), Names())
+    climbing, ratio, _, limits, *_ = speed_figures(with_claims(made), UniqueIds())
     assert [row[0] for row in climbing.table.rows] == ["1", "2", "3", "4", "5", "6"]
     passing, failing, decided = climbing.data
     assert passing["y"] == sorted(passing["y"])

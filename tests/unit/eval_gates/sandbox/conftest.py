@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eval_gates.sandbox import Isolation, SandboxError, choose_isolation, kernel
+from eval_gates.sandbox import Isolation, SandboxError, choose_isolation, linux_syscalls
 
 SANDBOXES = ("bubblewrap", "namespaces")
 
@@ -46,7 +46,7 @@ def left_behind() -> Iterator[Callable[[], list[str]]]:
     Orphans become ours, for we have asked the kernel so; a child of ours that we did not start is
     one that was left.
     """
-    kernel.adopt_orphans(True)
+    linux_syscalls.adopt_orphans(True)
     before = set(_children())
 
     def look() -> list[str]:
@@ -62,7 +62,7 @@ def left_behind() -> Iterator[Callable[[], list[str]]]:
         return list(left.values())
 
     yield look
-    kernel.adopt_orphans(False)
+    linux_syscalls.adopt_orphans(False)
 
 
 def _children() -> dict[int, str]:

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.sandbox.messages import MessageError, read_message, write_message
-from eval_gates.sandbox.values import Opaque, ValuesError, decode, encode
+from eval_gates.sandbox.framing import FramingError, read_message, write_message
+from eval_gates.sandbox.value_codec import Opaque, ValueCodecError, decode, encode
 
 HASHABLE = st.recursive(
     st.none()
@@ -80,7 +80,7 @@ def test_values_cross_whole(value: Any) -> None:
 def test_what_is_no_value_is_refused_and_harms_nobody(content: Any) -> None:
     try:
         decode(content)
-    except ValuesError:
+    except ValueCodecError:
         return
 
 
@@ -133,7 +133,7 @@ def test_named_tuples_keep_their_names() -> None:
 
     assert (arrived, arrived.x, arrived.y) == (Point(1, [2]), 1, [2])
     assert type(arrived).__name__ == "Point"
-    with pytest.raises(ValuesError):
+    with pytest.raises(ValueCodecError):
         decode({"namedtuple": ["a", ["x=print(1)"], 1]})
 
 
@@ -159,7 +159,7 @@ def test_plain_arrays_cross_whole(value: Any) -> None:
 
 
 def test_an_array_of_objects_is_refused() -> None:
-    with pytest.raises(ValuesError):
+    with pytest.raises(ValueCodecError):
         decode({"ndarray": ["|O", [1], "0" * 16]})
 
 
@@ -252,6 +252,6 @@ def test_a_malformed_message_is_refused(sent: bytes, reason: str) -> None:
     reader, writer = os.pipe()
     os.write(writer, sent)
     os.close(writer)
-    with pytest.raises(MessageError, match=reason):
+    with pytest.raises(FramingError, match=reason):
         read_message(reader, largest=80_000)
     os.close(reader)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from measured_loads import block, blocks, requests_in_waves, round_of
 
-from eval_gates.speed.finding import SpeedFinding
-from eval_gates.speed.load import Counters, Disturbance, MeasuredLoad
-from eval_gates.speed.ratio import RatioRule
+from eval_gates.speed.invalid_reasons import FaultKind
+from eval_gates.speed.load_run import EngineCounters, Interference, LoadRun
+from eval_gates.speed.result import SpeedTestResult
+from eval_gates.speed.sequential_rule import LOST_SECONDS
 from eval_gates.speed.slo import SloRule
-from eval_gates.speed.trust import FaultKind
-from eval_gates.speed.unit_rule import LOST_SECONDS
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from eval_gates.speed.validity import HANDLING
 
-RATIO = RatioRule(minimum=1.0, alpha=0.05, blocks=20, settled=0)
+RATIO = ThroughputRatioRule(minimum=1.0, alpha=0.05, blocks=20, settled=0)
 LIMITS = SloRule(limits={"ttft_ms_p95": 800}, share=0.5, alpha=0.05, rounds=20, settled=0)
-THROTTLED = {"disturbances": [Disturbance(kind="throttled", what="power cap")]}
+THROTTLED = {"disturbances": [Interference(kind="throttled", what="power cap")]}
 
 
 def failing() -> dict[str, Any]:
@@ -43,8 +43,8 @@ def test_each_kind_of_fault_is_in_the_table() -> None:
         (
             "hit_rate",
             {
-                "before": Counters(prefix_cache_queries=0, prefix_cache_hits=0),
-                "after": Counters(prefix_cache_queries=100, prefix_cache_hits=50),
+                "before": EngineCounters(prefix_cache_queries=0, prefix_cache_hits=0),
+                "after": EngineCounters(prefix_cache_queries=100, prefix_cache_hits=50),
             },
         ),
     ],
@@ -88,7 +88,7 @@ def test_a_void_block_of_the_warm_up_costs_nothing() -> None:
 class TestTheClientsLag:
     """Of a ratio it is bounded; what it could hide is taken into the block's value."""
 
-    def late(self, ratio: float, lag_s: float, number: int = 7) -> list[MeasuredLoad]:
+    def late(self, ratio: float, lag_s: float, number: int = 7) -> list[LoadRun]:
         return [
             load.model_copy(update={"client_lag_s": lag_s})
             for each in range(number)
@@ -136,7 +136,7 @@ class TestTheClientsLag:
 
 
 class TestTheBudget:
-    def all_void(self, number: int) -> list[MeasuredLoad]:
+    def all_void(self, number: int) -> list[LoadRun]:
         return [load for n in range(number) for load in block(n, 1.1, **THROTTLED)]
 
     def test_is_so_many_units_again_in_each_run(self) -> None:
@@ -176,10 +176,10 @@ class TestTheBudget:
 
 
 class TestARunThatContinues:
-    def finding_of(self, calm: int, began: tuple[int, ...] = (0, 1)) -> SpeedFinding:
+    def finding_of(self, calm: int, began: tuple[int, ...] = (0, 1)) -> SpeedTestResult:
         """Forty disturbed blocks, then so many that are not, with two of warm-up."""
 
-        def block_of(number: int) -> list[MeasuredLoad]:
+        def block_of(number: int) -> list[LoadRun]:
             loads = block(number, 1.1, **(THROTTLED if number < 42 else {}))
             return [each.model_copy(update={"life": int(number >= 42)}) for each in loads]
 
@@ -196,7 +196,9 @@ class TestARunThatContinues:
         assert self.finding_of(12, (0,)).n == 40 + 12 + 1
 
 
-def passes(chance: np.random.Generator, void: float, of_bad: float, rule: RatioRule) -> bool:
+def passes(
+    chance: np.random.Generator, void: float, of_bad: float, rule: ThroughputRatioRule
+) -> bool:
     """Whether a candidate at the boundary passes.
 
     Args:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from measured_loads import queued_round, round_of
 
-from eval_gates.speed.load import MAX_REQUESTS, MeasuredLoad
+from eval_gates.speed.load_run import MAX_REQUESTS, LoadRun
 from eval_gates.speed.rounds import Timing, count_arrivals, is_too_short, next_timing
 
 RATE = {"rate": 1.0, "concurrency": None, "trace": False}
@@ -64,7 +64,7 @@ def test_a_queue_makes_no_round_longer() -> None:
 @pytest.mark.parametrize(("slots", "load"), [(8, 0.7), (64, 0.85)])
 def test_the_rounds_of_a_steady_server_are_long_enough(slots: int, load: float) -> None:
     chance = np.random.default_rng(2)
-    loads: list[MeasuredLoad] = [queued_round(chance, slots, load) for _ in range(4)]
+    loads: list[LoadRun] = [queued_round(chance, slots, load) for _ in range(4)]
     found = next_timing({**WORKLOAD, "seconds": 1.0}, loads)
     assert found is not None
     assert not any(

@@ -9,32 +9,32 @@ import pytest
 from measured_loads import requests_in_waves
 from numpy.typing import NDArray
 
-from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.ratio import RatioRule
-from eval_gates.speed.trust import Distrust
+from eval_gates.speed.invalid_reasons import InvalidReason
+from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 
 SIDES = ("baseline", "candidate")
 
 
-class ImaginedRule(RatioRule):
+class ImaginedRule(ThroughputRatioRule):
     """The real rule over blocks of which only the margin is known."""
 
     blocks_margins: list[float]
 
-    def margins(self, loads: Sequence[MeasuredLoad]) -> NDArray[np.float64]:
+    def margins(self, loads: Sequence[LoadRun]) -> NDArray[np.float64]:
         return np.array(self.blocks_margins[: len(loads) // 2])
 
-    def distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
+    def distrusted(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
         return ()
 
-    def withholds(self, loads: Sequence[MeasuredLoad]) -> str | None:
+    def withholds(self, loads: Sequence[LoadRun]) -> str | None:
         return None
 
-    def slack(self, loads: Sequence[MeasuredLoad]) -> NDArray[np.float64]:
+    def slack(self, loads: Sequence[LoadRun]) -> NDArray[np.float64]:
         return np.zeros((2, len(loads) // 2))
 
-    def drift(self, loads: Sequence[MeasuredLoad]) -> Distrust:
-        return Distrust(kind="drift", side="candidate", block=0, words="")
+    def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:
+        return InvalidReason(kind="drift", side="candidate", block=0, words="")
 
 
 def rule_of(margins: Sequence[float], **changes: object) -> ImaginedRule:
@@ -46,10 +46,10 @@ def rule_of(margins: Sequence[float], **changes: object) -> ImaginedRule:
 A_REQUEST = requests_in_waves(1, 1)
 
 
-def loads_of(lives: Sequence[int], *, alternate: bool = False) -> list[MeasuredLoad]:
+def loads_of(lives: Sequence[int], *, alternate: bool = False) -> list[LoadRun]:
     """One load a side of each block: of one life, or of one each where lives alternate."""
     return [
-        MeasuredLoad.model_construct(
+        LoadRun.model_construct(
             side=side,
             block=block,
             life=life - 1 + place * alternate,

@@ -15,10 +15,10 @@ from artifacts.ci.case import speed_case
 from artifacts.evidence.verdict import speed_of
 from artifacts.gate_row import speed_row
 from artifacts.stages.judge import JudgeParameters
-from eval_gates.judge import overall
-from eval_gates.records import Tier
-from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.report import SpeedReport, judge_speed
+from eval_gates.gate_report import Tier
+from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.report import SpeedGateReport, judge_speed
+from eval_gates.verdicts import overall
 from recipes.policy import Policy
 
 SPEED: dict[str, Any] = {
@@ -38,7 +38,7 @@ def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
     )
 
 
-def judged(loads: dict[str, list[MeasuredLoad]], **rule: Any) -> list[SpeedReport]:
+def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateReport]:
     """By the policy, of what was measured of each of its claims."""
     measured = {
         **{"claim": "ratio", "name": "chat", "workload": {}, "sides": {}},
@@ -56,7 +56,7 @@ def judged(loads: dict[str, list[MeasuredLoad]], **rule: Any) -> list[SpeedRepor
     return speed_of(asked, set(loads), lambda _: record, lambda role: loads[role])
 
 
-def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedReport:
+def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedGateReport:
     rule = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
     return judge_speed(
         "ratio.chat", "ratio", workload="chat", tier=tier, rule=rule, loads=blocks(list(ratios))
@@ -76,7 +76,7 @@ def test_each_claim_is_judged_by_the_policy() -> None:
     )
     assert (slo.gate, slo.verdict, slo.n, slo.unit) == ("slo.0", "pass", 16, "rounds")
     assert "4 requests/s" in slo.claim
-    assert SpeedReport.model_validate_json(ratio.model_dump_json()) == ratio
+    assert SpeedGateReport.model_validate_json(ratio.model_dump_json()) == ratio
 
 
 def test_what_was_not_measured_is_undecided() -> None:

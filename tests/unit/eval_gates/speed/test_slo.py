@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_loads import load_in_waves, queued_round, requests_in_waves, round_of
 
-from eval_gates.speed.load import MeasuredLoad, Requests, Samples
+from eval_gates.speed.invalid_reasons import fewest_requests, over_saturated
+from eval_gates.speed.load_run import LoadRun, QueueSamples, RequestColumns
 from eval_gates.speed.rounds import is_too_short
-from eval_gates.speed.rule import rule_of
+from eval_gates.speed.rule_from_config import rule_of
 from eval_gates.speed.slo import SloRule, figures
-from eval_gates.speed.trust import fewest_requests, over_saturated
 
 RULE = SloRule(
     limits={"ttft_ms_p95": 800, "errors": 0}, share=0.5, alpha=0.05, rounds=30, settled=0
@@ -106,7 +106,7 @@ def test_an_over_saturated_round_fails_whatever_its_percentiles_are() -> None:
     assert rule.kept([begun]) == [False]
     late = {**requests, "ttft_s": [0.001 + 0.004 * i for i in range(36)]}
     assert rule.kept([round_of(0, requests=late)]) == [True]
-    queue = Samples(at_s=[0.5], running=[4], waiting=[0])
+    queue = QueueSamples(at_s=[0.5], running=[4], waiting=[0])
     assert rule.kept([grown.model_copy(update={"samples": queue})]) == [False]
 
 
@@ -178,7 +178,7 @@ def test_limits_may_be_the_baselines() -> None:
     """1.1: at most a tenth more than the baseline's in the same round."""
     rule = RULE.model_copy(update={"compare": "baseline", "limits": {"ttft_ms_p95": 1.1}})
 
-    def rounds(ttft_s: float) -> list[MeasuredLoad]:
+    def rounds(ttft_s: float) -> list[LoadRun]:
         return [
             load
             for i in range(7)
@@ -235,14 +235,14 @@ def test_closed_loops_have_latencies_too() -> None:
     assert figures(load, ["latency_ms_p95"])["latency_ms_p95"] == pytest.approx(1000)
 
 
-def with_failed(load: MeasuredLoad, numbers: range) -> MeasuredLoad:
+def with_failed(load: LoadRun, numbers: range) -> LoadRun:
     """The same, with these requests refused."""
     requests = load.requests.model_dump()
     for number in numbers:
         for column in ("ttft_s", "end_s", "longest_pause_s"):
             requests[column][number] = None
         requests["output_tokens"][number], requests["error"][number] = 0, "HTTP 429"
-    return load.model_copy(update={"requests": Requests(**requests)})
+    return load.model_copy(update={"requests": RequestColumns(**requests)})
 
 
 def test_refusing_what_would_be_slow_is_not_fast() -> None:
@@ -271,7 +271,7 @@ def test_a_baseline_that_failed_is_nothing_to_compare_with() -> None:
     assert {(cause.kind, cause.side) for cause in found.voided} == {("failed_requests", "baseline")}
 
 
-def drafting(number: int, accepted: int, drafts: int = 100) -> MeasuredLoad:
+def drafting(number: int, accepted: int, drafts: int = 100) -> LoadRun:
     """A round in which so many of 400 drafted tokens were accepted."""
     after = {"drafts": 50 + drafts, "draft_tokens": 600, "accepted_tokens": 10 + accepted}
     before = {"drafts": 50, "draft_tokens": 200, "accepted_tokens": 10}

@@ -7,10 +7,10 @@ import tracemalloc
 import pytest
 
 from eval_gates.speed.power import speed_power
-from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.slo import SloRule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 
-RATIO = RatioRule(minimum=1.2, alpha=0.05, blocks=20)
+RATIO = ThroughputRatioRule(minimum=1.2, alpha=0.05, blocks=20)
 SLO = SloRule(limits={"ttft_ms_p95": 800}, share=0.5, alpha=0.05, rounds=30)
 
 

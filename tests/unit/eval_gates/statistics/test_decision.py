@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_findings import ALPHA, POINTS, RECOVERY, finding, judged, scores
 
+from eval_gates.statistics.assay_sensitivity import SensitivityCheck
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.decision import Decision, decide
-from eval_gates.statistics.sight import Sight
 
 
 class TestVerdictsInWords:
@@ -115,7 +115,7 @@ class TestNotANumber:
             decide(finding("pass"), scores(**{field: math.nan}))
 
 
-GUESSING = Sight("guessing", 0.25, p_blind=0.4, p_clear=0.7)
+GUESSING = SensitivityCheck("guessing", 0.25, p_blind=0.4, p_clear=0.7)
 
 
 class TestBlind:
@@ -136,16 +136,16 @@ class TestBlind:
 
     def test_the_highest_of_those_it_does_not_see_is_named(self) -> None:
         others = (
-            Sight("nothing", 0.0, p_blind=0.01, p_clear=1.0),
-            Sight("empty", 0.02, p_blind=0.2, p_clear=1.0),
-            Sight("unrelated", 0.11, p_blind=0.3, p_clear=1.0),
+            SensitivityCheck("nothing", 0.0, p_blind=0.01, p_clear=1.0),
+            SensitivityCheck("empty", 0.02, p_blind=0.2, p_clear=1.0),
+            SensitivityCheck("unrelated", 0.11, p_blind=0.3, p_clear=1.0),
         )
         reason = decide(finding("pass"), scores(0.13, 0.12, sights=others)).reason
         assert "what its answers score on other questions (11.0%)" in reason
 
     @pytest.mark.parametrize("verdict", ["pass", "open"])
     def test_a_baseline_that_solves_nothing(self, verdict: str) -> None:
-        nothing = Sight("nothing", 0.0, p_blind=1.0, p_clear=0.01)
+        nothing = SensitivityCheck("nothing", 0.0, p_blind=1.0, p_clear=0.01)
         decision = decide(finding(verdict), scores(0.0, 0.0, sights=(nothing,)))
 
         assert decision.verdict == "undecided"
@@ -156,7 +156,7 @@ class TestBlind:
         p=st.lists(st.floats(0, 1), min_size=1, max_size=3),
     )
     def test_nothing_passes_that_cannot_be_seen(self, verdict: str, p: list[float]) -> None:
-        sights = tuple(Sight("guessing", 0.25, each, 1.0) for each in p)
+        sights = tuple(SensitivityCheck("guessing", 0.25, each, 1.0) for each in p)
         decision = decide(finding(verdict), scores(0.5, 0.49, sights=sights))
         blind = max(p) > ALPHA
         assert ("blind" in decision.reason) == (blind and verdict != "fail")

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.finding import fixed_finding, kept_interval, paired_interval
 from eval_gates.statistics.fixed_power import fixed_power_plan, least_fixed_questions
+from eval_gates.statistics.result import fixed_finding, kept_interval, paired_interval
 
 POINTS, RECOVERY = Comparison.points, Comparison.recovery
 

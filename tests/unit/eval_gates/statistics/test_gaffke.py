@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.finding import fixed_finding
 from eval_gates.statistics.gaffke import log_chance_below, lower_bound
 from eval_gates.statistics.paired import GRADED, graded_interval
+from eval_gates.statistics.result import fixed_finding
 
 LEVELS = (0.499, 0.1, 0.01, 1e-4, 1e-6, 1e-9)
 

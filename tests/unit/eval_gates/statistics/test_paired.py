@@ -16,7 +16,7 @@ from eval_gates.statistics.paired import (
     GRADED,
     IDENTICAL,
     TANGO,
-    Interval,
+    PairedInterval,
     graded_interval,
     identical_interval,
     tango_interval,
@@ -26,7 +26,7 @@ small_counts = st.integers(min_value=0, max_value=60)
 alphas = st.floats(min_value=0.001, max_value=0.4)
 
 
-def table(both: int, lost: int, gained: int, neither: int, alpha: float) -> Interval:
+def table(both: int, lost: int, gained: int, neither: int, alpha: float) -> PairedInterval:
     return tango_interval(both, lost, gained, neither, alpha)
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from eval_gates.statistics.betting import bets, log_wealth
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.planned_bet import planned_bet
-from eval_gates.statistics.replays import outcomes, replay
 from eval_gates.statistics.sequential import log_evidence, sequential_test
+from eval_gates.statistics.simulation import outcomes, replay
 
 ALPHA, REPLAYS = 0.05, 2000
 TWO_STANDARD_ERRORS = 2 * math.sqrt(ALPHA * (1 - ALPHA) / REPLAYS)

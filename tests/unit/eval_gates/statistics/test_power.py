@@ -7,7 +7,7 @@ import pytest
 
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.power import (
-    PowerPlan,
+    SequentialGatePower,
     find_strictest_decidable,
     least_questions,
     power_plan,
@@ -18,7 +18,7 @@ POINT = Comparison.points(0.01)
 FULL = 14_042
 
 
-def plan(comparison: Comparison = POINT, **changed: object) -> PowerPlan:
+def plan(comparison: Comparison = POINT, **changed: object) -> SequentialGatePower:
     settings: dict[str, object] = {"alpha": 0.05, "questions": FULL, "flips": 0.02, "replays": 150}
     return power_plan(comparison, **{**settings, **changed})  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from sample_findings import ALPHA, POINTS, RECOVERY, binary, finding, judged, sc
 
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.decision import Decision, Scores, decide
-from eval_gates.statistics.finding import sequential_finding
+from eval_gates.statistics.result import sequential_finding
 
 
 class TestHowManyMore:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites.completions_model import (
-    Item,
-    Refusal,
+    OneTokenItem,
+    RejectedRequest,
     check_fit,
     check_numbers,
     one_token_items,
@@ -21,7 +21,7 @@ from eval_gates.suites.completions_model import (
 )
 from pipeline.core.errors import StageError
 
-ITEM = Item((5, 6, 7), ((0, 330), (1, 365), (2, 367), (3, 414)))
+ITEM = OneTokenItem((5, 6, 7), ((0, 330), (1, 365), (2, 367), (3, 414)))
 
 
 def answer(values: dict[int, float], greedy: int) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def answer(values: dict[int, float], greedy: int) -> dict[str, Any]:
 
 def test_choices_after_one_context_are_one_item() -> None:
     requests = [(("q", " A"), [1, 2], [10]), (("q", " B"), [1, 2], [11])]
-    assert one_token_items(requests) == [Item((1, 2), ((0, 10), (1, 11)))]
+    assert one_token_items(requests) == [OneTokenItem((1, 2), ((0, 10), (1, 11)))]
 
 
 def test_one_longer_choice_keeps_all_of_its_item_out() -> None:
@@ -51,7 +51,7 @@ def test_one_longer_choice_keeps_all_of_its_item_out() -> None:
         (None, [1, 2], [11, 12]),
         (None, [3], [11]),
     ]
-    assert one_token_items(requests) == [Item((3,), ((1, 10), (3, 11)))]
+    assert one_token_items(requests) == [OneTokenItem((3,), ((1, 10), (3, 11)))]
 
 
 def test_a_choice_that_has_no_token_of_its_own_is_left_to_lm_eval() -> None:
@@ -107,7 +107,7 @@ def test_the_models_own_sampling_settings_do_not_matter() -> None:
 
 
 def test_equal_choices_are_asked_for_once() -> None:
-    item = Item((5,), ((0, 330), (1, 365), (2, 330)))
+    item = OneTokenItem((5,), ((0, 330), (1, 365), (2, 330)))
     assert payload("m", item, 1)["logprob_token_ids"] == [330, 365]
     found = read_answer(answer({330: -1.0, 365: -2.0}, greedy=330), item)
     assert found == {0: (-1.0, True), 1: (-2.0, False), 2: (-1.0, True)}
@@ -157,7 +157,7 @@ def without(token: int) -> dict[str, Any]:
 )
 def test_an_answer_without_a_choice_is_a_refusal(body: Any) -> None:
     found = read_answer(body, ITEM)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, RejectedRequest)
     assert "log-probabilities of the tokens" in found.reason
 
 
@@ -194,7 +194,7 @@ def test_what_follows_the_context_is_summed(generated: int) -> None:
     ],
 )
 def test_scored_prompts_without_their_log_probabilities_are_a_refusal(body: Any) -> None:
-    assert isinstance(read_scored(body, [[7, 7]], [1]), Refusal)
+    assert isinstance(read_scored(body, [[7, 7]], [1]), RejectedRequest)
 
 
 def test_texts_come_in_their_order() -> None:
@@ -205,7 +205,7 @@ def test_texts_come_in_their_order() -> None:
 
 @pytest.mark.parametrize("body", [{"choices": []}, {"choices": [{"index": 0}]}, {}, None, "text"])
 def test_an_answer_without_a_text_is_a_refusal(body: Any) -> None:
-    assert isinstance(read_texts(body), Refusal)
+    assert isinstance(read_texts(body), RejectedRequest)
 
 
 # --- prompts that do not fit ----------------------------------------------------------------------

@@ -83,7 +83,7 @@ GOOD_ITEM = (
 )
 
 
-def parse(*items: str) -> mmlu.CarriedQuestions:
+def parse(*items: str) -> mmlu.BuiltinQuestions:
     return mmlu.parse_cot_prompts({"anatomy": DESCRIPTION + "".join(items)})
 
 

@@ -1,0 +1,135 @@
+"""Whether kept loads are all that a stage measured, as it drew them, by the claim's own rule.
+
+Digests say that timings are those that were recorded. These say that no block was left out, moved
+or put in from another measurement, and that measuring ended where the rule ends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from artifacts.stages.speed import SPEED, SpeedParameters
+from eval_gates.speed.gate_rule import MeasurementSettings, lay_out_rule
+from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.randomization import SIDES
+from eval_gates.speed.rounds import count_arrivals, next_timing
+from eval_gates.speed.rule_from_config import measuring_rule, rule_of
+from pipeline.core.stage_record import StageRecord
+from recipes.speed import Accelerator, SpeedGate
+from recipes.workload import AnyWorkload, without_place
+
+
+def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
+    """In what the loads of a stage `speed` are not those that it measured, in words.
+
+    Args:
+        role: of the stage.
+        record: what it says of them.
+        loads: in the order of measuring.
+
+    Raises:
+        EvidenceError: the record is none that prepare wrote.
+        ValueError: the rule in it is none, or the loads are no blocks or rounds.
+    """
+    kept = SPEED.kept(record)
+    asked, found = kept.parameters, kept.result
+    rule = measuring_rule(asked.claim, {**asked.rule, "began": found.began})
+    lives = rule.spread_over([side for side in SIDES if side in asked.sides])
+    units, rest = divmod(len(loads), lives.unit)
+    if rest or units != found.units:
+        yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
+    looks = len(lives.sides) if asked.workload["arrivals"]["concurrency"] else 0
+    drawn = list(lives.drawn(found.seed, loads, looks))
+    measured = [(each.side, each.block, each.place, each.seed) for each in loads]
+    if measured != drawn or not lives.succeed(loads, found.lives):
+        same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
+        number = same // lives.unit
+        yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
+        return
+    if any(
+        not _comes_as_asked(load, asked, loads[: number // lives.unit * lives.unit])
+        for number, load in enumerate(loads)
+    ):
+        yield f"{role}: its requests came otherwise than its workload says"
+    if units and (
+        rule.state(loads) != found.state
+        or rule.wants_more(loads)
+        or not rule.wants_more(loads[: -lives.unit])
+    ):
+        yield f"{role}: measuring did not end where its rule ends it"
+
+
+def find_misruled(
+    role: str,
+    record: StageRecord,
+    claim: SpeedGate,
+    own: Mapping[str, AnyWorkload],
+    measuring: MeasurementSettings | None,
+    accelerator: Accelerator | None,
+) -> Iterator[str]:
+    """In what a stage `speed` measured something else than the claim, or by another rule, in words.
+
+    Its error rate is taken as it is: see `attempt_check`.
+
+    Args:
+        role: of the stage.
+        record: what it says of itself.
+        claim: that it is of.
+        own: workloads that the policy has itself.
+        measuring: what else the rule follows from; None where nobody says.
+        accelerator: that it was measured on; None of endpoints.
+
+    Raises:
+        EvidenceError: the record is none that prepare wrote.
+        ValueError: the rule in it is none, or the claim none on that accelerator.
+    """
+    if measuring is None:
+        yield f"{role}: how it was to be measured is not known, so its rule cannot be compared"
+        return
+    asked, lives = SPEED.parameters_of(record), measuring.lives
+    if (lives is None) != (accelerator is None) or (lives, accelerator) == ("together", "cuda"):
+        yield f"{role}: no profile of that kind of machine has lives '{lives}'"
+    try:
+        workload = measuring.workload_of(claim, own)
+    except LookupError:
+        yield f"{role}: nobody says what its workload '{claim.workload}' is"
+        return
+    said = {"name": claim.workload, "claim": claim.kind, **without_place(workload)}
+    kept = {"name": asked.name, "claim": asked.claim, **asked.workload}
+    for key in sorted(said.keys() | kept.keys() - {"times"}):  # a file's, which its digest tells
+        if not _same(said.get(key), kept.get(key)):
+            yield f"{role}: measured under another '{key}' than the policy or the profile says"
+    alpha = float(asked.rule["alpha"])
+    rules = (
+        rule_of(claim.kind, data).model_dump()
+        for data in (lay_out_rule(claim, workload, measuring, accelerator, alpha), asked.rule)
+    )
+    wanted, found = rules
+    for key in sorted(wanted):
+        if not _same(wanted[key], found[key]):
+            yield f"{role}: measured by another '{key}' than policy, profile and attempt give"
+
+
+def _same(said: Any, kept: Any) -> bool:
+    """As on another machine, where the last digits may differ."""
+    if isinstance(said, float) and isinstance(kept, int | float):
+        return math.isclose(said, kept, rel_tol=1e-9)
+    return bool(said == kept)
+
+
+def _comes_as_asked(load: LoadRun, asked: SpeedParameters, before: Sequence[LoadRun]) -> bool:
+    """Whether its requests came, and are counted, as the workload says after the units before."""
+    arrivals = asked.workload["arrivals"]
+    said = (load.concurrency, load.rate) == (arrivals["concurrency"], arrivals["rate"])
+    timing = next_timing(asked.workload, before)
+    if timing is None:
+        return said and load.warmup_s is None
+    if (load.warmup_s, load.measured_s) != (timing.warmup_s, timing.measured_s):
+        return False
+    rate = arrivals["rate"]
+    return said and (
+        not rate or len(load.requests) == count_arrivals(load.seed, rate, timing.lasts)
+    )

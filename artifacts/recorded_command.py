@@ -1,0 +1,73 @@
+"""What a run's record says it was asked for, read back: a record may be a stranger's.
+
+The record keeps it as plain data, since each command adds keys of its own. Those that anything is
+made of have their shapes here, and whoever reads one reads it through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from recipes.schema import TuningProvenance
+
+Names = tuple[str, ...]
+RunKind = Literal["model", "gate", "recheck", "tune"]
+
+
+class CommandOptions(BaseModel):
+    """Options by name; all may be left out, and of any other key nothing is made."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    checkpoint: str | None = None
+    recipes: Names | None = None
+    profile: str | None = None
+    policy: str | None = None
+    workload: str | None = None
+    candidates: str | None = None
+    version: str | None = None
+    name: str | None = None
+    registry: str | None = None
+    eval_data: str | None = None
+    source: str | None = None
+    weights: str | None = None
+    tokenizer: str | None = None
+    session: str | None = None
+    family: str | None = None
+    baseline: str | None = None
+    candidate: str | None = None
+    baseline_model: str | None = None
+    candidate_model: str | None = None
+    max_length: int | None = None
+
+
+class RecordedCommand(CommandOptions):
+    """Those and what they came to."""
+
+    asked: CommandOptions | None = None  # as the user wrote them
+    recheck: str | None = None
+    force: bool | None = None
+    tried: Names | None = None
+    ladder: Names | None = None
+    changed: Names | None = None
+    trust_remote_code: bool | None = None
+    promote: bool | None = None
+    fallbacks: dict[str, str] | None = None
+    kv_cache_note: str | None = None
+    speculation: str | None = None
+    tuned: str | None = None
+    tuned_claim: TuningProvenance | None = None
+    attribute: bool | None = None
+
+
+def read_command(command: Mapping[str, Any]) -> RecordedCommand:
+    """The options of a run in their shapes; raises ValueError, which names one that has another."""
+    try:
+        return RecordedCommand.model_validate(dict(command))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ascii(".".join(map(str, first["loc"])))[1:-1]
+        raise ValueError(f"command.{key}: {first['msg']}") from error

@@ -1,0 +1,73 @@
+"""Reads the records that runs leave in a store: run.json, and whether its run still goes on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from artifacts.run_record import SCHEMA_VERSION, RunReport
+from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.store import Store
+from pipeline.core.untrusted.file import read_regular
+from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted.record import MAX_BYTES, MAX_VALUES
+
+ALIVE = "alive"
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether the process that made that run still lives; of one elsewhere, was heard of lately."""
+    return RunFolders(Store(folder.parents[1])).claims(folder).is_held(ALIVE)
+
+
+def read_run(folder: Path) -> RunReport:
+    """The record in that run's folder; raises StoreError when it is missing or damaged."""
+    path = folder / RUN_RECORD
+    try:
+        content = read_regular(path, MAX_BYTES)
+        found = parse_json(content, finite=False, whole_text=False, values=MAX_VALUES)
+        version = found.get("schema_version", SCHEMA_VERSION)
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                f"this run's record has schema version {version}, this prepare reads "
+                f"{SCHEMA_VERSION}",
+                where=str(path),
+                cure="read it with the version of prepare that wrote it, or run the command again",
+            )
+        report = RunReport.model_validate_json(content)
+        return report if report.status != "running" else _as_it_is_now(report, folder)
+    except (OSError, ValueError, AttributeError) as error:
+        raise StoreError(f"a run's record cannot be read: {error}", where=str(path)) from error
+
+
+def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
+    """A run that has not ended: whether it was killed, and its time up to its last heartbeat."""
+    claims = RunFolders(Store(folder.parents[1])).claims(folder)
+    alive, silent = claims.is_held(ALIVE), claims.silent_seconds(ALIVE)
+    changes: dict[str, str | float] = {} if alive else {"status": "killed"}
+    if silent is not None or alive:
+        begun = datetime.fromisoformat(report.started)
+        passed = (datetime.now(UTC) - begun).total_seconds() - (0.0 if alive else silent or 0.0)
+        changes["seconds"] = max(report.seconds, passed)
+    return report.model_copy(update=changes)
+
+
+def find_run(store: Store, name: str) -> RunReport:
+    """The run of that id, an unambiguous beginning of one, or 'latest'; else UsageError."""
+    folders = RunFolders(store).all()
+    if not folders:
+        raise UsageError(
+            "there is no run here yet",
+            where=str(store.root / "runs"),
+            cure="make one (prepare model demo:smollm2-135m), or name another store with --store",
+        )
+    matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
+    if len(matching) != 1:
+        known = ", ".join(folder.name for folder in folders[-5:])
+        raise UsageError(
+            f"{'more than one run starts' if matching else 'no run starts'} with '{name}'",
+            where=str(store.root / "runs"),
+            cure=f"the newest runs: {known}; or 'latest'",
+        )
+    return read_run(matching[0])

@@ -1,0 +1,218 @@
+"""How a run ended, in the same words everywhere: verdict, one sentence, and what to do next.
+
+The terminal's table, the report's page and the reports for CI all take them from here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from artifacts.command_line import command_line
+from artifacts.number_format import format_megabytes
+from artifacts.recorded_command import RecordedCommand
+from artifacts.run_record import RunReport, VariantReport
+from pipeline.core.errors import ExitCode, from_dict
+
+RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
+VERDICTS: dict[int, RunVerdict] = {
+    ExitCode.PROMOTED: "pass",
+    ExitCode.EXPECTED_ERROR: "error",
+    ExitCode.USAGE: "error",
+    ExitCode.UNEXPECTED: "error",
+    ExitCode.GATES_FAILED: "fail",
+    ExitCode.UNDECIDED: "undecided",
+    ExitCode.RECORDED: "error",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+
+def verdict_of(report: RunReport) -> RunVerdict:
+    """The verdict that the exit code stands for; raises ValueError for a run that is not over."""
+    if report.exit_code is None:
+        raise ValueError(f"the run {report.run} has not ended")
+    return VERDICTS[report.exit_code]
+
+
+def serving_lines(options: RecordedCommand) -> list[str]:
+    """What to know of how the variants were served, a line each."""
+    lines = [f"fallback {name}: {why}" for name, why in (options.fallbacks or {}).items()]
+    noted = {
+        "KV cache": options.kv_cache_note,
+        "speculative decoding": options.speculation,
+        "profile": options.tuned,
+    }
+    return lines + [f"{words}: {note}" for words, note in noted.items() if note]
+
+
+def drafting_lines(report: RunReport) -> list[str]:
+    """What speculative decoding came to, a line a variant; none without it."""
+    return [
+        f"{variant.recipe}, speculative decoding: "
+        + "; ".join(f"{name}: {each.words}" for name, each in variant.drafted.items())
+        for variant in report.variants
+        if variant.drafted
+    ]
+
+
+def attribution_lines(report: RunReport) -> list[str]:
+    """Which of weights and KV cache costs what, a line a suite; none where it was not asked for."""
+    return [
+        f"{variant.recipe}, {each.words}"
+        for variant in report.variants
+        for each in variant.attribution
+    ]
+
+
+def champion_of(report: RunReport) -> VariantReport | None:
+    """The variant that the alias was moved to; None where nothing was promoted."""
+    return next((variant for variant in report.variants if variant.promoted), None)
+
+
+def list_passed(report: RunReport) -> list[str]:
+    """Recipes of the variants that passed."""
+    return [variant.recipe for variant in report.variants if variant.verdict == "pass"]
+
+
+def outcome(report: RunReport) -> str:
+    """One word on how it ended, as a badge: promoted, the verdict, or that it is not over."""
+    if champion_of(report) is not None:
+        return "promoted"
+    return report.status if report.exit_code is None else verdict_of(report)
+
+
+def verdict_word(variant: VariantReport) -> str:
+    """What became of one variant, as a badge."""
+    return "promoted" if variant.promoted else variant.verdict
+
+
+def headline(report: RunReport) -> str:
+    """One sentence on how it ended, or on how it stands."""
+    champion = champion_of(report)
+    if champion is not None:
+        return (
+            f"{champion.recipe} passed and was promoted as "
+            f"{report.registered_name} version {champion.registry_version}"
+        )
+    if report.error is not None:
+        return from_dict(report.error).what
+    if report.exit_code is None:
+        return f"the run is {report.status}"
+    if report.tuning is not None and report.tuning.verdict is not None:
+        who = report.tuning.winner or "no candidate"
+        return f"{who} against stock: {report.tuning.verdict}: {report.tuning.reason}"
+    names = ", ".join(list_passed(report))
+    return {
+        "pass": f"{names} passed; nothing was promoted",
+        "fail": "no variant passed, and at least one failed its gates",
+        "undecided": "measuring was disturbed, and is to be continued"
+        if is_disturbed(report)
+        else "no variant passed or failed: undecided",
+        "error": "no variant passed, and at least one could not be made or served",
+        "interrupted": "interrupted",
+    }[verdict_of(report)]
+
+
+def repeating_command(report: RunReport) -> str:
+    """The command that continues the run.
+
+    A gate without a session has stored its answers under its run's id, so that is the session.
+    """
+    command = dict(report.command)
+    if report.kind == "gate" and report.run:
+        command["session"] = report.options.session or report.run
+    return command_line(report.kind, command)
+
+
+def how_to_continue(report: RunReport) -> str:
+    """What continues a run that was interrupted, killed or failed, in a sentence."""
+    if report.kind != "gate" or report.options.session:
+        return "Run the same command again: it continues from what is stored."
+    if report.run:
+        return (
+            f"Run the same command again with `--session {report.run}`: it continues from this "
+            "run's answers. Without a session it asks everything again."
+        )
+    return "Run the same command again: nothing is stored yet."
+
+
+def weights_words(report: RunReport, variant: VariantReport) -> str:
+    """The size of a variant's weights; an endpoint's are not known, and none are made."""
+    nothing = "-" if variant.gates or report.kind == "gate" else "not made"
+    return format_megabytes(variant.weights_bytes, nothing=nothing)
+
+
+def next_command_after_show(report: RunReport) -> str:
+    """The one command to continue with, for a user who reads `prepare runs show`."""
+    command = next_command(report)
+    if command != f"prepare runs show {report.run}":
+        return command
+    if report.status == "running":
+        return f"prepare runs attach {report.run}"
+    if report.status == "finished":
+        return f"prepare report {report.run}"
+    return repeating_command(report)
+
+
+def next_command(report: RunReport) -> str:
+    """The one command to continue with."""
+    if champion_of(report) is not None:
+        return f"prepare registry show {report.registered_name}"
+    if report.tuning is not None and report.tuning.profile is not None:
+        checkpoint = report.options.checkpoint or "CHECKPOINT"
+        return f"prepare model {checkpoint} --profile {report.tuning.profile}"
+    if report.status == "finished" and list_passed(report):
+        return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
+    if is_disturbed(report):
+        return repeating_command(report)
+    return f"prepare runs show {report.run}"
+
+
+def is_disturbed(report: RunReport) -> bool:
+    """Whether the same command would continue to measure what disturbances kept open."""
+    return any(
+        speed.continues
+        for variant in report.variants
+        if variant.verdict == "undecided"
+        for speed in variant.speed
+    )
+
+
+def next_steps(report: RunReport) -> list[str]:
+    """What to do next, the likeliest first; commands stand in backticks.
+
+    Raises:
+        ValueError: the run is not over.
+    """
+    command = f"`{next_command(report)}`"
+    verdict = verdict_of(report)
+    if report.tuning is not None and report.tuning.verdict is not None:
+        if verdict == "pass":
+            return [f"{command} gates the answers served so, and promotes what passes."]
+        return ["No gain is confirmed: serve stock.", f"{command} has the race."]
+    if verdict == "pass":
+        if champion_of(report) is not None:
+            return [f"{command} shows what was promoted."]
+        if report.kind == "gate":
+            return [f"{command} computes the verdict again from the answers."]
+        return [f"{command} promotes what passed."]
+    if verdict == "fail":
+        return [
+            "Read below which gate failed, and by how much.",
+            "Try another recipe, or a ladder of them. A wider margin is a decision about the "
+            "product: it belongs in the policy, not in a second try.",
+            f"{command} names the folders with every answer.",
+        ]
+    if verdict == "undecided":
+        if is_disturbed(report):
+            return [f"{command} continues to measure, best while the machine does less beside."]
+        return [
+            "Put more questions or minutes into the policy.",
+            how_to_continue(report),
+            "`prepare policy check` says how many questions a margin takes.",
+        ]
+    if verdict == "interrupted":
+        return [how_to_continue(report)]
+    cures = [from_dict(report.error).cure] if report.error is not None else []
+    look = [f"{command} names the logs."] if report.run else []
+    again = [how_to_continue(report)] if report.run else []
+    return [*(cure for cure in cures if cure), *look, *again]

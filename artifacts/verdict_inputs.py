@@ -1,0 +1,158 @@
+"""One judged variant's stages, found from its judge stage on, for a bundle and a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from artifacts.deployable import Deployable, unservable_error
+from artifacts.served_model import ServedModel
+from artifacts.stages.adopt import ADOPT
+from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
+from artifacts.stages.coherence import COHERENCE, CoherenceResult
+from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
+from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
+from artifacts.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
+from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult
+from pipeline.core.errors import EvidenceError
+from pipeline.core.stage import TypedStageRecord
+from pipeline.core.stage_record import StageRecord, StageReference
+
+Find = Callable[[str, str], StageRecord | None]
+
+
+@dataclass(frozen=True)
+class VerdictInputs:
+    """The records of the stages that a verdict rests on."""
+
+    judge: TypedStageRecord[JudgeParameters, JudgeResult]  # gives the verdict
+    quantize: TypedStageRecord[
+        WeightsProvenance, QuantizeResult
+    ]  # made the weights, or took them in
+    check_weights: TypedStageRecord[
+        CheckWeightsParameters, CheckWeightsResult
+    ]  # saw that they are sound
+    coherence: TypedStageRecord[
+        ServedModel, CoherenceResult
+    ]  # of the candidate; with the server's facts
+    baseline_coherence: TypedStageRecord[ServedModel, CoherenceResult]
+    speed: Mapping[
+        str, TypedStageRecord[SpeedParameters, SpeedResult]
+    ]  # by role, what was measured of claims
+
+    @classmethod
+    def load_by_key(cls, find: Find, key: str) -> VerdictInputs:
+        """Find them from the key of the judge stage.
+
+        Raises:
+            EvidenceError: a stage is gone, or the verdict is on endpoints without weights.
+        """
+        judge = record_of(find, StageReference(stage="judge", key=key))
+        suite = next(iter(JUDGE.parameters_of(judge).policy.suites))
+        candidate, baseline = (
+            record_of(find, judge.inputs[f"{side}.{suite}"]) for side in ("candidate", "baseline")
+        )
+        if "weights" not in candidate.inputs:
+            raise EvidenceError(
+                "this verdict is on endpoints that someone else serves: there are no weights",
+                where=f"stage judge {key}",
+                cure="`prepare model CHECKPOINT` makes variants that can be bundled",
+            )
+        check_weights = record_of(find, candidate.inputs["weights"])
+        made = record_of(find, check_weights.inputs["weights"])
+        return cls(
+            judge=JUDGE.kept(judge),
+            quantize=ADOPT.kept(made) if made.stage == ADOPT.name else QUANTIZE.kept(made),
+            check_weights=CHECK_WEIGHTS.kept(check_weights),
+            coherence=COHERENCE.kept(record_of(find, candidate.inputs["coherence"])),
+            baseline_coherence=COHERENCE.kept(record_of(find, baseline.inputs["coherence"])),
+            speed={
+                role: SPEED.kept(record_of(find, reference))
+                for role, reference in judge.inputs.items()
+                if reference.stage == SPEED.name
+            },
+        )
+
+    @property
+    def trust_remote_code(self) -> bool:
+        """Whether it was served with code of the checkpoint's own."""
+        return self.coherence.parameters.trust_remote_code
+
+    @property
+    def engine_version(self) -> str:
+        """Version that the engine reported."""
+        return self.coherence.result.engine_version
+
+    def evaluations(
+        self, find: Find
+    ) -> dict[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]:
+        """The candidate's last round of each suite."""
+        return {
+            suite: EVALUATE.kept(record_of(find, self.judge.record.inputs[f"candidate.{suite}"]))
+            for suite in self.judge.parameters.policy.suites
+        }
+
+    def deployable(self, find: Find) -> Deployable:
+        """The tuple that the verdict is about, by its records.
+
+        Raises:
+            EvidenceError: they do not say it, or one of them is gone.
+        """
+        try:
+            served = self.coherence.parameters
+            evaluated, *_ = self.evaluations(find).values()
+            return Deployable.model_validate(
+                {
+                    "weights": self.quantize.result.weights_digest,
+                    "engine_version": self.engine_version,
+                    "environment.quantize": self.quantize.parameters.environment,
+                    "environment.serve": served.engine,
+                    "environment.evaluate": evaluated.parameters.environment,
+                    "serving": served.serving,
+                    "hardware": served.hardware,
+                }
+            )
+        except (ValueError, LookupError) as error:
+            raise unservable_error(error, f"stage judge {self.judge.record.key}") from error
+
+    def is_of(self, weights: str) -> bool:
+        """Whether these are the weights that were made, checked and judged, by their digest."""
+        checked, made = self.check_weights.result, self.quantize.result
+        return weights == checked.weights_digest == made.weights_digest
+
+    def has_carried(self, files: str) -> bool:
+        """Return whether the files beside the weights are the checked ones, by their digest.
+
+        The record of adopted weights has no such digest: adopting them checks each file.
+        """
+        is_adopted = self.quantize.record.stage == ADOPT.name
+        return is_adopted or self.check_weights.result.carried_digest == files
+
+
+def record_of(find: Find, reference: StageReference) -> StageRecord:
+    """A stage that must be there; raises EvidenceError when it is gone."""
+    record = find(reference.stage, reference.key)
+    if record is None:
+        raise EvidenceError(
+            f"the stage '{reference.stage}' that the verdict rests on is gone",
+            where=f"stages/{reference.stage}/{reference.key}",
+            cure="run the model again; what is still there is reused",
+        )
+    return record
+
+
+def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
+    """Every stage that these rest on, each once, themselves among them, sorted by place.
+
+    Raises:
+        EvidenceError: one of them is gone.
+    """
+    found: dict[tuple[str, str], StageRecord] = {}
+    pending = list(roots)
+    while pending:
+        reference = pending.pop()
+        place = (reference.stage, reference.key)
+        if place not in found:
+            found[place] = record_of(find, reference)
+            pending += found[place].inputs.values()
+    return [found[place] for place in sorted(found)]

@@ -1,0 +1,167 @@
+"""Answers kept as they come in, so that no question is asked twice of one served model.
+
+An answer book has a row a question, in the order in which the questions are asked, so always a
+beginning of them. Batches are appended and flushed to disk; what a kill tore off is cut away. A
+gate that was left undecided goes on from here, and so does a changed policy, which judges the same
+answers.
+
+Each writer has its own file of JSON lines: `<book>.<number>-<first row>.jsonl`. A lease on the
+book makes the writers take turns. A writer that was suspended and lost its lease may still append.
+So a writer's rows count only up to the first row of the next writer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.untrusted.file import read_regular
+
+QUESTIONS = "questions.jsonl"
+ANSWERS = "answers.jsonl"
+Rows = list[dict[str, Any]]
+_LOOKED_AT_ONCE = 1 << 16  # bytes
+LARGEST_PART = 1 << 30  # bytes
+
+
+@dataclass(frozen=True, order=True)
+class AnswerSegment:
+    """What one writer has added: rows from `start` on."""
+
+    writer: int
+    start: int
+    path: Path
+    rows: int = 0  # how many they are, of a part that came from elsewhere
+
+
+def parts_of(book: Path) -> list[AnswerSegment]:
+    """The files of a book, in the order of their writers."""
+    found = []
+    for path in book.parent.glob(f"{book.stem}.*{book.suffix}"):
+        if named := re.fullmatch(r"(\d+)-(\d+)(?:-(\d+))?", path.name.split(".")[-2]):
+            found.append(AnswerSegment(int(named[1]), int(named[2]), path, int(named[3] or 0)))
+    return sorted(found)
+
+
+def book_of_part(path: Path) -> str:
+    """The name of the book that a file belongs to."""
+    return path.name.partition(".")[0]
+
+
+class AnswerLog:
+    """The answers of one served model to one ordered list of questions.
+
+    Args:
+        path: what its files are named after; no file need exist yet.
+        ids: of the questions, in the order in which they are asked.
+        writer: number of the lease on it, to append under; None to read only.
+    """
+
+    def __init__(self, path: Path, ids: Sequence[str], writer: int | None = None) -> None:
+        self._path = path
+        self._ids = ids
+        self._writer = writer
+        self._own: Path | None = None
+        self._read: int | None = None
+
+    def rows(self) -> Rows:
+        """The answers so far, in the questions' order.
+
+        Raises:
+            EvaluationDataError: a line cannot be read, or is no answer to the question whose turn
+                it is.
+        """
+        rows: Rows = []
+        for part in parts_of(self._path):
+            if part.start > len(rows):
+                continue  # what was between is gone
+            del rows[part.start :]
+            rows.extend(self._rows_of(part))
+        self._read = len(rows)
+        return rows
+
+    def _rows_of(self, part: AnswerSegment) -> Iterator[dict[str, Any]]:
+        try:
+            content = read_regular(part.path, LARGEST_PART)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise EvaluationDataError(
+                f"kept answers cannot be read: {error.strerror}", where=str(part.path)
+            ) from error
+        whole = content[: content.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines()):
+            try:
+                row = json.loads(line)
+                fits = row["id"] == self._ids[part.start + number]
+            except (ValueError, LookupError, TypeError, RecursionError):
+                fits = False
+            if not fits:
+                raise EvaluationDataError(
+                    f"line {number + 1} is not the answer to the question whose turn it is",
+                    where=str(part.path),
+                    cure="delete the file; its questions will be asked again",
+                )
+            yield row
+
+    def append(self, rows: Rows) -> None:
+        """Add answers and flush them to disk; a torn last line is cut away first.
+
+        Raises:
+            ValueError: the book was opened to read only.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        with self._own_part().open("a+b") as file:
+            file.truncate(_end_of_whole_lines(file))
+            file.seek(0, os.SEEK_END)
+            # Half of a surrogate pair is no UTF-8; as an escape it is JSON, and comes back.
+            file.write(text.encode("utf-8", "backslashreplace"))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _own_part(self) -> Path:
+        """Our file: a new one, that no other writes to, at the first answers."""
+        if self._writer is None:
+            raise ValueError(f"{self._path} was opened to read only")
+        if self._own is None:
+            # Answers that we have not seen, of who came back, are none that ours follow.
+            start = len(self.rows()) if self._read is None else self._read
+            # Where claims were forgotten their numbers begin anew.
+            last = max((part.writer for part in parts_of(self._path)), default=0)
+            name = f"{max(last + 1, self._writer):06d}-{start:08d}"
+            self._own = self._path.with_suffix(f".{name}{self._path.suffix}")
+        return self._own
+
+
+def _end_of_whole_lines(file: BinaryIO) -> int:
+    """Where the last whole line ends; looked for from the end, for a book is appended to often."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _LOOKED_AT_ONCE)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def read_answers(folder: Path) -> Rows:
+    """The answers in that stage folder, in the order of asking."""
+    return parse_answers((folder / ANSWERS).read_bytes())
+
+
+def parse_answers(content: bytes) -> Rows:
+    """The rows of an `answers.jsonl`; raises ValueError where a line is damaged."""
+    try:
+        # Not splitlines: an answer may hold Unicode's own line separators.
+        return [json.loads(line) for line in content.split(b"\n") if line]
+    except RecursionError as error:
+        raise ValueError("an answer is nested too deep") from error

@@ -1,0 +1,110 @@
+"""What a gate writes down about one variant beside the baseline."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline.core.record import Record
+
+Verdict = Literal["pass", "fail", "undecided"]
+Tier = Literal["critical", "supporting", "advisory"]
+
+
+class EProcessPoint(Record):
+    """The evidence after so many questions."""
+
+    n: int = Field(description="questions answered by both")
+    mean: float = Field(description="mean of the compared value so far")
+    log10_e_pass: float = Field(description="evidence against 'inferior', as a power of ten")
+    log10_e_fail: float = Field(description="evidence against 'not inferior', as a power of ten")
+
+
+class NoiseFloor(Record):
+    """The baseline against itself: what serving alone changes, since greedy is not bit-stable."""
+
+    n: int = Field(description="questions that the baseline was asked twice")
+    flips: int = Field(description="of these, how many scores differed")
+
+
+class ChanceBaseline(Record):
+    """One who knows nothing of the questions, whom the margin must keep out."""
+
+    ignorance: Literal["nothing", "guessing", "empty", "unrelated"] = Field(
+        description="scores 0; guesses a choice; answers nothing; answers another question"
+    )
+    score: float = Field(description="mean score, 0 to 1, over the baseline's questions")
+    p_value: float = Field(
+        description="of 'the margin reaches down to it', valid at any time; the gate is blind "
+        "unless it is at most alpha"
+    )
+
+
+class GroupReport(Record):
+    """One subject, or group of subjects, of a suite."""
+
+    group: str
+    is_subject: bool = Field(description="one of MMLU's 57 subjects; else a group of them")
+    n: int
+    baseline: float = Field(description="mean score, 0 to 1")
+    candidate: float = Field(description="mean score, 0 to 1")
+    flips: int = Field(description="questions whose score changed")
+
+
+class GateReport(Record):
+    """One suite's comparison of a variant with the baseline."""
+
+    suite: str = Field(description="name of the suite in the policy")
+    metric: str = Field(description="what the mean is of, such as acc or rougeL")
+    tier: Tier = Field(
+        description="critical must pass, supporting must not fail, advisory never blocks"
+    )
+    form: str = Field(description="how it was asked: chat, base, letter or cloze")
+    test: Literal["sequential", "fixed"] = Field(description="how it was decided")
+    about: Literal["population", "benchmark"] = Field(
+        description="what the verdict is a claim about: all such questions, or this finite list"
+    )
+    n: int = Field(description="questions answered by both")
+    available: int = Field(description="questions that the source has")
+    decided_at: int | None = Field(description="questions after which it was decided; None if not")
+    baseline: float = Field(description="mean score of the baseline, 0 to 1")
+    candidate: float = Field(description="mean score of the variant, 0 to 1")
+    difference: float = Field(description="candidate minus baseline, paired by question")
+    recovery: float | None = Field(description="candidate over baseline; None over zero")
+    value: str = Field(
+        description="what the bounds are of: 'candidate - baseline', or with a recovery margin "
+        "'candidate - 0.99 baseline'"
+    )
+    bound: float = Field(description="lower one-sided confidence bound of that value")
+    upper_bound: float = Field(description="upper one-sided confidence bound of that value")
+    threshold: float = Field(description="what the lower bound must lie above to pass")
+    margin: str = Field(description="the policy's, in words")
+    alpha: float = Field(description="error rate of each bound, and of the verdict")
+    p_value: float = Field(
+        description="of 'inferior, or the gate is blind'; the smaller, the surer the pass"
+    )
+    uninformed: list[ChanceBaseline] = Field(
+        [], fail_fast=True, description="who knows nothing, and whether it shows"
+    )
+    cluster: str | None = Field(
+        None, description="what belongs together; n, flips and gains then count such clusters"
+    )
+    method: str = Field(description="where the bounds come from")
+    interval: tuple[float, float] = Field(
+        description="fixed-n companion: one-sided bounds of the difference by interval_method; "
+        "they hold for one look, so they do not decide a sequential gate"
+    )
+    interval_method: str
+    flips: int = Field(description="questions whose score changed")
+    gains: int = Field(description="of these, how many the candidate did better")
+    floor: NoiseFloor | None = Field(description="None where the policy does not ask for it")
+    groups: list[GroupReport] = Field(
+        fail_fast=True, description="by subject and group of subjects, where known"
+    )
+    trail: list[EProcessPoint] = Field(
+        fail_fast=True, description="the evidence as it grew; empty for a fixed test"
+    )
+    verdict: Verdict
+    reason: str = Field(description="the verdict in words")
+    suspicious: bool = Field(False, description="better than the baseline by more than the margin")

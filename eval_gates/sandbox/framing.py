@@ -1,0 +1,115 @@
+"""Messages between judge, keeper and solver: JSON behind its length, over pipes.
+
+JSON and not pickle or marshal, since what comes from the solver is hostile.
+"""
+
+from __future__ import annotations
+
+import json
+
+# Bound here: a solution may replace a module's functions.
+from os import read, write
+from select import POLLIN, poll
+
+TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
+if TYPE_CHECKING:
+    from typing import Any
+
+_LENGTH_BYTES = 8
+_CHUNK_BYTES = 65_536
+LARGEST_MESSAGE_BYTES = 4 * 2**20
+
+_encode = json.JSONEncoder(check_circular=False).encode
+_decode = json.JSONDecoder().decode
+
+
+class FramingError(Exception):
+    """The other side went away in the middle of a message, or sent something else."""
+
+
+def write_message(descriptor: int, content: Any) -> None:
+    """Write one message, whole.
+
+    Raises:
+        OSError: nobody reads.
+        RecursionError: `content` is nested too deeply.
+    """
+    body = _encode(content).encode("ascii")
+    unsent = memoryview(len(body).to_bytes(_LENGTH_BYTES, "big") + body)
+    while unsent:
+        unsent = unsent[write(descriptor, unsent) :]
+
+
+def read_message(descriptor: int, largest: int | None = None) -> Any:
+    """Read one message, whole, and nothing behind it; waits for it.
+
+    Raises:
+        EOFError: the other side closed before a message began.
+        FramingError: it closed within one, or the message is malformed or above `largest` bytes.
+    """
+    reader = MessageReader(largest)
+    while not reader.complete:
+        reader.take(read(descriptor, reader.wanted))
+    return reader.content()
+
+
+def read_answer(answers: int, notices: int) -> Any:
+    """Read one message from `answers`, unless there is something in `notices` first.
+
+    Raises:
+        EOFError: there is, or the other side closed: it has ended.
+        FramingError: the message is cut short, malformed or too long.
+    """
+    reader = MessageReader(LARGEST_MESSAGE_BYTES)
+    ends = poll()
+    ends.register(answers, POLLIN)
+    ends.register(notices, POLLIN)
+    while not reader.complete:
+        if not any(descriptor == answers for descriptor, _ in ends.poll()):
+            raise EOFError
+        reader.take(read(answers, reader.wanted))
+    return reader.content()
+
+
+class MessageReader:
+    """Takes one message piece by piece, for a reader that has to look elsewhere in between."""
+
+    def __init__(self, largest: int | None) -> None:
+        self._largest = largest
+        self._head = b""
+        self._body = bytearray()
+        self._length: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole message is there."""
+        return self._length is not None and len(self._body) == self._length
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes to read next, at most; never beyond this message."""
+        if self._length is None:
+            return _LENGTH_BYTES - len(self._head)
+        return min(_CHUNK_BYTES, self._length - len(self._body))
+
+    def take(self, piece: bytes) -> None:
+        """Take what was read; an empty piece is the end of the pipe."""
+        if not piece:
+            if self._head:
+                raise FramingError("the other side went away within a message")
+            raise EOFError
+        if self._length is not None:
+            self._body += piece
+            return
+        self._head += piece
+        if len(self._head) == _LENGTH_BYTES:
+            self._length = int.from_bytes(self._head, "big")
+            if self._largest is not None and self._length > self._largest:
+                raise FramingError(f"an answer of {self._length} bytes is too long")
+
+    def content(self) -> Any:
+        """The complete message's content."""
+        try:
+            return _decode(self._body.decode("ascii"))
+        except (ValueError, RecursionError) as error:
+            raise FramingError(f"the other side sent no message: {error}") from error

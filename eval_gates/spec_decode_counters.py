@@ -1,0 +1,27 @@
+"""What was drafted between two looks at an engine's counters; workers need the standard library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# As `recipes/engines/` and eval_gates/spec_decode_stats.py call them.
+NAMES = ("drafts", "draft_tokens", "accepted_tokens")
+
+
+def counts_between(
+    before: Mapping[str, int | None] | None, after: Mapping[str, int | None] | None
+) -> dict[str, int] | None:
+    """The counts, by their names; None where the counters do not tell.
+
+    A server that was started again between has counted less than before, which tells nothing.
+    """
+    if before is None or after is None:
+        return None
+    found = {}
+    for name in NAMES:
+        # One that nothing was counted by yet may be missing before.
+        then, now = before.get(name) or 0, after.get(name)
+        if now is None or now < then:
+            return None
+        found[name] = now - then
+    return found if found["accepted_tokens"] <= found["draft_tokens"] else None

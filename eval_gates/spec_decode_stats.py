@@ -1,0 +1,65 @@
+"""What an engine counted of speculative decoding: tokens drafted, and how many were accepted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from pipeline.core.record import Record
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class SpecDecodeStats(Record):
+    """Between two looks at the engine's own counters."""
+
+    drafts: Count = Field(description="steps of a request in which tokens were drafted")
+    draft_tokens: Count = Field(description="tokens drafted in them")
+    accepted_tokens: Count = Field(description="of these, accepted")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_alone(cls, data: Any) -> Any:
+        """What is computed is computed again, whatever a record says of it."""
+        computed = ("rate", "length")
+        is_plain = isinstance(data, dict)
+        return {k: v for k, v in data.items() if k not in computed} if is_plain else data
+
+    @model_serializer(mode="wrap")
+    def _with_what_is_computed(self, counts: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {**counts(self), "rate": self.rate, "length": self.length}
+
+    @model_validator(mode="after")
+    def _no_more_than_were_drafted(self) -> SpecDecodeStats:
+        if self.accepted_tokens > self.draft_tokens:
+            raise ValueError("more tokens were accepted than drafted")
+        return self
+
+    @property
+    def rate(self) -> float | None:
+        """Share of the drafted tokens that was accepted; None where none was drafted."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
+
+    @property
+    def length(self) -> float | None:
+        """Tokens that a step with drafts gives; None where none was drafted.
+
+        The model's own token is among them, as vLLM counts (its v1/spec_decode/metrics.py).
+        """
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if self.rate is None or self.length is None:
+            return "nothing was drafted"
+        return (
+            f"{100 * self.rate:.0f} % of {self.draft_tokens:,} drafted tokens accepted, "
+            f"{self.length:.2f} tokens a step"
+        )

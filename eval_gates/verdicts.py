@@ -1,0 +1,275 @@
+"""From kept answers and a policy's margins to verdicts: a pure function, with no server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eval_gates.chance_baselines import UNRELATED, says_nothing_p, sights_of
+from eval_gates.clusters import group_by_cluster, means
+from eval_gates.gate_report import (
+    ChanceBaseline,
+    EProcessPoint,
+    GateReport,
+    GroupReport,
+    NoiseFloor,
+    Tier,
+    Verdict,
+)
+from eval_gates.speed.report import SpeedGateReport
+from eval_gates.statistics.decision import Scores, decide
+from eval_gates.statistics.multiplicity import all_gates_p
+from eval_gates.statistics.result import (
+    GateTestResult,
+    fixed_finding,
+    paired_interval,
+    sequential_finding,
+)
+from eval_gates.stopping import comparison_of
+from eval_gates.suites.mmlu_subjects import score_by_group
+from recipes.policy import AnySuite
+from recipes.schema import Family
+
+Answers = Sequence[Mapping[str, Any]]
+
+
+def judge_suite(
+    name: str,
+    suite: AnySuite,
+    *,
+    metric: str,
+    baseline: Answers,
+    candidate: Answers,
+    again: Answers,
+    available: int,
+    guessing: float,
+    family: Family,
+    alpha: float,
+    planned_bet: float | None,
+) -> GateReport:
+    """Compare a variant's answers with the baseline's, question by question.
+
+    Args:
+        metric: what a score is, as the suite calls it.
+        baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
+        candidate: rows to the same questions, or to the first of them.
+        again: the baseline's rows to its first questions, asked a second time; may be none.
+        available: questions that the source has; of a suite with `cluster`, clusters of them.
+        guessing: the mean score of a model that knows nothing: 0.25 with four choices.
+        planned_bet: the bet that has half of the stake; None for a fixed test.
+
+    Raises:
+        ValueError: the two sides were not asked the same questions with the same prompts, a
+            score is missing, or generated answers were not scored against other questions.
+    """
+    floor = floor_of(name, baseline, again)
+    check_scores(name, baseline)
+    if suite.kind == "rouge" and not all(UNRELATED in row for row in (*baseline, *candidate)):
+        raise ValueError(f"{name}: the answers were not scored against other documents")
+    all_of_baseline = baseline
+    baseline = baseline[: len(candidate)]
+    check_paired(name, baseline, candidate)
+    before, after = (
+        means(group_by_cluster(baseline), "score"),
+        means(group_by_cluster(candidate), "score"),
+    )
+    n = len(before)
+    population = available if suite.about == "benchmark" else None
+    finding = run_test(suite, family, before, after, alpha, population, planned_bet)
+    sights = sights_of(all_of_baseline, guessing, finding.comparison, population)
+    changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
+    scores = Scores(
+        baseline=sum(before) / n,
+        candidate=sum(after) / n,
+        flips=len(changes) / n,
+        flip_size=sum(changes) / len(changes) if changes else 0.0,
+        sights=tuple(sights),
+        baseline_of_all=mean_of(all_of_baseline, "score"),
+        of_other_questions=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
+        p_says_nothing=says_nothing_p(candidate),
+    )
+    decision = decide(finding, scores, population)
+    companion = paired_interval(before, after, alpha)
+    comparison = finding.comparison
+    return GateReport(
+        suite=name,
+        metric=metric,
+        tier=suite.tier,
+        form=suite.form,
+        test=suite.test,
+        about=suite.about,
+        n=n,
+        available=available,
+        decided_at=finding.decided_at,
+        baseline=scores.baseline,
+        candidate=scores.candidate,
+        difference=sum(a - b for a, b in zip(after, before, strict=True)) / n,
+        recovery=scores.candidate / scores.baseline if scores.baseline > 0 else None,
+        value="candidate - baseline"
+        if comparison.kind == "points"
+        else f"candidate - {comparison.size:g} baseline",
+        bound=finding.lower,
+        upper_bound=finding.upper,
+        threshold=comparison.threshold,
+        margin=suite.margins[family].words,
+        alpha=alpha,
+        p_value=max(finding.p_value, *(sight.p_blind for sight in sights)),
+        uninformed=[
+            ChanceBaseline(ignorance=each.ignorance, score=each.score, p_value=each.p_blind)
+            for each in sights
+        ],
+        cluster=suite.cluster,
+        method=finding.method,
+        interval=(companion.lower, companion.upper),
+        interval_method=companion.method,
+        flips=len(changes),
+        gains=sum(a > b for a, b in zip(after, before, strict=True)),
+        floor=floor,
+        groups=report_by_subject(baseline, candidate) if suite.kind == "mmlu" else [],
+        trail=[
+            EProcessPoint(
+                n=point.questions,
+                mean=point.mean,
+                log10_e_pass=point.log10_pass,
+                log10_e_fail=point.log10_fail,
+            )
+            for point in finding.trail
+        ],
+        verdict=decision.verdict,
+        reason=decision.reason,
+        suspicious=decision.suspicious,
+    )
+
+
+def run_test(
+    suite: AnySuite,
+    family: Family,
+    before: Sequence[float],
+    after: Sequence[float],
+    alpha: float,
+    population: int | None,
+    planned_bet: float | None,
+) -> GateTestResult:
+    """Run the test that the policy asks for."""
+    comparison = comparison_of(suite.margins[family])
+    if suite.test == "fixed":
+        return fixed_finding(before, after, comparison, alpha)
+    return sequential_finding(before, after, comparison, alpha, population, planned_bet)
+
+
+def mean_of(rows: Answers, key: str) -> float:
+    """The mean of what the rows have under that key, each cluster of them counting as one."""
+    values = means(group_by_cluster(rows), key)
+    return sum(values) / len(values)
+
+
+def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
+    """Raise ValueError unless both sides answered the same questions, asked the same way.
+
+    Every score must be there, too, and in [0, 1].
+    """
+    if len(baseline) != len(candidate) or not baseline:
+        raise ValueError(f"{name}: {len(baseline)} answers against {len(candidate)}")
+    check_scores(name, (*baseline, *candidate))
+    for ours, theirs in zip(baseline, candidate, strict=True):
+        for key in ("id", "prompt_sha256"):
+            if ours[key] != theirs[key]:
+                raise ValueError(f"{name}: '{key}' differs for question {ours['id']}")
+
+
+def check_scores(name: str, answers: Answers) -> None:
+    """Raise ValueError unless every score is there, and in [0, 1]."""
+    for row in answers:
+        score = row.get("score")
+        if not isinstance(score, (int, float)) or not 0 <= score <= 1:  # NaN is refused, too
+            raise ValueError(f"{name}: question {row['id']} has the score {score}")
+
+
+def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
+    """How often the baseline's own scores flipped when it was asked again; None if it was not.
+
+    Raises:
+        ValueError: it was not asked the same.
+    """
+    asked = min(len(first), len(again))
+    if not asked:
+        return None
+    check_paired(f"{name}, asked again", first[:asked], again[:asked])
+    pairs = zip(first[:asked], again[:asked], strict=True)
+    return NoiseFloor(n=asked, flips=sum(one["score"] != other["score"] for one, other in pairs))
+
+
+def report_by_subject(baseline: Answers, candidate: Answers) -> list[GroupReport]:
+    """Scores and flips of both sides by group of subjects, then by subject."""
+    pairs = list(zip(baseline, candidate, strict=True))
+    changed = [{"subject": b["subject"], "score": b["score"] != c["score"]} for b, c in pairs]
+    before, after, flips = (
+        score_by_group(baseline),
+        score_by_group(candidate),
+        score_by_group(changed),
+    )
+    return [
+        GroupReport(
+            group=name,
+            is_subject=is_subject,
+            n=score.n,
+            baseline=score.score,
+            candidate=theirs[name].score,
+            flips=round(flipped[name].score * score.n),
+        )
+        for is_subject, ours, theirs, flipped in (
+            (False, before.groups, after.groups, flips.groups),
+            (True, before.subjects, after.subjects, flips.subjects),
+        )
+        for name, score in ours.items()
+    ]
+
+
+def blocks(verdict: Verdict, tier: Tier) -> bool:
+    """Whether a gate's verdict keeps its variant from passing."""
+    return (verdict == "fail" and tier != "advisory") or (
+        verdict == "undecided" and tier == "critical"
+    )
+
+
+def overall(
+    gates: Sequence[GateReport],
+    speed: Sequence[SpeedGateReport] = (),
+) -> tuple[Verdict, str, float]:
+    """The variant's verdict, its reason, and its p-value.
+
+    Critical gates must pass; supporting ones must not fail; advisory ones do not count. One fail
+    fails, else one undecided leaves it undecided. All must pass at once, so no correction for
+    their number is called for; the p-value is the largest of the critical gates'.
+
+    Args:
+        speed: of all claims on speed, which have p-values as suites do.
+
+    Raises:
+        ValueError: there is no gate, so nothing was shown.
+    """
+    if not gates:
+        raise ValueError("no gates: nothing was shown")
+    judged: list[tuple[str, Tier, Verdict]] = [(g.suite, g.tier, g.verdict) for g in gates]
+    judged += [(each.name, each.tier, each.verdict) for each in speed]
+    blocking = [(name, verdict) for name, tier, verdict in judged if blocks(verdict, tier)]
+    failed = [name for name, verdict in blocking if verdict == "fail"]
+    undecided = [name for name, verdict in blocking if verdict == "undecided"]
+    critical = {g.suite: g.p_value for g in gates if g.tier == "critical"}
+    # Of speed alone nothing follows: a variant that no critical suite vouches for shows nothing.
+    claims = [each for each in speed if each.tier == "critical"]
+    fast = {each.name: each.p_value for each in claims if critical}
+    p_value = all_gates_p({**critical, **fast} or {"": 1.0})
+    if failed:
+        return "fail", f"{', '.join(failed)} failed", p_value
+    if undecided:
+        return "undecided", f"{', '.join(undecided)} could not be decided", p_value
+    passed = sum(verdict == "pass" for _, _, verdict in judged)
+    others = [
+        f"{name}, {tier}, {'failed' if verdict == 'fail' else 'could not be decided'}"
+        for name, tier, verdict in judged
+        if verdict != "pass"
+    ]
+    if others:
+        return "pass", f"{passed} of {len(judged)} gates passed ({'; '.join(others)})", p_value
+    return "pass", f"all {len(judged)} gates passed", p_value

@@ -1,0 +1,1 @@
+"""What a run needs: memory, GPUs and time."""

@@ -1,0 +1,177 @@
+"""One variant on so many GPUs: weights, what is left for the cache, and what is in the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.capacity.serving_limits import ServingLimits
+from pipeline.capacity.sharding import ShardedWeights
+from pipeline.inspection.inspection import CheckpointInspection
+from pipeline.inspection.kv_cache import KvCapacity
+from recipes.gpu import GpuType
+from recipes.schema import Recipe, ServingProfile
+
+Obstacle = Literal["", "recipe", "hardware", "split", "weights", "context"]
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a variant needs and holds, tensor-parallel over so many GPUs."""
+
+    variant: str
+    tensor_parallel: int  # GPUs that one copy is spread over
+    replicas: int  # copies that all the GPUs hold
+    weights_bytes: int  # on each GPU
+    reserve_bytes: int  # on each GPU, for all that is neither weights nor cache; an estimate
+    cache_bytes: int  # on each GPU, left for keys and values
+    tokens: int  # of KV cache that a copy has, as vLLM counts them
+    sequences: int  # of the context's length that a copy serves at once
+    tokens_per_s_at_most: float  # of one sequence, by the memory's bandwidth alone
+    obstacle: Obstacle  # what stands in the way; empty where it can be served
+    reason: str  # the obstacle in words
+    cure: str = ""  # what to do about it
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can be served."""
+        return not self.obstacle
+
+    @property
+    def sequences_of_all(self) -> int:
+        """Sequences at once over all copies."""
+        return self.replicas * self.sequences if self.fits else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {**vars(self), "fits": self.fits, "sequences_of_all": self.sequences_of_all}
+
+
+@dataclass(frozen=True)
+class ShardedVariant:
+    """A variant, ready to be laid on GPUs."""
+
+    recipe: Recipe  # that makes it
+    shards: ShardedWeights  # its weights by how they are spread
+    undivided: tuple[int, ...]  # columns that none of the recipe's group sizes divides
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is the checkpoint as it is."""
+        return self.recipe.family == "baseline"
+
+
+@dataclass(frozen=True)
+class GpuPool:
+    """Where candidates are laid."""
+
+    inspection: CheckpointInspection
+    gpu: GpuType
+    gpus: int  # how many there are
+    limits: ServingLimits  # how the engine is started
+    context: int  # tokens of a sequence
+    draft_bytes: int = 0  # weights of what drafts for variants
+
+    @classmethod
+    def of(
+        cls,
+        inspection: CheckpointInspection,
+        gpu: GpuType,
+        gpus: int,
+        profile: ServingProfile | None,
+        context: int | None = None,
+        draft_bytes: int = 0,
+    ) -> GpuPool:
+        """The site where the engine is started as a profile says, or by vLLM's defaults.
+
+        Without a context, it is the model's, or the profile's limit.
+
+        Raises:
+            UsageError: the profile does not go with it.
+        """
+        limits = ServingLimits.of(gpu, profile)
+        longest = limits.context(inspection.shape.context)
+        return cls(inspection, gpu, gpus, limits, context or longest, draft_bytes)
+
+    def fit(
+        self, candidate: ShardedVariant, tensor_parallel: int, *, reserve_at_least: bool = False
+    ) -> FitResult:
+        """Lay the candidate on so many GPUs of the site, for one copy.
+
+        With `reserve_at_least` the reserve is the lower estimate, to refuse only what surely does
+        not fit.
+        """
+        weights = candidate.shards.bytes_on_gpu(tensor_parallel)
+        if not candidate.is_baseline:  # vLLM spreads a draft as it does the model
+            weights += -(-self.draft_bytes // tensor_parallel)
+        reserve = self.limits.reserve_bytes(
+            self.inspection.shape, tensor_parallel, at_least=reserve_at_least
+        )
+        if not reserve_at_least:
+            reserve += candidate.shards.filling_bytes(tensor_parallel)
+        left = self.limits.usable_bytes(self.gpu) - weights - reserve
+        capacity = self.capacity(candidate, tensor_parallel, left, self.context)
+        obstacle, reason = self._obstacle(candidate, tensor_parallel, left, capacity)
+        read = candidate.shards.read_per_token
+        bandwidth = self.gpu.memory_bandwidth_gb_per_s * 1e9 * tensor_parallel
+        return FitResult(
+            variant=candidate.recipe.name,
+            tensor_parallel=tensor_parallel,
+            replicas=self.gpus // tensor_parallel,
+            weights_bytes=weights,
+            reserve_bytes=reserve,
+            cache_bytes=max(0, left),
+            tokens=capacity.tokens,
+            sequences=min(int(capacity.sequences), self.limits.sequences),
+            tokens_per_s_at_most=bandwidth / read if read else 0.0,
+            obstacle=obstacle,
+            reason=reason,
+        )
+
+    def capacity(
+        self, candidate: ShardedVariant, tensor_parallel: int, memory: int, context: int
+    ) -> KvCapacity:
+        """What the cache holds in that much memory on each GPU."""
+        return self.inspection.cache.capacity(
+            memory,
+            context=context,
+            block_size=self.limits.block_size,
+            element_bytes=self.limits.element_bytes(is_baseline=candidate.is_baseline),
+            tensor_parallel=tensor_parallel,
+            in_flight=self.limits.step_tokens,
+            batches=self.limits.batches,
+        )
+
+    def longest_context(self, candidate: ShardedVariant, fit: FitResult) -> int:
+        """Tokens of the longest sequence that fits alone, in whole blocks; 0 where none does."""
+        low, high = 0, self.context // self.limits.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            tokens = middle * self.limits.block_size
+            found = self.capacity(candidate, fit.tensor_parallel, fit.cache_bytes, tokens)
+            low, high = (middle, high) if found.sequences >= 1 else (low, middle - 1)
+        return low * self.limits.block_size
+
+    def _obstacle(
+        self, candidate: ShardedVariant, tensor_parallel: int, left: int, capacity: KvCapacity
+    ) -> tuple[Obstacle, str]:
+        recipe = candidate.recipe
+        if candidate.undivided:
+            widths = ", ".join(map(str, candidate.undivided))
+            return "recipe", f"no group size of the recipe divides layers of {widths} columns"
+        needed = recipe.minimum_compute_capability
+        if needed is not None and self.gpu.compute_capability < needed:
+            return "hardware", (
+                f"{recipe.name} needs compute capability {needed}, "
+                f"{self.gpu.name} has {self.gpu.compute_capability}"
+            )
+        if reason := candidate.shards.obstacle(tensor_parallel):
+            return "split", reason
+        if left <= 0:
+            return "weights", f"{-left / 1e9:,.1f} GB too much on each GPU, without any cache"
+        if self.inspection.cache.windows and capacity.sequences < 1:
+            return "context", (
+                f"the cache holds {capacity.tokens:,} tokens, "
+                f"less than one sequence of {self.context:,}"
+            )
+        return "", ""

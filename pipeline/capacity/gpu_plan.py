@@ -1,0 +1,270 @@
+"""Every variant on every way to use the GPUs: which fit, which is best, and cures for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.capacity.fit import FitResult, GpuPool, ShardedVariant
+from pipeline.capacity.serving_limits import NATIVE_FP8
+from pipeline.capacity.sharding import shards
+from pipeline.capacity.stage_duration import ObservedDurations, StageDuration, stage_minutes
+from pipeline.capacity.stage_resources import StageResources, stage_needs
+from pipeline.capacity.timeline import Timeline
+from pipeline.core.errors import UsageError
+from pipeline.inspection.inspection import CheckpointInspection
+from pipeline.inspection.variant_size import VariantWeights
+from recipes import catalog
+from recipes.gpu import GpuType
+from recipes.schema import Recipe, ServingProfile
+
+MOST_GPUS = 64  # that a cure looks at
+FAIR_SHARE = 0.5  # of the sequences that the roomiest way holds
+BFLOAT16 = 8.0  # compute capability
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """All that `prepare plan --gpu` reports."""
+
+    site: GpuPool  # the GPUs, how the engine is started, and the checkpoint
+    # what each variant's recipe makes of the checkpoint, by its name
+    weights: dict[str, VariantWeights]
+    fits: tuple[FitResult, ...]  # each variant on each number of GPUs, the baseline first
+    notes: tuple[str, ...]  # what the figures leave out, or a user should know
+    needs: tuple[
+        StageResources, ...
+    ] = ()  # memory of the machine and disk of each variant's stages
+    minutes: tuple[StageDuration, ...] = ()  # expected time of each variant's stages
+    seen: ObservedDurations = field(
+        default_factory=ObservedDurations
+    )  # that such a run has left here
+    timeline: Timeline | None = None  # when a run's work would go on them; None: it cannot
+
+    def best(self, variant: str) -> FitResult | None:
+        """The way to serve it: the fewest GPUs a copy that do not starve the caches.
+
+        Copies need no all-reduce and no common clock, so they beat tensor parallelism as long as
+        they together hold a fair share of the sequences that any other way would hold.
+        """
+        found = [fit for fit in self.fits if fit.variant == variant and fit.fits]
+        enough = FAIR_SHARE * max((fit.sequences_of_all for fit in found), default=0)
+        fair = [fit for fit in found if fit.sequences_of_all >= enough]
+        return min(fair, key=lambda fit: fit.tensor_parallel) if fair else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        site, inspection = self.site, self.site.inspection
+        best = {name: self.best(name) for name in self.weights}
+        return {
+            "schema_version": 1,
+            "checkpoint": inspection.to_dict(),
+            "gpu": site.gpu.model_dump(),
+            "gpus": site.gpus,
+            "context": site.context,
+            "serving": asdict(site.limits),
+            "variants": {
+                name: {
+                    "weights_bytes": weights.bytes,
+                    "precision": weights.precision.name if weights.precision else None,
+                    "quantized_parameters": inspection.count_quantized(weights),
+                    "left_parameters": inspection.count_left_alone(weights),
+                    "tensor_parallel": chosen.tensor_parallel if chosen else None,
+                    "replicas": chosen.replicas if chosen else None,
+                }
+                for name, weights in self.weights.items()
+                for chosen in (best[name],)
+            },
+            "fits": [fit.to_dict() for fit in self.fits],
+            "stages": self.stages(),
+            "schedule": self.timeline.to_dict() if self.timeline else None,
+            "disk_bytes": self.disk_bytes(),
+            "notes": list(self.notes),
+        }
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Each variant's stages: minutes, memory of the machine, disk; null where not known."""
+        needs = {(need.variant, need.stage): need for need in self.needs}
+        return [
+            {
+                "variant": each.variant,
+                "stage": each.stage,
+                "minutes": each.minutes,
+                "minutes_basis": each.basis,
+                "host_bytes": need.host_bytes if need else None,
+                "host_bytes_basis": need.basis if need else "not known",
+                "disk_bytes": need.disk_bytes if need else 0,
+            }
+            for each in self.minutes
+            for need in (needs.get((each.variant, each.stage)),)
+        ]
+
+    def disk_bytes(self) -> int:
+        """Bytes that the checkpoint and all its variants take on disk."""
+        source = self.site.inspection.source.weights_bytes
+        baseline = catalog.BASELINE
+        return source + sum(w.bytes for name, w in self.weights.items() if name != baseline)
+
+
+def capacity_plan(
+    inspection: CheckpointInspection,
+    recipes: Sequence[Recipe],
+    gpu: GpuType,
+    gpus: int,
+    *,
+    profile: ServingProfile | None,
+    context: int | None = None,
+    store: Path | None = None,
+    draft_bytes: int = 0,
+) -> CapacityPlan:
+    """Lay the baseline and the recipes' variants on the GPUs; arguments as :meth:`Site.of`.
+
+    How long stages take is seen from the finished ones in the folder `store`, where it is given.
+
+    Raises:
+        UsageError: the profile or the context does not go with it.
+    """
+    if context is not None and context > inspection.shape.context:
+        raise UsageError(
+            f"the model was trained for {inspection.shape.context:,} tokens of context, "
+            f"not for {context:,}",
+            where=f"--context {context}",
+            cure=f"give at most {inspection.shape.context}",
+        )
+    site = GpuPool.of(inspection, gpu, gpus, profile, context, draft_bytes)
+    baseline = catalog.load_recipe(catalog.BASELINE)
+    # No recipe starts from a quantized checkpoint; as it is, it can be served.
+    wanted = [baseline, *([] if inspection.source.quantized else recipes)]
+    weights = {recipe.name: inspection.variant(recipe.quantization) for recipe in wanted}
+    candidates = candidates_of(inspection, wanted, weights)
+    fits = tuple(
+        fit if fit.fits else replace(fit, cure=cure(fit, candidate, candidates, site))
+        for candidate in candidates
+        for fit in (site.fit(candidate, number) for number in divisors(gpus))
+    )
+    seen = ObservedDurations.of(store, gpu, weights) if store else ObservedDurations()
+    return CapacityPlan(
+        site,
+        weights,
+        fits,
+        tuple(notes(site, weights)),
+        tuple(stage_needs(inspection, wanted, weights, profile, draft_bytes=draft_bytes)),
+        tuple(stage_minutes(inspection, wanted, weights, gpu, profile, seen)),
+        seen,
+    )
+
+
+def candidates_of(
+    inspection: CheckpointInspection,
+    recipes: Iterable[Recipe],
+    weights: Mapping[str, VariantWeights],
+) -> list[ShardedVariant]:
+    """The recipes' variants, ready to be laid on GPUs; `weights` by the recipe's name."""
+    return [
+        ShardedVariant(recipe, shards(inspection, made), made.undivided)
+        for recipe in recipes
+        for made in (weights[recipe.name],)
+    ]
+
+
+def divisors(gpus: int) -> list[int]:
+    """Ways to use all the GPUs with equal copies."""
+    return [number for number in range(1, gpus + 1) if gpus % number == 0]
+
+
+def cure(
+    fit: FitResult, candidate: ShardedVariant, candidates: Sequence[ShardedVariant], site: GpuPool
+) -> str:
+    """What to do about a variant that cannot be served so; alternatives, the nearest first.
+
+    Any of `candidates` could be served instead; none, where that is no cure.
+    """
+    if fit.obstacle == "recipe":
+        return "add a group size that divides to the recipe, or ignore those layers"
+    if fit.obstacle == "hardware":
+        found = [other_recipe(fit, candidates, site), capable_gpus(candidate)]
+    elif fit.obstacle == "split":
+        found = [more_or_fewer_gpus(fit, candidate, site)]
+    else:
+        found = [
+            shorter_context(fit, candidate, site),
+            more_or_fewer_gpus(fit, candidate, site),
+            other_recipe(fit, candidates, site),
+            larger_gpu(fit, candidate, site),
+        ]
+    return "; or ".join(words for words in found if words) or "no cure is known here"
+
+
+def shorter_context(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
+    """A context that the cache can hold."""
+    tokens = site.longest_context(candidate, fit) if fit.obstacle == "context" else 0
+    return f"set max-model-len to at most {tokens}" if tokens else ""
+
+
+def more_or_fewer_gpus(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
+    """The nearest number of GPUs for a copy that works; more rather than fewer."""
+    now = fit.tensor_parallel
+    for number in (*range(now + 1, MOST_GPUS + 1), *range(now - 1, 0, -1)):
+        if site.fit(candidate, number).fits:
+            return f"tensor-parallel-size {number}"
+    return ""
+
+
+def other_recipe(fit: FitResult, candidates: Iterable[ShardedVariant], site: GpuPool) -> str:
+    """A variant that can be served where this one cannot."""
+    names = [
+        c.recipe.name
+        for c in candidates
+        if not c.is_baseline and site.fit(c, fit.tensor_parallel).fits
+    ]
+    return f"recipe {' or '.join(names)}" if names else ""
+
+
+def larger_gpu(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
+    """The smallest kind of GPU that holds it in the same number."""
+    for name in catalog.gpu_names():
+        gpu = catalog.load_gpu(name)
+        if gpu.memory_gib <= site.gpu.memory_gib:
+            continue
+        if replace(site, gpu=gpu).fit(candidate, fit.tensor_parallel).fits:
+            return f"a GPU such as {name}"
+    return ""
+
+
+def capable_gpus(candidate: ShardedVariant) -> str:
+    """Kinds of GPU that have what the recipe needs."""
+    needed = candidate.recipe.minimum_compute_capability or 0.0
+    names = [n for n in catalog.gpu_names() if catalog.load_gpu(n).compute_capability >= needed]
+    return f"a GPU such as {', '.join(names)}" if names else ""
+
+
+def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:
+    """What the figures leave out, and what looks odd about a recipe with this checkpoint."""
+    inspection = site.inspection
+    yield from inspection.cache.notes
+    if inspection.shape.experts:
+        yield (
+            "a mixture's reserve is an upper estimate, from public logs of vLLM 0.10: the cache "
+            "may get several GB more, and what is short by less than that may fit"
+        )
+    if inspection.source.quantized:
+        yield "the checkpoint is quantized already: no recipe starts from it"
+    if "mtp" in inspection.parameters:
+        yield "the head for multi-token prediction is not loaded, so not counted on the GPUs"
+    if site.limits.kv_dtype.startswith("fp8") and site.gpu.compute_capability < NATIVE_FP8:
+        yield f"{site.gpu.name} has no FP8: whether it serves an FP8 KV cache is not known here"
+    stored = {tensor.dtype for tensor in inspection.source.tensors.values()}
+    if site.gpu.compute_capability < BFLOAT16 and "BF16" in stored:
+        yield f"{site.gpu.name} has no bfloat16: serve with dtype float16"
+    if site.draft_bytes:
+        yield (
+            f"of variants' weights {site.draft_bytes / 1e9:,.2f} GB are the draft model's; its own "
+            "KV cache is not counted"
+        )
+    for name, made in weights.items():
+        if made.precision is None:
+            continue
+        if inspection.count_left_alone(made).get("experts"):
+            yield f"{name} leaves experts in 16 bits: they are stored as stacks, not as matrices"

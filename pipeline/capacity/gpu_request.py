@@ -1,0 +1,100 @@
+"""From the options of `prepare plan --gpu` to a capacity plan; nothing is downloaded or run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.capacity.gpu_plan import CapacityPlan, capacity_plan
+from pipeline.capacity.gpu_schedule import schedule_on_gpus
+from pipeline.checkpoint.reference import CheckpointReference
+from pipeline.core.errors import CheckpointError
+from pipeline.core.store import Store
+from pipeline.environments.settings import Settings
+from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
+from pipeline.inspection.inspection import inspect
+from pipeline.plan.checkpoint_resolver import demo_stage_of
+from pipeline.plan.dry_run import is_worth_it
+from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.plan.serving_profile import draft_reference
+from recipes import catalog
+from recipes.schema import ServingProfile
+
+
+def answer(
+    request: ModelRequest, settings: Settings, gpu_name: str, gpus: int, context: int | None
+) -> CapacityPlan:
+    """Inspect the checkpoint and lay it on the GPUs.
+
+    The request is as for `prepare model`; its profile "auto" is the one for the GPU asked about.
+    Without a context, it is the model's.
+
+    Raises:
+        UsageError: something named does not exist.
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    gpu = catalog.load_gpu(gpu_name)
+    if request.profile == "auto":
+        profile = catalog.profile_for_gpu(gpu.driver_name)
+    else:
+        profile = catalog.load_profile(request.profile)
+    # The recipes and the checkpoint's name do not depend on the profile. The machine that asks
+    # need not have the GPU that is asked about, so its own is not looked at.
+    choices = choose(replace(request, profile="cpu"), settings)
+    source = read_source(choices, settings)
+    plan = capacity_plan(
+        inspect(source),
+        choices.recipes,
+        gpu,
+        gpus,
+        profile=profile,
+        context=context,
+        store=settings.store,
+        draft_bytes=read_draft_bytes(profile, settings) if profile else 0,
+    )
+    at_once = [recipe for recipe in choices.recipes if recipe.name not in choices.rungs[1:]]
+    dry_run = is_worth_it(source.weights_bytes, request.dry_run)
+    timeline = schedule_on_gpus(plan, at_once, choices.policy, dry_run=dry_run)
+    return replace(plan, timeline=timeline)
+
+
+def read_source(choices: ResolvedOptions, settings: Settings) -> HeaderSource:
+    """Config and headers of the checkpoint, wherever it is.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or a demo that was not made yet.
+    """
+    return _read(choices.reference, choices.profile, settings)
+
+
+def read_draft_bytes(profile: ServingProfile, settings: Settings) -> int:
+    """Bytes of the weights that draft for variants; 0 where nothing does, or they are not there.
+
+    Raises:
+        UsageError: the profile's key names nothing that a checkpoint can be.
+    """
+    reference = draft_reference(profile)
+    if reference is None:
+        return 0
+    try:
+        return _read(reference, profile, settings).weights_bytes
+    except CheckpointError:  # which is reported when it is fetched
+        return 0
+
+
+def _read(
+    reference: CheckpointReference, profile: ServingProfile, settings: Settings
+) -> HeaderSource:
+    if reference.kind == "hub":
+        return read_hub(reference.name, reference.revision)
+    if reference.kind == "folder":
+        return read_folder(Path(reference.name).expanduser(), reference.text)
+    spec = demo_stage_of(reference, profile, settings)
+    store = Store(settings.store)
+    if store.find(spec.stage, spec.key) is None:
+        raise CheckpointError(
+            "the demo checkpoint is not made yet",
+            where=reference.text,
+            cure=f"make it by: prepare model {reference.text}",
+        )
+    return read_folder(store.stage_folder(spec.stage, spec.key) / "output", reference.text)

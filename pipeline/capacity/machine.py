@@ -1,0 +1,54 @@
+"""What this machine has: memory, disk, GPUs."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.core.cpu_features import cpu_features
+from pipeline.core.hardware import NodeInfo, this_node
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run can use."""
+
+    memory_bytes: int  # of the machine, or what its container may use
+    free_disk_bytes: int  # where the store is
+    gpu: str | None = None  # name of the first NVIDIA GPU that CUDA shows us; None without one
+    gpus: int = 0  # how many of that kind it shows
+    compute_capability: float | None = None  # of the first
+    driver: str = ""  # version of the GPUs' driver; empty where it is not known, or does not matter
+    visible_devices: str | None = None  # what hides others from CUDA; None where nothing does
+    cpu_features: tuple[str, ...] = field(default_factory=cpu_features)
+
+
+def this_machine(store: Path, *, with_gpu: bool) -> Machine:
+    """Look at the machine that we run on; the driver is asked only where GPUs matter.
+
+    The folder of the store need not be there yet.
+    """
+    return machine_of(this_node(with_gpus=with_gpu), store, with_gpu=with_gpu)
+
+
+def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
+    """The machine that a run can use, where that node does the work; the store's disk is ours."""
+    gpus = node.gpus if with_gpu else ()
+    first = gpus[0] if gpus else None
+    return Machine(
+        memory_bytes=node.memory_bytes,
+        free_disk_bytes=shutil.disk_usage(existing_folder(store)).free,
+        gpu=first.name if first else None,
+        gpus=sum(gpu.name == gpus[0].name for gpu in gpus),
+        compute_capability=first.compute_capability if first else None,
+        driver=first.driver if first else "",
+        visible_devices=node.visible_devices if with_gpu else None,
+        cpu_features=node.cpu_features,
+    )
+
+
+def existing_folder(path: Path) -> Path:
+    """The folder, or the nearest above it that is there: where it will be made."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if each.is_dir())

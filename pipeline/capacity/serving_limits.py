@@ -1,0 +1,140 @@
+"""What a serving profile, or vLLM's defaults, grant the cache on one kind of GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.inspection.kv_cache import BATCHES_IN_FLIGHT, GIB, element_bytes
+from pipeline.inspection.model_shape import ModelShape
+from recipes.gpu import GpuType
+from recipes.schema import ServingProfile
+
+UTILIZATION = 0.92
+BLOCK_SIZE = 16
+NATIVE_FP8 = 8.9
+# vLLM 0.33's defaults for its OpenAI server: from this much memory on, so many tokens a step and
+# so many sequences.
+DEFAULTS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
+SMALLER_STEPS = "A100"  # which it gives the last line's, whatever its memory
+
+# The reserve. Context: the CUDA context and libraries. Graphs: what vLLM captures for decoding.
+CONTEXT_BYTES = GIB // 2
+GRAPH_BYTES = 3 * GIB // 4
+COMMUNICATION_BYTES = GIB // 2  # buffers of all-reduce, with more than one GPU
+ACTIVATION_BYTES = 2
+HIDDEN_COPIES = 4  # residual, normed input, query with key and value, output
+INNER_COPIES = 3  # gate, up, and their product
+SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-bit index
+# A mixture's reserve is an upper estimate: with a sampler that sorts, as vLLM's did without
+# FlashInfer. Logs of 0.10 come to 36 to 39 bytes an entry (docs/plan.md). 0.33's does not sort, but
+# no log of a mixture on an H100 under it is known.
+SORTING_SAMPLER_BYTES = 39
+
+
+@dataclass(frozen=True)
+class ServingLimits:
+    """How the engine is started, as far as memory depends on it."""
+
+    source: str  # the profile's name, or words
+    utilization: float  # share of the GPU's memory that the engine may use
+    block_size: int  # tokens of a KV block
+    step_tokens: int  # max-num-batched-tokens
+    batches: int  # of so many tokens that may be under way at once
+    sequences: int  # max-num-seqs
+    context_limit: int | None  # max-model-len, where it is set
+    kv_dtype: str  # of variants
+    baseline_kv_dtype: str  # of the baseline
+    model_bytes: int  # of an element of the type that the model runs in
+
+    @classmethod
+    def of(cls, gpu: GpuType, profile: ServingProfile | None) -> ServingLimits:
+        """The profile's; without one vLLM's defaults, and an FP8 cache where the GPU has FP8.
+
+        Raises:
+            UsageError: the profile is not for GPUs, or one of its values is of the wrong kind.
+        """
+        if profile is not None and profile.accelerator != "cuda":
+            raise UsageError(
+                f"the profile '{profile.name}' is not for GPUs",
+                where=f"--profile {profile.name}",
+                cure="leave --profile out, or name a profile whose accelerator is cuda",
+            )
+        arguments = profile.engine_arguments if profile else {}
+        step_tokens, sequences = _defaults(gpu)
+        kv_dtype = "fp8" if gpu.compute_capability >= NATIVE_FP8 else "auto"
+        return cls(
+            source=f"profile {profile.name}" if profile else "vLLM's defaults",
+            utilization=float(_number(arguments, "gpu-memory-utilization", UTILIZATION)),
+            block_size=int(_number(arguments, "block-size", BLOCK_SIZE)),
+            step_tokens=int(_number(arguments, "max-num-batched-tokens", step_tokens)),
+            batches=1 if arguments.get("no-async-scheduling") is True else BATCHES_IN_FLIGHT,
+            sequences=int(_number(arguments, "max-num-seqs", sequences)),
+            context_limit=int(_number(arguments, "max-model-len", 0)) or None,
+            kv_dtype=profile.kv_cache_dtype if profile else kv_dtype,
+            baseline_kv_dtype=profile.baseline_kv_cache_dtype if profile else "auto",
+            model_bytes=4 if arguments.get("dtype") in ("float32", "float") else 2,
+        )
+
+    def element_bytes(self, *, is_baseline: bool) -> int:
+        """Bytes of an element of the KV cache."""
+        dtype = self.baseline_kv_dtype if is_baseline else self.kv_dtype
+        return element_bytes(dtype, self.model_bytes)
+
+    def context(self, model_context: int) -> int:
+        """Tokens of a sequence: the model's, or the profile's limit."""
+        return min(model_context, self.context_limit or model_context)
+
+    def usable_bytes(self, gpu: GpuType) -> int:
+        """Bytes of each GPU that the engine may use."""
+        return int(gpu.memory_bytes * self.utilization)
+
+    def reserve_bytes(
+        self, shape: ModelShape, tensor_parallel: int, *, at_least: bool = False
+    ) -> int:
+        """Bytes of each GPU that neither weights nor cache may have; an estimate.
+
+        CUDA context, graphs, communication buffers, what the experts work in, and the larger of a
+        step's activations and the sampler's work on the logits. vLLM measures instead, when it
+        starts. Of a mixture of experts `at_least` gives the lower estimate, not the upper one.
+        """
+        is_upper = bool(shape.experts) and not at_least
+        inner = -(-INNER_COPIES * shape.inner // tensor_parallel)
+        step = self.step_tokens * (HIDDEN_COPIES * shape.hidden + inner) * ACTIVATION_BYTES
+        entry = SORTING_SAMPLER_BYTES if is_upper else SAMPLER_BYTES
+        sampler = self.sequences * shape.vocabulary * entry
+        kept = self.workspace_bytes(shape, tensor_parallel) if is_upper else 0
+        buffers = COMMUNICATION_BYTES if tensor_parallel > 1 else 0
+        return CONTEXT_BYTES + GRAPH_BYTES + buffers + kept + max(step, sampler)
+
+    def workspace_bytes(self, shape: ModelShape, tensor_parallel: int) -> int:
+        """Bytes of each GPU that the experts' kernels work in, and never give back.
+
+        For every expert that a token of a step is sent to: gate and up or, in the same place, what
+        comes out; and beside it what goes into the second product, or the tokens sorted by expert.
+        So in vLLM 0.33, `workspace_shapes` of its Triton, CUTLASS and Marlin experts.
+        """
+        inner = -(-shape.expert_inner // tensor_parallel)
+        width = max(2 * inner, shape.hidden) + max(inner, shape.hidden)
+        return self.step_tokens * shape.experts_a_token * width * ACTIVATION_BYTES
+
+
+def _defaults(gpu: GpuType) -> tuple[int, int]:
+    """Tokens a step, and sequences."""
+    memory = 0 if SMALLER_STEPS in gpu.driver_name else gpu.memory_bytes
+    for least, step_tokens, sequences in DEFAULTS:
+        if memory >= least:
+            return step_tokens, sequences
+    raise AssertionError("the last line takes every GPU")
+
+
+def _number(arguments: dict[str, Any], key: str, default: float) -> float:
+    value = arguments.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise UsageError(
+            f"{key} is {value!r}, and has to be a number",
+            where=f"profile key engine_arguments.{key}",
+            cure="give a number, without quotes",
+        )
+    return value

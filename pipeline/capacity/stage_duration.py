@@ -1,0 +1,199 @@
+"""Minutes of a variant's stages on a kind of GPU: as seen here, else estimated, else not known.
+
+*Seen* means finished stages of the store, of a model whose variant had the same size, on that
+kind of GPU. An *estimate* is arithmetic from published figures and two assumed ones
+(`DISK_BYTES_PER_S`, `SHARE_OF_PEAK`), a lower one: it counts nothing but disk and matrix products,
+and was not compared with runs on GPUs. Serving and measuring have none: they depend on the engine,
+and on how soon the gates are decided.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeGuard
+
+from artifacts.served_model import ServedModel
+from artifacts.stages import known_of
+from artifacts.stages.check_weights import CheckWeightsParameters
+from artifacts.stages.coherence import CoherenceResult
+from artifacts.stages.dry_run import DryRunParameters
+from artifacts.stages.quantize import QuantizeParameters, QuantizeResult
+from artifacts.stages.speed import SpeedParameters
+from pipeline.capacity.stage_resources import limit_calibration
+from pipeline.core.record import Record
+from pipeline.core.stage import TypedStageRecord
+from pipeline.core.store import Store
+from pipeline.inspection.inspection import CheckpointInspection
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.quantizers import is_streamed
+from recipes.gpu import GpuType
+from recipes.quantization import (
+    AutoAwqQuantization,
+    AwqQuantization,
+    NoQuantization,
+    PresetQuantization,
+    Quantization,
+)
+from recipes.schema import Recipe, ServingProfile
+
+NOT_KNOWN = "not known"
+DISK_BYTES_PER_S = 1e9
+SHARE_OF_PEAK = 0.3
+FLOP_PER_PARAMETER = 2  # one multiplication and one addition a token
+SEQUENTIAL_PASSES = 2  # layer by layer: once to see activations, once to pass them on
+# A candidate scale of AWQ runs the parts of a layer that are smoothed: attention, MLP and, a second
+# time, what comes after the products inside of them.
+AWQ_SHARE_OF_LAYER = 1.3
+AUTOAWQ_GRID_POINTS = 20  # fixed in AutoAWQ 0.2.9
+SAME_SIZE = 0.02  # a variant of the same model differs by no more
+Known = TypedStageRecord[Record, Record]
+
+
+@dataclass(frozen=True)
+class StageDuration:
+    """Expected time of one stage."""
+
+    stage: str  # quantize, check_weights, serve (one start), measure (all suites, speed)
+    variant: str
+    minutes: float | None  # None where it is not known
+    basis: str  # "seen here", or what an estimate was made from
+
+
+@dataclass
+class ObservedDurations:
+    """Seconds of the store's finished stages of one model on one kind of GPU."""
+
+    # by (stage, variant); one entry a run. For `measure`, a run's stages are summed; `speed` is the
+    # part of it under load.
+    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, store: Path, gpu: GpuType, weights: dict[str, VariantWeights]) -> ObservedDurations:
+        """Look through the store's records; the checkpoint is recognized by its variants' sizes."""
+        records = list(known_of(Store(store).records(leave_out_damaged=True)))
+        digests = _digests_on(records, gpu) & _digests_of(records, weights)
+        seen = cls()
+        measured: dict[tuple[str, str, str], float] = {}
+        for kept in records:
+            record, of = kept.record, kept.parameters
+            parts = ["measure"]
+            if isinstance(of, SpeedParameters):
+                of, parts = of.sides["candidate"], ["measure", "speed"]
+            if isinstance(of, DryRunParameters):
+                of = of.quantize
+            if (
+                isinstance(of, QuantizeParameters | CheckWeightsParameters)
+                and of.checkpoint in digests
+            ):
+                seen._add(record.stage, record.variant, record.seconds)
+            elif _is_on(of, gpu) and of.checkpoint in digests:
+                for part in parts:
+                    label = (part, record.variant, of.checkpoint)
+                    measured[label] = measured.get(label, 0.0) + record.seconds
+                if isinstance(kept.result, CoherenceResult):
+                    seen._add("serve", record.variant, kept.result.server.ready_seconds)
+        for (part, variant, _), total in measured.items():
+            seen._add(part, variant, total)
+        return seen
+
+    def minutes(self, stage: str, variant: str) -> float | None:
+        """The median; None where none was seen."""
+        found = self.seconds.get((stage, variant))
+        return statistics.median(found) / 60 if found else None
+
+    def _add(self, stage: str, variant: str, seconds: float) -> None:
+        self.seconds.setdefault((stage, variant), []).append(seconds)
+
+
+def stage_minutes(
+    inspection: CheckpointInspection,
+    recipes: list[Recipe],
+    weights: dict[str, VariantWeights],
+    gpu: GpuType,
+    profile: ServingProfile | None,
+    seen: ObservedDurations,
+) -> list[StageDuration]:
+    """Every variant's stages, the baseline's first; it has neither quantize nor check_weights."""
+    found = []
+    for recipe in recipes:
+        is_baseline = isinstance(recipe.quantization, NoQuantization)
+        for stage in (*(() if is_baseline else ("quantize", "check_weights")), "serve", "measure"):
+            known = seen.minutes(stage, recipe.name)
+            if known is not None:
+                found.append(StageDuration(stage, recipe.name, known, "seen here"))
+            elif stage == "quantize":
+                made = weights[recipe.name]
+                found.append(estimate(inspection, recipe, made, gpu, profile))
+            else:
+                found.append(StageDuration(stage, recipe.name, None, NOT_KNOWN))
+    return found
+
+
+def estimate(
+    inspection: CheckpointInspection,
+    recipe: Recipe,
+    weights: VariantWeights,
+    gpu: GpuType,
+    profile: ServingProfile | None,
+) -> StageDuration:
+    """The estimate of a recipe's `quantize`; not known for what is not modelled (GPTQ's solver)."""
+    moved = inspection.source.weights_bytes + weights.bytes
+    disk = f"{moved / 1e9:,.1f} GB of disk at an assumed {DISK_BYTES_PER_S / 1e9:g} GB/s"
+    seconds = moved / DISK_BYTES_PER_S
+    if is_streamed(recipe.quantization.model_dump()):
+        return StageDuration("quantize", recipe.name, seconds / 60, f"lower estimate: {disk}")
+    passes = forward_passes(recipe.quantization)
+    calibration = limit_calibration(recipe.quantization.calibration, profile)
+    if passes is None or calibration is None or gpu.tflops_16_bit is None:
+        return StageDuration("quantize", recipe.name, None, NOT_KNOWN)
+    tokens = calibration.samples * calibration.max_tokens
+    parameters = sum(each.tensor.elements for each in weights.tensors if each.quantized)
+    flop = FLOP_PER_PARAMETER * parameters * tokens * passes
+    seconds += flop / (SHARE_OF_PEAK * gpu.tflops_16_bit * 1e12)
+    return StageDuration(
+        "quantize",
+        recipe.name,
+        seconds / 60,
+        f"lower estimate: {tokens:,} tokens x {passes:.0f} passes x {FLOP_PER_PARAMETER} FLOP x "
+        f"{parameters / 1e9:,.1f} B parameters at {100 * SHARE_OF_PEAK:.0f} % of "
+        f"{gpu.tflops_16_bit:g} TFLOPS; {disk}",
+    )
+
+
+def forward_passes(quantization: Quantization) -> float | None:
+    """How often the calibration's tokens go through the layers; None where more than that counts.
+
+    GPTQ's solver and AutoAWQ's clip search take most of their time elsewhere.
+    """
+    if isinstance(quantization, PresetQuantization):
+        return SEQUENTIAL_PASSES if quantization.calibration else None
+    if isinstance(quantization, AwqQuantization):
+        points = quantization.grid_points
+    elif isinstance(quantization, AutoAwqQuantization) and not quantization.clip_search:
+        points = AUTOAWQ_GRID_POINTS
+    else:
+        return None
+    return SEQUENTIAL_PASSES + AWQ_SHARE_OF_LAYER * (points + 1)  # and once as it is
+
+
+def _is_on(of: Record, gpu: GpuType) -> TypeGuard[ServedModel]:
+    return isinstance(of, ServedModel) and of.hardware.gpu == gpu.driver_name
+
+
+def _digests_on(records: list[Known], gpu: GpuType) -> set[str]:
+    """Checkpoints that were served on such a GPU."""
+    return {kept.parameters.checkpoint for kept in records if _is_on(kept.parameters, gpu)}
+
+
+def _digests_of(records: list[Known], weights: dict[str, VariantWeights]) -> set[str]:
+    """Checkpoints of which a variant was made that is as large as planned."""
+    return {
+        kept.parameters.checkpoint
+        for kept in records
+        if isinstance(kept.parameters, QuantizeParameters)
+        and isinstance(kept.result, QuantizeResult)
+        and kept.record.variant in weights
+        and abs(kept.result.weights_bytes / weights[kept.record.variant].bytes - 1) <= SAME_SIZE
+    }

@@ -1,0 +1,179 @@
+"""How much memory of the machine and disk each stage of a variant takes: estimates, no measuring.
+
+Each figure is a sum of things that are known from headers, and a constant for what the libraries
+take. docs/plan.md says how far that was compared with real runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pipeline.capacity.sharding import WIDE_TYPES
+from pipeline.inspection.inspection import CheckpointInspection
+from pipeline.inspection.kv_cache import GIB
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.quantizers import is_streamed
+from pipeline.verification.dequantize import ROW_STEP
+from pipeline.verification.quantization_noise import CHUNK_ELEMENTS
+from pipeline.verification.verification import MOST_THREADS
+from recipes.engines import find_engine
+from recipes.quantization import (
+    AutoAwqQuantization,
+    Calibration,
+    GptqQuantization,
+    NoQuantization,
+    PresetQuantization,
+    Quantization,
+)
+from recipes.schema import Recipe, ServingProfile
+
+LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB beside the demo's weights
+CHECKING_BYTES = GIB // 8  # Python with numpy
+COMPARED_COPIES = 8  # of the rows that a thread compares, in 32 bits: docs/verification.md
+AUTOAWQ_BYTES = 5 / 8  # a weight, of a matrix held whole: 4 bits, its group's numbers in 32 bits
+SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache
+STREAMED_SHARDS = 2  # one being read or cast, one being written
+ELEMENT_BYTES = 2  # of the type that models are loaded in
+CACHED_COPIES = 2  # the inputs of a layer, and its outputs, of all samples
+LAYER_COPIES = 4  # of one batch inside a layer, in 32 bits: input, gate, up and their product
+FP8_BYTES_ON_CPU = 4  # the serving plugin widens FP8 weights to 32 bits
+FOUR_BITS_IN_FLOAT32 = 8  # it does so with 4-bit weights where the profile serves in float32
+SMALL_FILES_BYTES = 50_000_000  # tokenizer, config, record and logs of a variant
+
+
+@dataclass(frozen=True)
+class StageResources:
+    """What one stage of a variant takes."""
+
+    stage: str  # its name; "serve" for the server
+    variant: str
+    host_bytes: int | None  # memory of the machine, not of a GPU; None where it is not known
+    disk_bytes: int  # that stay on disk
+    basis: str  # what the memory is made of, in words
+
+
+def stage_needs(
+    inspection: CheckpointInspection,
+    recipes: Sequence[Recipe],
+    weights: dict[str, VariantWeights],
+    profile: ServingProfile | None,
+    made: Collection[str] = (),
+    draft_bytes: int = 0,
+) -> list[StageResources]:
+    """What each variant's `quantize`, `check_weights` and server take, the baseline's server first.
+
+    Without a profile it is served on some GPU. For recipes named in `made` nothing is quantized.
+    What drafts for variants has `draft_bytes` of weights.
+    """
+    to_make = [recipe for recipe in recipes if recipe.name not in made]
+    quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]
+    checked = [check_need(recipe, weights[recipe.name]) for recipe in recipes]
+    served = [serve_need(inspection, r, weights[r.name], profile, draft_bytes) for r in recipes]
+    return [*(need for need in (*quantized, *checked) if need is not None), *served]
+
+
+def quantize_need(
+    inspection: CheckpointInspection,
+    recipe: Recipe,
+    weights: VariantWeights,
+    profile: ServingProfile | None,
+) -> StageResources | None:
+    """Memory and disk of a recipe's `quantize`; None for the baseline, which has none."""
+    quantization = recipe.quantization
+    if isinstance(quantization, NoQuantization):
+        return None
+    disk = weights.bytes + SMALL_FILES_BYTES
+    if is_streamed(quantization.model_dump()):
+        # A published model whose files' sizes are not known counts as one file: rather too much.
+        shard = inspection.source.largest_file_bytes or inspection.source.weights_bytes
+        host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
+        return StageResources(
+            "quantize", recipe.name, host, disk, "two weight files and the libraries"
+        )
+    wide = profile is not None and profile.quantizes_in_float32
+    loaded = sixteen_bit_bytes(inspection) * (2 if wide else 1)
+    calibration = limit_calibration(quantization.calibration, profile)
+    activations = activation_bytes(inspection, calibration) if calibration else 0
+    bits = "32" if wide else "16"
+    words = f"weights in {bits} bits, activations of all samples" if calibration else "weights"
+    return StageResources(
+        "quantize",
+        recipe.name,
+        loaded + activations + LIBRARIES_BYTES,
+        disk,
+        f"{words} and the libraries",
+    )
+
+
+def check_need(recipe: Recipe, weights: VariantWeights) -> StageResources | None:
+    """Memory of a recipe's `check_weights`, whatever the size; None for the baseline."""
+    if isinstance(recipe.quantization, NoQuantization):
+        return None
+    matrices = [each.tensor for each in weights.tensors if each.quantized]
+    widest = max((each.shape[-1] for each in matrices), default=0)
+    thread = COMPARED_COPIES * 4 * max(CHUNK_ELEMENTS, ROW_STEP * widest)
+    if isinstance(recipe.quantization, AutoAwqQuantization):
+        thread += int(AUTOAWQ_BYTES * max((each.elements for each in matrices), default=0))
+    host = CHECKING_BYTES + MOST_THREADS * thread
+    return StageResources(
+        "check_weights", recipe.name, host, 0, "some rows for each of four threads"
+    )
+
+
+def serve_need(
+    inspection: CheckpointInspection,
+    recipe: Recipe,
+    weights: VariantWeights,
+    profile: ServingProfile | None,
+    draft_bytes: int = 0,
+) -> StageResources:
+    """Memory of a variant's server; on a GPU the weights are in the GPU's, so not known here."""
+    if profile is None or profile.accelerator != "cpu":
+        return StageResources("serve", recipe.name, None, 0, "weights and cache are on the GPU")
+    wide = profile.engine_arguments.get("dtype") in ("float32", "float")
+    served = sum(
+        _quantized_bytes_on_cpu(each.bytes, recipe.quantization, wide=wide)
+        if each.quantized
+        else _plain_bytes_on_cpu(each.bytes, each.tensor.dtype, wide=wide)
+        for each in weights.tensors
+    )
+    cache = find_engine(profile.engine).cpu_cache_bytes(profile.environment)
+    if recipe.family != "baseline":
+        served += 2 * draft_bytes if wide else draft_bytes
+    words = "weights, KV cache and the server" if cache else "weights and the server, no KV cache"
+    return StageResources("serve", recipe.name, served + cache + SERVER_BYTES, 0, words)
+
+
+def sixteen_bit_bytes(inspection: CheckpointInspection) -> int:
+    """Bytes of all tensors as a quantizer loads them: stored 32 bits stay 32."""
+    return sum(t.end - t.begin for t in inspection.source.tensors.values())
+
+
+def activation_bytes(inspection: CheckpointInspection, calibration: Calibration) -> int:
+    """Bytes of the samples between two layers, and of one batch inside of one."""
+    shape = inspection.shape
+    tokens = calibration.samples * calibration.max_tokens
+    batch = calibration.batch_size * calibration.max_tokens
+    between = CACHED_COPIES * tokens * shape.hidden * ELEMENT_BYTES
+    return between + LAYER_COPIES * batch * max(shape.hidden, shape.inner) * 4
+
+
+def limit_calibration(
+    calibration: Calibration | None, profile: ServingProfile | None
+) -> Calibration | None:
+    """The calibration that a run does: a profile may limit it."""
+    limit = profile.calibration_limit if profile else None
+    return limit.limit(calibration) if calibration and limit else calibration
+
+
+def _plain_bytes_on_cpu(size: int, dtype: str, *, wide: bool) -> int:
+    sixteen = size // 2 if dtype in WIDE_TYPES else size
+    return 2 * sixteen if wide else sixteen
+
+
+def _quantized_bytes_on_cpu(size: int, quantization: Quantization, *, wide: bool) -> int:
+    if isinstance(quantization, PresetQuantization) and quantization.scheme.startswith("FP8"):
+        return FP8_BYTES_ON_CPU * size
+    eight_bits = isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8"
+    return FOUR_BITS_IN_FLOAT32 * size if wide and not eight_bits else size

@@ -1,0 +1,125 @@
+"""Starts processes that end with us, each in its own session under pipeline.core.supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+STOP_GRACE_SECONDS = 10.0
+SLOW_SUPERVISOR_SECONDS = 10.0
+POLL_SECONDS = 0.05
+
+
+class SupervisedProcess:
+    """A running command whose whole process group ends when it ends, we end, or `stop` is called.
+
+    Args:
+        command: program and arguments; no shell.
+        output: receives standard output and standard error, unless `errors` takes the latter.
+        errors: receives standard error.
+        pass_descriptors: inherited file descriptors.
+        held_descriptors: those that stay open until the whole group has ended, of locks of what it
+            uses; the command does not inherit them.
+        grace_seconds: between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        output: IO[bytes] | int,
+        errors: IO[bytes] | int = subprocess.STDOUT,
+        pass_descriptors: Sequence[int] = (),
+        held_descriptors: Sequence[int] = (),
+        grace_seconds: float = STOP_GRACE_SECONDS,
+    ) -> None:
+        lifeline_read, lifeline_write = os.pipe()
+        held = list(held_descriptors)
+        try:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-I",
+                    str(SUPERVISOR),
+                    ",".join(map(str, [lifeline_read, *held])),
+                    str(grace_seconds),
+                    *command,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=dict(environment),
+                pass_fds=[lifeline_read, *held, *pass_descriptors],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(lifeline_write)
+            raise
+        finally:
+            os.close(lifeline_read)
+        self._lifeline: int | None = lifeline_write
+        self._grace_seconds = grace_seconds
+        self._exit_code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the guard, which is also the id of the process group."""
+        return self._process.pid
+
+    @property
+    def output(self) -> IO[bytes]:
+        """What the process prints, when it was started with a pipe."""
+        if self._process.stdout is None:
+            raise ValueError("the process was not started with a pipe")
+        return self._process.stdout
+
+    def poll(self) -> int | None:
+        """Exit code as a shell gives it, or None while it runs; the process is not reaped."""
+        if self._exit_code is None:
+            self._look(os.WNOHANG)
+        return self._exit_code
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code as a shell gives it."""
+        while self._exit_code is None:
+            self._look(0)
+        return self._exit_code
+
+    def stop(self) -> None:
+        """End the whole group and wait until nothing of it is left; may be called again."""
+        if self._lifeline is None:
+            return
+        os.close(self._lifeline)
+        self._lifeline = None
+        deadline = time.monotonic() + 2 * self._grace_seconds + SLOW_SUPERVISOR_SECONDS
+        while self.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        # The group is empty by now, unless the guard itself was killed or is stuck. Until it is
+        # reaped, its number is the group's and cannot be anybody else's.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _look(self, options: int) -> None:
+        """Take the exit code without reaping the process."""
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options)
+        if found is not None:
+            killed = found.si_code != os.CLD_EXITED
+            self._exit_code = found.si_status + (128 if killed else 0)
+
+    def __enter__(self) -> SupervisedProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

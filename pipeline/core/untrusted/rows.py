@@ -1,0 +1,43 @@
+"""Reads the answers and questions that evidence keeps, a JSON object a line, within limits.
+
+Row by row, and without what is nested in them: whoever judges, or looks who was asked what, needs
+numbers and texts alone, and 128 MB of text can be 40 million lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.untrusted.file import MEBIBYTE
+from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
+from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
+
+# Of one file in a bundle, unpacked. MMLU's 14,042 questions with five examples each are 50 MB.
+MAX_LETTERS = 128 * MEBIBYTE
+MAX_LINES = 250_000
+MAX_KEPT = 1_000_000  # numbers and texts, some 150 MB
+_MAX_IN_A_LINE = 100_000
+
+
+def read_kept_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows, each without the lists and objects in it."""
+    kept = 0
+    lines = read_lines(path, most_lines=MAX_LINES, most_letters=MAX_LETTERS)
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line, finite=False, whole_text=False, values=_MAX_IN_A_LINE)
+        except UntrustedJsonError as error:
+            raise UntrustedLinesError(f"line {number}: {error}") from error
+        if not isinstance(row, dict):
+            raise UntrustedLinesError(f"line {number} is no JSON object")
+        kept += len(row := without_nested(row))
+        if kept > MAX_KEPT:
+            raise UntrustedLinesError(f"it has more than {MAX_KEPT:,} values")
+        yield row
+
+
+def without_nested(row: dict[str, Any]) -> dict[str, Any]:
+    """The row's numbers and texts."""
+    return {key: value for key, value in row.items() if not isinstance(value, (dict, list))}

@@ -1,0 +1,168 @@
+"""Reads YAML that somebody wrote by hand, within limits, and with one meaning.
+
+PyYAML takes the last of two equal keys, follows aliases that multiply to 10^9 values or lead in a
+circle, and lets its own slips out (KeyError, AttributeError, IndexError) where a tag does not fit.
+Here each is an error that names the line. Dates stay texts: nothing asks for one, a revision may
+look like one, and `2001-99-99` is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from pipeline.core.untrusted.file import MEBIBYTE, read_regular
+
+MAX_BYTES = MEBIBYTE
+MAX_VALUES = 20_000  # aliases counted as often as they are used
+MAX_DEPTH = 64
+LETTERS_OF_A_VALUE = 100  # a longer text counts as several values
+MAX_WHOLE_NUMBER = 2**63
+
+LETTERS_OF_A_NUMBER = 64
+
+_PLAIN = frozenset(
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge", "value")
+)
+# libyaml's parser where PyYAML was built with it: ten times faster.
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class UntrustedYamlError(ValueError):
+    """Text that is no YAML, or more, deeper or more ambiguous than is read; names the line."""
+
+
+def read_yaml_file(path: Path) -> Any:
+    """What a YAML file says; the keys and errors are those of `parse_yaml`."""
+    return parse_yaml(read_regular(path, MAX_BYTES))
+
+
+def parse_yaml(
+    content: bytes, *, finite: bool = True, function: Callable[[str], Any] | None = None
+) -> Any:
+    """What YAML of one document says: mappings, lists, texts, numbers, true, false and null.
+
+    Args:
+        content: UTF-8; its size is the caller's to bound.
+        finite: `.nan`, `.inf` and numbers that overflow are errors.
+        function: what becomes of the text after lm-eval's tag `!function`; without it the tag is
+            as unknown as any other.
+    """
+    try:
+        text = content.decode("utf-8")
+        _check_shape(text)
+        loader = _Loader(text)
+        loader.finite, loader.function = finite, function
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except UnicodeError as error:
+        raise UntrustedYamlError(f"it is not UTF-8 text: {error}"[:200]) from error
+    except yaml.MarkedYAMLError as error:
+        raise UntrustedYamlError(_describe(error)) from error
+    except yaml.YAMLError as error:
+        raise UntrustedYamlError(str(error)[:200]) from error
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    """PyYAML's safe loader, with the errors above."""
+
+    finite = True
+    function: Callable[[str], Any] | None = None
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in known if tag in _PLAIN]
+        for first, known in _Base.yaml_implicit_resolvers.items()
+    }
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        tag: construct
+        for tag, construct in _Base.yaml_constructors.items()
+        if tag in _PLAIN or tag is None  # what answers for every other tag
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """One value; PyYAML's own slips become errors that name the line."""
+        kind = node.tag.rpartition(":")[2]
+        written = node.value[:40] if isinstance(node, yaml.ScalarNode) else "a collection"
+        if kind in ("int", "float") and len(node.value) > LETTERS_OF_A_NUMBER:
+            raise _error(f"{written}... has too many digits", node)
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            raise _error(f"{written!a} is no {kind}", node) from error
+        if isinstance(value, float) and self.finite and not math.isfinite(value):
+            raise _error(f"{written} is not a finite number", node)
+        if type(value) is int and abs(value) >= MAX_WHOLE_NUMBER:
+            raise _error(f"the number {written} has more than 64 bits", node)
+        return value
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A mapping; a key given twice is an error, one over a merged mapping's is not."""
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise _error(f"the key {key.value[:80]!a} occurs twice", key)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+    def construct_function(self, node: yaml.ScalarNode) -> Any:
+        """What the tag `!function` makes of its text."""
+        if self.function is None:
+            return self.construct_undefined(node)
+        return self.function(str(self.construct_scalar(node)))
+
+
+_Loader.add_constructor("!function", _Loader.construct_function)
+
+
+def _check_shape(text: str) -> None:
+    """Depth and number of values, from the parser's events: nothing is built before."""
+    weights: dict[str, int] = {}  # values of what each anchor names, aliases counted in full
+    opened: list[tuple[str | None, int]] = []  # anchor of what is open, and values before it
+    count = 0
+    for event in yaml.parse(text, Loader=_Base):
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, count))
+            if len(opened) > MAX_DEPTH:
+                raise UntrustedYamlError(_locate(f"it is nested more than {MAX_DEPTH} deep", event))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor:
+                weights[anchor] = count - before + 1
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in opened):
+                raise UntrustedYamlError(_locate("an alias refers to what contains it", event))
+            count += weights.get(event.anchor or "", 0)
+        elif isinstance(event, yaml.ScalarEvent):
+            event.value.encode()  # half of a surrogate pair, escaped, is a UnicodeEncodeError
+            count += len(event.value) // LETTERS_OF_A_VALUE
+            if event.anchor:
+                weights[event.anchor] = 1 + len(event.value) // LETTERS_OF_A_VALUE
+        else:
+            continue
+        count += 1
+        if count > MAX_VALUES:
+            raise UntrustedYamlError(
+                _locate(f"it has more than {MAX_VALUES:,} values, aliases counted in full", event)
+            )
+
+
+def _error(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _locate(problem: str, event: yaml.Event) -> str:
+    mark = event.start_mark
+    return f"{problem} (line {mark.line + 1})" if mark else problem
+
+
+def _describe(error: yaml.MarkedYAMLError) -> str:
+    words = " ".join(part for part in (error.context, error.problem) if part)[:200]
+    mark = error.problem_mark or error.context_mark
+    return f"{words} (line {mark.line + 1}, column {mark.column + 1})" if mark else words

@@ -1,0 +1,112 @@
+"""Removes managed environments that no one needs any more, and what engines have compiled."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pipeline.core.errors import EnvironmentBuildError, raise_as
+from pipeline.environments.compile_caches import caches_folder
+from pipeline.environments.definition import Accelerator, EnvironmentName, define
+from pipeline.environments.folders import environment_folder, environments_folder, lock_file
+from pipeline.environments.processes_in_use import processes_using
+from pipeline.environments.record import RECORD_NAME, folder_bytes, read_record
+from pipeline.environments.settings import Settings
+
+_FOLDER_NAME = re.compile(
+    rf"({'|'.join(EnvironmentName)})(-({'|'.join(Accelerator)}))?-[0-9a-f]{{16}}"
+)
+_SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class RemovedItem:
+    """An environment, or a cache, that was removed or would be, and why no one needs it."""
+
+    path: Path
+    reason: str
+    size_bytes: int
+
+
+def collect(settings: Settings, *, dry_run: bool, keep_days: float) -> list[RemovedItem]:
+    """Remove half-built environments, and those that today's locks do not name.
+
+    One that is being built, or that a running process uses, stays. An outdated one stays while it
+    was used in the last `keep_days` days: another checkout of this program may still want it.
+    What engines have compiled goes once no server was started with it for as long.
+    """
+    current = set(_current_folders(settings.home))
+    removed = []
+    for folder in sorted(environments_folder(settings.home).glob("*")):
+        if folder.is_dir() and _FOLDER_NAME.fullmatch(folder.name):
+            found = _collect_one(folder, folder in current, dry_run, keep_days)
+            if found is not None:
+                removed.append(found)
+    caches = [_collect_cache(each, dry_run, keep_days) for each in _caches(settings.home)]
+    return [*removed, *(found for found in caches if found is not None)]
+
+
+def _current_folders(home: Path) -> Iterator[Path]:
+    for name in EnvironmentName:
+        for accelerator in Accelerator:
+            yield environment_folder(home, define(name, accelerator))
+
+
+def _caches(home: Path) -> list[Path]:
+    found = sorted(caches_folder(home).glob("*"))
+    return [each for each in found if each.is_dir() and not each.is_symlink()]
+
+
+def _collect_cache(folder: Path, dry_run: bool, keep_days: float) -> RemovedItem | None:
+    days = (time.time() - folder.stat().st_mtime) / _SECONDS_A_DAY
+    if days < keep_days or processes_using(folder):
+        return None
+    found = RemovedItem(
+        folder, f"compiled code, not used for {days:.0f} days", folder_bytes(folder)
+    )
+    if not dry_run:
+        with raise_as(
+            EnvironmentBuildError, "a cache cannot be removed", str(folder), "remove it by hand"
+        ):
+            shutil.rmtree(folder)
+    return found
+
+
+def _collect_one(
+    folder: Path, is_current: bool, dry_run: bool, keep_days: float
+) -> RemovedItem | None:
+    try:
+        lock_file(folder).parent.mkdir(exist_ok=True)
+        with FileLock(lock_file(folder), timeout=0):
+            reason = _reason_to_remove(folder, is_current, keep_days)
+            if reason is None or processes_using(folder):
+                return None
+            found = RemovedItem(folder, reason, folder_bytes(folder))
+            if not dry_run:
+                # The record first: what a stopped removal leaves is seen to be half-built.
+                (folder / RECORD_NAME).unlink(missing_ok=True)
+                shutil.rmtree(folder)
+            return found
+    except Timeout:  # it is being built or checked now
+        return None
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"an environment cannot be removed: {error.strerror}",
+            where=str(error.filename or folder),
+            cure="remove it by hand, as the user who built it",
+        ) from error
+
+
+def _reason_to_remove(folder: Path, is_current: bool, keep_days: float) -> str | None:
+    if read_record(folder) is None:
+        return "half-built"
+    if is_current:
+        return None
+    days = (time.time() - (folder / RECORD_NAME).stat().st_mtime) / _SECONDS_A_DAY
+    return f"outdated, not used for {days:.0f} days" if days >= keep_days else None

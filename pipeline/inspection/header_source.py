@@ -1,0 +1,154 @@
+"""Where config.json and the headers come from: a folder, or the Hub by ranged reads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.folder import read_config, says_quantized
+from pipeline.checkpoint.hub import ask_hub, check_has_safetensors, explain_hub_errors, file_sizes
+from pipeline.checkpoint.safetensors_header import TensorEntry, check_tensor
+from pipeline.checkpoint.weight_files import (
+    INDEX,
+    are_weights,
+    checkpoint_names,
+    read_headers,
+    read_index,
+    read_json,
+)
+from pipeline.core.errors import CheckpointError
+from pipeline.inspection.chat_template import folder_has_chat_template, has_chat_template
+
+CONNECTIONS = 8
+
+
+@dataclass(frozen=True)
+class HeaderSource:
+    """What is known of a checkpoint before its weights are."""
+
+    name: str  # as the user named it
+    where: str  # its config.json, for messages
+    config: dict[str, Any]  # that file's content
+    tensors: dict[str, TensorEntry]  # by name, from all headers
+    weights_bytes: int  # of all weight files
+    largest_file_bytes: int = 0  # of the largest of them
+    names: frozenset[str] = frozenset()  # of all files beside config.json
+    has_chat_template: bool = False  # of its tokenizer
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it says that its weights are quantized already."""
+        return says_quantized(self.config, self.names)
+
+
+def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
+    """Read config.json and the headers in a folder."""
+    config = read_config(folder)
+    headers = read_headers(folder)
+    sizes = [file.stat().st_size for file in headers]
+    return HeaderSource(
+        name=name or str(folder),
+        where=str(folder / "config.json"),
+        config=config,
+        tensors={k: t for header in headers.values() for k, t in header.tensors.items()},
+        weights_bytes=sum(sizes),
+        largest_file_bytes=max(sizes),
+        names=frozenset(checkpoint_names(folder)),
+        has_chat_template=folder_has_chat_template(folder),
+    )
+
+
+def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
+    """Read config.json, the index and the headers from the Hub; no weights are downloaded.
+
+    The headers come by ranged reads, some 100 kB a file. Where the Hub cannot be reached, a copy
+    in its cache is read instead.
+
+    Args:
+        revision: branch, tag or commit; None for the default branch.
+
+    Raises:
+        HubError: as :func:`pipeline.checkpoint.hub.download` does.
+        CheckpointError: config.json, index or headers are damaged.
+    """
+    from huggingface_hub import snapshot_download
+
+    name = f"{repo_id}@{revision}" if revision else repo_id
+    with explain_hub_errors(repo_id, revision):
+        info = ask_hub(repo_id, revision)
+        if info is not None:
+            sizes = file_sizes(info)
+            check_has_safetensors(repo_id, sizes)
+            config = read_json(_small_file(repo_id, "config.json", info.sha))
+            files = _weight_names(repo_id, sizes, info.sha)
+            tensors = _headers(repo_id, files, info.sha)
+            where = f"{name}/config.json"
+            total, largest = sum(sizes[file] for file in files), max(sizes[file] for file in files)
+            template = has_chat_template(
+                sizes, lambda file: read_json(_small_file(repo_id, file, info.sha))
+            )
+            names = frozenset(sizes)
+            return HeaderSource(name, where, config, tensors, total, largest, names, template)
+        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
+    return read_folder(folder, name)
+
+
+def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
+    """A file that is needed whole, in the Hub's cache."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo_id, file, revision=commit))
+    except EntryNotFoundError as error:
+        raise CheckpointError(
+            f"the repository has no {file}",
+            where=repo_id,
+            cure="name the repository of a language model's weights",
+        ) from error
+
+
+def _weight_names(repo_id: str, sizes: dict[str, int], commit: str | None) -> list[str]:
+    """The files that the index names, else all safetensors at the top."""
+    if INDEX not in sizes:
+        return sorted(filter(are_weights, sizes))
+    named = sorted(set(read_index(_small_file(repo_id, INDEX, commit)).values()))
+    missing = [name for name in named if name not in sizes]
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of {len(named)} weight files are missing, such as {missing[0]}",
+            where=repo_id,
+            cure="name another revision",
+        )
+    return named
+
+
+def _headers(repo_id: str, files: list[str], commit: str | None) -> dict[str, TensorEntry]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    api = HfApi()
+
+    def read(file: str) -> dict[str, TensorEntry]:
+        where = Path(repo_id) / file
+        try:
+            header = api.parse_safetensors_file_metadata(repo_id, file, revision=commit)
+        except SafetensorsParsingError as error:
+            raise CheckpointError(f"the header is damaged: {error}", where=str(where)) from error
+        return {
+            name: check_tensor(
+                name,
+                {
+                    "dtype": tensor.dtype,
+                    "shape": list(tensor.shape),
+                    "data_offsets": list(tensor.data_offsets),
+                },
+                where,
+            )
+            for name, tensor in header.tensors.items()
+        }
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        return {name: tensor for found in pool.map(read, files) for name, tensor in found.items()}

@@ -1,0 +1,237 @@
+"""Cuts a checkpoint down to two of its layers, without torch: the material of a dry run.
+
+What is kept is real: the values of two layers, embeddings, norms and output head, copied byte for
+byte from the source's shards into one file. config.json is changed to match. Where layers are of
+several kinds and config.json names them (dense and experts, full and sliding attention), the two
+are of different kinds, so that the dry run meets both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.checkpoint.folder import SMALL_FILES, matches
+from pipeline.checkpoint.safetensors_header import TensorEntry, header_bytes, read_header
+from pipeline.checkpoint.weight_files import INDEX, read_json, weight_files
+from pipeline.core.errors import CheckpointError
+from pipeline.inspection.model_shape import LAYERS, text_level, whole_number
+from pipeline.inspection.module_kind import VISION
+
+KEPT_LAYERS = 2
+WEIGHTS = "model.safetensors"
+COPY_BYTES = 16 * 2**20
+
+# A rule by which layers differ that is a period, not a list: the first two stay as they are.
+PERIODS = (
+    "decoder_sparse_step",
+    "moe_layer_freq",
+    "interleave_moe_layer_step",
+    "moe_layer_interval",
+    "expert_layer_period",
+    "attn_layer_period",
+    "full_attention_interval",
+)
+FIRST_DENSE = "first_k_dense_replace"  # so many layers are dense, those after have experts
+DENSE_ONES = "mlp_only_layers"  # their numbers
+EXTRA_LAYERS = ("num_nextn_predict_layers", "num_kv_shared_layers")
+# Lists that have nothing to do with layers, however long they are.
+NOT_BY_LAYER = ("architectures", "eos_token_id", "bos_token_id", "pad_token_id")
+
+# As transformers names a decoder's layers; `h` is GPT-2's and Falcon's, `blocks` MPT's.
+_LAYER = re.compile(r"(?P<before>^|.*?\.)(?P<list>layers|h|blocks)\.(?P<number>\d+)\.(?P<rest>.+)")
+
+
+@dataclass(frozen=True)
+class TruncatedCheckpoint:
+    """What a cut kept."""
+
+    layers: tuple[int, ...]  # numbers in the source of the layers that are kept
+    tensors: int  # how many tensors
+    weights_bytes: int  # of the new weight file
+
+
+@dataclass(frozen=True)
+class _TensorLocation:
+    """Where a tensor's bytes lie in the source."""
+
+    file: Path
+    offset: int
+    tensor: TensorEntry
+
+
+def cut_checkpoint(source: Path, target: Path) -> TruncatedCheckpoint:
+    """Write the checkpoint in `source`, cut to two layers, into the new folder `target`.
+
+    A tied head that the source stores twice stays stored twice; a vision tower is kept whole.
+
+    Raises:
+        CheckpointError: the source's files are missing or damaged, or its tensors are named in a
+            way that does not name their layer.
+    """
+    config = read_json(source / "config.json")
+    layers = choose_layers(config, str(source / "config.json"))
+    places = _places(source)
+    kept = kept_tensors(list(places), layers, layer_count(config, str(source / "config.json")))
+    if not any(_LAYER.fullmatch(name) for name in kept):
+        raise CheckpointError(
+            "a tensor's name does not say to which layer it belongs, "
+            f"such as '{next(iter(places))}'",
+            where=str(source),
+            cure="run without the dry run: --no-dry-run",
+        )
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(cut_config(config, layers), indent=2))
+    for file in source.iterdir():
+        if matches(file.name, SMALL_FILES) and file.name not in ("config.json", INDEX):
+            shutil.copyfile(file, target / file.name)
+    weights_bytes = _write(target / WEIGHTS, {new: places[old] for old, new in kept.items()})
+    return TruncatedCheckpoint(layers, len(kept), weights_bytes)
+
+
+def layer_count(config: dict[str, Any], where: str) -> int:
+    """Layers of the decoder; raises CheckpointError where config.json does not say."""
+    count = whole_number(text_level(config), LAYERS, where)
+    if count is None:
+        raise CheckpointError(
+            "config.json does not say how many layers there are",
+            where=f"{where}, key {LAYERS[0]}",
+            cure="run without the dry run: --no-dry-run",
+        )
+    return count
+
+
+def choose_layers(config: dict[str, Any], where: str) -> tuple[int, ...]:
+    """The first layer, and the first of another kind; the first two where all are alike."""
+    count = layer_count(config, where)
+    level = text_level(config)
+    first = tuple(range(min(KEPT_LAYERS, count)))
+    if any(type(level.get(key)) is int and level[key] > 1 for key in _periods(level)):
+        return first
+    kinds = [_kind(level, layer, count) for layer in range(count)]
+    other = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), None)
+    return first if other is None else (0, other)
+
+
+def cut_config(config: dict[str, Any], layers: tuple[int, ...]) -> dict[str, Any]:
+    """config.json of the checkpoint cut to these layers of the source, whose own is not changed."""
+    inner = config.get("text_config")
+    # The numbers of a multimodal model's decoder are one level down, its vision tower's elsewhere.
+    levels = [config, *([inner] if isinstance(inner, dict) else [])]
+    count = layer_count(config, "config.json")
+    cut = [_cut_level(level, layers, count) for level in levels]
+    return {**cut[0], "text_config": cut[1]} if len(cut) > 1 else cut[0]
+
+
+def kept_tensors(names: list[str], layers: tuple[int, ...], count: int) -> dict[str, str]:
+    """The tensors to keep, with their names in the cut checkpoint.
+
+    Args:
+        count: of the source's layers; those after the last are for multi-token prediction.
+    """
+    kept = {}
+    for name in names:
+        parts = name.split(".")
+        found = _LAYER.fullmatch(name)
+        if any(part.startswith(VISION) for part in parts):
+            kept[name] = name
+        elif "mtp" in parts or (found and int(found["number"]) >= count):
+            continue
+        elif found is None:
+            kept[name] = name
+        elif int(found["number"]) in layers:
+            number = layers.index(int(found["number"]))
+            kept[name] = f"{found['before']}{found['list']}.{number}.{found['rest']}"
+    return kept
+
+
+def _periods(level: dict[str, Any]) -> list[str]:
+    """The periods that hold: an explicit list of the layers' types overrules that of attention."""
+    overruled = ("full_attention_interval", "attn_layer_period") if "layer_types" in level else ()
+    return [key for key in PERIODS if key not in overruled]
+
+
+def _kind(level: dict[str, Any], layer: int, count: int) -> tuple[Any, ...]:
+    """What config.json says of one layer, as far as that differs from layer to layer."""
+    return (
+        *(value[layer] for value in _lists(level, count).values()),
+        layer < _first_dense(level),
+        layer in (level.get(DENSE_ONES) or ()),
+    )
+
+
+def _lists(level: dict[str, Any], count: int) -> dict[str, list[Any] | str]:
+    """What has an entry a layer: lists such as layer_types, patterns with a letter a layer."""
+    return {
+        key: value
+        for key, value in level.items()
+        if key not in (*NOT_BY_LAYER, DENSE_ONES)
+        and (isinstance(value, list) or (isinstance(value, str) and key.endswith("pattern")))
+        and len(value) == count
+    }
+
+
+def _first_dense(level: dict[str, Any]) -> int:
+    value = level.get(FIRST_DENSE)
+    return value if type(value) is int else 0
+
+
+def _cut_level(level: dict[str, Any], layers: tuple[int, ...], count: int) -> dict[str, Any]:
+    cut = dict(level)
+    for key in LAYERS:
+        if type(level.get(key)) is int:
+            cut[key] = len(layers)
+    for key, value in _lists(level, count).items():
+        kept = [value[layer] for layer in layers]
+        cut[key] = "".join(kept) if isinstance(value, str) else kept
+    if level.get(FIRST_DENSE):
+        cut[FIRST_DENSE] = sum(layer < _first_dense(level) for layer in layers)
+    if level.get(DENSE_ONES):
+        cut[DENSE_ONES] = [n for n, layer in enumerate(layers) if layer in level[DENSE_ONES]]
+    for key in EXTRA_LAYERS:
+        if level.get(key):
+            cut[key] = 0
+    return cut
+
+
+def _places(folder: Path) -> dict[str, _TensorLocation]:
+    """Every tensor of the source with its file and offset."""
+    places = {}
+    for file in weight_files(folder):
+        header = read_header(file)
+        for name, tensor in header.tensors.items():
+            places[name] = _TensorLocation(file, header.data_start + tensor.begin, tensor)
+    return places
+
+
+def _write(file: Path, tensors: dict[str, _TensorLocation]) -> int:
+    """Write a safetensors file of these tensors; returns its size."""
+    entries = {}
+    position = 0
+    for name, place in tensors.items():
+        end = position + place.tensor.size
+        entries[name] = (place.tensor.dtype, place.tensor.shape, (position, end))
+        position = end
+    header = header_bytes(entries)
+    with file.open("wb") as output:
+        output.write(header)
+        for place in tensors.values():
+            with place.file.open("rb") as source:
+                source.seek(place.offset)
+                _copy(source, output, place.tensor.size, place.file)
+    return len(header) + position
+
+
+def _copy(source: BinaryIO, output: BinaryIO, count: int, file: Path) -> None:
+    """Copy so many bytes from where the source stands."""
+    left = count
+    while left:
+        block = source.read(min(left, COPY_BYTES))
+        if not block:
+            raise CheckpointError("the weights end too early", where=str(file))
+        output.write(block)
+        left -= len(block)

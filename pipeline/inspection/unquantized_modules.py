@@ -1,0 +1,131 @@
+"""Which modules a recipe must leave in 16 bits, by architecture; from names and config alone."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.checkpoint.ignored_modules import expression_of, is_ignored
+from pipeline.checkpoint.safetensors_header import TensorEntry
+from pipeline.inspection.linear_layers import is_quantizable, is_tied
+from pipeline.inspection.model_shape import LAYERS, text_level
+from pipeline.inspection.module_kind import (
+    ROUTERS,
+    STACKED_EXPERTS,
+    VISION,
+    ModuleKind,
+    is_expert_stack,
+    module_kind,
+)
+from pipeline.inspection.regex_safety import check_expressions
+
+# Routers decide by small differences; vision towers, projectors and the heads for multi-token
+# prediction (MTP) are no part of the language model that is calibrated. Embeddings are no linear
+# layers, so no recipe takes them; nor does any take experts in stacks.
+LEFT_ALONE: tuple[ModuleKind, ...] = ("routers", "vision", "mtp")
+OUTPUT_HEAD = "lm_head"
+
+
+def ignore_list(
+    tensors: Mapping[str, TensorEntry], config: Mapping[str, Any], recipe_ignore: list[str]
+) -> list[str]:
+    """The recipe's ignore list, with what this checkpoint's architecture needs besides.
+
+    Args:
+        recipe_ignore: names, shell patterns or `re:` expressions.
+
+    Returns:
+        names and `re:` expressions, the two forms that llm-compressor, vLLM and
+        pipeline/checkpoint/ignored_modules.py read alike: first the recipe's, its shell
+        patterns rewritten, then one expression for each kind of module that has to stay.
+
+    Raises:
+        UsageError: the recipe's expressions take too long on these names.
+    """
+    check_expressions(recipe_ignore, (_module(name) for name in tensors))
+    found = list(dict.fromkeys(_spell_out(word) for word in recipe_ignore))
+    layers = decoder_layers(config)
+    matrices = {n: t for n, t in tensors.items() if is_quantizable(n, t, [])}
+    kinds = {n: module_kind(n, len(t.shape), layers) for n, t in matrices.items()}
+    heads = [_module(name) for name, kind in kinds.items() if kind == "lm_head"]
+    if is_tied(config) and not is_ignored(OUTPUT_HEAD, found):
+        found.append(OUTPUT_HEAD)
+    if is_ignored(OUTPUT_HEAD, found):
+        found += [name for name in heads if not is_ignored(name, found)]
+    for kind in LEFT_ALONE:
+        modules = [_module(name) for name, its in kinds.items() if its == kind]
+        open_ones = [module for module in modules if not is_ignored(module, found)]
+        if open_ones:
+            found += _expressions(kind, open_ones, layers)
+    if _stacks(tensors) and STACKED_EXPERTS not in found:
+        found.append(STACKED_EXPERTS)
+    return found
+
+
+def added_words(
+    tensors: Mapping[str, TensorEntry],
+    config: Mapping[str, Any],
+    recipe_ignore: list[str],
+    ignore: list[str],
+) -> str:
+    """What the architecture adds to the recipe's list, for a note; empty where nothing.
+
+    For example: `routers (56 layers), experts (56 stacks)`.
+    """
+    before = [_spell_out(word) for word in recipe_ignore]
+    layers = decoder_layers(config)
+    counts: Counter[ModuleKind] = Counter(
+        module_kind(name, len(tensor.shape), layers)
+        for name, tensor in tensors.items()
+        if is_quantizable(name, tensor, before) and not is_quantizable(name, tensor, ignore)
+    )
+    words = [f"{kind} ({count} layers)" for kind, count in counts.items()]
+    stacks = _stacks(tensors)
+    return ", ".join([*words, f"experts ({len(stacks)} stacks)"] if stacks else words)
+
+
+def _stacks(tensors: Mapping[str, TensorEntry]) -> list[str]:
+    return [name for name, tensor in tensors.items() if is_expert_stack(name, len(tensor.shape))]
+
+
+def _module(tensor: str) -> str:
+    return tensor.removesuffix(".weight")
+
+
+def _spell_out(word: str) -> str:
+    """A shell pattern as an expression: it is no word to llm-compressor and vLLM."""
+    expression = expression_of(word)
+    return word if expression is None else f"re:{expression}"
+
+
+def decoder_layers(config: Mapping[str, Any]) -> int:
+    """Layers of the decoder; more than any model has where config.json does not say."""
+    level = text_level(dict(config))
+    known = [level[key] for key in LAYERS if type(level.get(key)) is int]
+    return int(known[0]) if known else 10**6
+
+
+def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]:
+    """Expressions that mean all these modules, and others of their kind by any prefix.
+
+    A library may call a module by another prefix than the checkpoint does.
+    """
+    if kind == "routers":
+        return [_match_part("|".join(ROUTERS))]
+    if kind == "vision":
+        return [_match_part("|".join(f"{word}[^.]*" for word in VISION))]
+    numbers = {
+        int(found[1])
+        for module in modules
+        if (found := re.search(r"(?:^|\.)layers\.(\d+)\.", module)) and int(found[1]) >= layers
+    }
+    after = [_match_part(rf"layers\.{number}") for number in sorted(numbers)]
+    named = [_match_part("mtp")] if any("mtp" in module.split(".") for module in modules) else []
+    return [*named, *after]
+
+
+def _match_part(part: str) -> str:
+    """An expression for modules that have the part in their dotted name."""
+    return rf"re:(.*\.)?({part})(\..*)?$"

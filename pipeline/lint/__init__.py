@@ -1,0 +1,1 @@
+"""Findings about a serving command that somebody else wrote."""

@@ -1,0 +1,133 @@
+"""The plan of what was chosen, and whether it can decide anything before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from artifacts.attempts import Attempt, Remeasured
+from pipeline.checkpoint.folder import (
+    Checkpoint,
+)
+from pipeline.core.errors import UsageError
+from pipeline.core.events import NullProgress, Progress
+from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.settings import Settings
+from pipeline.inspection.chat_template import folder_has_chat_template
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.dry_run import is_worth_it
+from pipeline.plan.gate_power import check_decidable, check_likely
+from pipeline.plan.model_plan import ModelPlanner
+from pipeline.plan.plan import Plan
+from pipeline.plan.prompt_format import with_forms
+from pipeline.plan.quantizers import environments_for
+from pipeline.plan.resolved_options import ResolvedOptions
+from pipeline.plan.speed_power import check_claims_decidable, claim_powers
+from recipes.engines import find_engine
+from recipes.policy import Policy
+from recipes.schema import Recipe
+
+
+def find_data(choices: ResolvedOptions, settings: Settings, progress: Progress) -> SourceResolver:
+    """Where questions come from, seen to be enough for the policy; needs no checkpoint.
+
+    Raises:
+        EvaluationDataError: a suite's questions are unavailable.
+        UsageError: a suite could not decide its margin, however good a variant is.
+    """
+    evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
+    sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
+    counts = sources.counts(choices.policy)
+    check_decidable(choices.policy, choices.recipes, counts, progress)
+    check_likely(choices.policy, choices.recipes, counts)
+    check_claims_decidable(
+        choices.policy, claim_powers(choices.policy, len(choices.recipes), choices.profile)
+    )
+    return sources
+
+
+def make_plan(
+    choices: ResolvedOptions,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    sources: SourceResolver,
+    run: str = "",
+    draft: Checkpoint | None = None,
+) -> Plan:
+    """The plan for these choices.
+
+    Args:
+        run: id of the run that begins; '' to look ahead only.
+        draft: what drafts for variants, inspected.
+
+    Raises:
+        PrepareError: calibration data is unavailable, or a suite cannot decide its margin at the
+            level of this attempt.
+    """
+    remeasured = Remeasured(frozenset(choices.remeasured), frozenset({run}))
+    planner = make_planner(choices, checkpoint, settings, sources, draft)
+    planner = replace(planner, run=run, remeasured=remeasured)
+    if run:
+        counts = sources.counts(choices.policy)
+        check_attempt(planner.attempt, choices.policy, choices.recipes, counts)
+    return planner.plan()
+
+
+def make_planner(
+    choices: ResolvedOptions,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    sources: SourceResolver,
+    draft: Checkpoint | None = None,
+) -> ModelPlanner:
+    """What plans these choices."""
+    accelerator = Accelerator(choices.profile.accelerator)
+    environments = {
+        *environments_for(recipe.quantization for recipe in choices.recipes),
+        find_engine(choices.profile.engine).environment,
+    }
+    return ModelPlanner(
+        checkpoint=checkpoint,
+        profile=choices.profile,
+        policy=with_forms(choices.policy, has_template=folder_has_chat_template(checkpoint.path)),
+        recipes=choices.recipes,
+        baseline=choices.baseline,
+        identities={str(name): identity(name, accelerator, settings) for name in environments},
+        node=choices.node,
+        sources=sources,
+        store=settings.store,
+        trust_remote_code=choices.trust_remote_code,
+        rungs=choices.rungs,
+        dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
+        draft=draft,
+    )
+
+
+def check_attempt(
+    attempt: Attempt,
+    policy: Policy,
+    recipes: tuple[Recipe, ...],
+    counts: Mapping[str, int | None],
+) -> None:
+    """See that an attempt can decide its gates; one that has all of the error rate always may.
+
+    Args:
+        attempt: that the variants are.
+        policy: that judges.
+        recipes: of the variants.
+        counts: by suite, questions that its source has, where known.
+
+    Raises:
+        UsageError: a suite cannot decide its margin at the level of the attempt.
+    """
+    if attempt.spending == "per_run":
+        return
+    try:
+        check_decidable(policy, recipes, counts, NullProgress(), attempt.level())
+    except UsageError as error:
+        raise UsageError(
+            f"{error.what} at the level {attempt.level():.2g} that attempt {attempt.number} has "
+            "for each variant, since the policy spends its error rate over all attempts",
+            where=error.where,
+            cure=f"{error.cure}; `prepare runs attempts` lists the attempts",
+        ) from error

@@ -1,0 +1,386 @@
+"""Builds the plan of `prepare model` from what was chosen and found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from artifacts.attempts import (
+    NOTHING,
+    Attempt,
+    AttemptLedger,
+    AttemptScope,
+    Remeasured,
+    variant_key,
+)
+from artifacts.served_model import ServedModel, ServerRuntime
+from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.check_weights import (
+    CHECK_WEIGHTS,
+    CheckWeightsParameters,
+    CheckWeightsRuntime,
+)
+from artifacts.stages.coherence import COHERENCE
+from artifacts.stages.quantize import (
+    QUANTIZE,
+    CalibrationCompute,
+    QuantizeParameters,
+    QuantizeRuntime,
+)
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.hardware import NodeInfo
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
+from pipeline.inspection.header_source import HeaderSource, read_folder
+from pipeline.inspection.unquantized_modules import added_words, ignore_list
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.dry_run import dry_run_stage
+from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.quantizers import is_streamed, quantizer_of
+from pipeline.plan.speed_plan import (
+    Sides,
+    SpeedGatePlan,
+    SpeedSide,
+    asked_of_speed,
+    find_claims,
+    measuring_of,
+    pin_files,
+    speed_stages,
+)
+from recipes.engines import find_engine
+from recipes.policy import Policy
+from recipes.quantization import Quantization
+from recipes.schema import Recipe, ServingProfile
+
+
+@dataclass(frozen=True)
+class ModelPlanner:
+    """Builds a Plan.
+
+    Args:
+        baseline: the recipe that changes nothing.
+        identities: environment name to identity digest.
+        node: that serves, or one of its kind.
+        rungs: names of those recipes that are a ladder, in order.
+        dry_run: try variants with calibration on two layers first.
+        made: stages that hand out weights which are there already, by recipe; they take the place
+            of quantizing.
+        tried: recipes whose number and margins a verdict counts, where these are others than
+            `recipes`.
+        draft: the checkpoint that drafts for variants, where the profile names one.
+        run: id of the run; '' to look ahead only.
+        remeasured: what is measured again though it is over.
+    """
+
+    checkpoint: Checkpoint
+    profile: ServingProfile
+    policy: Policy
+    recipes: tuple[Recipe, ...]
+    baseline: Recipe
+    identities: Mapping[str, str]
+    node: NodeInfo
+    sources: SourceResolver
+    store: Path
+    trust_remote_code: bool = False
+    rungs: tuple[str, ...] = ()
+    dry_run: bool = False
+    made: Mapping[str, StageSpec] = field(default_factory=dict)
+    tried: tuple[Recipe, ...] = ()
+    draft: Checkpoint | None = None
+    run: str = ""
+    remeasured: Remeasured = NOTHING
+
+    @cached_property
+    def attempt(self) -> Attempt:
+        """The attempt that these variants are."""
+        made = {name: stage.key for name, stage in self.made.items()}
+        baseline = {"checkpoint": self.checkpoint.digest, **made}
+        asked = {**self._asking.asked, **asked_of_speed(self.policy, self.profile)}
+        keys = {
+            recipe.name: variant_key(
+                self._coherence_of(recipe).key, self.policy, recipe.family, asked
+            )
+            for recipe in self.recipes
+        }
+        others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
+        scope = AttemptScope(baseline=baseline, policy=self.policy.name)
+        variants = {**keys, **others}
+        return AttemptLedger(Store(self.store)).foresee(scope, variants, self.policy, self.run)
+
+    @cached_property
+    def evaluation(self) -> EvaluationPlanner:
+        """Plans the suites."""
+        variants = [self._served_variant(recipe) for recipe in self.recipes]
+        return self._asking.count(
+            self.attempt, self._served_baseline, variants, self.run, self.remeasured
+        )
+
+    @cached_property
+    def _asking(self) -> EvaluationPlanner:
+        """As `evaluation`, before the attempt is known."""
+        return EvaluationPlanner(
+            self.policy,
+            self.tried or self.recipes,
+            self.sources,
+            self.identities["evaluate"],
+            self.store,
+        )
+
+    @cached_property
+    def source(self) -> HeaderSource:
+        """The checkpoint's config.json and headers."""
+        return read_folder(self.checkpoint.path)
+
+    def plan(self) -> Plan:
+        """The plan for these recipes; raises EvaluationDataError where a suite has no questions.
+
+        Whether they suit the checkpoint and the machine is seen before, by pipeline/preflight.
+        """
+        baseline = self._baseline()
+        return Plan(
+            policy=pin_files(self.policy, self.profile.accelerator),
+            shared=self.evaluation.questions,
+            baseline=baseline,
+            variants=tuple(
+                self._measure_speed(self._variant(recipe, baseline), baseline)
+                for recipe in self.recipes
+            ),
+            accelerator=self.profile.accelerator,
+            speed_note=self.profile.speed_note,
+            measuring=measuring_of(self.policy, self.profile),
+            rungs=self.rungs,
+            fallbacks=describe_fallbacks(self.profile),
+            attempt=self.attempt,
+        )
+
+    @cached_property
+    def _made_by(self) -> dict[str, tuple[StageSpec, StageSpec]]:
+        """By recipe, the stages that make the weights and see that they are sound."""
+        made = {}
+        for recipe in self.recipes:
+            quantization = self._quantization(recipe)
+            quantize = self.made.get(recipe.name) or self._quantize_stage(recipe, quantization)
+            made[recipe.name] = quantize, self._check_stage(recipe, quantization, quantize)
+        return made
+
+    @cached_property
+    def _variants_arguments(self) -> ServingArguments:
+        """How every variant is served."""
+        draft = self.draft.digest if self.draft else None
+        return ServingArguments.of(self.profile, is_baseline=False, draft=draft)
+
+    def _coherence_of(self, recipe: Recipe) -> StageSpec:
+        """The stage in which the variant first answers."""
+        _, check_weights = self._made_by[recipe.name]
+        arguments = self._variants_arguments
+        return self._coherence_stage(
+            recipe, arguments, {"weights": check_weights, "baseline": self._first_heard}
+        )
+
+    @cached_property
+    def _first_heard(self) -> StageSpec:
+        """As `_coherence_of`, of the baseline."""
+        arguments = ServingArguments.of(self.profile, is_baseline=True)
+        return self._coherence_stage(self.baseline, arguments, {})
+
+    def _baseline(self) -> VariantPlan:
+        arguments = ServingArguments.of(self.profile, is_baseline=True)
+        model = self.checkpoint.path
+        rounds = self.evaluation.rounds(self._served_baseline, None)
+        stages = {
+            "coherence": self._first_heard,
+            **{name: specs[0] for name, specs in rounds.items()},
+            **self.evaluation.repeats(rounds),
+        }
+        return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages), rounds)
+
+    def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
+        arguments = self._variants_arguments
+        quantize, check_weights = self._made_by[recipe.name]
+        model = _output_of(quantize)
+        rounds = self.evaluation.rounds(self._served_variant(recipe), baseline.rounds)
+        stages = {
+            "coherence": self._coherence_of(recipe),
+            **{name: specs[0] for name, specs in rounds.items()},
+        }
+        made = {"quantize": quantize, "check_weights": check_weights}
+        if self.dry_run and (dry_run := dry_run_stage(quantize, check_weights)):
+            made["dry_run"] = dry_run
+        return self._variant_plan(
+            recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
+        )
+
+    @cached_property
+    def _served_baseline(self) -> EvaluationSide:
+        arguments = ServingArguments.of(self.profile, is_baseline=True)
+        after = {"coherence": self._first_heard}
+        return self._describe_served(self.baseline, arguments, after, self.checkpoint.path)
+
+    def _served_variant(self, recipe: Recipe) -> EvaluationSide:
+        quantize, check_weights = self._made_by[recipe.name]
+        after = {"weights": check_weights, "coherence": self._coherence_of(recipe)}
+        return self._describe_served(recipe, self._variants_arguments, after, _output_of(quantize))
+
+    def _measure_speed(self, variant: VariantPlan, baseline: VariantPlan) -> VariantPlan:
+        """With the stages of the policy's claims on speed, where it has some."""
+
+        def claims_at(level: float) -> list[SpeedGatePlan]:
+            return find_claims(
+                self.policy, self.profile, alpha=level, max_length=self._max_length()
+            )
+
+        before, after = (
+            SpeedSide(each.recipe.name, self._identity(arguments), each.stages["coherence"])
+            for each, arguments in (
+                (baseline, ServingArguments.of(self.profile, is_baseline=True)),
+                (variant, self._variants_arguments),
+            )
+        )
+        measured = Sides(
+            before,
+            after,
+            tokenizer=baseline.model,
+            environment=self.identities.get("serve", ""),
+            machine=self.node.measured_on(self.profile.accelerator),
+            beside=tuple(self._beside),
+        )
+        return variant.measure_speed(
+            speed_stages(measured, self.attempt, claims_at, self.run, self.remeasured)
+        )
+
+    def _variant_plan(
+        self,
+        recipe: Recipe,
+        arguments: ServingArguments,
+        model: Path,
+        stages: dict[str, StageSpec],
+        served: tuple[str, ...],
+        rounds: Mapping[str, tuple[StageSpec, ...]],
+    ) -> VariantPlan:
+        return VariantPlan(
+            recipe=recipe,
+            model=model,
+            arguments=arguments,
+            stages=stages,
+            served=served,
+            rounds=rounds,
+            trust_remote_code=self.trust_remote_code,
+            draft=self.draft.path if self.draft and arguments.speculative else None,
+            ready_timeout_seconds=self.profile.ready_timeout_seconds,
+        )
+
+    def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
+        environment = quantizer_of(quantization.kind).environment
+        tensors, config = self.source.tensors, self.source.config
+        data: dict[str, Any] = {}
+        file: Path | None = None
+        needs_hub = False
+        compute = (
+            CalibrationCompute() if is_streamed(quantization.model_dump()) else self._compute()
+        )
+        if quantization.calibration is not None:
+            calibration, data, file = self.sources.calibration(
+                quantization.calibration, self.profile.calibration_limit, recipe.name
+            )
+            quantization = quantization.model_copy(update={"calibration": calibration})
+            needs_hub = file is None
+        return QUANTIZE.spec(
+            recipe.name,
+            QuantizeParameters(
+                checkpoint=self.checkpoint.digest,
+                quantization=quantization,
+                calibration_data=data,
+                environment=self.identities[environment],
+                trust_remote_code=self.trust_remote_code,
+                compute=compute,
+            ),
+            {},
+            QuantizeRuntime(
+                checkpoint=self.checkpoint,
+                environment=environment,
+                recipe=recipe.model_dump(mode="json"),
+                left_alone=added_words(
+                    tensors, config, recipe.quantization.ignore, quantization.ignore
+                ),
+                calibration_file=str(file) if file else None,
+                needs_hub=needs_hub,
+            ),
+            self.store,
+        )
+
+    def _compute(self) -> CalibrationCompute:
+        """What changes the numbers of a calibration; empty where it is done in the model's type."""
+        limits = self.node.cpu_limits if self.profile.accelerator == "cpu" else {}
+        dtype = "float32" if self.profile.quantizes_in_float32 else None
+        return CalibrationCompute(dtype=dtype, environment=limits)
+
+    def _quantization(self, recipe: Recipe) -> Quantization:
+        """The recipe's, its ignore list made right for the checkpoint's architecture."""
+        ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
+        return recipe.quantization.model_copy(update={"ignore": ignore})
+
+    def _check_stage(
+        self, recipe: Recipe, quantization: Quantization, quantize: StageSpec
+    ) -> StageSpec:
+        if quantization.calibration is not None:
+            # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
+            nowhere = quantization.calibration.model_copy(update={"dataset": None})
+            quantization = quantization.model_copy(update={"calibration": nowhere})
+        return CHECK_WEIGHTS.spec(
+            recipe.name,
+            CheckWeightsParameters(checkpoint=self.checkpoint.digest, quantization=quantization),
+            {"weights": quantize},
+            CheckWeightsRuntime(checkpoint=self.checkpoint),
+            self.store,
+        )
+
+    def _coherence_stage(
+        self, recipe: Recipe, arguments: ServingArguments, inputs: dict[str, StageSpec]
+    ) -> StageSpec:
+        identity = self._identity(arguments)
+        return COHERENCE.spec(recipe.name, identity, inputs, ServerRuntime(), self.store)
+
+    def _describe_served(
+        self,
+        recipe: Recipe,
+        arguments: ServingArguments,
+        after: dict[str, StageSpec],
+        model: Path,
+    ) -> EvaluationSide:
+        return EvaluationSide(recipe, self._identity(arguments), after, model, self._max_length())
+
+    @property
+    def _beside(self) -> list[str]:
+        """Of weights that were there already: both sides are measured anew."""
+        return sorted(stage.key for stage in self.made.values())
+
+    def _identity(self, arguments: ServingArguments) -> ServedModel:
+        """What answers, and how it is served; the weights come by the stages before."""
+        return ServedModel(
+            checkpoint=self.checkpoint.digest,
+            serving=arguments,
+            engine=self.identities[find_engine(arguments.engine).environment],
+            hardware=self.node.hardware(self.profile.accelerator),
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _max_length(self) -> int:
+        """Tokens that prompt and answer may have together: the engine's limit, or the model's."""
+        limit = self.profile.engine_arguments.get("max-model-len")
+        return int(limit) if limit else self.checkpoint.max_position_embeddings
+
+
+def _output_of(quantize: StageSpec) -> Path:
+    return Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
+
+
+def describe_fallbacks(profile: ServingProfile) -> dict[str, dict[str, str]]:
+    """The profile's fallbacks that are in effect, by name, as verdicts carry them."""
+    return {
+        name: {"without": each.without, "because": each.because}
+        for name, each in profile.in_effect.items()
+    }

@@ -1,0 +1,302 @@
+"""From what a user asked for to choices: names and defaults resolved; no checkpoint is read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from artifacts.stages.speed import SPEED
+from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
+from pipeline.core.credentials import take_out
+from pipeline.core.errors import UsageError
+from pipeline.core.hardware import NodeInfo, this_node
+from pipeline.core.remote_store import origin_url
+from pipeline.core.store import Store
+from pipeline.environments.settings import Settings
+from pipeline.plan.serving_profile import (
+    check_told_gain,
+    choose_profile,
+    draft_reference,
+    refuse_unfit,
+)
+from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.start_spread import with_measured_spread
+from recipes import catalog
+from recipes.policy import Policy
+from recipes.schema import Recipe, ServingProfile
+
+REPOSITORY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
+DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """The options of `prepare model`, as given; None where a default depends on the rest."""
+
+    checkpoint: str
+    recipes: tuple[str, ...] | None  # none: the default ones; None: nothing is quantized
+    profile: str
+    policy: str | None
+    name: str | None
+    registry: str | None
+    eval_data: Path | None
+    trust_remote_code: bool
+    promote: bool = True
+    dry_run: bool | None = None
+    attribute: bool = False
+    remeasured: tuple[str, ...] = ()  # gates
+    sign: bool = False  # what is promoted
+
+
+@dataclass(frozen=True)
+class RequestedOptions:
+    """Names and files as the user wrote them; of what was left out, what was taken.
+
+    They repeat the run, which the names that they came to do not: a ladder is not its rungs, and
+    no file is found by the name that stands in it.
+    """
+
+    recipes: tuple[str, ...]
+    profile: str
+    policy: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the run's record."""
+        return {"recipes": list(self.recipes), "profile": self.profile, "policy": self.policy}
+
+
+@dataclass(frozen=True)
+class ResolvedOptions:
+    """What the request comes to, found without touching the checkpoint."""
+
+    reference: CheckpointReference
+    recipes: tuple[Recipe, ...]
+    baseline: Recipe
+    profile: ServingProfile
+    policy: Policy
+    asked: RequestedOptions
+    name: str
+    registry: str | None  # None: the store's own, wherever the store is moved to
+    eval_data: Path | None
+    trust_remote_code: bool
+    node: NodeInfo  # that serves, or one of its kind
+    rungs: tuple[str, ...] = ()
+    promote: bool = True
+    dry_run: bool | None = None
+    attribute: bool = False
+    remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
+    tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """What this machine's CPU has the profile change, and why, by name."""
+        return {name: each.because for name, each in self.profile.in_effect.items()}
+
+    @property
+    def speculation(self) -> str:
+        """How variants are decoded speculatively, in words; '' where they are not."""
+        speculative = self.profile.speculative
+        return speculative.words(self.profile.engine) if speculative else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the run's record."""
+        return {
+            "checkpoint": self.reference.text,
+            "recipes": [recipe.name for recipe in self.recipes],
+            "ladder": list(self.rungs),
+            "profile": self.profile.name,
+            "fallbacks": self.fallbacks,
+            "kv_cache_note": self.profile.kv_cache_note,
+            **(
+                {
+                    "tuned": f"{self.profile.tuned.words}; {self.tuned_check}",
+                    "tuned_claim": self.profile.tuned.model_dump(),
+                }
+                if self.profile.tuned
+                else {}
+            ),
+            **({"speculation": self.speculation} if self.speculation else {}),
+            "policy": self.policy.name,
+            "asked": self.asked.to_dict(),
+            "name": self.name,
+            "registry": self.registry,
+            "eval_data": str(self.eval_data) if self.eval_data else None,
+            "trust_remote_code": self.trust_remote_code,
+            "promote": self.promote,
+            "dry_run": self.dry_run,
+            **({"attribute": True} if self.attribute else {}),
+        }
+
+
+def choose(
+    request: ModelRequest, settings: Settings, node: NodeInfo | None = None
+) -> ResolvedOptions:
+    """Resolve names and defaults.
+
+    Args:
+        node: that serves; None: this machine.
+
+    Raises:
+        UsageError: something named does not exist, or a recipe has no margin in the policy.
+        CheckpointError: the checkpoint is to be a folder, and there is none.
+    """
+    reference = parse_reference(request.checkpoint)
+    if reference.kind == "folder":  # before anything else is found wrong, such as the policy
+        check_folder(Path(reference.name).expanduser().absolute())
+    policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
+    policy = catalog.load_policy(policy_name)
+    wanted = () if request.recipes is None else request.recipes or DEFAULT_RECIPES
+    recipe_names = tuple(dict.fromkeys(wanted))
+    recipes, rungs = choose_recipes(recipe_names)
+    node = node or this_node()
+    profile = choose_profile(request.profile, node)
+    profile = with_measured_spread(
+        profile,
+        Store(settings.store).records(SPEED.name, leave_out_damaged=True),
+        node.measured_on(profile.accelerator),
+    )
+    check_names_differ(recipes)
+    for recipe in recipes:
+        check_margins(recipe, policy)
+    if request.promote:
+        refuse_unfit(profile, request.profile)
+    draft_reference(profile)
+    find_claims(policy, profile)
+    remeasured = find_gates(request.remeasured, policy, profile)
+    name = request.name or reference.short_name
+    check_registered_name(name, request.registry)
+    return ResolvedOptions(
+        reference=reference,
+        recipes=recipes,
+        baseline=catalog.load_recipe(catalog.BASELINE),
+        profile=profile,
+        policy=policy,
+        asked=RequestedOptions(
+            recipes=recipe_names,
+            profile=profile.name if request.profile == "auto" else request.profile,
+            policy=policy_name,
+        ),
+        name=name,
+        registry=request.registry,
+        eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
+        trust_remote_code=request.trust_remote_code,
+        node=node,
+        rungs=rungs,
+        promote=request.promote,
+        dry_run=request.dry_run,
+        attribute=request.attribute,
+        remeasured=remeasured,
+        tuned_check=check_told_gain(profile, request.profile, settings, node),
+    )
+
+
+def find_gates(names: tuple[str, ...], policy: Policy, profile: ServingProfile) -> tuple[str, ...]:
+    """The gates of these names; raises UsageError where the policy has none of a name."""
+    gates = [*policy.suites, *(claim.name for claim in policy.claims_on(profile.accelerator))]
+    found = tuple(name.removeprefix("speed.") for name in names)
+    for name, gate in zip(names, found, strict=True):
+        if gate not in gates:
+            raise UsageError(
+                f"the policy '{policy.name}' has no gate '{name}'",
+                where="--remeasure",
+                cure=f"it has {', '.join(gates)}",
+            )
+    return found
+
+
+def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[str, ...]]:
+    """The recipes of these names, a ladder's among them, and the names of the ladder's.
+
+    Raises:
+        UsageError: there is no such recipe, or more than one ladder.
+    """
+    recipes: list[Recipe] = []
+    rungs: tuple[str, ...] = ()
+    for name in dict.fromkeys(names):
+        found = catalog.load_recipe_or_ladder(name)
+        if isinstance(found, Recipe):
+            recipes.append(found)
+            continue
+        if rungs:
+            raise UsageError(
+                "a run can have only one ladder",
+                where=f"--recipe {name}",
+                cure="leave one out, or write a ladder of your own with the rungs of both",
+            )
+        ladder = [catalog.load_recipe(rung) for rung in found.rungs]
+        rungs = tuple(recipe.name for recipe in ladder)
+        recipes.extend(ladder)
+    return tuple(recipes), rungs
+
+
+def registry_uri(given: str | None, settings: Settings) -> str:
+    """Return the given registry, or the embedded registry in the store's folder.
+
+    Raises:
+        UsageError: no registry is given, and the store is in an object store.
+    """
+    if given:
+        return take_out(given)
+    if url := origin_url(settings.store):
+        raise UsageError(
+            "a store in an object store has no registry of its own",
+            where=url,
+            cure="name one with --registry or PREPARE_REGISTRY: an MLflow server, hf://NAMESPACE "
+            "or oci:///FOLDER; `prepare model --no-promote` needs none",
+        )
+    return f"sqlite:///{settings.store / 'registry.db'}"
+
+
+def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
+    """Raise UsageError where two recipes, such as one and a changed copy, have one name."""
+    names = [recipe.name for recipe in recipes]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"two of the recipes are called '{name}'",
+                where="--recipe",
+                cure="give the changed copy a name of its own (its key 'name')",
+            )
+
+
+def check_registered_name(name: str, registry: str | None = None) -> None:
+    """Raise UsageError for what the registry refuses as a name, before any work is done."""
+    if not name.strip() or any(letter in name for letter in "/:") or name.endswith(".history"):
+        raise UsageError(
+            f"'{name}' cannot be a name in the registry",
+            where="--name",
+            cure="give a name without '/' and ':' that does not end in '.history'",
+        )
+    if registry is not None and registry.startswith(("hf://", "oci://")):
+        check_repository_name(name, registry)
+
+
+def check_repository_name(name: str, registry: str) -> None:
+    """Raise UsageError for what the Hub or OCI refuses as a repository's name."""
+    if not REPOSITORY_NAME.fullmatch(name) or "--" in name or ".." in name:
+        raise UsageError(
+            f"'{name}' cannot be a name in {registry}",
+            where="--name",
+            cure="give one of letters, digits, '.', '_' and '-', 96 at most, that begins and ends "
+            "with a letter or digit and has no '--' or '..'",
+        )
+
+
+def check_margins(recipe: Recipe, policy: Policy) -> None:
+    """Raise UsageError unless the policy says what this recipe may lose on every suite."""
+    if recipe.family == "baseline":
+        raise UsageError(
+            f"'{recipe.name}' changes nothing, so there is nothing to promote",
+            where=f"--recipe {recipe.name}",
+            cure=f"known: {', '.join(catalog.recipe_names())}",
+        )
+    for name, suite in policy.suites.items():
+        if recipe.family not in suite.margins:
+            raise UsageError(
+                f"the policy '{policy.name}' has no margin for {recipe.family} recipes",
+                where=f"policy key suites.{name}.margins",
+                cure=f"add '{recipe.family}: 0.02' (points) or "
+                f"'{recipe.family}: {{recovery: 0.98}}' there",
+            )

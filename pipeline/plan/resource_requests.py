@@ -1,0 +1,35 @@
+"""The room that stages and servers take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.dry_run import DRY_RUN
+from artifacts.stages.quantize import QUANTIZE
+from pipeline.core.resource_request import ResourceRequest
+from recipes.engine_arguments import count_gpus
+
+
+def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> ResourceRequest:
+    """Room for a stage that asks no model."""
+    if stage not in (QUANTIZE.name, DRY_RUN.name):
+        return ResourceRequest(memory_bytes=memory_bytes)
+    if accelerator == "cuda":
+        return ResourceRequest(gpus=1, memory_bytes=memory_bytes)
+    return ResourceRequest(cpus="all", memory_bytes=memory_bytes)
+
+
+def needs_to_serve(
+    accelerator: str, sides: Sequence[ServingArguments], *, exclusive: bool = False
+) -> ResourceRequest:
+    """Room for one server after another with these arguments; on a CPU also for all at once.
+
+    Args:
+        sides: at least one.
+        exclusive: whether their speed is measured.
+    """
+    if accelerator != "cuda":
+        return ResourceRequest(cpus="all", exclusive=exclusive)
+    gpus = max(count_gpus(side.engine_arguments) for side in sides)
+    return ResourceRequest(gpus=gpus, exclusive=exclusive)

@@ -1,0 +1,459 @@
+"""Lays out the stages that measure a policy's claims on speed.
+
+The same for two servers of this run, and for two endpoints that someone else serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from artifacts.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
+from artifacts.served_model import ServedModel
+from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
+from eval_gates.speed.gate_rule import (
+    MANY_LIVES,
+    MeasurementSettings,
+    arrive_as_claimed,
+    compares,
+    expected_for,
+    highest_percentile,
+    lasts,
+    lay_out_rule,
+)
+from eval_gates.speed.invalid_reasons import fewest_requests
+from eval_gates.speed.load_log import LoadLog
+from eval_gates.speed.load_run import (
+    LETTERS_OF_A_REQUEST,
+    MAX_LETTERS,
+    MAX_LOADS,
+    MAX_REQUESTS,
+    WAVES,
+)
+from eval_gates.speed.randomization import SIDES
+from eval_gates.speed.rule_from_config import rule_of
+from pipeline.core.digest import digest_file, digest_json
+from pipeline.core.errors import UsageError
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
+from recipes.catalog import load_workload
+from recipes.policy import Policy
+from recipes.schema import AcceleratorName, ServingProfile
+from recipes.speed import ClaimKind, SloGate, SpeedGate, SpeedPolicy, ThroughputRatioGate
+from recipes.traffic_file import check_workload, read_traffic
+from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload, without_place
+
+ROLE = "speed."  # of the stages' roles, before the gate's name
+
+
+@dataclass(frozen=True)
+class SpeedGatePlan:
+    """One claim of a policy's `speed`, with all that measuring it needs."""
+
+    gate: str  # `ratio.chat`, `slo.0`
+    name: str  # of the workload
+    kind: ClaimKind | Literal["race"]  # which rule decides
+    workload: AnyWorkload
+    where: str  # the workload stands, for messages
+    rule: Mapping[str, Any]  # that decides, as plain data
+    compares: bool  # whether the baseline is measured too
+
+
+def find_claims(
+    policy: Policy,
+    profile: ServingProfile | None,
+    *,
+    alpha: float | None = None,
+    max_length: int | None = None,
+) -> list[SpeedGatePlan]:
+    """The claims of the policy, each with a workload that can be asked.
+
+    Args:
+        policy: whose `speed` it is; it may have none.
+        profile: whose workloads come first; None for endpoints that someone else serves.
+        alpha: error rate at which measuring stops; the policy's own when None.
+        max_length: tokens that a prompt and its answer may have together; None: not known yet.
+
+    Raises:
+        UsageError: a workload is not there, or cannot be asked; file and key are named.
+    """
+    speed, level = policy.speed, policy.alpha if alpha is None else alpha
+    if speed is None:
+        return []
+    accelerator = profile.accelerator if profile is not None else None
+    claimed = speed.claims_on(accelerator)
+    measuring = _measuring_of(speed, claimed, profile)
+    claims = [
+        _find_claim(speed, claim, profile, measuring, accelerator, level) for claim in claimed
+    ]
+    for claim in claims:
+        if "acceptance" in claim.rule and profile is not None and profile.speculative is None:
+            raise UsageError(
+                f"{claim.gate} claims what speculative decoding accepts, and variants are served "
+                "without it",
+                where=f"policy key {ROLE}{claim.gate}, profile {profile.name}",
+                cure="give the profile the key 'speculative', or leave acceptance_at_least out",
+            )
+        _check_load(claim, max_length)
+    return claims
+
+
+def check_own_workloads(policy: Policy) -> None:
+    """See that the policy's claims on workloads of its own can be measured, whatever serves.
+
+    Raises:
+        UsageError: one cannot; file and key are named.
+    """
+    speed = policy.speed
+    for claim in speed.claims if speed is not None else ():
+        if speed is not None and claim.workload in speed.workloads:
+            some = (
+                next(iter(claim.gate.minimum))
+                if isinstance(claim.gate, ThroughputRatioGate)
+                else None
+            )
+            measuring = _measuring_of(speed, [claim], None)
+            _check_load(_find_claim(speed, claim, None, measuring, some, policy.alpha), None)
+
+
+def _check_load(claim: SpeedGatePlan, max_length: int | None) -> None:
+    check_workload(claim.workload, claim.where, max_length)
+    _check_size(claim.workload, claim.where)
+    _check_evidence(claim)
+
+
+def measuring_of(policy: Policy, profile: ServingProfile | None) -> MeasurementSettings | None:
+    """What the rules of the policy's claims follow from beside itself; None where it has no claim.
+
+    Raises:
+        UsageError: a workload is not there, or its file is wrong.
+    """
+    claims = policy.claims_on(profile.accelerator if profile is not None else None)
+    if policy.speed is None or not claims:
+        return None
+    measuring = _measuring_of(policy.speed, claims, profile)
+    pinned = {name: pin_file(each) for name, each in measuring.workloads.items()}
+    return measuring.model_copy(update={"workloads": pinned})
+
+
+def _measuring_of(
+    speed: SpeedPolicy, claims: Sequence[SpeedGate], profile: ServingProfile | None
+) -> MeasurementSettings:
+    found = {each.workload: _find_workload(speed, each, profile) for each in claims}
+    return MeasurementSettings(
+        lives=profile.speed_lives if profile is not None else None,
+        life_spread=profile.life_spread if profile is not None else 0.0,
+        life_count=profile.life_count if profile is not None else MANY_LIVES,
+        workloads={n: each for n, (each, _) in found.items() if n not in speed.workloads},
+    )
+
+
+def _find_workload(
+    speed: SpeedPolicy, claim: SpeedGate, profile: ServingProfile | None
+) -> tuple[AnyWorkload, str]:
+    try:
+        return load_workload(claim.workload, speed, profile)
+    except UsageError as error:
+        key = f"policy key {ROLE}{claim.name}, workload {claim.workload}"
+        raise UsageError(error.what, where=key, cure=error.cure) from error
+
+
+def _find_claim(
+    speed: SpeedPolicy,
+    claim: SpeedGate,
+    profile: ServingProfile | None,
+    measuring: MeasurementSettings,
+    accelerator: AcceleratorName | None,
+    alpha: float,
+) -> SpeedGatePlan:
+    found, where = _find_workload(speed, claim, profile)
+    workload = arrive_as_claimed(claim, found)
+    _check_arrivals(claim, workload, where)
+    _check_answers(claim, workload, where)
+    rule = lay_out_rule(claim, workload, measuring, accelerator, alpha)
+    _check_percentiles(claim.gate, workload, where)
+    return SpeedGatePlan(
+        claim.name, claim.workload, claim.kind, workload, where, rule, compares=compares(claim)
+    )
+
+
+def _check_arrivals(claim: SpeedGate, workload: AnyWorkload, where: str) -> None:
+    at_once = workload.arrivals.concurrency is not None
+    if claim.kind == "ratio" and not at_once:
+        raise UsageError(
+            f"a ratio of throughput needs requests at once; '{claim.workload}' has "
+            f"{workload.arrivals.words}",
+            where=f"{where}, key arrivals",
+            cure="write 'arrivals: {concurrency: 64}', or make it a claim of 'slo'",
+        )
+    if claim.kind == "slo" and at_once:
+        raise UsageError(
+            f"'{claim.workload}' has {workload.arrivals.words}, and a claim on latencies is about "
+            "requests that come whether earlier ones are answered or not",
+            where=f"policy key {ROLE}{claim.name}",
+            cure="add 'rate: 12' there",
+        )
+
+
+def _check_answers(claim: SpeedGate, workload: AnyWorkload, where: str) -> None:
+    limits = {} if isinstance(claim.gate, ThroughputRatioGate) else claim.gate.limits or {}
+    of_tokens = next((name for name in limits if name.startswith("tpot")), None)
+    if of_tokens is not None and getattr(workload, "output_tokens", None) == 1:
+        raise UsageError(
+            f"{claim.name} limits {of_tokens}, the time of each token after the first, and answers "
+            "have one token",
+            where=f"{where}, key output_tokens",
+            cure="give at least 2, or limit ttft_ms alone",
+        )
+
+
+def _check_percentiles(
+    gate: ThroughputRatioGate | SloGate, workload: AnyWorkload, where: str
+) -> None:
+    """Rounds of so few requests a percentile is of none: they would be refused one by one."""
+    rate = workload.arrivals.rate
+    if not isinstance(gate, SloGate) or rate is None:
+        return
+    percentile = highest_percentile(gate.limits)
+    if percentile is None:
+        return
+    needed, expected = fewest_requests(percentile), expected_for(percentile)
+    if rate * workload.seconds < expected:
+        raise UsageError(
+            f"P{percentile} needs {needed} requests a round, and rounds of "
+            f"{workload.seconds:g} seconds at {rate:g} requests/s have {rate * workload.seconds:g} "
+            "on average",
+            where=f"{where}, key seconds",
+            cure=f"give at least {math.ceil(expected / rate)} seconds, or a limit on a smaller "
+            "percentile",
+        )
+
+
+def _check_size(workload: AnyWorkload, where: str) -> None:
+    """A load has so many requests at most: of a longer one, only its beginning would be sent."""
+    arrivals = workload.arrivals
+    requests, key = 0.0, "arrivals"
+    if arrivals.rate is not None:
+        requests = lasts(workload) * arrivals.rate
+    elif arrivals.concurrency is not None:
+        requests = WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
+    elif isinstance(workload, TraceWorkload):
+        times, key = read_traffic(workload, where).times, "file"
+        requests = sum(each <= lasts(workload) for each in times)
+        ends = workload.warmup_seconds + workload.seconds
+        if times[-1] < ends:
+            raise UsageError(
+                f"the trace ends after {times[-1]:g} seconds, and a load of it lasts {ends:g} and "
+                "more",
+                where=f"{where}, key seconds",
+                cure="give fewer 'seconds' and 'warmup_seconds', or a longer trace",
+            )
+    if isinstance(workload, TraceWorkload) and not arrivals.trace:
+        there = read_traffic(workload, where).requests
+        if there < requests:
+            raise UsageError(
+                f"the trace has {there:,} requests, and a load of it {requests:,.0f}",
+                where=f"{where}, key file",
+                cure="name a longer trace, or ask for fewer requests at a time",
+            )
+    if requests > MAX_REQUESTS:
+        raise UsageError(
+            f"a load of it has {requests:,.0f} requests, and {MAX_REQUESTS:,} are the most",
+            where=f"{where}, key {key}",
+            cure="ask for fewer at a time, or give fewer 'seconds' and 'warmup_seconds'",
+        )
+
+
+def _check_evidence(claim: SpeedGatePlan) -> None:
+    """All loads must fit into the evidence that is read: else hours of them could not be judged.
+
+    How many requests a load at a fixed concurrency has is not known before it is measured.
+    """
+    if claim.kind == "race":
+        return
+    rule, rate = rule_of(claim.kind, claim.rule), claim.workload.arrivals.rate
+    lives = rule.spread_over(SIDES if claim.compares else SIDES[1:])
+    loads = lives.unit * (rule.cap + rule.warm_up)
+    known = rate if claim.kind == "slo" and rate is not None else 0.0
+    requests = loads * known * lasts(claim.workload)
+    most = MAX_LETTERS // LETTERS_OF_A_REQUEST
+    if loads > MAX_LOADS or requests > most:
+        raise UsageError(
+            f"{claim.gate} may come to {loads:,} loads and {requests:,.0f} requests, and "
+            f"{MAX_LOADS:,} and {most:,} are the most that can be judged",
+            where=f"policy key {ROLE}{claim.gate}",
+            cure=f"allow fewer {'blocks' if claim.kind == 'ratio' else 'rounds'}, or give the "
+            "workload fewer 'seconds'",
+        )
+
+
+def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, str]:
+    """What critical claims on speed ask and are decided by: changed, it is measured anew.
+
+    So even a larger cap is another chance of a lucky pass, and another attempt (attempts.py):
+    blocks of an earlier measurement are not continued. Empty where the policy has no such claim.
+    """
+    tiers = policy.speed.tiers if policy.speed is not None else {}
+    return {
+        ROLE + claim.gate: digest_json([claim.name, dump_workload(claim)[0], dict(claim.rule)])
+        for claim in find_claims(policy, profile)
+        if tiers[claim.gate] == "critical"
+    }
+
+
+@dataclass(frozen=True)
+class SpeedSide:
+    """One side of a comparison as it is served, as far as its speed goes.
+
+    Args:
+        variant: name of its recipe.
+        identity: all that says which model answers, and how it is served; part of the keys.
+        coherence: the stage in which it first answers.
+    """
+
+    variant: str
+    identity: ServedModel
+    coherence: StageSpec
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both sides of a comparison, and what measures them.
+
+    Args:
+        baseline: what the candidate is compared with.
+        candidate: the variant.
+        tokenizer: folder, of both.
+        environment: identity of the load generator's.
+        machine: that they are measured on, or the kind of node.
+        beside: distinguishes this measuring from others of the same tuples.
+    """
+
+    baseline: SpeedSide
+    candidate: SpeedSide
+    tokenizer: Path
+    environment: str
+    machine: str
+    beside: tuple[str, ...] = ()
+
+    def stage(self, claim: SpeedGatePlan, number: int = 1) -> StageSpec:
+        """The stage that measures the claim.
+
+        Args:
+            claim: of the policy.
+            number: of the measurement.
+        """
+        baseline = {"baseline": self.baseline} if claim.compares else {}
+        sides = {"candidate": self.candidate, **baseline}
+        workload, file = dump_workload(claim)
+        return SPEED.spec(
+            self.candidate.variant,
+            SpeedParameters(
+                claim=claim.kind,
+                name=claim.name,
+                workload=workload,
+                rule=dict(claim.rule),
+                sides={name: side.identity for name, side in sides.items()},
+                environment=self.environment,
+                machine=self.machine,
+                beside=list(self.beside),
+                measurement=number,
+            ),
+            {name: side.coherence for name, side in sides.items()},
+            SpeedRuntime(
+                tokenizer=str(self.tokenizer), environment="serve", claim=claim.gate, file=file
+            ),
+            Path(self.candidate.coherence.store),
+        )
+
+
+def speed_stages(
+    sides: Sides,
+    attempt: Attempt,
+    claims_at: Callable[[float], Sequence[SpeedGatePlan]],
+    run: str = "",
+    remeasured: Remeasured = NOTHING,
+    measured: str = "",
+) -> dict[str, StageSpec]:
+    """The stages that measure the claims, by role, with the measurement that each is at.
+
+    Args:
+        sides: what is measured.
+        attempt: that the candidate belongs to.
+        claims_at: the policy's claims, decided at that level.
+        run: id of the run.
+        remeasured: what is measured again though it is over.
+        measured: key of the measurement, where the candidate is chosen by chance.
+    """
+    store = Store(Path(sides.candidate.coherence.store))
+    ledger, stages = AttemptLedger(store), {}
+
+    def stage(gate: str, number: int) -> StageSpec:
+        (claim,) = (each for each in claims_at(attempt.level(number)) if each.gate == gate)
+        return sides.stage(claim, number)
+
+    for gate in [claim.gate for claim in claims_at(attempt.level())]:
+        key = measured or stage(gate, 1).key
+
+        def is_lost(number: int, gate: str = gate, key: str = key) -> bool:
+            begun = ledger.measurement(key, number)
+            return begun is not None and begun.log != _seed_of(stage(gate, number), store)
+
+        def is_over(number: int, gate: str = gate) -> bool:
+            spec = stage(gate, number)
+            return store.find_current(spec.stage, spec.key) is not None
+
+        spec = stage(gate, ledger.next_number([key], is_lost, is_over, remeasured.of(gate)))
+        counted = Counted(attempt=attempt, measurement=key, run=run)
+        runtime = {**spec.runtime, "counted": counted.model_dump(mode="json")}
+        stages[ROLE + gate] = spec.model_copy(update={"runtime": runtime})
+    return stages
+
+
+def _seed_of(spec: StageSpec, store: Store) -> str | None:
+    """The seed of what is kept of a measurement; None where nothing is."""
+    record = store.find_current(spec.stage, spec.key)
+    if record is not None:
+        return str(SPEED.result_of(record).seed)
+    begun = LoadLog(store.unfinished_folder(spec.stage, spec.key)).begun()
+    return str(begun.seed) if begun is not None else None
+
+
+def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
+    """The workload as parameters, which say what a file holds, and where the file lies.
+
+    Raises:
+        UsageError: the file is wrong.
+    """
+    workload = claim.workload
+    if not isinstance(workload, FileWorkload):
+        return workload.model_dump(), None
+    times = read_traffic(workload, claim.where).times if workload.arrivals.trace else ()
+    plain = without_place(pin_file(workload))
+    return {**plain, **({"times": list(times)} if times else {})}, str(workload.path)
+
+
+def pin_file(workload: AnyWorkload) -> AnyWorkload:
+    """The workload with the digest of its file, where it has one that was read."""
+    if not isinstance(workload, FileWorkload):
+        return workload
+    return workload.model_copy(update={"sha256": digest_file(workload.path)})
+
+
+def pin_files(policy: Policy, accelerator: AcceleratorName | None) -> Policy:
+    """The policy whose own workloads, as far as claims name them there, say what is in their files.
+
+    Args:
+        policy: whose claims can be asked (`find_claims`).
+        accelerator: that it judges on; None of endpoints.
+    """
+    claimed = {claim.workload for claim in policy.claims_on(accelerator)}
+    if policy.speed is None or not claimed:
+        return policy
+    own = policy.speed.workloads
+    pinned = {name: pin_file(each) if name in claimed else each for name, each in own.items()}
+    speed = policy.speed.model_copy(update={"workloads": pinned})
+    return policy.model_copy(update={"speed": speed})

@@ -1,0 +1,347 @@
+"""Lays out what `prepare tune` measures: a race of ways to serve, and one claim on its winner.
+
+Each entrant is a variant of one model that is served otherwise: a life of a server of its own, a
+stage that hears it speak and a stage that puts it under load. The claim is one of speed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from artifacts.attempts import Attempt, AttemptLedger, AttemptScope
+from artifacts.served_model import ServedModel, ServerRuntime
+from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.coherence import COHERENCE
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import UsageError
+from pipeline.core.hardware import NodeInfo, this_node
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.settings import Settings
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.serving_profile import fit_profile
+from pipeline.plan.speed_plan import (
+    Sides,
+    SpeedGatePlan,
+    SpeedSide,
+    dump_workload,
+    find_claims,
+    speed_stages,
+)
+from recipes.catalog import BASELINE, load_workload
+from recipes.engine_arguments import (
+    DIVIDES_GPUS,
+    check_arguments,
+    check_variables,
+    count_gpus,
+    subject_of,
+)
+from recipes.engines import find_engine
+from recipes.policy import Policy
+from recipes.quantization import NoQuantization
+from recipes.schema import Recipe, ServingProfile
+from recipes.speed import SpeedPolicy, ThroughputRatioGate
+from recipes.tuning_candidates import (
+    AS_PROFILED,
+    STOCK,
+    CandidateFile,
+    ServingCandidate,
+    change_answers,
+)
+
+NO_GAIN = 1.0  # ratio to stock that must be exceeded
+RACE = "race"
+
+
+@dataclass(frozen=True)
+class ScreeningCandidate:
+    """One way to serve, in a race."""
+
+    name: str
+    lever: str
+    profile: ServingProfile  # as its file would say it, for any machine of its kind
+    fitted: ServingProfile  # as the node serves it
+    node: NodeInfo  # that serves, or one of its kind
+    changes_answers: bool
+
+    @property
+    def serving(self) -> ServingArguments:
+        """The engine's arguments."""
+        return ServingArguments.of(self.fitted, is_baseline=False)
+
+
+def make_stock(
+    profile: ServingProfile, candidates: CandidateFile, node: NodeInfo | None = None
+) -> ScreeningCandidate:
+    """The profile without what any candidate moves: there, the engine's own defaults hold.
+
+    Args:
+        node: that serves; None: this machine.
+    """
+    levers = candidates.candidates.values()
+    moved = {subject_of(name) for each in levers for name in each.engine_arguments}
+    kept = {  # how many GPUs stock is on is the profile's to say
+        name: value
+        for name, value in profile.engine_arguments.items()
+        if subject_of(name) not in moved or name in DIVIDES_GPUS
+    }
+    bare = profile.model_copy(
+        update={
+            **{"engine_arguments": kept, "kv_cache_dtype": "auto"},
+            **{"kv_cache_note": None, "tuned": None, "speculative": None},
+        }
+    )
+    return _entrant(STOCK, STOCK, bare, node or this_node(), changes_answers=False)
+
+
+def make_entrant(
+    name: str, candidate: ServingCandidate, stock: ScreeningCandidate
+) -> ScreeningCandidate:
+    """Stock with what the candidate adds.
+
+    Raises:
+        UsageError: that is not for a profile to set, or not known to the engine.
+    """
+    base = stock.profile
+    where = f"candidates.{name}"
+    try:
+        check_arguments(base.accelerator, candidate.engine_arguments, base.engine)
+        check_variables(candidate.environment, base.engine)
+        if (speculative := candidate.speculative) is not None:
+            speculative.check(base.accelerator, base.engine)
+            if unfit := speculative.unfit(base.engine):
+                raise ValueError(f"nothing that is served so may be promoted: {unfit}")
+    except ValueError as error:
+        raise UsageError(
+            str(error),
+            where=where,
+            cure="leave it out, or say with 'accelerator' which machines it is for",
+        ) from error
+    changed = base.model_copy(
+        update={
+            "engine_arguments": {**base.engine_arguments, **candidate.engine_arguments},
+            "environment": {**base.environment, **candidate.environment},
+            "kv_cache_dtype": candidate.kv_cache_dtype or base.kv_cache_dtype,
+            "speculative": candidate.speculative,
+        }
+    )
+    changes = candidate.changes_answers
+    return _entrant(name, candidate.lever, changed, stock.node, changes_answers=changes)
+
+
+def make_profiled(profile: ServingProfile, stock: ScreeningCandidate) -> ScreeningCandidate:
+    """The profile as it stands, which may be better, or worse, than stock."""
+    arguments = profile.engine_arguments.items() - stock.profile.engine_arguments.items()
+    changes = (
+        profile.speculative is not None
+        or profile.kv_cache_dtype != stock.profile.kv_cache_dtype
+        or change_answers(name for name, _ in arguments)
+    )
+    return _entrant(AS_PROFILED, AS_PROFILED, profile, stock.node, changes_answers=changes)
+
+
+def gpus_of(serving: ServingArguments) -> int:
+    """How many GPUs it is spread over."""
+    return count_gpus(serving.engine_arguments)
+
+
+def _entrant(
+    name: str, lever: str, profile: ServingProfile, node: NodeInfo, *, changes_answers: bool
+) -> ScreeningCandidate:
+    return ScreeningCandidate(
+        name, lever, profile, fit_profile(profile, node), node, changes_answers
+    )
+
+
+@dataclass(frozen=True)
+class TuningPlanner:
+    """Lays out the stages.
+
+    Args:
+        checkpoint: that is served as it is.
+        stock: what all are compared with.
+        policy: whose error rate and workloads count.
+        workload: name of the declared one, or the path of its file.
+        candidates: how they race.
+        identities: environment name to identity digest.
+        store: folder of the store.
+        trust_remote_code: let the engine run Python code from the checkpoint's folder.
+    """
+
+    checkpoint: Checkpoint
+    stock: ScreeningCandidate
+    policy: Policy
+    workload: str
+    candidates: CandidateFile
+    identities: Mapping[str, str]
+    store: Path
+    trust_remote_code: bool = False
+
+    def plan(self) -> Plan:
+        """Stock, which everything is compared with."""
+        return Plan(
+            policy=self.policy, shared={}, baseline=self.race(self.stock, None), variants=()
+        )
+
+    def race(self, entrant: ScreeningCandidate, leader: float | None) -> VariantPlan:
+        """The entrant's life in the race; `leader`: output tokens a second of the fastest yet."""
+        claim = self.claim(self.policy.alpha)
+        rule = {
+            "rounds": self.candidates.rounds,
+            "leader": leader,
+            "behind": self.candidates.behind,
+            "hit_rate": claim.workload.declared_hit_rate,
+        }
+        race = replace(claim, gate=RACE, kind="race", rule=rule, compares=False)
+        sides = self._sides(entrant)
+        return self._variant(entrant, {f"speed.{RACE}": sides.stage(race)})
+
+    def confirm(self, winner: ScreeningCandidate, attempt: Attempt, run: str) -> VariantPlan:
+        """The claim that the winner is faster than stock.
+
+        Which one wins is a matter of chance, so another winner of the same race does not begin
+        another attempt: the measurement of the tuning has the next number.
+        """
+        loads = speed_stages(
+            self._sides(winner),
+            attempt,
+            lambda level: [self.claim(level)],
+            run,
+            measured=digest_json([attempt.scope.key, attempt.variants]),
+        )
+        return self._variant(winner, loads)
+
+    def claim(self, alpha: float) -> SpeedGatePlan:
+        """That a way to serve is faster than stock under the declared workload.
+
+        Raises:
+            UsageError: the workload is not there, or cannot be asked; file and key are named.
+        """
+        return find_claim(self.policy, self.stock.fitted, self.workload, alpha, self._max_length())
+
+    def claimed(self) -> Policy:
+        """The policy with that claim alone."""
+        return claim_gain(self.policy, self.stock.fitted, self.workload)
+
+    def attempt(self, run: str) -> Attempt:
+        """The attempt that this tuning is: all that may race, and the load."""
+        served = self._identity(self.stock).model_dump()
+        load = dump_workload(self.claim(self.policy.alpha))[0]
+        scope = AttemptScope(
+            baseline={"checkpoint": self.checkpoint.digest, "tuned for": self.workload},
+            policy=self.policy.name,
+        )
+        variants = {"tuned": digest_json([served, load, self.candidates.model_dump(mode="json")])}
+        return AttemptLedger(Store(self.store)).foresee(scope, variants, self.policy, run)
+
+    def _sides(self, entrant: ScreeningCandidate) -> Sides:
+        name = BASELINE if entrant == self.stock else entrant.name
+        first = self._coherence(BASELINE, self.stock, {})
+        heard = first if name == BASELINE else self._coherence(name, entrant, {"baseline": first})
+        return Sides(
+            SpeedSide(BASELINE, self._identity(self.stock), first),
+            SpeedSide(name, self._identity(entrant), heard),
+            tokenizer=self.checkpoint.path,
+            environment=self.identities["serve"],
+            machine=self.stock.node.measured_on(self.stock.profile.accelerator),
+            beside=(RACE,),
+        )
+
+    def _variant(self, entrant: ScreeningCandidate, loads: Mapping[str, StageSpec]) -> VariantPlan:
+        candidate = self._sides(entrant).candidate
+        recipe = Recipe(
+            name=candidate.variant,
+            summary=entrant.lever,
+            family="baseline",
+            quantization=NoQuantization(),
+        )
+        stages = {"coherence": candidate.coherence, **loads}
+        return VariantPlan(
+            recipe=recipe,
+            model=self.checkpoint.path,
+            arguments=entrant.serving,
+            stages=stages,
+            served=tuple(stages),
+            rounds={},
+            trust_remote_code=self.trust_remote_code,
+            ready_timeout_seconds=entrant.profile.ready_timeout_seconds,
+        )
+
+    def _coherence(
+        self, name: str, entrant: ScreeningCandidate, before: dict[str, StageSpec]
+    ) -> StageSpec:
+        return COHERENCE.spec(name, self._identity(entrant), before, ServerRuntime(), self.store)
+
+    def _identity(self, entrant: ScreeningCandidate) -> ServedModel:
+        return ServedModel(
+            checkpoint=self.checkpoint.digest,
+            serving=entrant.serving,
+            engine=self.identities["serve"],
+            hardware=self.stock.node.hardware(self.stock.profile.accelerator),
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _max_length(self) -> int:
+        limit = self.stock.profile.engine_arguments.get("max-model-len")
+        return int(limit) if limit else self.checkpoint.max_position_embeddings
+
+
+def find_claim(
+    policy: Policy,
+    profile: ServingProfile,
+    workload: str,
+    alpha: float,
+    max_length: int | None = None,
+) -> SpeedGatePlan:
+    """The claim on speed that confirms a gain; the policy's own claims are left out."""
+    claimed = claim_gain(policy, profile, workload)
+    (claim,) = find_claims(claimed, profile, alpha=alpha, max_length=max_length)
+    return claim
+
+
+def claim_gain(policy: Policy, profile: ServingProfile, workload: str) -> Policy:
+    """The policy with one claim on speed in the place of its own: faster than stock.
+
+    Raises:
+        UsageError: the workload is not there.
+    """
+    own = policy.speed.workloads if policy.speed else {}
+    blocks = policy.speed.ratio.blocks if policy.speed and policy.speed.ratio else None
+    name, found = workload, load_workload(workload, policy.speed, profile)[0]
+    if "/" in workload or workload.endswith((".yaml", ".yml")):
+        stem = re.sub("[^a-z0-9._-]", "-", Path(workload).stem.lower())
+        name = stem.lstrip("._-")[:80] or "file"
+        own = {**own, name: found}
+    minimum = {"cpu": NO_GAIN, "cuda": NO_GAIN}
+    given = {"blocks": blocks} if blocks else {}
+    ratio = ThroughputRatioGate.model_validate({"minimum": minimum, "workloads": [name], **given})
+    return policy.model_copy(update={"speed": SpeedPolicy(ratio=ratio, workloads=own)})
+
+
+def first_workload(policy: Policy) -> str:
+    """The one that the policy claims a ratio of, else the chat of the profile or the package."""
+    ratio = policy.speed.ratio if policy.speed else None
+    return ratio.workloads[0] if ratio else "chat"
+
+
+def identities_of(profile: ServingProfile, settings: Settings) -> dict[str, str]:
+    """Of the environments that take part."""
+    accelerator = Accelerator(profile.accelerator)
+    names = {"serve", str(find_engine(profile.engine).environment)}
+    return {name: identity(name, accelerator, settings) for name in names}
+
+
+def entrants_of(
+    candidates: CandidateFile, profile: ServingProfile, stock: ScreeningCandidate
+) -> Iterator[tuple[str, ServingCandidate | None]]:
+    """Who might race, in this order: the profile as it stands, then the candidates."""
+    if ServingArguments.of(profile, is_baseline=False) != ServingArguments.of(
+        stock.profile, is_baseline=False
+    ):
+        yield AS_PROFILED, None
+    yield from candidates.candidates.items()

@@ -1,0 +1,1 @@
+"""Checks that predict, before a run begins, whether it would fail."""

@@ -1,0 +1,117 @@
+"""What a machine or a model is not for: each check says what would go wrong, or nothing.
+
+None of them reads weights, builds an environment or asks the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from pipeline.capacity.machine import Machine
+from pipeline.core.errors import PreflightError, PrepareError, UsageError
+from pipeline.core.gpus import LEAST_DRIVER, is_driver_too_old
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.suitability import (
+    check_architecture,
+    check_experts,
+    check_mtp,
+    check_servable,
+    check_shapes,
+)
+from recipes import catalog
+from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
+from recipes.schema import Recipe, ServingProfile
+
+
+def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
+    """A profile for GPUs needs them: as many as one server is spread over."""
+    if profile.accelerator != "cuda":
+        return None
+    wanted = count_gpus(profile.engine_arguments)
+    if machine.gpus >= wanted:
+        return None
+    found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
+    keys = [name for name in DIVIDES_GPUS if profile.engine_arguments.get(name, 1) != 1]
+    cures = ["run on a machine that nvidia-smi lists them on, all of one kind"]
+    if machine.visible_devices is not None:
+        found += f" that CUDA_VISIBLE_DEVICES={machine.visible_devices} shows"
+        cures.insert(0, f"let CUDA_VISIBLE_DEVICES show {wanted}, or unset it")
+    if keys and machine.gpus:
+        cures.append(f"lower {' or '.join(keys)} in the profile")
+    return UsageError(
+        f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}"
+        f", and {found}",
+        where=f"--profile {profile.name}"
+        + "".join(f", key engine_arguments.{name}" for name in keys[:1]),
+        cure=f"{'; '.join(cures)}; or choose another profile: {', '.join(catalog.profile_names())}",
+    )
+
+
+def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError | None:
+    """A driver that cannot run the CUDA of the locked environments: work would be on the CPU."""
+    if profile.accelerator != "cuda" or not is_driver_too_old(machine.driver):
+        return None
+    return PreflightError(
+        f"the NVIDIA driver is {machine.driver}, and the CUDA 13 of the environments needs "
+        f"{LEAST_DRIVER} or newer",
+        where=f"--profile {profile.name}",
+        cure=f"install a driver from {LEAST_DRIVER} on; or name interpreters of your own for "
+        "quantize and serve in the settings file, built for an older CUDA",
+    )
+
+
+def find_gpu_fault(
+    recipe: Recipe, profile: ServingProfile, machine: Machine
+) -> PrepareError | None:
+    """A GPU without the recipe's number format: FP8 below compute capability 8.9."""
+    needed = recipe.minimum_compute_capability
+    found = machine.compute_capability if profile.accelerator == "cuda" else None
+    if needed is None or found is None or found >= needed:
+        return None
+    return UsageError(
+        f"'{recipe.name}' needs a GPU of compute capability {needed}, this one has {found}",
+        where=f"--recipe {recipe.name}",
+        cure="leave the recipe out, or run on a newer GPU",
+    )
+
+
+def find_unsuitable(
+    recipe: Recipe,
+    source: HeaderSource,
+    weights: VariantWeights,
+    architecture: str,
+    profile: ServingProfile,
+    features: Collection[str],
+    *,
+    made: bool = False,
+) -> Iterable[PrepareError]:
+    """A recipe that is not for this model or this machine; see pipeline/plan/suitability.py.
+
+    Where its weights are `made` already, only serving them is still to come.
+    """
+    serving: tuple[Callable[[], None], ...] = (
+        lambda: check_servable(recipe, profile.accelerator, features),
+    )
+    making: tuple[Callable[[], None], ...] = (
+        lambda: check_architecture(recipe, architecture),
+        lambda: check_experts(recipe, source.tensors),
+        lambda: check_mtp(recipe, source.tensors, source.config),
+        lambda: check_shapes(recipe, weights),
+    )
+    for check in serving if made else (*serving, *making):
+        try:
+            check()
+        except PrepareError as fault:
+            yield fault
+
+
+def tensor_parallel(profile: ServingProfile) -> int:
+    """GPUs that one copy is spread over."""
+    value = profile.engine_arguments.get("tensor-parallel-size", 1)
+    return value if type(value) is int and value > 0 else 1
+
+
+def is_pipelined(profile: ServingProfile) -> bool:
+    """Whether each GPU has a part of the layers alone, which no estimate here is made for."""
+    return profile.engine_arguments.get("pipeline-parallel-size", 1) != 1

@@ -1,0 +1,309 @@
+"""Looks for what would keep an environment from being built or used, and says how to fix it."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval_gates.sandbox import SandboxError, choose_isolation
+from pipeline.capacity.machine import machine_of
+from pipeline.core.cpu_features import cpu_features
+from pipeline.core.errors import EnvironmentBuildError, PrepareError, UsageError
+from pipeline.core.hardware import this_node
+from pipeline.environments.accelerator import detect_accelerator
+from pipeline.environments.definition import (
+    LOCKED_PYTHON,
+    OF_EVERY_RUN,
+    Accelerator,
+    EnvironmentName,
+    define,
+)
+from pipeline.environments.doctor_check import DoctorCheck, Severity
+from pipeline.environments.folders import environments_folder
+from pipeline.environments.gpu_host import check_compilers, check_driver
+from pipeline.environments.installer import find_uv, installer_variables, run_uv
+from pipeline.environments.package_sources import has_cpu_torch
+from pipeline.environments.status import EnvironmentState, status
+from pipeline.plan.serving_profile import fit_profile, load_named_profile
+from pipeline.plan.suitability import check_servable
+from pipeline.preflight.checks import find_gpu_fault, find_missing_gpus
+from recipes.catalog import load_recipe, recipe_names
+from recipes.engines import DEFAULT, find_engine
+
+if TYPE_CHECKING:
+    from pipeline.environments.settings import Settings
+    from recipes.schema import ServingProfile
+
+
+NUMA_LIBRARY = "libnuma.so.1"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+SERVER_SHARES_BYTES = 160 * 2**20  # vLLM 0.32's queue between its processes
+
+
+def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[DoctorCheck]:
+    """Everything that was looked at, whether well or not, in a sensible order to read.
+
+    Without a profile it looks whether the one that a run would take can be served here.
+    """
+    accelerator = detect_accelerator()
+    checks: list[Callable[[], Iterator[DoctorCheck]]] = [
+        _check_python,
+        _check_uv,
+        lambda: _check_home(settings, accelerator),
+        _check_own_folder,
+        lambda: _check_disk(settings, accelerator),
+        lambda: _check_environments(settings, accelerator),
+        check_driver,
+        _check_shared_memory,
+        _check_sandbox,
+    ]
+    if accelerator is Accelerator.CPU:
+        checks += [_check_processor, _check_numa, _check_torch_source]
+    else:
+        checks.append(check_compilers)
+    checks.append(lambda: profile_findings(profile))
+    return [finding for check in checks for finding in check()]
+
+
+def diagnose_build_host(settings: Settings) -> list[DoctorCheck]:
+    """What keeps an image with the environments for GPUs from being built here, without a GPU."""
+    cuda = Accelerator.CUDA
+    checks: list[Callable[[], Iterator[DoctorCheck]]] = [
+        _check_python,
+        _check_uv,
+        lambda: _check_home(settings, cuda),
+        lambda: _check_disk(settings, cuda),
+        lambda: _check_environments(settings, cuda),
+        check_compilers,
+        _check_bubblewrap,
+        lambda: _check_index(cuda),
+    ]
+    return [finding for check in checks for finding in check()]
+
+
+def processor_finding(features: Collection[str]) -> DoctorCheck:
+    """What can be served with an x86 processor of these features."""
+    if lack := find_engine(DEFAULT).lacks(features):
+        cure = "run on a newer machine, or on one with a GPU"
+        return DoctorCheck("processor", Severity.PROBLEM, lack, cure)
+    slower = "" if "avx512f" in features else "; serving is faster with AVX-512"
+    return DoctorCheck("processor", Severity.OK, ", ".join(features) + slower)
+
+
+def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
+    """Whether this machine can serve as the profile says, what it does otherwise, what it cannot.
+
+    None stands for the profile that a run would take here.
+    """
+    try:
+        node = this_node()
+        fitted = fit_profile(profile or load_named_profile("auto", node), node)
+    except UsageError as error:
+        yield DoctorCheck("profile", Severity.PROBLEM, error.what, error.cure)
+        return
+    machine = machine_of(node, Path.cwd(), with_gpu=fitted.accelerator == "cuda")
+    subject = f"profile {fitted.name}"
+    if missing := find_missing_gpus(fitted, machine):
+        yield DoctorCheck(subject, Severity.PROBLEM, missing.what, missing.cure)
+        return
+    yield DoctorCheck(subject, Severity.OK, "can be served here")
+    for name, fallback in fitted.in_effect.items():
+        yield DoctorCheck(f"{subject}, {name}", Severity.OK, fallback.because)
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        try:
+            check_servable(recipe, fitted.accelerator, cpu_features())
+        except UsageError as error:
+            yield DoctorCheck(f"{subject}, recipe {name}", Severity.WARNING, error.what, error.cure)
+        if fault := find_gpu_fault(recipe, fitted, machine):
+            yield DoctorCheck(f"{subject}, recipe {name}", Severity.WARNING, fault.what, fault.cure)
+
+
+def _check_python() -> Iterator[DoctorCheck]:
+    version = platform.python_version()
+    if sys.version_info[:2] == LOCKED_PYTHON:
+        yield DoctorCheck("python", Severity.OK, version)
+        return
+    locked = ".".join(map(str, LOCKED_PYTHON))
+    yield DoctorCheck(
+        "python",
+        Severity.WARNING,
+        f"{version}; the locks were resolved for {locked}, a package may have no wheel for yours",
+        f"if a build fails, run prepare with Python {locked}",
+    )
+
+
+def _check_sandbox() -> Iterator[DoctorCheck]:
+    """Whether model-written code can be kept in; HumanEval is refused where it cannot."""
+    try:
+        isolation = choose_isolation("auto")
+    except SandboxError as error:
+        yield DoctorCheck("sandbox", Severity.PROBLEM, error.what, error.cure)
+    else:
+        yield DoctorCheck("sandbox", Severity.OK, str(isolation))
+
+
+def _check_shared_memory() -> Iterator[DoctorCheck]:
+    """Whether a server's processes can talk; containers have 64 MB for that by default."""
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    if free < SERVER_SHARES_BYTES:
+        yield DoctorCheck(
+            "shared memory",
+            Severity.PROBLEM,
+            f"{free / 2**20:.0f} MiB are free in {SHARED_MEMORY}; a model server asks for "
+            f"{SERVER_SHARES_BYTES / 2**20:.0f} MiB",
+            "in a container, --shm-size 1g, or in Kubernetes an emptyDir of medium Memory there",
+        )
+
+
+def _check_uv() -> Iterator[DoctorCheck]:
+    try:
+        uv = find_uv()
+        said = subprocess.run(
+            [str(uv), "--version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except PrepareError as error:
+        yield DoctorCheck("uv", Severity.PROBLEM, error.what, error.cure)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield DoctorCheck("uv", Severity.PROBLEM, f"does not start: {error}", "reinstall uv")
+    else:
+        yield DoctorCheck("uv", Severity.OK, said.stdout.strip())
+
+
+def _check_bubblewrap() -> Iterator[DoctorCheck]:
+    """The sandbox's program; whether it works is known only where the image will run."""
+    if place := shutil.which("bwrap"):
+        yield DoctorCheck("bubblewrap", Severity.OK, place)
+    else:
+        yield DoctorCheck(
+            "bubblewrap",
+            Severity.WARNING,
+            "not on PATH; where the image runs, model-written code is kept in by namespaces alone",
+            "install it, such as Debian's bubblewrap",
+        )
+
+
+def _check_index(accelerator: Accelerator) -> Iterator[DoctorCheck]:
+    """Whether the package index has what is pinned; the engine's metadata alone is fetched."""
+    lock = define(EnvironmentName.SERVE, accelerator)
+    package = find_engine(DEFAULT).package(accelerator)
+    pin = f"{package}=={lock.pins[package]}"
+    with tempfile.TemporaryDirectory() as folder:
+        asked = ("pip", "install", "--dry-run", "--no-deps", "--refresh-package", package)
+        place = ("--python", sys.executable, "--target", folder)
+        try:
+            run_uv([*asked, *place, pin], folder=Path(folder), variables=installer_variables())
+        except EnvironmentBuildError as error:
+            yield DoctorCheck("package index", Severity.PROBLEM, error.what, error.cure)
+        else:
+            yield DoctorCheck("package index", Severity.OK, f"has {pin}")
+
+
+def _check_home(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
+    folder = _nearest_existing(environments_folder(settings.home))
+    try:
+        # Tried rather than asked: root may do everything by its rights, and still cannot here.
+        with tempfile.TemporaryFile(dir=folder):
+            yield DoctorCheck("home", Severity.OK, str(settings.home))
+    except OSError as error:
+        usable = {EnvironmentState.READY, EnvironmentState.EXTERNAL}
+        if all(status(name, accelerator, settings).state in usable for name in OF_EVERY_RUN):
+            read_only = f"{settings.home}, read-only; what every run uses is built"
+            yield DoctorCheck("home", Severity.OK, read_only)
+            return
+        yield DoctorCheck(
+            "home",
+            Severity.PROBLEM,
+            f"{folder} cannot be written to: {error.strerror}",
+            "set PREPARE_HOME to a folder that you may write to",
+        )
+
+
+def _check_own_folder() -> Iterator[DoctorCheck]:
+    """Whether engines find a place of this user's for what they keep beside the caches."""
+    folder = Path.home() / ".cache"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    yield DoctorCheck(
+        "user's folder",
+        Severity.PROBLEM,
+        f"{folder} cannot be written to, where engines and downloads keep files",
+        "set HOME to a folder that you may write to",
+    )
+
+
+def _check_disk(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
+    free = shutil.disk_usage(_nearest_existing(settings.home)).free
+    needed = sum(
+        define(name, accelerator).disk_bytes
+        for name in OF_EVERY_RUN
+        if status(name, accelerator, settings).state is EnvironmentState.MISSING
+    )
+    message = f"{free / 1e9:.0f} GB free, environments still to build need {needed / 1e9:.0f} GB"
+    if free < needed:
+        cure = "free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk"
+        yield DoctorCheck("disk", Severity.PROBLEM, message, cure)
+    else:
+        yield DoctorCheck("disk", Severity.OK, message)
+
+
+def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
+    for name in EnvironmentName:
+        found = status(name, accelerator, settings)
+        subject = f"environment {found.key}"
+        if found.state is not EnvironmentState.BROKEN:
+            yield DoctorCheck(subject, Severity.OK, str(found.state))
+        elif name in settings.environments:
+            cure = "correct `environments` in the settings file"
+            yield DoctorCheck(subject, Severity.PROBLEM, found.reason, cure)
+        else:
+            cure = f"it is rebuilt on its next use, or now: prepare env build {name}"
+            yield DoctorCheck(subject, Severity.WARNING, found.reason, cure)
+
+
+def _check_processor() -> Iterator[DoctorCheck]:
+    if platform.machine() == "x86_64":
+        try:
+            yield processor_finding(cpu_features())
+        except UsageError as error:
+            yield DoctorCheck("processor", Severity.PROBLEM, error.what, error.cure)
+    else:
+        yield DoctorCheck(
+            "processor",
+            Severity.WARNING,
+            f"{platform.machine()}; the locks were resolved for x86-64",
+            "if a build fails, name interpreters of your own in the settings file",
+        )
+
+
+def _check_numa() -> Iterator[DoctorCheck]:
+    """What vLLM's library for CPUs is linked with; without it vLLM starts, and then fails."""
+    try:
+        ctypes.CDLL(NUMA_LIBRARY)
+    except OSError as error:
+        cure = "install it, such as Debian's libnuma1"
+        yield DoctorCheck("libnuma", Severity.PROBLEM, f"vLLM needs it on a CPU: {error}", cure)
+
+
+def _check_torch_source() -> Iterator[DoctorCheck]:
+    find_links = installer_variables().get("UV_FIND_LINKS", "")
+    if has_cpu_torch(find_links):
+        yield DoctorCheck("torch for CPU", Severity.OK, f"from find-links: {find_links}")
+    else:
+        yield DoctorCheck(
+            "torch for CPU", Severity.OK, "not in find-links; from PyTorch's CPU index"
+        )
+
+
+def _nearest_existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -1,0 +1,265 @@
+"""Runs all checks and refuses the run with everything they found at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pipeline.capacity.fit import GpuPool
+from pipeline.capacity.gpu_plan import candidates_of, cure
+from pipeline.capacity.machine import Machine
+from pipeline.capacity.stage_resources import (
+    SMALL_FILES_BYTES,
+    check_need,
+    quantize_need,
+    serve_need,
+    stage_needs,
+)
+from pipeline.checkpoint import unsupported
+from pipeline.checkpoint.folder import CODE_KEY
+from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
+from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.inspection import CheckpointInspection, inspect
+from pipeline.inspection.variant_size import VariantWeights, variant_weights
+from pipeline.preflight import checks
+from recipes import catalog
+from recipes.schema import Recipe, ServingProfile
+
+
+@dataclass(frozen=True)
+class PreflightInput:
+    """What is about to be run, and where."""
+
+    source: HeaderSource  # config and headers of the checkpoint
+    recipes: Sequence[Recipe]  # of the variants
+    baseline: Recipe  # the recipe that changes nothing
+    profile: ServingProfile  # says how variants are served
+    machine: Machine  # that all of it happens on
+    store: Path  # folder of the store, for messages
+    trust_remote_code: bool = False  # run Python code from the checkpoint
+    # names of recipes whose weights are there already, wherever they are: what only quantizing
+    # needs is not asked of them
+    made: frozenset[str] = frozenset()
+    draft_bytes: int = 0  # weights of what drafts for variants
+
+    def faults(self) -> list[PrepareError]:
+        """All that would make the run fail, the disk left out."""
+        found = [
+            *self._find_checkpoint_faults(),
+            checks.find_missing_gpus(self.profile, self.machine),
+            checks.find_driver_fault(self.profile, self.machine),
+            *(checks.find_gpu_fault(each, self.profile, self.machine) for each in self.recipes),
+            *(
+                fault
+                for recipe in self.recipes
+                for fault in checks.find_unsuitable(
+                    recipe,
+                    self.source,
+                    self.weights[recipe.name],
+                    self.architecture,
+                    self.profile,
+                    self.machine.cpu_features,
+                    made=recipe.name in self.made,
+                )
+            ),
+            *self._find_gpu_memory_faults(),
+            *self._find_memory_faults(),
+        ]
+        return [fault for fault in found if fault is not None]
+
+    def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
+        """That variants still to be made need more space than the store's disk has; at most one.
+
+        Beside those in `made`, those in `stored` are there; `download` are bytes of the checkpoint
+        that the same disk gets.
+        """
+        to_make = {
+            name: made.bytes + SMALL_FILES_BYTES
+            for name, made in self.weights.items()
+            if name not in self.made.union(stored, [catalog.BASELINE])
+        }
+        needed, free = sum(to_make.values()) + download, self.machine.free_disk_bytes
+        if needed <= free:
+            return []
+        parts = [f"{name} {size / 1e9:,.1f}" for name, size in to_make.items()]
+        if download:
+            parts.insert(0, f"download {download / 1e9:,.1f}")
+        elsewhere = ", name another place with --store DIR, or leave recipes out"
+        return [
+            PreflightError(
+                f"the run needs {needed / 1e9:,.1f} GB of disk ({', '.join(parts)}), "
+                f"{free / 1e9:,.1f} GB are free",
+                where=str(self.store),
+                cure=f"free some space{elsewhere if to_make else ''}",
+            )
+        ]
+
+    def pair_faults(self) -> list[PrepareError]:
+        """Variants that cannot be served beside the baseline, for policies that compare speeds."""
+        if (inspection := self._inspection) is None:
+            return []
+        memory = self.machine.memory_bytes
+        needs = {
+            recipe.name: serve_need(
+                inspection, recipe, self.weights[recipe.name], self.profile, self.draft_bytes
+            )
+            for recipe in self._served
+        }
+        baseline = needs.pop(self.baseline.name).host_bytes or 0
+        return [
+            PreflightError(
+                f"the servers of '{name}' and of the baseline need about "
+                f"{(need.host_bytes + baseline) / 1e9:,.1f} GB of memory together, this machine "
+                f"has {memory / 1e9:,.1f} GB",
+                where="policy key speed: both are up at once",
+                cure="run on a machine with more memory, serve with a smaller KV cache, or take a "
+                "policy without such a claim",
+            )
+            for name, need in needs.items()
+            if need.host_bytes is not None
+            and need.host_bytes <= memory < need.host_bytes + baseline
+        ]
+
+    def memory_to_make(self) -> dict[tuple[str, str], int]:
+        """Bytes of the machine's memory that making a variant takes, by stage and recipe."""
+        if (inspection := self._inspection) is None:
+            return {}
+        needs = [
+            need
+            for recipe in self.recipes
+            for need in (
+                quantize_need(inspection, recipe, self.weights[recipe.name], self.profile),
+                check_need(recipe, self.weights[recipe.name]),
+            )
+        ]
+        return {
+            (each.stage, each.variant): each.host_bytes
+            for each in needs
+            if each and each.host_bytes
+        }
+
+    @property
+    def architecture(self) -> str:
+        """First of config.json's architectures."""
+        names = self.source.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "unknown"
+
+    @cached_property
+    def weights(self) -> dict[str, VariantWeights]:
+        """What each recipe makes of the checkpoint, the baseline's first."""
+        tensors, config = self.source.tensors, self.source.config
+        return {
+            recipe.name: variant_weights(tensors, recipe.quantization, config)
+            for recipe in self._served
+        }
+
+    def notes(self) -> list[str]:
+        """What could not be checked, and why."""
+        found = []
+        if isinstance(self._inspected, CheckpointError):
+            found.append(f"memory is not checked before the run: {self._inspected.what}")
+        elif self.machine.gpu and checks.is_pipelined(self.profile):
+            found.append("GPU memory is not checked before the run: layers are spread over stages")
+        elif (gpu := self.machine.gpu) and catalog.gpu_of_driver(gpu) is None:
+            found.append(
+                f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
+            )
+        return found
+
+    def _find_checkpoint_faults(self) -> Iterator[PrepareError | None]:
+        source, where = self.source, self.source.where
+        yield unsupported.architecture_error(self.architecture, where)
+        if source.quantized:
+            yield unsupported.quantized_error(where, source.names)
+        if CODE_KEY in source.config and not self.trust_remote_code:
+            yield unsupported.own_code_error(where)
+
+    def _find_gpu_memory_faults(self) -> Iterator[PrepareError]:
+        """The baseline or a variant that the engine could not start with on this machine's GPUs.
+
+        A GPU that no data file describes is not checked. All of them have to be served, so that
+        another recipe is no cure for one.
+        """
+        profile, inspection = self.profile, self._inspection
+        gpu = catalog.gpu_of_driver(self.machine.gpu) if self.machine.gpu else None
+        if inspection is None or gpu is None or profile.accelerator != "cuda":
+            return
+        if checks.is_pipelined(profile):
+            return
+        together = checks.tensor_parallel(profile)
+        site = GpuPool.of(inspection, gpu, together, profile, draft_bytes=self.draft_bytes)
+        for candidate in candidates_of(inspection, self._served, self.weights):
+            fit = site.fit(candidate, together, reserve_at_least=True)
+            if fit.obstacle in ("split", "weights", "context"):
+                number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
+                yield PreflightError(
+                    f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
+                    where=f"--profile {profile.name}",
+                    cure=cure(fit, candidate, (), site)
+                    + ("" if candidate.is_baseline else "; or leave the recipe out"),
+                )
+
+    def _find_memory_faults(self) -> Iterator[PrepareError]:
+        """Stages that need more of the machine's memory than there is."""
+        memory, inspection = self.machine.memory_bytes, self._inspection
+        if inspection is None:
+            return
+        for need in stage_needs(
+            inspection,
+            self._served,
+            self.weights,
+            self.profile,
+            self.made,
+            draft_bytes=self.draft_bytes,
+        ):
+            if need.host_bytes is not None and need.host_bytes > memory:
+                yield PreflightError(
+                    f"the stage '{need.stage}' of '{need.variant}' needs about "
+                    f"{need.host_bytes / 1e9:,.1f} GB of memory ({need.basis}), this machine has "
+                    f"{memory / 1e9:,.1f} GB",
+                    where=f"--recipe {need.variant}",
+                    cure="run on a machine with more memory"
+                    + (", or leave the recipe out" if need.variant != catalog.BASELINE else ""),
+                )
+
+    @property
+    def _served(self) -> tuple[Recipe, ...]:
+        return (self.baseline, *self.recipes)
+
+    @cached_property
+    def _inspected(self) -> CheckpointInspection | CheckpointError:
+        """The checkpoint's shape; the error where config.json lacks a number that memory needs."""
+        try:
+            return inspect(self.source)
+        except CheckpointError as error:
+            return error
+
+    @property
+    def _inspection(self) -> CheckpointInspection | None:
+        """That shape; None where it is not known, which `notes` reports."""
+        return self._inspected if isinstance(self._inspected, CheckpointInspection) else None
+
+
+def refuse(faults: Iterable[PrepareError]) -> None:
+    """Raise the only fault as it is, or one error that lists all; nothing where there is none.
+
+    Raises:
+        PrepareError: the run would fail.
+    """
+    if (found := refusal(list(faults))) is not None:
+        raise found
+
+
+def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
+    """The only fault as it is, or one error that lists all; None where there is none."""
+    if len(faults) < 2:
+        return next(iter(faults), None)
+    listed = "\n".join(f"  {n}. {line(fault)}" for n, fault in enumerate(faults, start=1))
+    return PreflightError(f"{len(faults)} things would make this run fail\n{listed}")
+
+
+def line(fault: PrepareError) -> str:
+    """A fault in one line: what, and the cure."""
+    return f"{fault.what}; cure: {fault.cure}" if fault.cure else fault.what

@@ -1,0 +1,106 @@
+"""The preflight of one run: before the checkpoint is fetched or hashed, and once it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from artifacts.registry.registry_address import check_registry
+from pipeline.capacity.gpu_request import read_draft_bytes, read_source
+from pipeline.capacity.machine import Machine, existing_folder, machine_of
+from pipeline.checkpoint.hub import bytes_to_download
+from pipeline.core.errors import CheckpointError, PrepareError, RegistryError
+from pipeline.environments.definition import EnvironmentName
+from pipeline.environments.settings import Settings
+from pipeline.plan.plan import Find, Plan
+from pipeline.plan.prompt_format import form_faults
+from pipeline.plan.resolved_options import ResolvedOptions, registry_uri
+from pipeline.plan.speed_plan import find_claims
+from pipeline.preflight.preflight import PreflightInput
+
+
+def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput | None:
+    """The checks of a run, from config.json and headers alone.
+
+    Returns:
+        None where these cannot be read: a demo that is not made yet, or a checkpoint that is
+        missing or damaged, which `locate` reports with a cure of its own.
+    """
+    try:
+        source = read_source(choices, settings)
+    except CheckpointError:
+        return None
+    return PreflightInput(
+        source=source,
+        recipes=choices.recipes,
+        baseline=choices.baseline,
+        profile=choices.profile,
+        machine=_machine(choices, settings),
+        store=settings.store,
+        trust_remote_code=choices.trust_remote_code,
+        draft_bytes=read_draft_bytes(choices.profile, settings),
+    )
+
+
+def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[PrepareError]:
+    """What is known before anything is fetched, hashed or built.
+
+    The disk is among it only for a checkpoint that still has to be downloaded, where no variant to
+    be made may be in the store already: of any other, what is there is known from the plan.
+    """
+    faults = preflight.faults()
+    claims = find_claims(choices.policy, choices.profile)
+    if choices.profile.speed_lives == "together" and any(each.compares for each in claims):
+        faults += preflight.pair_faults()
+    source = preflight.source
+    faults += form_faults(choices.policy, source.where, has_template=source.has_chat_template)
+    reference = choices.reference
+    if reference.kind == "hub" and not _may_have_variants(preflight):
+        missing = bytes_to_download(reference.name, reference.revision)
+        if missing:
+            here = missing if _is_on_the_same_disk(preflight.store) else 0
+            faults += preflight.disk_fault((), here)
+    return faults
+
+
+def registry_faults(choices: ResolvedOptions, settings: Settings) -> list[PrepareError]:
+    """That the registry would not take what passes, where this is plain before anything does."""
+    if not choices.promote:
+        return []
+    try:
+        check_registry(registry_uri(choices.registry, settings), choices.name)
+    except RegistryError as error:
+        without = "or measure now with --no-promote, and `prepare promote` the run later"
+        return [RegistryError(error.what, where=error.where, cure=f"{error.cure}; {without}")]
+    return []
+
+
+def late_faults(preflight: PreflightInput, plan: Plan, find: Find) -> list[PrepareError]:
+    """Too little disk for the variants that are not in the store yet."""
+    made = {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
+    return preflight.disk_fault(made)
+
+
+def _machine(choices: ResolvedOptions, settings: Settings) -> Machine:
+    """Which serves; with interpreters of the site's own, the driver is the site's business."""
+    with_gpu = choices.profile.accelerator == "cuda"
+    found = machine_of(choices.node, settings.store, with_gpu=with_gpu)
+    of_the_site = {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys()
+    return replace(found, driver="") if of_the_site else found
+
+
+def _may_have_variants(preflight: PreflightInput) -> bool:
+    """Whether a variant that is still to be made might be in the store already."""
+    if preflight.made.issuperset(recipe.name for recipe in preflight.recipes):
+        return False
+    folder = preflight.store / "stages" / "quantize"
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _is_on_the_same_disk(store: Path) -> bool:
+    """Whether the Hub's cache lies on the store's disk."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    places: Iterable[Path] = (store, Path(HF_HUB_CACHE))
+    return len({existing_folder(place).stat().st_dev for place in places}) == 1

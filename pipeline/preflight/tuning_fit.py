@@ -1,0 +1,62 @@
+"""Why a way to serve does not race on this machine, by arithmetic, before any server starts."""
+
+from __future__ import annotations
+
+from pipeline.capacity.fit import GpuPool
+from pipeline.capacity.gpu_plan import candidates_of
+from pipeline.capacity.machine import Machine
+from pipeline.inspection.inspection import CheckpointInspection
+from pipeline.plan.tuning_plan import ScreeningCandidate, gpus_of
+from pipeline.preflight.checks import tensor_parallel
+from recipes import catalog
+from recipes.schema import AcceleratorName
+from recipes.tuning_candidates import ServingCandidate
+
+
+def skip_reason(candidate: ServingCandidate, accelerator: AcceleratorName, machine: Machine) -> str:
+    """Why the candidate is not for such a machine; "" where it is."""
+    if candidate.accelerator not in (None, accelerator):
+        return f"for {candidate.accelerator}, and this profile is for {accelerator}"
+    needed, here = candidate.minimum_compute_capability, machine.compute_capability
+    if needed is not None and here is not None and here < needed:
+        return f"needs compute capability {needed}, {machine.gpu} has {here}"
+    return ""
+
+
+def misfit(
+    entrant: ScreeningCandidate,
+    stock: ScreeningCandidate,
+    inspection: CheckpointInspection | None,
+    gpu: str | None,
+) -> str:
+    """Why it cannot be served here, or would show nothing; "" where it can.
+
+    Args:
+        entrant: that would race.
+        stock: what it is compared with.
+        inspection: of the checkpoint; None where its shape is not known.
+        gpu: as the driver gives it; None on a CPU.
+    """
+    if (speculative := entrant.profile.speculative) is not None and speculative.draft is not None:
+        return "it drafts by a model, and draft models are not tuned"
+    if entrant.serving == stock.serving:
+        because = "; ".join(each.because for each in entrant.fitted.in_effect.values())
+        return f"here it comes to the same as stock{f': {because}' if because else ''}"
+    wanted, there = gpus_of(entrant.serving), gpus_of(stock.serving)
+    if wanted != there:
+        return f"it takes {wanted} GPUs and stock {there}: that is no gain of arguments"
+    described = catalog.gpu_of_driver(gpu) if gpu else None
+    if inspection is None or described is None:
+        return ""
+    profile = entrant.profile
+    # The model is laid out as a baseline, and served with the entrant's cache.
+    profile = profile.model_copy(update={"baseline_kv_cache_dtype": profile.kv_cache_dtype})
+    together = tensor_parallel(profile)
+    recipe = catalog.load_recipe(catalog.BASELINE)
+    weights = {recipe.name: inspection.variant(recipe.quantization)}
+    (candidate,) = candidates_of(inspection, [recipe], weights)
+    site = GpuPool.of(inspection, described, together, profile)
+    fit = site.fit(candidate, together, reserve_at_least=True)
+    return (
+        f"it does not fit: {fit.reason}" if fit.obstacle in ("split", "weights", "context") else ""
+    )

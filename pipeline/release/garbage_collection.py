@@ -1,0 +1,332 @@
+"""Finds what the store need not keep, and removes it: stages, runs and answers that nobody names.
+
+Kept is what a registry's alias or history names, what a run younger than some days used, and all
+that these rest on. What was made within those days is kept too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from artifacts.registry.embedded_database import EMBEDDED
+from artifacts.registry.hub_registry import SCHEME as HUB
+from artifacts.registry.registry import EVIDENCE_TAG, Registry, Version
+from artifacts.registry.registry_address import open_registry
+from artifacts.run_loader import is_alive, read_run
+from artifacts.stages.promote import PROMOTE
+from eval_gates.answer_log import book_of_part
+from pipeline.core.errors import RegistryError, StoreError
+from pipeline.core.events import Progress
+from pipeline.core.run_folders import RunFolders
+from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
+from pipeline.core.store import RECORD, Store
+from pipeline.release.object_store_gc import copies_to_go, objects_to_go, refuse_while_written
+from pipeline.release.recheck_record import rechecks_of
+from pipeline.stages.evaluate import book_key
+
+Stage = tuple[str, str]
+Doomed = tuple[str, Path]
+
+
+@dataclass
+class RetainedItems:
+    """What must stay: stages as (name, key), and runs by id."""
+
+    stages: set[Stage] = field(default_factory=set)
+    runs: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class GarbageItem:
+    """One thing to remove."""
+
+    kind: str  # stage, unfinished stage, run or answers; of an object store also content
+    path: Path  # folder or file; of an object store, in this node's cache
+    size: int  # bytes that come free when all that was found with it goes too
+    object: str | None = None  # its name in the object store, where it is there
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        where = {"object": self.object} if self.object is not None else {}
+        return {"kind": self.kind, "path": str(self.path), "bytes": self.size, **where}
+
+
+def find_garbage(
+    store: Store, registries: Iterable[str], days: float, progress: Progress
+) -> list[GarbageItem]:
+    """Everything that may go, the largest first; what is younger than so many days stays.
+
+    `registries` are asked beside those that the store's own promotions went to. Runs whose records
+    cannot be read stay, with a note.
+
+    Raises:
+        RegistryError: a registry cannot be asked, so it is not known what it names.
+        StoreError: a run is going on.
+    """
+    refuse_while_running(store)
+    refuse_while_written(store)
+    oldest = datetime.now(UTC) - timedelta(days=days)
+    kept = RetainedItems()
+    for uri in registries_of(store, registries):
+        keep_named(store, open_registry(uri), kept)
+    keep_of_runs(store, oldest, kept, progress)
+    records = keep_inputs(store, kept)
+    objects = find_objects(store, kept, records, oldest)
+    placed = {each.path for each in objects}
+    if store.origin is not None:  # a copy here stays as long as what it is a copy of
+        kept.stages |= {
+            (stage, key)
+            for stage, key in store.origin.keys("*")
+            if store.root / "stages" / stage / key not in placed
+        }
+    gone = {each.path.name for each in objects if each.kind == "content"}
+    found = [
+        *stages_to_go(store, kept, oldest.timestamp()),
+        *runs_to_go(store, kept, oldest.timestamp()),
+        *answers_to_go(store, records, oldest.timestamp()),
+        *(("content", path) for path in copies_to_go(store, gone, oldest)),
+    ]
+    found = [(kind, path) for kind, path in found if path not in placed]
+    sizes = freed_bytes([path for _, path in found])
+    garbage = [
+        GarbageItem(kind, path, size) for (kind, path), size in zip(found, sizes, strict=True)
+    ]
+    # Content last: a kill leaves no stage without it.
+    return sorted([*objects, *garbage], key=lambda each: (each.kind == "content", -each.size))
+
+
+def find_objects(
+    store: Store, kept: RetainedItems, records: Iterable[StageRecord], oldest: datetime
+) -> list[GarbageItem]:
+    """What may go of an object store."""
+    books = {book_of(record, store) for record in records if record.stage == "evaluate"}
+    return [
+        GarbageItem(each.kind, each.path, each.size, each.name)
+        for each in objects_to_go(store, kept.stages, kept.runs, books, oldest)
+    ]
+
+
+def remove(garbage: GarbageItem, store: Store) -> None:
+    """Remove it, unless someone holds it by now; raises StoreError when it cannot be removed."""
+    path = garbage.path
+    if garbage.kind == "stage":
+        store.discard(path.parent.name, path.name, forget=True)
+        return
+    with store.explain_errors():
+        if garbage.kind in ("run", "content"):
+            _remove_object(garbage, store)
+            if path.is_dir():
+                doomed = path.with_name(f".{path.name}.removed")
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            else:
+                path.unlink(missing_ok=True)
+            return
+        # An unfinished stage, or a part of an answer book, unless it is being written again.
+        key = path.name.partition(".")[0]
+        with store.claims.hold_if_free(key, forget=True) as claim:
+            if claim is None:
+                return
+            _remove_object(garbage, store)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _remove_object(garbage: GarbageItem, store: Store) -> None:
+    if garbage.object is not None and store.origin is not None:
+        store.origin.objects.remove(garbage.object)
+
+
+def refuse_while_running(store: Store) -> None:
+    """Raise StoreError while a run is going on: it counts on stages that its record lacks yet."""
+    folders = RunFolders(store)
+    for folder in folders.open():
+        # A job goes on where its driver was killed.
+        if is_alive(folder) or folders.is_worked_for(folder):
+            raise StoreError(
+                f"run {folder.name} is in progress, and what it will use is not known yet",
+                where=str(folder),
+                cure="wait until it is done",
+            )
+
+
+def registries_of(store: Store, others: Iterable[str]) -> list[str]:
+    """URIs of every registry that a promotion or recheck of this store went to, and of its own."""
+    uris = dict.fromkeys(others)
+    own = store.root.resolve() / "registry.db"
+    if own.is_file():
+        uris[f"{EMBEDDED}{own}"] = None
+    promoted = [PROMOTE.parameters_of(each).registry for each in store.records(PROMOTE.name)]
+    for uri in (*promoted, *list_rechecked(store)):
+        # A file that is gone names nothing; making an empty one would not help.
+        if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
+            uris[uri] = None
+    return list(uris)
+
+
+def list_rechecked(store: Store) -> Iterator[str]:
+    """URIs of the registries, beside the store's own, whose versions were rechecked here."""
+    for folder in RunFolders(store).all():
+        try:
+            run = read_run(folder)
+        except StoreError:  # its run stays, and is reported
+            continue
+        if run.kind == "recheck" and run.options.registry:
+            yield run.options.registry
+
+
+def keep_named(store: Store, registry: Registry, kept: RetainedItems) -> None:
+    """Keep what any alias or history of the registry names.
+
+    Raises:
+        RegistryError: a model that this store promoted there is not shown to us.
+    """
+    promoted = {
+        each.name
+        for each in map(PROMOTE.parameters_of, store.records(PROMOTE.name))
+        if each.registry == registry.uri
+    }
+    for name in sorted({*registry.names(), *promoted}):
+        versions = registry.versions(name)
+        if not versions and name in promoted and registry.uri.startswith(HUB):
+            # The Hub answers so to whoever may not see the repository.
+            raise RegistryError(
+                f"'{name}' was promoted there, and is not shown to us",
+                where=registry.uri,
+                cure="log in with a token that may read it; when it was deleted on purpose, delete "
+                f"{store.root / 'stages' / 'promote'} of that promotion, too",
+            )
+        history = registry.history(name)
+        numbers = set(registry.aliases(name).values())
+        for entry in history:
+            numbers |= {v for v in (*entry.changes.values(), entry.replaced) if v is not None}
+            kept.runs.add(entry.run)
+        for version in versions:
+            if version.version in numbers:
+                kept.stages |= set(stages_of(store, version))
+                kept.runs.add(version.tags.get("prepare.run", ""))
+                kept.runs |= {recheck.run for recheck in rechecks_of(version)}
+
+
+def stages_of(store: Store, version: Version) -> Iterator[Stage]:
+    """The stages that a registered version names: its weights' and its verdict's."""
+    if "prepare.verdict.stage" in version.tags:
+        yield "judge", version.tags["prepare.verdict.stage"]
+    if store.origin is not None and EVIDENCE_TAG in version.tags:
+        yield "evidence", version.tags[EVIDENCE_TAG]
+    stages = (store.root / "stages").resolve()
+    source = Path(version.source)
+    if source.is_absolute() and source.resolve().is_relative_to(stages):
+        stage, key, *_ = source.resolve().relative_to(stages).parts
+        yield stage, key
+
+
+def keep_of_runs(store: Store, oldest: datetime, kept: RetainedItems, progress: Progress) -> None:
+    """Keep young runs, those that are named already, and what all of them used."""
+    for folder in RunFolders(store).all():
+        try:
+            report = read_run(folder)
+        except StoreError as error:
+            progress.note(f"kept, since it cannot be read: {error}")
+            kept.runs.add(folder.name)
+            continue
+        if folder.name in kept.runs or datetime.fromisoformat(report.started) >= oldest:
+            kept.runs.add(folder.name)
+            kept.stages |= {(s.stage, s.key) for s in report.stages if s.key}
+
+
+def keep_inputs(store: Store, kept: RetainedItems) -> list[StageRecord]:
+    """Keep also what the kept stages rest on; returns the records of all that are kept."""
+    pending, seen, records = list(kept.stages), set(kept.stages), []
+    while pending:
+        record = store.find(*pending.pop())
+        if record is None:
+            continue
+        records.append(record)
+        for reference in record.inputs.values():
+            stage = (reference.stage, reference.key)
+            if stage not in seen:
+                seen.add(stage)
+                pending.append(stage)
+    kept.stages = seen
+    return records
+
+
+def stages_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
+    """Finished stages that nobody names, and old unfinished ones.
+
+    Records of promotions stay: they say which registries to ask, and are small.
+    """
+    for folder in sorted((store.root / "stages").glob("*/*")):
+        stage, name = folder.parent.name, folder.name
+        if stage == "promote":
+            continue
+        finished = (folder / RECORD).is_file() and "." not in name
+        written = (folder / RECORD if finished else folder).stat().st_mtime
+        if (finished and (stage, name) in kept.stages) or written >= oldest:
+            continue
+        yield "stage" if finished else "unfinished stage", folder
+
+
+def runs_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
+    """Records and logs of runs that nobody names."""
+    for folder in RunFolders(store).all():
+        if folder.name not in kept.runs and folder.stat().st_mtime < oldest:
+            yield "run", folder
+
+
+def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Doomed]:
+    """Answer books that no kept round was copied from."""
+    used = {book_of(record, store) for record in records if record.stage == "evaluate"}
+    for file in sorted((store.root / "answers").glob("*.jsonl")):
+        if book_of_part(file) not in used and file.stat().st_mtime < oldest:
+            yield "answers", file
+
+
+def book_of(record: StageRecord, store: Store) -> str | None:
+    """The name of a round's answer book; None where what it depends on is gone."""
+    spec = StageSpec(
+        stage=record.stage,
+        variant=record.variant,
+        key=record.key,
+        parameters=record.parameters,
+        inputs={role: StageReference(**r.model_dump()) for role, r in record.inputs.items()},
+        runtime={},
+        store=str(store.root),
+    )
+    try:
+        return book_key(spec, store)
+    except StoreError:
+        return None
+
+
+def freed_bytes(paths: Sequence[Path]) -> list[int]:
+    """How many bytes removing all of these folders and files frees, by path.
+
+    A file with several names (the stage `evidence` links the weights of `quantize`) frees its bytes
+    only when all of its names go; they count for the first path that has one.
+    """
+    names: Counter[tuple[int, int]] = Counter()
+    first: dict[tuple[int, int], tuple[int, os.stat_result]] = {}
+    for number, path in enumerate(paths):
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            found = file.lstat()
+            if stat.S_ISDIR(found.st_mode):
+                continue
+            names[found.st_dev, found.st_ino] += 1
+            first.setdefault((found.st_dev, found.st_ino), (number, found))
+    sizes = [0] * len(paths)
+    for each, (number, found) in first.items():
+        if names[each] == found.st_nlink:
+            sizes[number] += found.st_size
+    return sizes

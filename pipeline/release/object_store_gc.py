@@ -1,0 +1,120 @@
+"""Finds what an object store need not keep: its stages, runs, answers, and content of no use.
+
+Content goes last: a stage is gone before anything that its folder had, so a kill leaves no stage
+that is half there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+
+from eval_gates.answer_log import book_of_part
+from pipeline.core.errors import StoreError
+from pipeline.core.object_store import ObjectInfo
+from pipeline.core.remote_store import RemoteStore
+from pipeline.core.run_folders import RUNNING
+from pipeline.core.store import COLLECTION, Store
+
+
+@dataclass(frozen=True)
+class GarbageObject:
+    """One object, and what stands for it in the node's cache."""
+
+    kind: str
+    path: Path
+    size: int  # bytes
+    name: str  # below the store's URL
+
+
+def refuse_while_written(store: Store) -> None:
+    """Raise StoreError while somebody writes a stage or an answer book, whoever's run that is."""
+    if store.origin is None:
+        return
+    names = map(PurePosixPath, store.origin.objects.names("claims"))
+    done = {key for _, key in store.origin.keys("*")}
+    for key in {path.parts[0] for path in names} - done - {COLLECTION}:
+        if store.claims.is_held(key):
+            raise StoreError(
+                "something is being written, and what it will use is not known yet",
+                where=f"{store.origin.objects.url}/claims/{key}",
+                cure="wait until it is done",
+            )
+
+
+def objects_to_go(
+    store: Store,
+    kept_stages: Collection[tuple[str, str]],
+    kept_runs: Collection[str],
+    kept_books: Collection[str | None],
+    oldest: datetime,
+) -> list[GarbageObject]:
+    """What is neither kept nor younger than `oldest`, nor content of what stays.
+
+    Records of promotions stay: they say which registries to ask, and are small.
+    """
+    origin = store.origin
+    if origin is None:
+        return []
+    old = _ExpiredListing(origin, store.root, oldest)
+    stages = [
+        each
+        for each in old.objects("stages", "stage")
+        if (each.path.parent.name, each.path.name) not in kept_stages
+        and each.path.parent.name != "promote"
+    ]
+    runs = [
+        *(each for each in old.objects("runs", "run") if each.path.name not in kept_runs),
+        *(
+            each
+            for each in old.objects(RUNNING, "run")
+            if PurePosixPath(each.name).parts[1] not in kept_runs
+        ),
+    ]
+    answers = [
+        each
+        for each in old.objects("answers", "answers")
+        if book_of_part(Path(each.name)) not in kept_books
+    ]
+    used = _blobs_of_stages(origin, {each.name for each in stages})
+    contents = [e for e in old.objects("blobs", "content") if e.path.name not in used]
+    return [*stages, *old.objects("unfinished", "unfinished stage"), *runs, *answers, *contents]
+
+
+def copies_to_go(store: Store, gone: Collection[str], oldest: datetime) -> Iterator[Path]:
+    """Content in the node's cache that is not in the object store, or goes from there.
+
+    Args:
+        gone: digests of what goes.
+    """
+    if store.origin is None:
+        return
+    there = set(store.origin.objects.names("blobs")) - set(gone)
+    for path in sorted((store.root / "blobs").glob("[0-9a-f]*")):
+        if path.name not in there and path.stat().st_mtime < oldest.timestamp():
+            yield path
+
+
+class _ExpiredListing:
+    """What lies below a store's URL since before a time."""
+
+    def __init__(self, origin: RemoteStore, cache: Path, oldest: datetime) -> None:
+        self._origin, self._cache, self._oldest = origin, cache, oldest
+
+    def objects(self, folder: str, kind: str) -> Iterator[GarbageObject]:
+        found: dict[str, ObjectInfo] = self._origin.objects.listed(folder)
+        for name, each in sorted(found.items()):
+            if each.written < self._oldest:
+                path = self._cache / folder / name.removesuffix(".json")
+                yield GarbageObject(kind, path, each.size, f"{folder}/{name}")
+
+
+def _blobs_of_stages(origin: RemoteStore, gone: Collection[str]) -> set[str]:
+    """Digests of what the stages have that stay."""
+    used: set[str] = set()
+    for stage, key in origin.keys("*"):
+        marker = origin.find(stage, key) if f"stages/{stage}/{key}.json" not in gone else None
+        used |= {blob.sha256 for blob in marker.files.values()} if marker is not None else set()
+    return used

@@ -1,0 +1,300 @@
+"""What a registered version was judged by, read from the evidence bundle beside its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from artifacts.deployable import Deployable, verdict_tags
+from artifacts.evidence.bundle import BUNDLE, BundleVerdict
+from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verdict
+from artifacts.evidence.bundled_evidence import BundledEvidence
+from artifacts.evidence.manifest import read_manifest
+from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
+from artifacts.serving_arguments import KV_DTYPE, ServingArguments
+from artifacts.stages.judge import JUDGE, policy_digest
+from artifacts.stages.questions import QUESTIONS
+from artifacts.verdict_inputs import Find, VerdictInputs, record_of
+from eval_gates.suites.question_source import QuestionSource
+from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from pipeline.environments.definition import Accelerator
+from recipes.policy import Policy
+from recipes.schema import CpuOverride, Family, Recipe, ServingProfile
+from recipes.speculative import SpeculativeConfig
+from recipes.workload import AnyWorkload
+
+SHOWN = 100  # characters of a tag
+TRUST_OPTION = "--yes-trust-remote-code"
+# How long loading takes is no part of the evidence; as `prepare serve` waits.
+READY_TIMEOUT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class RecordedVerdict:
+    """A version's verdict with all that it takes to judge the same weights again."""
+
+    bundle: BundleVerdict  # what the evidence says
+    judged: VerdictInputs  # the records of the stages that the verdict rests on
+    deployable: Deployable
+    source: str  # name of the source checkpoint, with its commit where it is on the Hub
+    families: Mapping[str, Family]  # of the recipes that were tried with it and judged
+    sources: Mapping[str, QuestionSource]  # where each suite's questions came from
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that the verdict was reached by."""
+        return self.judged.judge.parameters.policy
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Those of a promotion that say what was judged."""
+        return verdict_tags(
+            self.deployable,
+            policy=policy_digest(self.judged.judge.record),
+            recipe=self.bundle.recipe,
+            verdict=self.bundle.variant.verdict,
+            override=self.bundle.override,
+            trust_remote_code=self.judged.trust_remote_code,
+        )
+
+    @property
+    def checkpoint_digest(self) -> str:
+        """Of the source that the baseline was."""
+        return self.judged.coherence.parameters.checkpoint
+
+    @property
+    def recipe(self) -> Recipe:
+        """The variant's, as it was carried out."""
+        return Recipe(
+            name=self.bundle.recipe,
+            summary="registered weights",
+            family=self.judged.judge.parameters.family,
+            quantization=self.judged.quantize.parameters.quantization,
+        )
+
+    @property
+    def tried(self) -> tuple[Recipe, ...]:
+        """The variant's recipe and those tried with it: as many as the verdict was corrected for.
+
+        Only number and families count. A recipe that never got to its gates is taken as one of
+        the variant's family.
+        """
+        own = self.recipe
+        others = [name for name in self.bundle.tried if name != own.name]
+        family = own.family
+        return (
+            own,
+            *(
+                own.model_copy(update={"name": name, "family": self.families.get(name, family)})
+                for name in others
+            ),
+        )
+
+    @property
+    def _workloads(self) -> dict[str, Any]:
+        """That speed was measured with, by name, as far as no file is needed for them."""
+        of_slos, of_ratios = (
+            {
+                each.parameters.name: each.parameters.workload
+                for each in self.judged.speed.values()
+                if "file" not in each.parameters.workload and each.parameters.claim == claim
+            }
+            for claim in ("slo", "ratio")
+        )
+        return of_slos | of_ratios  # a claim of limits gives its rate itself
+
+    @property
+    def _lives(self) -> Literal["together", "alternate"]:
+        """How the servers' lives were arranged while speed was compared; together on a CPU."""
+        alternated = any(
+            each.parameters.rule.get("lives") == "alternate" for each in self.judged.speed.values()
+        )
+        is_cpu = self.deployable.accelerator is Accelerator.CPU
+        return "together" if is_cpu and not alternated else "alternate"
+
+    @property
+    def profile(self) -> ServingProfile:
+        """The serving profile as it was carried out.
+
+        Raises:
+            EvidenceError: baseline and variant were not served alike, or by what no profile has.
+        """
+        judged = self.judged
+        self.deployable.check_servable(f"{BUNDLE}/stages/coherence")
+        serving = self.deployable.serving
+        speculative = serving.speculative
+        if speculative is not None and speculative.draft is not None:
+            raise EvidenceError(
+                "it was judged with a draft model, and its evidence does not say where that lies",
+                where=f"{BUNDLE}/stages/coherence",
+                cure="name a serving profile to judge with, whose key speculative.draft does: "
+                "--profile",
+            )
+        arguments, measuring = dict(serving.engine_arguments), judged.judge.parameters.measuring
+        baseline = judged.baseline_coherence.parameters.serving
+        profile = ServingProfile(
+            name=self.bundle.profile or "judged",
+            summary="as judged",
+            accelerator=self.deployable.accelerator.value,
+            engine=serving.engine,
+            kv_cache_dtype=str(arguments.pop(KV_DTYPE)),
+            baseline_kv_cache_dtype=str(baseline.engine_arguments[KV_DTYPE]),
+            engine_arguments=arguments,
+            environment=serving.environment,
+            speculative=SpeculativeConfig(**speculative.to_dict()) if speculative else None,
+            ready_timeout_seconds=READY_TIMEOUT_SECONDS,
+            speed_lives=self._lives,
+            workloads=TypeAdapter(dict[str, AnyWorkload]).validate_python(self._workloads),
+            speed_note=judged.judge.parameters.speed_note,
+            fallbacks={
+                name: CpuOverride.model_validate(each)
+                for name, each in judged.judge.parameters.fallbacks.items()
+            },
+        )
+        if measuring is not None:
+            known = {"life_spread": measuring.life_spread, "life_count": measuring.life_count}
+            profile = profile.model_copy(update=known)
+        profile = profile.apply_fallbacks(profile.fallbacks)
+        if ServingArguments.of(profile, is_baseline=True) != baseline:
+            raise EvidenceError(
+                "baseline and variant were served with other engine arguments than the KV dtype",
+                where=f"{BUNDLE}/stages/coherence",
+                cure="name a serving profile to judge with: --profile",
+            )
+        return profile
+
+
+def read_past(version: Version, folder: Path) -> RecordedVerdict:
+    """Read and check the bundle in a version's folder, whose digests have been checked.
+
+    Raises:
+        EvidenceError: there is no bundle, it is not sound, or it is about something else than the
+            version says.
+    """
+    bundle = find_bundle(folder)
+    if bundle is None:
+        raise EvidenceError(
+            f"version {version.version} of '{version.name}' has no evidence beside its weights, "
+            "so how it was judged is not known",
+            where=str(folder / BUNDLE),
+            cure=f"`prepare promote {version.tags.get('prepare.run') or 'RUN'}` in the store of "
+            "that run registers it with its evidence",
+        )
+    check = check_bundle(bundle)
+    problems = [*check.problems, *(d for each in check.variants for d in each.differences)]
+    if problems:
+        raise EvidenceError(
+            f"the evidence does not give the verdict: {problems[0]}",
+            where=str(bundle),
+            cure=f"`prepare verify {bundle}` names every difference; get the version again with "
+            "`prepare pull`",
+        )
+    verdict = read_verdict(bundle)
+    evidence = BundledEvidence(bundle, read_manifest(bundle), verdict.revisions)
+    judged = VerdictInputs.load_by_key(evidence.find, verdict.judges[verdict.recipe])
+    deployable = judged.deployable(evidence.find)
+    check_same(version, judged, deployable, bundle)
+    judges = {
+        name: evidence.find("judge", key)
+        for name, key in verdict.judges.items()
+        if name != verdict.recipe
+    }
+    return RecordedVerdict(
+        bundle=verdict,
+        judged=judged,
+        deployable=deployable,
+        source=source_of(version, verdict),
+        families={n: JUDGE.parameters_of(j).family for n, j in judges.items() if j is not None},
+        sources=sources_of(judged, evidence.find),
+    )
+
+
+def source_of(version: Version, verdict: BundleVerdict) -> str:
+    """The source's name; a folder's path is in the tags alone, evidence has no paths in it."""
+    ref = version.tags.get("prepare.source.ref") or verdict.source.ref
+    revision = verdict.source.revision
+    # A name that leads nowhere here is reported when it is looked for.
+    is_folder = ref.startswith((".", "/", "~")) or Path(ref).exists()
+    return f"{ref.partition('@')[0]}@{revision}" if revision and not is_folder else ref
+
+
+def sources_of(judged: VerdictInputs, find: Find) -> dict[str, QuestionSource]:
+    """Where each suite's questions came from, as its stage's parameters say."""
+    return {
+        suite: QUESTIONS.parameters_of(
+            record_of(find, judged.judge.record.inputs[f"questions.{suite}"])
+        ).source
+        for suite in judged.judge.parameters.policy.suites
+    }
+
+
+def check_same(
+    version: Version, judged: VerdictInputs, deployable: Deployable, bundle: Path
+) -> None:
+    """Raise EvidenceError where registry and evidence speak of different things."""
+    pairs = {
+        WEIGHTS_TAG: ("weights", deployable.weights),
+        TUPLE_TAG: ("deployable tuple", deployable.digest),
+        POLICY_TAG: ("policy", policy_digest(judged.judge.record)),
+    }
+    for tag, (words, digest) in pairs.items():
+        if version.tags.get(tag) != digest:
+            raise EvidenceError(
+                f"the {words} of the evidence is not the one of the version: its digest is "
+                f"{digest[:12]}, registered is {str(version.tags.get(tag))[:12]}",
+                where=f"{bundle} and {version.name} version {version.version}, tag {tag}",
+                cure="somebody changed one of them after the promotion; "
+                f"`prepare verify {bundle}` checks the evidence",
+            )
+
+
+def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
+    """Hold a version's tags against the evidence beside its weights.
+
+    Whoever may write to the registry may set a tag; nobody can make the evidence say it.
+
+    Raises:
+        RegistryError: a tag is not what the evidence says; each such is named.
+    """
+    found = tag_differences(version, past)
+    if found:
+        raise RegistryError(
+            "the registry's tags are not what was judged: " + "; ".join(found),
+            where=f"{version.name} version {version.version}",
+            cure="somebody changed them after the promotion; `prepare promote` the run again, and "
+            "check who may write to the registry",
+        )
+
+
+def tag_differences(version: Version, past: RecordedVerdict) -> list[str]:
+    """Every tag of a promotion that is not what the evidence says, in words."""
+    return [
+        f"{tag} says {_show(version.tags.get(tag))}, the evidence {_show(value)}"
+        for tag, value in past.tags.items()
+        if version.tags.get(tag) != value
+    ]
+
+
+def refuse_code(version: Version, past: RecordedVerdict) -> None:
+    """Refuse to run a checkpoint's own code where nobody on this machine has agreed to.
+
+    Raises:
+        CheckpointError: it was judged with such code.
+    """
+    if past.judged.trust_remote_code:
+        raise CheckpointError(
+            "it was judged with Python code that comes with the checkpoint, and serving it runs "
+            "that code here",
+            where=f"{version.name} version {version.version}",
+            cure="read the *.py files beside its weights; where you trust them, add "
+            f"{TRUST_OPTION}",
+        )
+
+
+def _show(value: str | None) -> str:
+    text = "nothing" if value is None else ascii(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,208 @@
+"""Tells what of a variant's loss is its weights', and what its KV cache's: `--attribute`.
+
+Of each suite whose gate failed, stayed open or came close, two more served models are asked the
+questions that baseline and variant have answered: the variant's weights with the baseline's KV
+cache, and the other way round. Their answers go into answer books as all others do. No verdict
+changes, and no attempt is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from artifacts.run_record import VariantReport
+from artifacts.serving_arguments import KV_DTYPE
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.questions import QUESTIONS
+from eval_gates.answer_log import read_answers
+from eval_gates.attribution import AttributionReport, attribute, is_wanted
+from eval_gates.stopping import comparison_of
+from pipeline.core.errors import EvaluationDataError, PrepareError
+from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.run.run_recorder import RunRecorder
+from pipeline.run.serving_planner import ServingPlanner
+from pipeline.run.stage_runner import SubmittedStageRunner
+
+DRAFTED = "speculative decoding counts with the weights"
+
+
+class AblationRun:
+    """Asks what is still to be asked, and writes what it shows into the run's record.
+
+    Args:
+        plan: that was run.
+        stages: runs single stages.
+        log: of the run.
+        note: what else the KV cache's type changes, by the profile.
+    """
+
+    def __init__(
+        self, plan: Plan, stages: SubmittedStageRunner, log: RunRecorder, note: str = ""
+    ) -> None:
+        self._plan = plan
+        self._stages = stages
+        self._log = log
+        self._note = note
+        self._asking = ServingPlanner(plan, stages)
+
+    def run(self) -> None:
+        """Attribute every variant that is worth it; one that cannot be is noted, and left."""
+        judged = {report.recipe: report for report in self._log.variants()}
+        for variant in self._plan.variants:
+            if report := judged.get(variant.recipe.name):
+                self._tell(variant, report)
+
+    def _tell(self, variant: VariantPlan, judged: VariantReport) -> None:
+        name, suites = judged.recipe, self._wanted(variant, judged)
+        if not suites:
+            why = "every gate lost less than half of what it may" if judged.gates else "not judged"
+            self._stages.progress.note(f"{name}: nothing to attribute: {why}")
+            return
+        before, after = kv_dtype(self._plan.baseline), kv_dtype(variant)
+        if before == after:
+            cause = "weights, or by speculative decoding" if speculates(variant) else "weights"
+            self._stages.progress.note(
+                f"{name}: nothing to attribute: its KV cache is of the baseline's type, {after}, "
+                f"so all that it lost, it lost by its {cause}"
+            )
+            return
+        try:
+            found = self._attribute(variant, suites)
+        except PrepareError as error:
+            self._stages.progress.note(f"{name}: its loss cannot be attributed: {error}")
+            return
+        self._log.note_variant(judged.model_copy(update={"attribution": found}))
+
+    def _wanted(self, variant: VariantPlan, judged: VariantReport) -> list[str]:
+        """Suites that the variant did not pass, or came close to failing."""
+        return [
+            gate.suite
+            for gate in judged.gates
+            if is_wanted(gate, self._allowed_drop(variant, gate.suite, gate.baseline))
+        ]
+
+    def _allowed_drop(self, variant: VariantPlan, suite: str, baseline: float) -> float:
+        family = variant.recipe.family
+        if family == "baseline":
+            raise ValueError("the baseline is compared with nothing")
+        margin = self._plan.policy.suites[suite].margins[family]
+        return comparison_of(margin).allowed_drop(baseline)
+
+    def _attribute(self, variant: VariantPlan, suites: list[str]) -> list[AttributionReport]:
+        """Ask both further models all suites, a life of a server each; then compare."""
+        last = self._plan.last_rounds(variant, self._stages.find_reusable)
+        specs = {suite: last[suite] for suite in suites}
+        dtypes = kv_dtype(self._plan.baseline), kv_dtype(variant)
+        weights = with_kv_dtype(variant, dtypes[0])
+        kv_cache = with_kv_dtype(self._plan.baseline, dtypes[1])
+        asked = {
+            side: {suite: self._stage(each, origin, suite, specs[suite]) for suite in suites}
+            for side, each, origin in (
+                ("weights", weights, variant),
+                ("kv_cache", kv_cache, self._plan.baseline),
+            )
+        }
+        self._asking.hold(weights, list(asked["weights"].values()))
+        self._asking.hold(kv_cache, list(asked["kv_cache"].values()))
+        return [
+            self._compare(
+                suite,
+                specs[suite],
+                {s: each[suite] for s, each in asked.items()},
+                dtypes,
+                "; ".join(filter(None, (self._note, DRAFTED if speculates(variant) else ""))),
+            )
+            for suite in suites
+        ]
+
+    def _stage(
+        self, served: VariantPlan, origin: VariantPlan, suite: str, last: StageSpec
+    ) -> StageSpec:
+        """The stage that asks it what the variant was asked in its last round.
+
+        Args:
+            served: with the other's KV cache.
+            origin: whose weights and tokenizer it has.
+            suite: its name.
+            last: round of the variant's suite.
+        """
+        asked = EVALUATE.result_of(self._stages.find_finished(last)).n
+        first = origin.rounds[suite][0]
+        of_the_answer = ("weights", "questions")
+        return EVALUATE.spec(
+            served.recipe.name,
+            EVALUATE.parameters_of(first).model_copy(
+                update={
+                    "serving": served.arguments,
+                    "upto": asked,
+                    "rule": None,
+                }
+            ),
+            {role: each for role, each in first.inputs.items() if role in of_the_answer},
+            EVALUATE.runtime_of(first).model_copy(update={"counted": None}),
+            self._stages.store.root,
+        )
+
+    def _compare(
+        self,
+        suite: str,
+        last: StageSpec,
+        asked: dict[str, StageSpec],
+        dtypes: tuple[str, str],
+        note: str,
+    ) -> AttributionReport:
+        both = self._answers(last)
+        policy = self._plan.policy
+        questions = QUESTIONS.result_of(
+            self._stages.find_finished(self._plan.shared[f"questions.{suite}"])
+        )
+        try:
+            return attribute(
+                suite,
+                baseline=self._answers(last.inputs["baseline"])[: len(both)],
+                weights=self._answers(asked["weights"]),
+                kv_cache=self._answers(asked["kv_cache"]),
+                both=both,
+                alpha=policy.alpha,
+                population=questions.units if policy.suites[suite].about == "benchmark" else None,
+                kv_dtypes=dtypes,
+                note=note,
+            )
+        except ValueError as error:
+            raise EvaluationDataError(
+                f"the four sets of answers cannot be compared: {error}", where=suite
+            ) from error
+
+    def _answers(self, of: StageSpec | StageReference) -> list[dict[str, Any]]:
+        return list(read_answers(Path(self._stages.store.stage_folder(of.stage, of.key))))
+
+
+def kv_dtype(variant: VariantPlan) -> str:
+    """The type of its KV cache, as it is served."""
+    if variant.arguments is None:
+        raise ValueError(f"{variant.recipe.name} is not ours to serve")
+    return str(variant.arguments.engine_arguments[KV_DTYPE])
+
+
+def speculates(variant: VariantPlan) -> bool:
+    """Whether its tokens are drafted, as the baseline's never are."""
+    return variant.arguments is not None and variant.arguments.speculative is not None
+
+
+def with_kv_dtype(variant: VariantPlan, dtype: str) -> VariantPlan:
+    """The same, served with another KV cache and under a name of its own."""
+    if variant.arguments is None:
+        raise ValueError(f"{variant.recipe.name} is not ours to serve")
+    engine_arguments = {**variant.arguments.engine_arguments, KV_DTYPE: dtype}
+    name = f"{variant.recipe.name}.kv-{dtype.replace('_', '-')}"
+    return replace(
+        variant,
+        recipe=variant.recipe.model_copy(update={"name": name}),
+        arguments=replace(variant.arguments, engine_arguments=engine_arguments),
+        stages={},
+        served=(),
+        rounds={},
+    )

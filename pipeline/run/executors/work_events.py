@@ -1,0 +1,51 @@
+"""What a piece of work tells of itself: JSON lines, as `prepare stage run` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+from artifacts.run_record import StageReport
+from pipeline.core import errors
+from pipeline.core.events import Progress, pass_progress_on, read_event
+from pipeline.run.executors.executor import Listener
+
+
+class ProgressListener:
+    """Listens for who wants to hear of progress alone."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """See Progress."""
+        self._progress.advance(task, done, total, unit)
+
+    def note(self, text: str) -> None:
+        """See Progress."""
+        self._progress.note(text)
+
+    def stage_ended(self, stage: StageReport) -> None:
+        """Nobody wants to hear of it."""
+
+
+def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError | None:
+    """Pass the events on until there are no more; the error that ended the work, if one did.
+
+    A line that is no event, as something else than the work may print it, is passed over.
+    """
+    failure: errors.PrepareError | None = None
+    for line in lines:
+        match read_event(line):
+            case {"event": "stage", **report}:
+                try:
+                    ended = StageReport.model_validate(report)
+                except ValidationError:
+                    continue
+                listener.stage_ended(ended)
+            case {"event": "error", "kind": str(), "what": str()} as error:
+                failure = errors.from_dict(error)
+            case event:
+                pass_progress_on(event, listener)
+    return failure

@@ -1,0 +1,69 @@
+"""What of a plan's stages is still to run, as the forecast's schedule takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from artifacts.stages.dry_run import DRY_RUN
+from artifacts.stages.speed import SPEED
+from pipeline.capacity.pending_work import PendingStage, Phase
+from pipeline.core.resource_request import ResourceRequest
+from pipeline.core.stage_record import StageSpec
+from pipeline.plan.plan import Find, Plan
+from pipeline.plan.resource_requests import needs_to_make, needs_to_serve
+
+
+class PendingStages:
+    """Those of one plan.
+
+    Args:
+        find: the record of a finished stage.
+        memory: bytes that making a variant takes, by stage and recipe, where they are known.
+    """
+
+    def __init__(self, plan: Plan, find: Find, memory: Mapping[tuple[str, str], int]) -> None:
+        self._plan = plan
+        self._memory = memory
+        sides = (plan.baseline, *plan.variants)
+        self._arguments = {each.recipe.name: each.arguments for each in sides}
+        self._shared = {spec.key for spec in plan.shared.values()}
+        self._first = {spec.key for each in sides for spec in plan.served_stages(each, find)}
+
+    def expect(
+        self, spec: StageSpec, name: str, seconds: float | None, *, is_served: bool
+    ) -> PendingStage:
+        """One of them, as people are told it, with the seconds that it is expected to take.
+
+        Args:
+            is_served: whether a server has to come up for it.
+        """
+        life = ("asked" if spec.key in self._first else "asked again") * is_served
+        is_load = is_served and spec.stage == SPEED.name
+        return PendingStage(
+            spec.key,
+            spec.variant,
+            name,
+            seconds,
+            self._serving(spec.variant) if is_served else self._making(spec),
+            tuple(each.key for each in spec.inputs.values()),
+            self._turn(spec),
+            life,
+            self._serving(spec.variant, self._plan.baseline.recipe.name) if is_load else None,
+        )
+
+    def _turn(self, spec: StageSpec) -> Phase:
+        if spec.key in self._shared:
+            return Phase.SHARED
+        return Phase.TRIED if spec.stage == DRY_RUN.name else Phase.LATER
+
+    def _making(self, spec: StageSpec) -> ResourceRequest:
+        memory = self._memory.get((spec.stage, spec.variant), 0)
+        return needs_to_make(spec.stage, self._plan.accelerator, memory)
+
+    def _serving(self, *names: str) -> ResourceRequest:
+        """For the variant's server, and under load for the baseline's in its turn."""
+        is_load = len(names) > 1
+        ours = [side for name in names if (side := self._arguments[name]) is not None]
+        if not ours:  # somebody else serves them
+            return ResourceRequest(exclusive=is_load)
+        return needs_to_serve(self._plan.accelerator, ours, exclusive=is_load)

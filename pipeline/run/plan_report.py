@@ -1,0 +1,391 @@
+"""What `prepare model` would do, without doing it.
+
+What is cached, sizes, expected times, and what the gates can show with the questions there are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from artifacts.stages import known_of, stage_named
+from artifacts.stages.coherence import CoherenceResult
+from pipeline.capacity.pending_work import expected_pieces
+from pipeline.capacity.timeline import Timeline, play
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.checkpoint.hub import bytes_to_download
+from pipeline.core.errors import ExitCode, PrepareError
+from pipeline.core.events import Progress
+from pipeline.core.record import Record
+from pipeline.core.resource_request import ResourceRequest
+from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
+from pipeline.environments.settings import Settings
+from pipeline.plan.build_plan import find_data, make_plan
+from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft
+from pipeline.plan.gate_power import GatePower, joint_power, policy_power
+from pipeline.plan.plan import Find, Plan
+from pipeline.plan.prompt_format import with_forms
+from pipeline.plan.quantizers import environments_for
+from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.plan.serving_profile import draft_reference
+from pipeline.plan.speed_power import PlannedGatePower, claim_powers
+from pipeline.preflight.preflight import line, refusal
+from pipeline.preflight.run_preflight import (
+    early_faults,
+    late_faults,
+    preflight_of,
+    registry_faults,
+)
+from pipeline.run.executors import Executor, executor_of
+from pipeline.run.pending_stages import PendingStages
+from pipeline.run.serving_node import find_node
+from pipeline.stages.evaluate import is_answered
+
+Seen = dict[tuple[str, str], list[float]]
+SERVED = ("coherence", "evaluate", "speed")
+
+
+class CheckpointNotLocalError(Exception):
+    """The checkpoint must be made or downloaded first, so nothing later has a key yet."""
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage: is it done, and how long did such stages take here so far."""
+
+    name: str
+    variant: str
+    cached: bool
+    expected_seconds: float | None
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """All that `prepare plan` reports."""
+
+    choices: ResolvedOptions
+    checkpoint: Checkpoint | None
+    stages: tuple[PlannedStage, ...]
+    power: tuple[GatePower, ...]
+    claims: tuple[PlannedGatePower, ...]
+    may_ask_more: bool
+    environments: tuple[EnvironmentStatus, ...]
+    weights_bytes: dict[str, int]
+    not_here: str
+    forms: Mapping[str, str] = field(default_factory=dict)  # by suite, how it is asked
+    faults: tuple[PrepareError, ...] = ()
+    exit_code: ExitCode = ExitCode.PROMOTED  # of `prepare model`, where it would refuse to begin
+    attempt: str = ""
+    timeline: Timeline | None = None  # None while the later stages have no keys yet, or never fit
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        checkpoint = self.checkpoint
+        return {
+            "schema_version": 1,
+            "options": self.choices.to_dict(),
+            "checkpoint": checkpoint.model_dump(mode="json", exclude={"files"})
+            if checkpoint
+            else None,
+            "estimated_weights_bytes": self.weights_bytes,
+            "stages": [vars(stage) for stage in self.stages],
+            "more_rounds_may_follow": self.may_ask_more,
+            "rungs_that_may_follow": self.rungs_that_may_follow(),
+            "forms": dict(self.forms),
+            "gates": [asdict(gate) for gate in self.power],
+            "joint": [asdict(joint) for joint in joint_power(self.power)],
+            **({"speed": [claim.to_dict() for claim in self.claims]} if self.claims else {}),
+            "environments": [
+                {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
+                for env in self.environments
+            ],
+            "expected_seconds": self.expected_seconds(),
+            "schedule": self.timeline.to_dict() if self.timeline else None,
+            "refused": [fault.to_dict() for fault in self.faults],
+        }
+
+    def headline(self) -> str:
+        """The checkpoint in a line."""
+        if self.checkpoint is None:
+            return (
+                f"{self.choices.reference.text}: {self.not_here}; "
+                "what is cached of the later stages is known after that"
+            )
+        c = self.checkpoint
+        return (
+            f"{c.ref}: {c.architecture}, {c.parameters / 1e6:,.0f} M parameters, {c.dtype}, "
+            f"{c.weights_bytes / 1e6:,.1f} MB, digest {c.digest[:12]}"
+        )
+
+    def stage_rows(self) -> list[list[str]]:
+        """Rows of the stages' table."""
+        return [
+            [s.name, s.variant, "cached" if s.cached else "to run", expected_words(s)]
+            for s in self.stages
+        ]
+
+    def size_rows(self) -> list[list[str]]:
+        """Rows of the variants' table; empty while there is no checkpoint to estimate from."""
+        if self.checkpoint is None:
+            return []
+        source = self.checkpoint.weights_bytes
+        return [
+            [recipe, f"{size / 1e6:,.1f} MB", f"{100 * size / source:.0f} % of the source"]
+            for recipe, size in self.weights_bytes.items()
+        ]
+
+    def environment_rows(self) -> list[list[str]]:
+        """Rows of the environments' table."""
+        return [
+            [env.key, str(env.state), f"{env.size_bytes / 1e9:.1f} GB" if env.size_bytes else "-"]
+            for env in self.environments
+        ]
+
+    def expected_seconds(self) -> float | None:
+        """Sum over stages to run; None while one of them was never measured here."""
+        times = [stage.expected_seconds for stage in self.stages if not stage.cached]
+        known = [time for time in times if time is not None]
+        return sum(known) if len(known) == len(times) else None
+
+    def form_line(self) -> str:
+        """How each suite is asked, in a line."""
+        return "asked as: " + ", ".join(f"{name} {form}" for name, form in self.forms.items())
+
+    def refusals(self) -> list[str]:
+        """What `prepare model` would refuse to begin with, a line each."""
+        return [f"would be refused: {line(fault)}" for fault in self.faults]
+
+    def rungs_that_may_follow(self) -> list[str]:
+        """Recipes of the ladder that are made only if none before them passes, in order."""
+        planned = {stage.variant for stage in self.stages}
+        return [name for name in self.choices.rungs if name not in planned]
+
+    def total(self) -> str:
+        """The bottom line."""
+        to_run = sum(not stage.cached for stage in self.stages)
+        seconds = self.expected_seconds()
+        words = f"about {seconds / 60:.1f} minutes" if seconds is not None else "time not known yet"
+        rungs = self.rungs_that_may_follow()
+        return "; ".join(
+            [
+                f"{to_run} stages to run, {len(self.stages) - to_run} cached",
+                words,
+                *(["more rounds of questions may follow while gates are open"] * self.may_ask_more),
+                *([f"while no rung of the ladder passes: {', '.join(rungs)}"] if rungs else []),
+            ]
+        )
+
+
+def expected_words(stage: PlannedStage) -> str:
+    """The expected time in words."""
+    if stage.cached:
+        return "-"
+    if stage.expected_seconds is None:
+        return "not measured here yet"
+    return f"{stage.expected_seconds:.0f} s"
+
+
+def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> PlanReport:
+    """Lay out the request's plan and look up what is cached; no stage is run.
+
+    Raises:
+        PrepareError: as `prepare model` would, for bad options or a bad checkpoint.
+    """
+    executor = executor_of(settings)
+    node = find_node(executor, request.profile, settings.store, progress)
+    choices = choose(request, settings, node)
+    store = Store(settings.store)
+    accelerator = Accelerator(choices.profile.accelerator)
+
+    def find_demo(spec: StageSpec) -> Path:
+        if store.find(spec.stage, spec.key) is None:
+            raise CheckpointNotLocalError("to be made first")
+        return store.stage_folder(spec.stage, spec.key) / "output"
+
+    def find(spec: StageSpec) -> StageRecord | None:
+        return store.find_current(spec.stage, spec.key)
+
+    sources = find_data(choices, settings, progress)
+    checkpoint: Checkpoint | None = None
+    not_here, may_ask_more, attempt = "", False, ""
+    seen, timeline = seen_seconds(store), None
+    level: float | None = None
+    preflight = preflight_of(choices, settings)
+    early = early_faults(preflight, choices) if preflight is not None else []
+    early += registry_faults(choices, settings)
+    late: list[PrepareError] = []
+    policy = choices.policy
+    if preflight is not None:
+        policy = with_forms(policy, has_template=preflight.source.has_chat_template)
+    try:
+        check_downloaded(choices)
+        checkpoint = locate(choices, settings, find_demo, progress)
+        draft = locate_draft(
+            choices.profile,
+            settings,
+            find_demo,
+            progress,
+            trust_remote_code=choices.trust_remote_code,
+        )
+        plan = make_plan(choices, checkpoint, settings, sources, draft=draft)
+        assert plan.attempt is not None
+        attempt, level = plan.attempt.words, plan.attempt.level()
+        specs = plan.stages(find)
+        may_ask_more = rounds_may_follow(plan, find)
+        timeline = play_through(
+            plan, specs, store, seen, executor, preflight.memory_to_make() if preflight else {}
+        )
+        late = late_faults(preflight, plan, find) if preflight is not None else []
+    except CheckpointNotLocalError as reason:
+        not_here = str(reason)
+        specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
+    except PrepareError as error:
+        if not early:
+            raise
+        late, specs = [error], []  # a run would end before it
+    # A run ends with the first group of them that has any.
+    refused = refusal(early) or refusal(late)
+    return PlanReport(
+        choices=choices,
+        checkpoint=checkpoint,
+        not_here=not_here,
+        stages=tuple(with_servers(specs, store, seen)),
+        power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy), level),
+        claims=claim_powers(
+            choices.policy, len(choices.recipes), choices.profile, level, start_seconds(seen)
+        ),
+        attempt=attempt,
+        forms={name: suite.form for name, suite in policy.suites.items()},
+        timeline=timeline,
+        may_ask_more=may_ask_more,
+        weights_bytes={
+            recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes
+        }
+        if checkpoint and preflight
+        else {},
+        environments=tuple(
+            status(name, accelerator, settings)
+            for name in environments_for(recipe.quantization for recipe in choices.recipes)
+        ),
+        faults=(*early, *late),
+        exit_code=refused.exit_code if refused is not None else ExitCode.PROMOTED,
+    )
+
+
+def play_through(
+    plan: Plan,
+    specs: list[StageSpec],
+    store: Store,
+    seen: Seen,
+    executor: Executor,
+    memory: Mapping[tuple[str, str], int],
+) -> Timeline | None:
+    """When what is not done yet would run; None where something of it fits nowhere."""
+
+    def find(spec: StageSpec) -> StageRecord | None:
+        return store.find_current(spec.stage, spec.key)
+
+    stages, to_run = PendingStages(plan, find, memory), []
+    for spec in specs:
+        stage = plan_stage(spec, store, seen)
+        if not stage.cached:
+            is_served = needs_server(spec, stage, store)
+            seconds = stage.expected_seconds
+            to_run.append(stages.expect(spec, stage.name, seconds, is_served=is_served))
+    pieces = expected_pieces(to_run, executor.count_room, lambda _: start_seconds(seen))
+    try:
+        gpus = executor.count_room(ResourceRequest(gpus=1)) if plan.accelerator == "cuda" else 0
+        return play(pieces, executor.count_room, gpus)
+    except ValueError:  # which is among what would be refused
+        return None
+
+
+def rounds_may_follow(plan: Plan, find: Find) -> bool:
+    """Whether some suite has more rounds, and the last that is planned may leave its gate open."""
+    return any(
+        last is not variant.rounds[suite][-1] and find(last) is None
+        for variant in plan.variants
+        for suite, last in plan.last_rounds(variant, find).items()
+    )
+
+
+def check_downloaded(choices: ResolvedOptions) -> None:
+    """Raise CheckpointNotLocalError for Hub checkpoints that are not wholly in the Hub's cache."""
+    references = (choices.reference, draft_reference(choices.profile))
+    missing = sum(
+        bytes_to_download(each.name, each.revision)
+        for each in references
+        if each is not None and each.kind == "hub"
+    )
+    if missing:
+        raise CheckpointNotLocalError(f"{missing / 1e9:,.2f} GB to download first")
+
+
+def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[PlannedStage]:
+    """The stages, and before the first that needs a variant's server a row for its start."""
+    served: set[str] = set()
+    for spec in specs:
+        stage = plan_stage(spec, store, seen)
+        if needs_server(spec, stage, store) and spec.variant not in served:
+            served.add(spec.variant)
+            expected = start_seconds(seen)
+            yield PlannedStage("serve", spec.variant, cached=False, expected_seconds=expected)
+        yield stage
+
+
+def start_seconds(seen: Seen) -> float | None:
+    """How long a server took to start here so far; None while none was started."""
+    times = seen.get(("serve", ""))
+    return statistics.median(times) if times else None
+
+
+def needs_server(spec: StageSpec, stage: PlannedStage, store: Store) -> bool:
+    """Whether a server has to come up for it: not where the answers that are kept suffice."""
+    if spec.stage not in SERVED or stage.cached:
+        return False
+    try:
+        return not (
+            spec.stage == "evaluate" and has_inputs(spec, store) and is_answered(spec, store)
+        )
+    except (PrepareError, OSError):
+        return True  # damaged; `prepare model` says so when it needs it
+
+
+def has_inputs(spec: StageSpec, store: Store) -> bool:
+    """Whether all that the stage reads is there."""
+    return all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
+
+
+def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
+    """One stage with what the store knows of such stages."""
+    kind = kind_of(stage_named(spec.stage).parameters_of(spec))
+    times = seen.get((spec.stage, kind))
+    part = spec.runtime.get("suite") or spec.runtime.get("claim")
+    return PlannedStage(
+        name=f"{spec.stage} {part}" if part else spec.stage,
+        variant=spec.variant,
+        cached=store.find_current(spec.stage, spec.key) is not None,
+        expected_seconds=statistics.median(times) if times else None,
+    )
+
+
+def kind_of(parameters: Record) -> str:
+    """What a stage's duration depends on most."""
+    return str(getattr(parameters, "kind", ""))
+
+
+def seen_seconds(store: Store) -> Seen:
+    """Durations of the finished stages in the store, by stage and kind."""
+    seen: Seen = {}
+    # `prepare model` reports a damaged record if it needs it.
+    for kept in known_of(store.records(leave_out_damaged=True)):
+        stage = kept.record.stage, kind_of(kept.parameters)
+        seen.setdefault(stage, []).append(kept.record.seconds)
+        if isinstance(kept.result, CoherenceResult):
+            seen.setdefault(("serve", ""), []).append(kept.result.server.ready_seconds)
+    return seen

@@ -1,0 +1,165 @@
+"""Keeps the record of one run on disk, true at every moment: run.json in the run's folder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from artifacts.recorded_command import RunKind
+from artifacts.run_loader import ALIVE
+from artifacts.run_record import RunReport, StageReport, VariantReport
+from artifacts.tuning_report import TuningReport
+from pipeline.checkpoint.source_info import CheckpointReport
+from pipeline.core.errors import PrepareError, StoreError
+from pipeline.core.events import Progress
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.store import Store, write_atomically
+
+Ended = Literal["finished", "failed", "interrupted"]
+
+
+SENT_EVERY_SECONDS = 5.0
+
+
+class RunRecorder:
+    """The growing RunReport of one run.
+
+    Args:
+        waits: is told for what we wait before the run may begin.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        kind: RunKind,
+        command: dict[str, Any],
+        waits: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        now = datetime.now(UTC)
+        # Microseconds make ids of runs that start together differ.
+        self.run_id = now.strftime("%Y%m%d-%H%M%S-%f")
+        self._store = store
+        self.folder: Path = RunFolders(store).make(self.run_id)
+        # Held as long as we live, however we end: a run that says 'running' without it was killed.
+        with store.explain_errors():
+            self._alive = RunFolders(store).claims(self.folder).begin(ALIVE)
+            # Now that we are heard of: of who removes things and us one sees the other.
+            store.wait_for_collection(waits)
+        self._started = time.monotonic()
+        self._variants: dict[str, VariantReport] = {}
+        self._report = RunReport(
+            run=self.run_id,
+            kind=kind,
+            status="running",
+            exit_code=None,
+            started=now.isoformat(timespec="seconds"),
+            seconds=0,
+            command=command,
+            checkpoint=None,
+            variants=[],
+            stages=[],
+            notes=[],
+        )
+        self._saved = self._report
+        self._save()
+        self._over = threading.Event()
+        self._sender: threading.Thread | None = None
+        if store.origin is not None:
+            self._sender = threading.Thread(target=self._send, daemon=True)
+            self._sender.start()
+
+    def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
+        """The checkpoint has been inspected."""
+        self._update(checkpoint=checkpoint, registered_name=registered_name)
+
+    def note_counted(self, tried: Sequence[str]) -> None:
+        """These variants are counted by the verdicts, also those that this run does not try."""
+        self._update(command={**self._report.command, "tried": list(tried)})
+
+    def note_tuning(self, tuning: TuningReport) -> None:
+        """A race or its winner's claim has come further."""
+        self._update(tuning=tuning)
+
+    def stage(self, stage: StageReport) -> None:
+        """A stage has ended."""
+        self._update(stages=[*self._report.stages, stage])
+
+    def note_variant(self, variant: VariantReport) -> None:
+        """A variant has got a verdict, or a new one."""
+        self._variants[variant.recipe] = variant
+        self._update(variants=self.variants())
+
+    def variants(self) -> list[VariantReport]:
+        """Variants judged so far."""
+        return list(self._variants.values())
+
+    def variant_named(self, recipe: str) -> VariantReport:
+        """The report of that recipe's variant; raises KeyError before it has one."""
+        return self._variants[recipe]
+
+    def note(self, text: str) -> None:
+        """Something was reported."""
+        self._update(notes=[*self._report.notes, text])
+
+    def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
+        """The run has ended."""
+        self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
+        self._over.set()
+        if self._sender is not None:
+            self._sender.join()
+        try:
+            with self._store.explain_errors():
+                RunFolders(self._store).share(self.folder, is_over=True)
+        finally:
+            self._alive.release(forget=self._sender is not None)
+
+    def _send(self) -> None:
+        """Have other machines see the record while it grows."""
+        sent: RunReport | None = None
+        while True:
+            if (report := self._saved) is not sent:
+                with suppress(StoreError, OSError):  # the next time, or at the end
+                    RunFolders(self._store).share(self.folder, is_over=False)
+                    sent = report
+            if self._over.wait(SENT_EVERY_SECONDS):
+                return
+
+    def report(self) -> RunReport:
+        """The record as it stands."""
+        return self._report
+
+    def _update(self, **changes: Any) -> None:
+        changes["seconds"] = time.monotonic() - self._started
+        self._report = self._report.model_copy(update=changes)
+        self._save()
+
+    def _save(self) -> None:
+        with self._store.explain_errors():
+            write_atomically(self.folder / RUN_RECORD, self._report.model_dump_json(indent=1))
+        self._saved = self._report
+
+
+class RecordingProgress:
+    """Passes progress on and keeps the notes in the run's record."""
+
+    def __init__(self, progress: Progress, log: RunRecorder) -> None:
+        self._progress = progress
+        self._log = log
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Pass the event on."""
+        self._progress.advance(task, done, total, unit)
+
+    def note(self, text: str) -> None:
+        """Pass the text on and keep it."""
+        self._progress.note(text)
+        self._log.note(text)
+
+    def stage_ended(self, stage: StageReport) -> None:
+        """Keep its report."""
+        self._log.stage(stage)

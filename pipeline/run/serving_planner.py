@@ -1,0 +1,107 @@
+"""Lays out the sittings in which a plan's models are asked, and what room each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from artifacts.stages.coherence import COHERENCE
+from artifacts.stages.speed import SPEED
+from pipeline.core.errors import PrepareError, ServingError
+from pipeline.core.resource_request import ResourceRequest
+from pipeline.core.stage_record import StageSpec
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.resource_requests import needs_to_serve
+from pipeline.run.scheduler import ScheduledWork, Scheduler
+from pipeline.run.serving_task import ServingTask, needs_endpoint
+from pipeline.run.stage_runner import SubmittedStageRunner
+
+
+class IncoherentModelError(ServingError):
+    """A served model that does not speak: of a variant a verdict, of a baseline an error."""
+
+
+class ServingPlanner:
+    """The sittings of one plan."""
+
+    def __init__(self, plan: Plan, stages: SubmittedStageRunner) -> None:
+        self._plan = plan
+        self._stages = stages
+
+    def find_undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
+        """From the first one on that must run: whether later ones must, is known only then."""
+        for place, spec in enumerate(specs):
+            if self._stages.reuse(spec) is None:
+                return list(specs[place:])
+        return []
+
+    def lay_out(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ScheduledWork:
+        """The work in which the variant is asked these stages.
+
+        Where several such could run side by side, loads have a sitting of their own, after the
+        others: nothing may run beside them.
+        """
+        needs = self._needs(variant, specs)
+        questions = [spec for spec in specs if spec.stage != SPEED.name]
+        if needs.exclusive and questions:
+            shared = self._needs(variant, questions)
+            if self._stages.executor.count_room(shared) > 1:
+                specs, needs = questions, shared
+        name = f"{variant.recipe.name}.sitting.{specs[-1].key[:8]}"
+        return ScheduledWork(name, lambda: self._sitting(variant, specs), needs, variant)
+
+    def hold(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> None:
+        """Have it asked what of these stages is not done, and wait for the end.
+
+        Raises:
+            IncoherentModelError: the model does not speak.
+            PrepareError: a server did not start or died, or a stage failed.
+        """
+
+        def find_work(running: Collection[ScheduledWork]) -> list[ScheduledWork]:
+            self.check_coherent(variant)
+            undone = self.find_undone(specs)
+            return [self.lay_out(variant, undone)] if undone and not running else []
+
+        Scheduler(self._stages).run(find_work, raise_failure)
+
+    def check_coherent(self, variant: VariantPlan) -> None:
+        """Raise IncoherentModelError where the model was asked and does not speak."""
+        spec = variant.stages.get(COHERENCE.name)
+        record = self._stages.find_reusable(spec) if spec is not None else None
+        if record is not None and (why := COHERENCE.result_of(record).incoherent):
+            raise IncoherentModelError(why)
+
+    def _sitting(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ServingTask:
+        blocking = [
+            spec.key
+            for suite, policy in self._plan.policy.suites.items()
+            if policy.tier != "advisory"
+            for spec in variant.rounds.get(suite, ())
+        ]
+        return ServingTask(
+            store=str(self._stages.store.root),
+            accelerator=self._stages.accelerator,
+            folder=str(self._stages.log.folder),
+            model=variant.to_serve,
+            baseline=self._plan.baseline.to_serve,
+            specs=list(specs),
+            blocking=blocking,
+        )
+
+    def _needs(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ResourceRequest:
+        """Room for the variant's server, and for the baseline's in its turn."""
+        store = self._stages.store
+        asked = [spec for spec in specs if needs_endpoint(spec, store)]
+        if not asked or variant.arguments is None:
+            return ResourceRequest()
+        exclusive = any(spec.stage == SPEED.name for spec in asked)
+        sides = [variant.arguments]
+        if exclusive and self._plan.baseline.arguments is not None:
+            sides.append(self._plan.baseline.arguments)
+        return needs_to_serve(self._stages.accelerator, sides, exclusive=exclusive)
+
+
+def raise_failure(work: ScheduledWork, error: PrepareError | None) -> None:
+    """Of work without which there is no going on."""
+    if error is not None:
+        raise error

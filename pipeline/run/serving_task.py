@@ -1,0 +1,221 @@
+"""A sitting: the stages that one model answers in one life of its server, on one node.
+
+It is one piece of work for an executor. A variant that is compared with the baseline under load
+has the baseline's server up beside its own, or in turn with it: both on the same machine, since
+both are in the same sitting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from artifacts.run_record import StageReport
+from artifacts.served_model import ServedModel
+from artifacts.serving_spec import ServingSpec
+from artifacts.stages.coherence import COHERENCE
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.speed import SPEED
+from pipeline.core.errors import PrepareError, ServingError
+from pipeline.core.events import EventWriter
+from pipeline.core.hardware import Hardware, NodeInfo, this_node
+from pipeline.core.interruption import uninterrupted
+from pipeline.core.stage_record import StageRecord, StageSpec, WorkItem
+from pipeline.core.store import Store
+from pipeline.environments.compile_caches import open_caches
+from pipeline.environments.definition import Accelerator
+from pipeline.environments.environment import identity, interpreters, refuse_other
+from pipeline.environments.settings import Settings, load_settings
+from pipeline.plan.plan import has_failed
+from pipeline.run.endpoints import Endpoints, LocalServers
+from pipeline.run.executors.work_events import ProgressListener
+from pipeline.run.stage_runner import StageRunner
+from pipeline.stages.evaluate import is_answered
+from pipeline.stages.speed import course_of
+from recipes.engines import find_engine
+
+
+class ServingTask(WorkItem):
+    """What is asked of whom; `prepare stage run` does it."""
+
+    stage: Literal["sitting"] = Field("sitting", description="where a stage's spec has its name")
+    store: str = Field(description="folder of the store")
+    accelerator: Accelerator = Field(description="that the environments of its stages are for")
+    folder: str = Field(description="of the run, for logs")
+    model: ServingSpec = Field(description="who is asked")
+    baseline: ServingSpec = Field(description="of whom a comparison under load needs a server")
+    specs: list[StageSpec] = Field(description="in order")
+    blocking: list[str] = Field(
+        [], description="keys of those rounds that end the sitting's loads where they are failed"
+    )
+
+
+class RemoteStageLog:
+    """Tells what became of stages, for whoever has the run's record.
+
+    Args:
+        folder: of the run.
+        events: where it is told.
+    """
+
+    def __init__(self, folder: Path, events: EventWriter) -> None:
+        self.folder = folder
+        self._events = events
+
+    def stage(self, stage: StageReport) -> None:
+        """Tell of a stage that has ended."""
+        self._events.write({"event": "stage", **stage.model_dump(mode="json")})
+
+
+def hold(sitting: ServingTask, store: Store, events: EventWriter) -> None:
+    """Hold the sitting on this machine, where there is room for it already.
+
+    Args:
+        sitting: with environments of this machine, which are built where they are not there.
+        store: that of the sitting.
+        events: where it tells of itself.
+
+    Raises:
+        ServingError: this is other hardware than the evidence would name.
+        EnvironmentBuildError: this node's settings name another engine than that.
+        PrepareError: as `Sitter.hold`.
+    """
+    check_hardware(sitting, store)
+    settings, accelerator = load_settings(store.root), sitting.accelerator
+    check_engines(sitting, store, settings)
+    python_of = interpreters(accelerator, settings, events)
+
+    def caches_of(name: str) -> Mapping[str, str]:
+        return open_caches(settings.home, identity(name, accelerator, settings), events)
+
+    log = RemoteStageLog(Path(sitting.folder), events)
+    stages = StageRunner(store, python_of, log, ProgressListener(events), accelerator)
+    ServingTaskRunner(stages, LocalServers(stages, caches_of)).hold(sitting)
+
+
+def check_hardware(sitting: ServingTask, store: Store) -> None:
+    """See that a model is served on what its verdict is about: an executor may have any node.
+
+    Raises:
+        ServingError: this node is another kind of machine than the plan was laid out for.
+    """
+    accelerator = sitting.accelerator
+    node = this_node(with_gpus=accelerator is Accelerator.CUDA)
+    here = node.hardware(accelerator)
+    asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
+    for planned in (served.hardware for spec in asking for served in served_in(spec)):
+        if planned not in (Hardware(), here):
+            then, now = planned.model_dump(), here.model_dump()
+            parts = sorted(k for k in {*then, *now} if then.get(k) != now.get(k))
+            raise other_node(
+                node, ", ".join(f"{k} is {now.get(k)}, not {then.get(k)}" for k in parts)
+            )
+    for spec in (each for each in asking if each.stage == SPEED.name):
+        machine = SPEED.parameters_of(spec).machine
+        if machine not in ("", node.machine, node.kind(accelerator)):
+            raise other_node(node, f"it is {node.kind(accelerator)}, not {machine}")
+
+
+def check_engines(sitting: ServingTask, store: Store, settings: Settings) -> None:
+    """See that a model is served by the engine that its verdict names.
+
+    Raises:
+        EnvironmentBuildError: this node has another.
+    """
+    asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
+    for served in (each for spec in asking for each in served_in(spec)):
+        name = find_engine(served.serving.engine).environment
+        refuse_other(name, sitting.accelerator, settings, served.engine)
+
+
+def other_node(node: NodeInfo, how: str) -> ServingError:
+    """The error of a node that differs so from what was laid out for."""
+    return ServingError(
+        f"this node is not what the verdict would be about: {how}",
+        where=f"node {node.name}",
+        cure="have the executor choose nodes of one kind (docs/cluster.md)",
+    )
+
+
+def served_in(spec: StageSpec) -> list[ServedModel]:
+    """The models that a stage of a sitting is about; of what someone else serves no hardware."""
+    if spec.stage == SPEED.name:
+        return list(SPEED.parameters_of(spec).sides.values())
+    if spec.stage == EVALUATE.name:
+        return [EVALUATE.parameters_of(spec)]
+    return [COHERENCE.parameters_of(spec)]
+
+
+class ServingTaskRunner:
+    """Holds sittings, one after another."""
+
+    def __init__(self, stages: StageRunner, endpoints: Endpoints) -> None:
+        self._stages = stages
+        self._endpoints = endpoints
+
+    def hold(self, sitting: ServingTask) -> None:
+        """Run the stages, with servers up from the first one that needs them; then close these.
+
+        It ends early where the model does not speak: the record of its coherence says so.
+
+        Raises:
+            PrepareError: a server did not start or died, or a stage failed.
+        """
+        try:
+            for spec in sitting.specs:
+                if not self._is_spared(sitting, spec):
+                    record = self._run(sitting, spec)
+                    if spec.stage == COHERENCE.name and COHERENCE.result_of(record).incoherent:
+                        return
+        finally:
+            # We may be told to end several times, and the servers are to be gone before us.
+            with uninterrupted():
+                self._endpoints.close()
+
+    def _is_spared(self, sitting: ServingTask, spec: StageSpec) -> bool:
+        """Whether it is a load on a variant that a suite before has failed."""
+        found = (self._stages.store.find(EVALUATE.name, key) for key in sitting.blocking)
+        return spec.stage == SPEED.name and any(map(has_failed, found))
+
+    def _run(self, sitting: ServingTask, spec: StageSpec) -> StageRecord:
+        if not needs_endpoint(spec, self._stages.store):
+            return self._stages.run(spec)
+        try:
+            record = self._stages.run(spec, lambda: self._open(sitting, spec))
+        except PrepareError:
+            self._endpoints.check_alive()  # a dead server is the better explanation
+            raise
+        self._endpoints.check_alive()  # else something else may have answered
+        if alternates(spec):
+            self._endpoints.close()
+        return record
+
+    def _open(self, sitting: ServingTask, spec: StageSpec) -> dict[str, Any]:
+        """What the stage must know of whom it asks; of speed, more than one may be up at once."""
+        if spec.stage != SPEED.name:
+            return self._endpoints.open(sitting.model)
+        sides = {"baseline": sitting.baseline, "candidate": sitting.model}
+        wanted: Iterable[str] = SPEED.parameters_of(spec).sides
+        if alternates(spec):
+            self._endpoints.check_alive()
+            self._endpoints.close()
+            wanted = course_of(spec, self._stages.store).next_sides()
+        return {"endpoints": {name: self._endpoints.open(sides[name]) for name in wanted}}
+
+
+def needs_endpoint(spec: StageSpec, store: Store) -> bool:
+    """Whether a model is to be asked: a changed policy may find all answers kept."""
+    if spec.stage != EVALUATE.name:
+        return True
+    before = (spec.inputs[role] for role in ("questions", "baseline") if role in spec.inputs)
+    if any(store.find(each.stage, each.key) is None for each in before):
+        return True
+    return not is_answered(spec, store)
+
+
+def alternates(spec: StageSpec) -> bool:
+    """Whether each side of the stage is served in turn, on lives of its own."""
+    return spec.stage == SPEED.name and SPEED.parameters_of(spec).alternates

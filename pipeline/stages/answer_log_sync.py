@@ -1,0 +1,88 @@
+"""Answer books as all who share a store see them.
+
+In a folder that is shared a book's files are there for all. Of a store in an object store they are
+copied: rows that were added here go there as objects of their own, every few seconds, and rows of
+others come here when a book is looked into.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval_gates.answer_log import parts_of
+from pipeline.core.errors import StoreError
+from pipeline.core.leases import Lease
+from pipeline.core.object_store import ObjectStore
+from pipeline.core.private_files import make_folder
+from pipeline.core.store import Store
+
+FOLDER = "answers"
+SENT_EVERY_SECONDS = 5.0
+
+
+def book_file(store: Store, key: str) -> Path:
+    """The book's name, with what others have added to it by now."""
+    book = store.root / FOLDER / f"{key}.jsonl"
+    if store.origin is not None:
+        writers = {part.writer for part in parts_of(book) if not part.rows}
+        sent = _sent_parts(store.origin.objects.names(FOLDER), key)
+        # What was written here is here, and may have more rows than were sent.
+        store.origin.fetch_parts(FOLDER, [each.name for each in sent if each.writer not in writers])
+    return book
+
+
+@contextmanager
+def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterator[Lease]:
+    """Have a book to oneself, to add to it; what is added is sent to others meanwhile."""
+    with store.hold(book.stem, waits) as claim:
+        make_folder(book.parent)
+        if store.origin is None:
+            yield claim
+            return
+        book_file(store, book.stem)  # what others have added while we waited
+        objects, over = store.origin.objects.below(FOLDER), threading.Event()
+
+        def send_now_and_then() -> None:
+            while not over.wait(SENT_EVERY_SECONDS):
+                with suppress(StoreError):  # at the end it is tried once more
+                    send_rows(objects, book)
+
+        sending = threading.Thread(target=send_now_and_then, daemon=True)
+        sending.start()
+        try:
+            yield claim
+        finally:
+            over.set()
+            sending.join()
+            send_rows(objects, book)
+
+
+def send_rows(objects: ObjectStore, book: Path) -> None:
+    """Send whole rows that are here and not there, a part for each writer."""
+    sent = _sent_parts(objects.names(""), book.stem)
+    for part in parts_of(book):
+        if part.rows:
+            continue  # it came from there
+        start = max((each.end for each in sent if each.writer == part.writer), default=part.start)
+        lines = part.path.read_bytes().split(b"\n")[:-1][start - part.start :]
+        if lines:
+            name = f"{book.stem}.{part.writer:06d}-{start:08d}-{len(lines):08d}{book.suffix}"
+            objects.create(name, b"\n".join(lines) + b"\n")
+
+
+@dataclass(frozen=True)
+class _SentPart:
+    name: str
+    writer: int
+    end: int  # the first row after it
+
+
+def _sent_parts(names: Iterable[str], key: str) -> list[_SentPart]:
+    """Those of one book among the objects' names."""
+    found = (re.fullmatch(rf"{re.escape(key)}\.(\d+)-(\d+)-(\d+)\.jsonl", each) for each in names)
+    return [_SentPart(m[0], int(m[1]), int(m[2]) + int(m[3])) for m in found if m is not None]

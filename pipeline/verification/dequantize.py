@@ -1,0 +1,289 @@
+"""A quantized layer's weights as numbers again, some rows at a time, whatever its format.
+
+The formats, by the libraries' own source: compressed-tensors 0.19 (`compressors/`), AutoAWQ 0.2.9
+(`awq/utils/packing_utils.py`). End-to-end tests compare these readers with both, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipeline.core.errors import VerificationError
+from pipeline.verification.number_types import Floats, unpack_awq, unpack_fp4, unpack_integers
+from pipeline.verification.tensor_files import StoredTensor
+from pipeline.verification.weight_format import AWQ_GEMM, WeightFormat
+
+SCALE_TYPES = ("BF16", "F16", "F32")
+WORD_BITS = 32
+# Whatever the format packs: words of zero points hold 8 or 4 rows, blocks 128.
+ROW_STEP = 128
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """One tensor that a format stores for a layer: its name after the module's, what it may be."""
+
+    suffix: str
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class LayerDequantizer(Protocol):
+    """Gives a layer's weights back, in rows x columns of the source's matrix."""
+
+    def rows(self, begin: int, end: int) -> Floats:
+        """Rows `begin` (a multiple of :data:`ROW_STEP`) to `end`, as float32."""
+
+
+def parts_of(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+    """The tensors that take the place of `X.weight`, with their types and shapes."""
+    if form.name not in READERS or (form.name == "pack-quantized" and form.bits not in (4, 8)):
+        raise VerificationError(
+            f"verification cannot read the format '{form}'",
+            cure=f"it reads {', '.join(READERS)}",
+        )
+    return READERS[form.name].parts(form, rows, columns)
+
+
+def layer_weights(
+    form: WeightFormat, module: str, shape: Shape, tensors: Mapping[str, StoredTensor]
+) -> LayerDequantizer:
+    """The reader of a layer.
+
+    Args:
+        tensors: of the variant; the layer's are known to have their types and shapes.
+    """
+    parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in parts_of(form, *shape)}
+    for suffix in ("input_scale", "input_global_scale"):
+        if suffix in parts:
+            check_scale(parts[suffix], parts[suffix].floats())
+    return READERS[form.name](form, shape, parts)
+
+
+def scale_shape(form: WeightFormat, rows: int, columns: int) -> tuple[int, ...]:
+    """Scales of a matrix, as compressed-tensors lays them out."""
+    if form.strategy == "tensor":
+        return (1,)
+    if form.block is not None:
+        return (-(-rows // form.block[0]), -(-columns // form.block[1]))
+    return (rows, -(-columns // form.group) if form.group else 1)
+
+
+class EightBitWeights:
+    """FP8 or INT8, one number a weight, scaled by tensor, row or block."""
+
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
+        self.form, self.weight, self.scale = form, parts["weight"], parts["weight_scale"]
+
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+        """The tensors of a layer."""
+        stored = "F8_E4M3" if form.number == "float" else "I8"
+        parts = [
+            StoredPart("weight", (stored,), ((rows, columns),)),
+            StoredPart("weight_scale", SCALE_TYPES, (scale_shape(form, rows, columns),)),
+        ]
+        if form.static_input:
+            parts.append(StoredPart("input_scale", SCALE_TYPES, ((1,), ())))
+        return parts
+
+    def rows(self, begin: int, end: int) -> Floats:
+        """As :class:`LayerDequantizer` says."""
+        values = self.weight.floats(begin, end)
+        _check_numbers(self.weight, values)
+        if self.form.block is None:
+            per_row = self.form.strategy == "channel"
+            scale = self.scale.floats(*((begin, end) if per_row else ()))
+            values *= check_scale(self.scale, scale)
+            return values
+        height, width = self.form.block
+        blocks = check_scale(self.scale, self.scale.floats(begin // height, -(-end // height)))
+        by_row = np.repeat(blocks, height, axis=0)[: len(values)]
+        for block in range(by_row.shape[1]):
+            values[:, block * width : (block + 1) * width] *= by_row[:, block, None]
+        return values
+
+
+class PackedIntWeights:
+    """4- or 8-bit integers in 32-bit words, in groups of columns, with zero points or without."""
+
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
+        self.form, self.columns = form, shape[1]
+        self.packed, self.scale = parts["weight_packed"], parts["weight_scale"]
+        self.zero_point = parts.get("weight_zero_point")
+        self.groups = _group_of_columns(parts.get("weight_g_idx"), self.scale.shape[1])
+        stored = parts["weight_shape"].floats().tolist()
+        if stored != list(shape):
+            raise VerificationError(
+                f"'{parts['weight_shape'].name}' says {[int(n) for n in stored]}, "
+                f"the source's shape is {list(shape)}",
+                where=str(parts["weight_shape"].path),
+            )
+
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+        """The tensors of a layer."""
+        words = -(-columns * form.bits // WORD_BITS)
+        groups = scale_shape(form, rows, columns)[1]
+        parts = [
+            StoredPart("weight_packed", ("I32",), ((rows, words),)),
+            StoredPart("weight_scale", SCALE_TYPES, ((rows, groups),)),
+            StoredPart("weight_shape", ("I64", "I32"), ((2,),)),
+        ]
+        if not form.symmetric:
+            words = -(-rows * form.bits // WORD_BITS)
+            parts.append(StoredPart("weight_zero_point", ("I32",), ((words, groups),)))
+        if form.reordered:
+            parts.append(StoredPart("weight_g_idx", ("I32", "I64"), ((columns,),)))
+        return parts
+
+    def rows(self, begin: int, end: int) -> Floats:
+        """As :class:`LayerDequantizer` says."""
+        height = min(end, self.packed.shape[0]) - begin
+        values = unpack_integers(self.packed.read(begin, end), self.form.bits)
+        values = values.reshape(height, -1)[:, : self.columns]
+        scale = check_scale(self.scale, self.scale.floats(begin, end))
+        offset = self._zero_points(begin, end, height)
+        if self.groups is None and self.columns % scale.shape[1] == 0:
+            grouped = np.ascontiguousarray(values).reshape(*scale.shape, -1)
+            if offset is not None:
+                grouped -= offset[:, :, None]
+            grouped *= scale[:, :, None]
+            return grouped.reshape(height, -1)
+        groups: Any = self.groups
+        if groups is None:
+            groups = np.arange(self.columns) // (self.form.group or self.columns)
+        if offset is not None:
+            values = values - offset[:, groups]
+        return np.asarray(values * scale[:, groups])
+
+    def _zero_points(self, begin: int, end: int, height: int) -> Floats | None:
+        """Packed along the rows: a word holds several rows' numbers of one group."""
+        if self.zero_point is None:
+            return None
+        in_word = WORD_BITS // self.form.bits
+        first, last = begin // in_word, -(-end // in_word)
+        words = self.zero_point.read(first, last).view("<i4").reshape(-1, self.scale.shape[1])
+        across = np.ascontiguousarray(words.T)
+        numbers = unpack_integers(across.view(np.uint8).reshape(-1), self.form.bits)
+        return numbers.reshape(len(across), -1).T[:height]
+
+
+class Nvfp4:
+    """e2m1 numbers, an e4m3 scale for 16 of them, and a divisor for the whole matrix."""
+
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
+        self.packed, self.scale = parts["weight_packed"], parts["weight_scale"]
+        divisor = parts["weight_global_scale"]
+        self.divisor = check_scale(divisor, divisor.floats()).reshape(())
+
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+        """The tensors of a layer."""
+        parts = [
+            StoredPart("weight_packed", ("U8",), ((rows, columns // 2),)),
+            StoredPart("weight_scale", ("F8_E4M3",), (scale_shape(form, rows, columns),)),
+            StoredPart("weight_global_scale", ("F32",), ((1,), ())),
+        ]
+        if form.static_input:
+            parts.append(StoredPart("input_global_scale", ("F32",), ((1,), ())))
+        return parts
+
+    def rows(self, begin: int, end: int) -> Floats:
+        """As :class:`LayerDequantizer` says."""
+        values = unpack_fp4(self.packed.read(begin, end))
+        # A group of zeros has the scale 0: the divisor leaves no smaller number for it.
+        scale = check_scale(self.scale, self.scale.floats(begin, end), zero_allowed=True)
+        grouped = values.reshape(*scale.shape, -1)
+        grouped *= (scale / self.divisor)[:, :, None]
+        return grouped.reshape(len(scale), -1)
+
+
+class AwqGemm:
+    """AutoAWQ's words: the matrix lies transposed, eight outputs a word, groups along the inputs.
+
+    The packed matrix, a quarter of the source's, is held whole: rows of the source run across it.
+    """
+
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
+        if shape[0] % 8:
+            raise VerificationError(
+                f"'{parts['qweight'].name}' packs eight rows a word, and the layer has {shape[0]}",
+                where=str(parts["qweight"].path),
+            )
+        self.columns = shape[1]
+        words = shape[0] // 8
+        self.packed = parts["qweight"].read().view("<i4").reshape(-1, words)
+        self.scale = check_scale(parts["scales"], parts["scales"].floats())
+        zeros = parts.get("qzeros")
+        self.zeros = None if zeros is None else unpack_awq(zeros.read()).reshape(-1, shape[0])
+
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+        """The tensors of a layer."""
+        groups = scale_shape(form, rows, columns)[1]
+        parts = [
+            StoredPart("qweight", ("I32",), ((columns, rows * 4 // WORD_BITS),)),
+            StoredPart("scales", ("F16", "BF16"), ((groups, rows),)),
+        ]
+        if not form.symmetric:
+            parts.append(StoredPart("qzeros", ("I32",), ((groups, rows * 4 // WORD_BITS),)))
+        return parts
+
+    def rows(self, begin: int, end: int) -> Floats:
+        """As :class:`LayerDequantizer` says."""
+        words = np.ascontiguousarray(self.packed[:, begin // 8 : -(-end // 8)])
+        scale = self.scale[:, begin:end]
+        values = unpack_awq(words.view(np.uint8).reshape(-1))
+        grouped = values.reshape(scale.shape[0], -1, scale.shape[1])
+        grouped -= 8.0 if self.zeros is None else self.zeros[:, None, begin:end]
+        grouped *= scale[:, None, :]
+        return np.ascontiguousarray(grouped.reshape(self.columns, -1).T)
+
+
+READERS: dict[str, type[EightBitWeights | PackedIntWeights | Nvfp4 | AwqGemm]] = {
+    "float-quantized": EightBitWeights,
+    "int-quantized": EightBitWeights,
+    "pack-quantized": PackedIntWeights,
+    "nvfp4-pack-quantized": Nvfp4,
+    AWQ_GEMM: AwqGemm,
+}
+
+
+def check_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = False) -> Floats:
+    """The scales, every one of them finite and above zero."""
+    finite = bool(np.isfinite(values).all())
+    if finite and bool((values > 0).all() or (zero_allowed and (values >= 0).all())):
+        return values
+    raise VerificationError(
+        f"'{tensor.name}' holds a scale that is {'not above zero' if finite else 'not finite'}",
+        where=str(tensor.path),
+        cure="the calibration overflowed, or the source has such weights; look at the layer named",
+    )
+
+
+def _check_numbers(tensor: StoredTensor, values: Floats) -> None:
+    # The sum has a NaN where any number is one, and numbers of 8 bits cannot overflow it.
+    if tensor.dtype == "F8_E4M3" and np.isnan(values.sum()):
+        raise VerificationError(
+            f"'{tensor.name}' holds numbers that are not finite",
+            where=str(tensor.path),
+            cure="check whether the source's layer has such numbers too",
+        )
+
+
+def _group_of_columns(tensor: StoredTensor | None, groups: int) -> Any:
+    if tensor is None:
+        return None
+    found = tensor.floats().astype(np.intp)
+    if found.size and (found.min() < 0 or found.max() >= groups):
+        raise VerificationError(
+            f"'{tensor.name}' names a group that does not exist; there are {groups}",
+            where=str(tensor.path),
+        )
+    return found

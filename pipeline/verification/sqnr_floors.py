@@ -1,0 +1,136 @@
+"""How far from the source's a layer's weights may be, by format and algorithm, and who is below.
+
+What a format gives depends little on the model where weights are rounded to nearest, and more
+where an algorithm trades the weights' error for the outputs' (GPTQ) or rescales columns (AWQ,
+SmoothQuant). docs/verification.md has the measurements that the floors rest on.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.core.errors import VerificationError
+from recipes.quantization import (
+    AutoAwqQuantization,
+    AwqQuantization,
+    GptqQuantization,
+    Quantization,
+)
+
+Method = Literal["nearest", "gptq", "rescaled"]
+
+# The least SQNR of a sound layer in dB, by its format's number and bits. The demo's lowest layers
+# have: FP8 31.3, NVFP4 20.4, GPTQ at 4 bits 9.7, AWQ at 4 bits 13.4, SmoothQuant with GPTQ at
+# 8 bits 16.6. An exchanged layer has -3 or 0.
+FLOORS: dict[tuple[str, int, Method], float] = {
+    ("float", 8, "nearest"): 25.0,
+    ("float", 4, "nearest"): 15.0,
+    ("int", 4, "gptq"): 5.0,
+    ("int", 8, "gptq"): 12.0,
+    ("int", 4, "rescaled"): 7.0,
+    ("int", 8, "rescaled"): 10.0,
+}
+# dB below the median of the layers of its kind (q_proj, down_proj, ...).
+OUTLIER_DB = 10.0
+# Pieces of a row that GPTQ may leave with much noise: it moves errors to where outputs do not see
+# them. Measured: up to 12 of 576 rows in one place.
+GPTQ_SHARE_OF_ROWS = 0.1
+WORST = 5
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """A row of the table of layers."""
+
+    name: str  # of the module
+    format: str  # how its weights are stored
+    rows: int  # outputs
+    columns: int  # inputs
+    # Signal-to-quantization-noise of its weights; None where nothing was lost.
+    sqnr_db: float | None
+
+    @property
+    def kind(self) -> str:
+        """Last part of the name."""
+        return self.name.rpartition(".")[2]
+
+
+def method_of(recipe: Quantization) -> Method:
+    """What the recipe's algorithm does to the weights besides rounding them."""
+    if isinstance(recipe, AwqQuantization | AutoAwqQuantization):
+        return "rescaled"
+    if isinstance(recipe, GptqQuantization):
+        return "gptq" if recipe.smoothing_strength is None else "rescaled"
+    return "nearest"
+
+
+def median_db(facts: Sequence[LayerStats]) -> float | None:
+    """Over the layers that lost anything; None where none did."""
+    known = [fact.sqnr_db for fact in facts if fact.sqnr_db is not None]
+    return statistics.median(known) if known else None
+
+
+def worst_layers(facts: Sequence[LayerStats]) -> list[LayerStats]:
+    """The five with the least SQNR, the worst first."""
+    lossy = (fact for fact in facts if fact.sqnr_db is not None)
+    return sorted(lossy, key=lambda fact: fact.sqnr_db or 0.0)[:WORST]
+
+
+def check_floor(facts: Sequence[LayerStats], floor: float, where: str) -> None:
+    """Raise VerificationError for the worst layer below the floor."""
+    worst = worst_layers(facts)
+    if not worst or (worst[0].sqnr_db or 0.0) >= floor:
+        return
+    below = sum(fact.sqnr_db is not None and fact.sqnr_db < floor for fact in facts)
+    raise VerificationError(
+        f"the weights of '{worst[0].name}' have an SQNR of {worst[0].sqnr_db:.1f} dB, under the "
+        f"floor of {floor:.0f} dB; the median of {len(facts)} layers is {median_db(facts):.1f} dB"
+        + (f", and {below} are under the floor" if below > 1 else ""),
+        where=where,
+        cure="around 0 dB and below it is another layer's weights or none: look at how the "
+        "variant was written; else quantize with more calibration, or ignore the layer",
+    )
+
+
+def outliers(facts: Sequence[LayerStats]) -> list[tuple[LayerStats, float]]:
+    """Layers far below the median of their kind, with that median."""
+    by_kind: dict[str, list[LayerStats]] = {}
+    for fact in facts:
+        by_kind.setdefault(fact.kind, []).append(fact)
+    found = []
+    for alike in by_kind.values():
+        middle = median_db(alike)
+        found += [
+            (fact, middle)
+            for fact in alike
+            if middle is not None
+            and fact.sqnr_db is not None
+            and fact.sqnr_db < middle - OUTLIER_DB
+        ]
+    return found
+
+
+def check_pieces(
+    fact: LayerStats, damaged: Sequence[tuple[int, int]], method: Method, where: str
+) -> None:
+    """Raise VerificationError where pieces of rows do not hold the source's weights."""
+    if not damaged or (method == "gptq" and not _is_beyond_gptq(fact, damaged)):
+        return
+    row, column = damaged[0]
+    places = "1 place" if len(damaged) == 1 else f"{len(damaged)} places, the first"
+    raise VerificationError(
+        f"the weights of '{fact.name}' are not the source's in {places} in row {row} "
+        f"from column {column} on: the difference there is as large as the weights",
+        where=where,
+        cure="the file is damaged, or the source has such outliers there that a whole group was "
+        "rounded away; quantize again, and ignore the layer where it comes again",
+    )
+
+
+def _is_beyond_gptq(fact: LayerStats, damaged: Sequence[tuple[int, int]]) -> bool:
+    in_one_place = max(Counter(column for _, column in damaged).values())
+    return in_one_place > GPTQ_SHARE_OF_ROWS * fact.rows

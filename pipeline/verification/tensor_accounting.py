@@ -1,0 +1,182 @@
+"""Every tensor of the source and of the variant accounted for, by headers alone.
+
+A tensor of the source is quantized (others take its place), kept, or merged (a tied head that is
+the embedding). A tensor of the variant is one of those, or a scale of the KV cache.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from pipeline.checkpoint.safetensors_header import TensorEntry
+from pipeline.core.errors import VerificationError
+from pipeline.inspection.linear_layers import is_head, is_quantizable
+from pipeline.verification.dequantize import SCALE_TYPES, StoredPart, parts_of
+from pipeline.verification.number_types import FLOATING
+from pipeline.verification.tensor_files import StoredTensor, TensorFiles
+from pipeline.verification.weight_format import WeightFormat
+
+KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
+KV_SCALES = ("k_scale", "v_scale")
+EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weight")
+
+
+@dataclass
+class TensorAccounting:
+    """What became of each tensor."""
+
+    # The source's tensors whose place others take.
+    quantized: list[StoredTensor] = field(default_factory=list)
+    # Tensors of the source with those of the same name in the variant.
+    kept: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
+    # Tensors of either side with the embedding that they have to equal, if it is there.
+    merged: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
+    kv_scales: list[StoredTensor] = field(default_factory=list)  # scales of the KV cache
+
+
+def account(
+    source: TensorFiles,
+    variant: TensorFiles,
+    form: WeightFormat,
+    ignore: list[str],
+    *,
+    tied: bool,
+    kv_scales: bool,
+) -> TensorAccounting:
+    """Say of every tensor what became of it.
+
+    Args:
+        tied: the output head is the embedding, and need not be stored again.
+        kv_scales: the recipe asks for scales of the KV cache.
+    """
+    found = TensorAccounting()
+    left = dict(variant.tensors)
+    for name, tensor in source.tensors.items():
+        header = TensorEntry(tensor.dtype, tensor.shape, 0, tensor.size)
+        head = tied and is_head(name)
+        if is_quantizable(name, header, ignore) and not (head and name not in variant.tensors):
+            _take_parts(tensor, form, variant, left)
+            found.quantized.append(tensor)
+        elif name in left:
+            check_kept(tensor, left[name])
+            found.kept.append((tensor, left.pop(name)))
+        elif head:
+            embedding = _embedding(source)
+            found.merged += [(tensor, embedding)] if embedding else []
+        else:
+            raise _missing(tensor, variant)
+    if not found.quantized:
+        raise VerificationError("nothing was quantized", where=str(variant.folder))
+    if kv_scales:
+        found.kv_scales = _take_kv_scales(source, variant, left)
+    embedding = _embedding(source)
+    if tied and embedding is not None:
+        found.merged += [(left.pop(name), embedding) for name in filter(is_head, list(left))]
+    for name, stranger in left.items():
+        raise VerificationError(
+            f"'{name}' stems from no tensor of the source, nor does the recipe make it",
+            where=str(stranger.path),
+        )
+    return found
+
+
+def _embedding(source: TensorFiles) -> StoredTensor | None:
+    return next((t for name, t in source.tensors.items() if EMBEDDING.fullmatch(name)), None)
+
+
+def _take_parts(
+    source: StoredTensor, form: WeightFormat, variant: TensorFiles, left: dict[str, StoredTensor]
+) -> None:
+    module = source.name.removesuffix(".weight")
+    rows, columns = source.shape
+    for part in parts_of(form, rows, columns):
+        name = f"{module}.{part.suffix}"
+        if name not in left:
+            whole = left.get(source.name)
+            raise VerificationError(
+                f"the tensor '{name}' is missing: this layer was not quantized"
+                + (f", '{source.name}' is there as {whole.dtype}" if whole else ""),
+                where=str(variant.folder),
+                cure="the recipe's ignore list and the model's layers do not agree, or the file "
+                "that holds it was lost; see the worker.log",
+            )
+        _check_part(left.pop(name), part, source)
+
+
+def _check_part(tensor: StoredTensor, part: StoredPart, source: StoredTensor) -> None:
+    if tensor.dtype not in part.dtypes:
+        raise VerificationError(
+            f"'{tensor.name}' is stored as {tensor.dtype}, not as {' or '.join(part.dtypes)}",
+            where=str(tensor.path),
+        )
+    if tensor.shape not in part.shapes:
+        raise VerificationError(
+            f"'{tensor.name}' has shape {tensor.shape} for a layer of "
+            f"{source.shape[0]} x {source.shape[1]}; {part.shapes[0]} is right",
+            where=str(tensor.path),
+        )
+
+
+def check_kept(source: StoredTensor, variant: StoredTensor) -> None:
+    """Raise VerificationError where a tensor that the recipe leaves alone is not left alone."""
+    if variant.shape != source.shape:
+        raise VerificationError(
+            f"'{source.name}' has shape {variant.shape}, the source's {source.shape}",
+            where=str(variant.path),
+        )
+    if variant.dtype not in (source.dtype, *FLOATING):
+        raise VerificationError(
+            f"'{source.name}' is stored as {variant.dtype}, and the recipe does not quantize it",
+            where=str(variant.path),
+            cure="the recipe's ignore list takes whole module names, and expressions after 're:'",
+        )
+
+
+def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
+    expert = re.compile(re.escape(tensor.name.rpartition(".")[0]) + r"\.\d+\.")
+    if len(tensor.shape) == 3 and any(expert.match(name) for name in variant.tensors):
+        return VerificationError(
+            f"'{tensor.name}' holds the matrices of all experts in one tensor, and the variant "
+            "stores them one by one: verification cannot compare the two",
+            where=str(tensor.path),
+            cure="use a checkpoint with a tensor for each expert, or a recipe that ignores them",
+        )
+    return VerificationError(
+        f"the source's tensor '{tensor.name}' is missing", where=str(variant.folder)
+    )
+
+
+def _take_kv_scales(
+    source: TensorFiles, variant: TensorFiles, left: dict[str, StoredTensor]
+) -> list[StoredTensor]:
+    attention = [
+        name.removesuffix(layer)
+        for name in source.tensors
+        for layer in KEY_LAYERS
+        if name.endswith(f".{layer}")
+    ]
+    found = []
+    for module in attention:
+        for suffix in KV_SCALES:
+            tensor = left.pop(f"{module}{suffix}", None)
+            if tensor is None:
+                raise VerificationError(
+                    f"the scale '{module}{suffix}' of the KV cache is missing",
+                    where=str(variant.folder),
+                    cure="quantize again; see the worker.log",
+                )
+            if tensor.dtype not in SCALE_TYPES:
+                raise VerificationError(
+                    f"'{tensor.name}' is stored as {tensor.dtype}, "
+                    f"not as {' or '.join(SCALE_TYPES)}",
+                    where=str(tensor.path),
+                )
+            found.append(tensor)
+    if not found:
+        raise VerificationError(
+            "the recipe asks for scales of the KV cache, and the source has no layer of keys",
+            where=str(source.folder),
+            cure=f"known are {', '.join(KEY_LAYERS)}; use a recipe without kv_cache_scales",
+        )
+    return found

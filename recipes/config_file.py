@@ -1,0 +1,151 @@
+"""Reads a YAML file that a user wrote, and explains what is wrong in it in that user's words."""
+
+from __future__ import annotations
+
+import difflib
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline.core.errors import UsageError, raise_as
+from pipeline.core.untrusted.yaml import read_yaml_file
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+SHAPE = TypeVar("SHAPE", bound=BaseModel)
+BRIEF = 120  # letters of a name that a message repeats
+
+
+def parse(path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
+    """Read one YAML file as `kind`.
+
+    Raises:
+        UsageError: not YAML, or a key that is unknown, missing or of the wrong kind.
+    """
+    return validate(read(path, noun, kind), path, noun, kind)
+
+
+def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
+    """The keys of a file; raises UsageError as :func:`parse`."""
+    with raise_as(
+        UsageError, f"the {noun} cannot be read", path, "fix the file", errors=(OSError, ValueError)
+    ):
+        data: Any = read_yaml_file(path)
+    if data is None and not any(field.is_required() for field in kind.model_fields.values()):
+        return {}
+    if not isinstance(data, dict):
+        raise UsageError(
+            f"the {noun} is not a mapping of keys", where=str(path), cure=_list_known(kind)
+        )
+    return data
+
+
+def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
+    """What a file says, as `kind`; raises UsageError as :func:`parse`."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        # An unknown key is often a required one misspelt: it explains more than what is missing.
+        first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        key = ".".join(map(shorten, _users_path(first["loc"], data, first["type"])))
+        key = key or "(the whole file)"
+        raise UsageError(
+            f"the {noun} is wrong at '{key}': {_explain(first)}",
+            where=f"{path}, key {key}",
+            cure=_cure(kind, first),
+        ) from error
+
+
+def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[str]:
+    """The keys that the user wrote; pydantic puts the chosen `kind` of a union between them."""
+    path: list[str] = []
+    for number, part in enumerate(location, start=1):
+        is_key = isinstance(data, dict) and part in data
+        if is_key or (isinstance(data, list) and isinstance(part, int)):
+            data = data[part]
+        elif not (fault == "missing" and number == len(location)):
+            continue
+        path.append(str(part))
+    return path
+
+
+def _explain(fault: ErrorDetails) -> str:
+    """What is wrong, without the words of the library that found it."""
+    given, message = fault["input"], fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        return "there is no such key"
+    if fault["type"] == "missing":
+        return "this key is required"
+    if fault["type"] == "union_tag_invalid":
+        tags = fault["ctx"]
+        return f"the kind '{shorten(tags['tag'])}' is not known: {tags['expected_tags']}"
+    if fault["type"] == "union_tag_not_found":
+        return "the key 'kind' is required"
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = "Input should be a mapping of keys"
+    if isinstance(given, (bool, int, float, str)) or given is None:
+        return message.replace("Input should", f"{shorten(repr(given))} should", 1)
+    return message
+
+
+def shorten(text: str) -> str:
+    """A text of the user's as far as a message needs it."""
+    return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
+
+
+def _cure(kind: type[BaseModel], fault: ErrorDetails) -> str:
+    """What the faulty key is for; or, where a key is not known or missing, which ones there are."""
+    if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
+        return f"write {number}: YAML takes what is in quotes, and 1e7 or 1.0e7, as text"
+    schema = kind.model_json_schema()
+    node, keys, around = schema, list(schema["properties"]), "at the top"
+    meaning = ""
+    location = fault["loc"]
+    if location and location[-1] == "[key]":  # the key itself, so what it lies in is of interest
+        location = location[:-2]
+    for part in location:
+        node = _look_inside(node, part, schema)
+        if node.get("properties"):
+            keys, around = list(node["properties"]), f"in {part}"
+        meaning = f"{part}: {node['description']}" if node.get("description") else ""
+    known = f"keys known {around}: {', '.join(keys)}"
+    if fault["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(shorten(str(fault["loc"][-1])), keys, n=1)
+        return f"did you mean '{close[0]}'? {known}" if close else known
+    return known if fault["type"] == "missing" or not meaning else meaning
+
+
+def _written_out(text: Any) -> str:
+    """The number that a text is, without an exponent; "" where it is none, or a long one."""
+    try:
+        number = Decimal(text if isinstance(text, str) else "")
+    except InvalidOperation:
+        return ""
+    return f"{number:f}" if number.is_finite() and abs(number.adjusted()) < 20 else ""
+
+
+def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of what lies under that part of a location; empty where there is nothing."""
+    tags = node.get("discriminator", {}).get("mapping", {})
+    by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
+    more = node.get("additionalProperties")
+    found = (
+        node.get("properties", {}).get(part)
+        or ({"$ref": tags[part]} if part in tags else None)
+        or by_pattern
+        or (more if isinstance(more, dict) else None)
+        or (node.get("items") if isinstance(part, int) else None)
+        or {}
+    )
+    options = [option for option in found.get("anyOf", []) if option.get("type") != "null"]
+    found = {**options[0], **found} if len(options) == 1 else found
+    if "$ref" in found:
+        return {**schema["$defs"][found["$ref"].rpartition("/")[2]], **found}
+    return dict(found)
+
+
+def _list_known(kind: type[BaseModel]) -> str:
+    return f"keys known at the top: {', '.join(kind.model_fields)}"

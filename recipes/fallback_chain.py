@@ -1,0 +1,25 @@
+"""The shape of ladders: recipes that are tried in order until one passes."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from recipes.config_model import ConfigModel, Name
+
+
+class FallbackChain(ConfigModel):
+    """Recipes from the one to prefer to the one to fall back on; the first that passes is taken."""
+
+    name: Name
+    summary: str = Field(description="one line for `prepare recipes list`")
+    rungs: list[str] = Field(
+        min_length=2, max_length=100, description="recipe names or YAML files, in order"
+    )
+
+    @field_validator("rungs")
+    @classmethod
+    def _rungs_differ(cls, rungs: list[str]) -> list[str]:
+        for rung in rungs:
+            if rungs.count(rung) > 1:
+                raise ValueError(f"'{rung}' occurs twice")
+        return rungs

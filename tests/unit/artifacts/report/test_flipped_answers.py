@@ -1,0 +1,171 @@
+"""Flips and examples: counted, bounded, and in the words of question and answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_run import FakeRun
+from reported_run import QUESTIONS, Texts, reported_run
+
+from artifacts.report.figure import UniqueIds
+from artifacts.report.flipped_answers import EXAMPLES, FlippedAnswer, changed_answers, flip_figures
+from artifacts.report.prompts import LONGEST, answer_of, find_choice, is_same_answer, prompt_of
+from artifacts.report.run_evidence import RunEvidence
+from recipes.policy import HumanEvalSuite, LmEvalSuite, Margin, MmluSuite, RougeSuite
+
+MARGINS = {"fp8": Margin(points=0.05)}
+CLOZE = MmluSuite(margins=MARGINS, form="cloze")
+LETTER = MmluSuite(margins=MARGINS, form="letter")
+ROUGE = RougeSuite(margins=MARGINS)
+HUMANEVAL = HumanEvalSuite(margins=MARGINS)
+QUESTION = {
+    "subject": "high_school_physics",
+    "question": " What falls? ",
+    "choices": ["a very long stone", "ice", "all", "none"],
+    "answer": 2,
+    "examples": "",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    return reported_run(tmp_path_factory.mktemp("many changes"), lost=0.4)
+
+
+def evidence_of(made: FakeRun) -> RunEvidence:
+    return RunEvidence(made.report, made.store)
+
+
+def test_a_choice_and_its_score_agree(made: FakeRun) -> None:
+    """What the report calls chosen is what was scored."""
+    answered = evidence_of(made).find_answers("fp8-dynamic", "mmlu")
+    assert answered is not None
+    for row in (*answered.baseline, *answered.candidate):
+        question = answered.questions[row["id"]]
+        right = find_choice(answered.suite, question, row["answer"]) == question["answer"]
+        assert right == (row["score"] == 1.0)
+
+
+def test_flips_are_counted_by_subject(made: FakeRun) -> None:
+    figure = flip_figures(evidence_of(made), UniqueIds())[0]
+    gate = made.report.variants[0].gates[0]
+    assert gate.flips > 0
+    lost = sum(int(row[2]) for row in figure.table.rows)
+    gained = sum(int(row[3]) for row in figure.table.rows)
+    assert (lost + gained, gained) == (gate.flips, gate.gains)
+    assert sum(int(row[1]) for row in figure.table.rows) == gate.n
+    to_wrong, to_right = figure.data
+    assert -sum(to_wrong["x"]) == lost
+    assert sum(to_right["x"]) == gained
+    assert "virology" in to_wrong["y"]
+
+
+def test_examples_are_few_and_begin_with_losses(made: FakeRun) -> None:
+    found = {(each.recipe, each.suite): each for each in changed_answers(evidence_of(made))}
+    assert set(found) == {
+        (recipe, suite) for recipe in ("fp8-dynamic", "awq-w4a16") for suite in QUESTIONS
+    }
+    mmlu = found["fp8-dynamic", "mmlu"]
+    assert mmlu.changed == made.report.variants[0].gates[0].flips > EXAMPLES
+    assert len(mmlu.shown) == EXAMPLES
+    assert mmlu.shown[0].words == "right to wrong"
+
+
+def test_gains_are_shown_beside_many_losses() -> None:
+    """Losses leave room for half of the examples."""
+    from artifacts.report.flipped_answers import _examples
+    from artifacts.report.run_evidence import PairedAnswers
+
+    before = [{"id": str(n), "score": float(n < 40), "answer": "a"} for n in range(80)]
+    after = [{"id": str(n), "score": float(n >= 40), "answer": "b"} for n in range(80)]
+    answered = PairedAnswers(before, after, {}, ROUGE, Margin(points=0.1), None, None)
+    words = [example.words for example in _examples("fp8", "rouge", answered).shown]
+    assert words == ["right to wrong"] * 5 + ["wrong to right"] * 5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (1.0, 0.0, "right to wrong"),
+        (0.0, 1.0, "wrong to right"),
+        (0.0, 0.0, "same score, 0"),
+        (0.25, 0.75, "score 0.250 to 0.750"),
+    ],
+)
+def test_words_of_a_change(before: float, after: float, words: str) -> None:
+    assert FlippedAnswer("1", before, after, None, None, "", "").words == words
+
+
+def test_prompts_are_those_of_the_suites() -> None:
+    assert prompt_of(CLOZE, QUESTION) == (
+        "The following are questions (with answers) about high school physics.\n\n"
+        "Question: What falls?\nAnswer:"
+    )
+    letters = prompt_of(LETTER, QUESTION)
+    assert letters is not None
+    assert "\nB. ice\n" in letters
+    assert prompt_of(ROUGE, {"document": "{{7 * 7}}"}) == (
+        "Summarize the following text in one sentence.\n\n{{7 * 7}}"
+    )
+    assert prompt_of(HUMANEVAL, {"request": "def f():"}) == "def f():"
+
+
+@pytest.mark.parametrize("suite", [CLOZE, ROUGE, HUMANEVAL, LmEvalSuite(margins=MARGINS, task="x")])
+def test_a_question_without_its_text_has_no_prompt(suite: MmluSuite) -> None:
+    assert prompt_of(suite, {"id": "1", "doc_index": 1}) is None
+    assert prompt_of(suite, None) is None
+
+
+def test_cloze_choices_count_by_character() -> None:
+    likelihoods = [-17.0, -6.0, -30.0, -40.0]  # a character of the first costs 1, of 'ice' 2
+    assert find_choice(CLOZE, QUESTION, likelihoods) == 0
+    assert find_choice(LETTER, QUESTION, likelihoods) == 1
+    assert find_choice(CLOZE, None, likelihoods) == 1
+
+
+def test_an_answer_in_words() -> None:
+    row = {"answer": [-17.0, -6.0, -30.0, -40.0], "score": 0.0}
+    assert answer_of(LETTER, QUESTION, row).startswith("B. ice\n(log-likelihoods -17.00")
+    assert answer_of(LETTER, None, row).startswith("choice 2\n")
+    drawn = {"answer": ["one", "two"], "outcome": ["passed", "failed"], "score": 0.5}
+    assert answer_of(HUMANEVAL, None, drawn) == (
+        "one\n--- another sample ---\ntwo\n(tests: passed, failed)"
+    )
+    long = answer_of(ROUGE, None, {"answer": "x" * (LONGEST + 7), "score": 0.0})
+    assert long.endswith("[7 more characters are left out]")
+
+
+def test_a_real_question_of_the_demo() -> None:
+    """One of MMLU's development questions as SmolLM2-135M-Instruct and its FP8 variant answered."""
+    question = {
+        "id": "jurisprudence/170",
+        "subject": "jurisprudence",
+        "question": "Iverson Jewelers wrote a letter to Miller, 'We have received an exceptionally "
+        "fine self winding Rolox watch which we will sell to you at a very favorable price.'",
+        "choices": [
+            "The letter is an offer to sell",
+            "A valid offer cannot be made by letter.",
+            "The letter contains a valid offer which will terminate within a reasonable time.",
+            "The letter lacks one of the essential elements of an offer.",
+        ],
+        "answer": 3,
+        "examples": "",
+    }
+    before = [-21.450193524360657, -38.07137191295624, -56.065839648246765, -39.25058130174875]
+    after = [-20.69793063402176, -37.11498586833477, -53.90037393569946, -39.83165243268013]
+    assert find_choice(CLOZE, question, before) == 3  # scored as right
+    assert find_choice(CLOZE, question, after) == 2  # scored as wrong
+
+
+def test_other_likelihoods_of_one_choice_are_the_same_answer() -> None:
+    row = {"answer": [-1.0, -9.0], "score": 0.0}
+    assert is_same_answer(LETTER, None, row, {"answer": [-2.0, -9.0], "score": 0.0})
+    assert not is_same_answer(LETTER, None, row, {"answer": [-9.0, -1.0], "score": 0.0})
+    assert not is_same_answer(LETTER, None, row, {"answer": [-1.0, -9.0], "score": 1.0})
+
+
+def test_labels_of_a_plot_are_no_markup(tmp_path: Path) -> None:
+    made = reported_run(tmp_path, Texts(subject='<a href="https://x.example">x</a>'), lost=0.5)
+    figure = flip_figures(evidence_of(made), UniqueIds())[0]
+    assert any(name.startswith("&lt;a href=") for name in figure.data[0]["y"])

@@ -1,0 +1,32 @@
+"""What is left of a measurement that was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from measured_loads import blocks
+
+from eval_gates.speed.load_log import BEGUN, LoadLog
+from pipeline.core.errors import StoreError
+
+
+def test_a_damaged_beginning_is_no_other_chance(tmp_path: Path) -> None:
+    book = LoadLog(tmp_path)
+    begun = book.open({})
+    book.begin_life(begun, 0)
+    book.append(blocks([0.9] * 3))
+    assert book.open({}).seed == begun.seed
+    (tmp_path / BEGUN).write_text('{"seed": ')
+    with pytest.raises(StoreError) as caught:
+        book.open({})
+    assert caught.value.where == str(tmp_path / BEGUN)
+    assert len(book.loads()) == 6
+
+
+def test_of_other_weights_nothing_is_kept(tmp_path: Path) -> None:
+    book = LoadLog(tmp_path)
+    begun = book.open({"candidate": "a"})
+    book.append(blocks([0.9]))
+    assert book.open({"candidate": "b"}).seed != begun.seed
+    assert book.loads() == []

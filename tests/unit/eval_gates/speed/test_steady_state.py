@@ -1,0 +1,67 @@
+"""The steady part of a load: by time, whatever its start and its end were like."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured_loads import load_in_waves
+
+from eval_gates.speed.steady_state import (
+    NoSteadyStateError,
+    latencies,
+    output_rate,
+    waves_in,
+    window_of,
+)
+
+
+def test_the_first_wave_and_the_last_are_cut_off() -> None:
+    load = load_in_waves(10, 4, seconds=2.0)
+    assert window_of(load) == (2.0, 18.0)
+    assert waves_in(load) == 8.0
+
+
+@given(st.integers(3, 12), st.integers(1, 6), st.floats(0.1, 50), st.integers(2, 200))
+def test_tokens_in_it_are_counted_by_time(
+    waves: int, in_flight: int, seconds: float, tokens: int
+) -> None:
+    """Whole waves in it, so all their tokens."""
+    load = load_in_waves(waves, in_flight, seconds=seconds, tokens=tokens)
+    assert output_rate(load) == pytest.approx(in_flight * tokens / seconds, rel=1e-6)
+
+
+def test_a_slow_start_and_a_slow_end_do_not_count() -> None:
+    requests = load_in_waves(10, 4).requests.model_dump()
+    later = 7.0
+    for column in ("start_s", "end_s"):
+        requests[column][4:] = [each + later for each in requests[column][4:]]
+    requests["end_s"][:4] = [1.0 + later] * 4
+    requests["end_s"][-4:] = [40.0] * 4
+    assert output_rate(load_in_waves(requests=requests)) == pytest.approx(40.0, rel=0.01)
+
+
+def test_a_declared_time_is_taken_as_it_is() -> None:
+    rate = {"arrivals": "rate", "rate": 4.0, "concurrency": None}
+    load = load_in_waves(8, 4, **rate, warmup_s=2.5, measured_s=4.0)
+    assert window_of(load) == (2.5, 6.5)
+    assert latencies(load).ttft_ms.shape == (16,)
+
+
+@pytest.mark.parametrize("waves", [1])
+def test_one_wave_has_no_steady_part(waves: int) -> None:
+    load = load_in_waves(waves)
+    for read in (window_of, output_rate, latencies, waves_in):
+        with pytest.raises(NoSteadyStateError):
+            read(load)
+
+
+def test_an_answer_of_one_token_has_no_time_between_tokens() -> None:
+    requests = load_in_waves(4, 2).requests.model_dump()
+    requests["output_tokens"] = [1] * 8
+    requests["end_s"] = [
+        s + t for s, t in zip(requests["start_s"], requests["ttft_s"], strict=True)
+    ]
+    load = load_in_waves(4, 2, requests=requests)
+    assert latencies(load).tpot_ms.size == 0
+    assert output_rate(load) > 0

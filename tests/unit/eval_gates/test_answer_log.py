@@ -1,0 +1,291 @@
+"""The answer book: what a kill leaves, what damage does, and that no whole answer is ever lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from eval_gates.answer_log import AnswerLog
+from pipeline.core.errors import EvaluationDataError
+
+IDS = [f"anatomy/{number}" for number in range(20_000)]
+QUICK = settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def row(number: int, answer: Any = "a summary") -> dict[str, Any]:
+    return {
+        "id": IDS[number],
+        "prompt_sha256": f"{number:064x}",
+        "answer": answer,
+        "score": (number % 3) / 2,
+    }
+
+
+def rows(start: int, stop: int) -> list[dict[str, Any]]:
+    return [row(number) for number in range(start, stop)]
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Path:
+    """What the book's files are named after."""
+    return tmp_path / "answers" / "book.jsonl"
+
+
+@pytest.fixture
+def file(name: Path) -> Path:
+    """The file of the book's first writer."""
+    return name.with_name("book.000001-00000000.jsonl")
+
+
+@pytest.fixture
+def book(name: Path) -> AnswerLog:
+    return AnswerLog(name, IDS, writer=1)
+
+
+def test_no_file_is_no_answers(book: AnswerLog, file: Path) -> None:
+    assert book.rows() == []
+    assert not file.exists()
+
+
+def test_batches_come_back_in_order(book: AnswerLog, name: Path) -> None:
+    book.append(rows(0, 3))
+    book.append(rows(3, 4))
+    book.append([])
+
+    assert book.rows() == rows(0, 4)
+    assert AnswerLog(name, IDS[:4]).rows() == rows(0, 4)
+
+
+@QUICK
+@given(data=st.data())
+def test_a_kill_anywhere_loses_no_whole_answer(data: st.DataObject, name: Path, file: Path) -> None:
+    file.unlink(missing_ok=True)
+    book = AnswerLog(name, IDS, writer=1)
+    book.append([row(0, "é"), row(1, "\u2028"), row(2)])
+    content = file.read_bytes()
+    cut = data.draw(st.integers(0, len(content)), label="bytes written before the kill")
+    file.write_bytes(content[:cut])
+    whole = content[:cut].count(b"\n")
+
+    before = book.rows()
+    assert [each["id"] for each in before] == IDS[:whole]
+
+    book.append(rows(whole, 5))
+    assert book.rows() == before + rows(whole, 5)
+    assert file.read_bytes().count(b"\n") == 5
+
+
+def test_a_long_torn_line_is_cut_away(book: AnswerLog, file: Path) -> None:
+    """Longer than what is looked at at once, in one answer and in the whole lines before it."""
+    book.append([row(0, "x" * 200_000)])
+    with file.open("ab") as end:
+        end.write(b'{"id": "' + b"y" * 300_000)
+
+    assert len(book.rows()) == 1
+    book.append(rows(1, 2))
+    assert [each["id"] for each in book.rows()] == IDS[:2]
+
+
+def test_nothing_but_a_torn_line(book: AnswerLog, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_bytes(b'{"id": "anatomy/0", "score": 1.0}')  # whole JSON, but for its newline
+
+    assert book.rows() == []
+    book.append(rows(0, 1))
+    assert book.rows() == rows(0, 1)
+
+
+# What a text splits at that a file does not, what JSON escapes, and what is no UTF-8.
+NEWLINES = [
+    "\n",
+    "\r",
+    "\r\n",
+    "\x0b",
+    "\x0c",
+    "\x1c",
+    "\x85",
+    "\u2028",
+    "\u2029",
+    "\ud83d",
+    "\x00",
+]
+
+
+@pytest.mark.parametrize("text", NEWLINES)
+def test_what_looks_like_a_newline_is_part_of_the_answer(
+    book: AnswerLog, file: Path, text: str
+) -> None:
+    written = [row(0, f"one{text}two"), row(1, text)]
+    book.append(written)
+
+    assert book.rows() == written
+    assert file.read_bytes().count(b"\n") == 2
+    file.read_text(encoding="utf-8")  # anyone can read it
+
+
+@QUICK
+@given(
+    texts=st.lists(
+        st.text(st.one_of(st.characters(), st.sampled_from("\n\r\x85\u2028\ud800"))), max_size=5
+    )
+)
+def test_any_text_comes_back(texts: list[str], name: Path, file: Path) -> None:
+    file.unlink(missing_ok=True)
+    book = AnswerLog(name, IDS, writer=1)
+    written = [row(number, text) for number, text in enumerate(texts)]
+    for each in written:
+        book.append([each])
+    assert book.rows() == written
+
+
+def refused(book: AnswerLog) -> EvaluationDataError:
+    with pytest.raises(EvaluationDataError) as caught:
+        book.rows()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{", "null", "[]", '"anatomy/1"', "{}", '{"id": 1}', '{"id": "anatomy/2"}', "\x00\x00"],
+)
+def test_a_damaged_line_is_told(book: AnswerLog, file: Path, line: str) -> None:
+    book.append(rows(0, 1))
+    with file.open("a", encoding="utf-8") as end:
+        end.write(line + "\n")
+    book.append(rows(2, 3))  # appending looks at the torn end only
+
+    error = refused(book)
+    assert "line 2" in str(error)
+    assert str(file) in str(error)
+    assert "delete the file" in str(error)
+
+
+def test_bytes_that_are_no_text_are_damage(book: AnswerLog, file: Path) -> None:
+    book.append(rows(0, 1))
+    with file.open("ab") as end:
+        end.write(b'{"id": "\xff\xfe"}\n')
+    assert "line 2" in str(refused(book))
+
+
+def test_another_order_of_questions_is_told(book: AnswerLog, name: Path) -> None:
+    book.append(rows(0, 3))
+    assert "line 1" in str(refused(AnswerLog(name, IDS[1:])))
+    assert "line 2" in str(refused(AnswerLog(name, [IDS[0], IDS[2], IDS[1]])))
+
+
+def test_more_answers_than_questions_are_told(book: AnswerLog, name: Path) -> None:
+    book.append(rows(0, 3))
+    assert "line 3" in str(refused(AnswerLog(name, IDS[:2])))
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
+
+
+def test_appending_does_not_read_the_whole_book(book: AnswerLog, file: Path) -> None:
+    """14,000 questions in batches of 64 would otherwise read the file 220 times over."""
+    book.append(rows(0, 14_000))
+    size = file.stat().st_size
+    before = bytes_read()
+    book.append(rows(14_000, 14_064))
+
+    assert bytes_read() - before < size / 10
+    assert len(book.rows()) == 14_064
+
+
+APPENDING = """
+import sys
+from pathlib import Path
+from eval_gates.answer_log import AnswerLog
+ids = [f"anatomy/{number}" for number in range(1_000_000)]
+book = AnswerLog(Path(sys.argv[1]), ids, writer=1)
+for start in range(0, len(ids), 50):
+    book.append([{"id": i, "answer": "x" * 2000, "score": 1.0} for i in ids[start:start + 50]])
+    print(start + 50, flush=True)
+"""
+
+
+def test_a_killed_process_leaves_all_that_it_had_appended(book: AnswerLog, name: Path) -> None:
+    command = [sys.executable, "-c", APPENDING, str(name)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for _ in range(8):
+            said = [writer.stdout.readline()]
+        os.kill(writer.pid, signal.SIGKILL)
+        said += [line for line in writer.stdout if line.endswith("\n")]
+    acknowledged = int(said[-1])
+
+    kept = len(book.rows())
+    assert kept >= acknowledged >= 400
+    book.append(rows(kept, kept + 1))
+    assert len(book.rows()) == kept + 1
+
+
+def test_a_row_is_a_line_of_json(book: AnswerLog, file: Path) -> None:
+    book.append([row(0, [-1.25, -2.5, -0.125, -3.0])])
+    assert json.loads(file.read_text(encoding="utf-8")) == book.rows()[0]
+
+
+def test_a_book_without_a_writer_is_read_only(name: Path) -> None:
+    with pytest.raises(ValueError, match="read only"):
+        AnswerLog(name, IDS).append(rows(0, 1))
+
+
+class TestSeveralWriters:
+    """They write one after the other, each into a file of its own."""
+
+    def test_a_later_writer_goes_on(self, name: Path) -> None:
+        AnswerLog(name, IDS, writer=1).append(rows(0, 2))
+        AnswerLog(name, IDS, writer=2).append(rows(2, 5))
+        third = AnswerLog(name, IDS, writer=4)
+        third.append(rows(5, 6))
+        third.append(rows(6, 8))
+        assert AnswerLog(name, IDS).rows() == rows(0, 8)
+        assert {path.name for path in name.parent.iterdir()} == {
+            "book.000001-00000000.jsonl",
+            "book.000002-00000002.jsonl",
+            "book.000004-00000005.jsonl",
+        }
+
+    @pytest.mark.parametrize("answered_before", [False, True])
+    def test_one_who_was_followed_and_comes_back_does_no_harm(
+        self, name: Path, answered_before: bool
+    ) -> None:
+        away, follower = AnswerLog(name, IDS, writer=1), AnswerLog(name, IDS, writer=2)
+        if answered_before:
+            away.append(rows(0, 2))
+        kept = away.rows()
+        assert follower.rows() == kept
+        away.append([row(len(kept), "of before"), row(len(kept) + 1, "of before")])
+        answers = [row(len(kept) + number, "asked again") for number in range(3)]
+        follower.append(answers[:2])
+        away.append([row(len(kept) + 2, "of before")])
+        assert follower.rows() == kept + answers[:2]
+        follower.append(answers[2:])
+        away.append([row(len(kept) + 3, "of before")])
+        assert AnswerLog(name, IDS).rows() == kept + answers
+
+    def test_numbers_that_begin_anew_are_higher_all_the_same(self, name: Path) -> None:
+        AnswerLog(name, IDS, writer=7).append(rows(0, 2))
+        AnswerLog(name, IDS, writer=1).append(rows(2, 3))
+        assert AnswerLog(name, IDS).rows() == rows(0, 3)
+
+    def test_after_a_part_that_was_deleted_its_questions_are_asked_again(self, name: Path) -> None:
+        for number in range(3):
+            AnswerLog(name, IDS, writer=number + 1).append(rows(2 * number, 2 * number + 2))
+        (name.parent / "book.000002-00000002.jsonl").unlink()
+        book = AnswerLog(name, IDS, writer=4)
+        assert book.rows() == rows(0, 2)
+        book.append(rows(2, 3))
+        assert AnswerLog(name, IDS).rows() == rows(0, 3)

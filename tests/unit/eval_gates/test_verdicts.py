@@ -1,0 +1,232 @@
+"""From kept answers to a report: pairing, its numbers, the floor, groups of subjects."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kept_answers import (
+    HUMANEVAL,
+    MMLU,
+    ROUGE,
+    Rows,
+    answers,
+    fixed,
+    flipped,
+    judged,
+    judged_rows,
+    recovery,
+)
+
+from eval_gates.gate_report import NoiseFloor, Tier
+from recipes.policy import AnySuite
+
+
+class TestPairing:
+    def refused(self, baseline: Rows, candidate: Rows, again: Rows | None = None) -> str:
+        with pytest.raises(ValueError, match="suite") as caught:
+            judged_rows(baseline, candidate, again=again or [])
+        return str(caught.value)
+
+    def test_other_question(self) -> None:
+        candidate = answers([1.0, 1.0])
+        candidate[1]["id"] = "anatomy/7"
+        message = self.refused(answers([1.0, 1.0]), candidate)
+        assert "'id' differs for question philosophy/1" in message
+
+    def test_other_prompt(self) -> None:
+        candidate = answers([1.0, 1.0])
+        candidate[1]["prompt_sha256"] = "other"
+        message = self.refused(answers([1.0, 1.0]), candidate)
+        assert "'prompt_sha256' differs for question philosophy/1" in message
+
+    def test_other_order(self) -> None:
+        candidate = answers([1.0, 0.5])[::-1]
+        assert "'id' differs" in self.refused(answers([1.0, 0.5]), candidate)
+
+    def test_one_answer_left_out(self) -> None:
+        baseline = answers([1.0, 1.0, 1.0])
+        assert "'id' differs" in self.refused(baseline, [baseline[0], baseline[2]])
+
+    def test_more_answers_than_the_baselines(self) -> None:
+        message = self.refused(answers([1.0]), answers([1.0, 1.0]))
+        assert "1 answers against 2" in message
+
+    @pytest.mark.parametrize("baseline", [[], answers([1.0])])
+    def test_no_answers(self, baseline: Rows) -> None:
+        assert "0 answers against 0" in self.refused(baseline, [])
+
+    @pytest.mark.parametrize("score", [None, math.nan, math.inf, -0.1, 1.1, "1.0"])
+    @pytest.mark.parametrize("on_baseline", [True, False])
+    def test_score_missing_or_out_of_range(self, score: Any, on_baseline: bool) -> None:
+        sides = [answers([1.0, score]), answers([1.0, 1.0])]
+        message = self.refused(*(sides if on_baseline else sides[::-1]))
+        assert f"question philosophy/1 has the score {score}" in message
+
+    def test_no_score_at_all(self) -> None:
+        candidate = answers([1.0, 1.0])
+        del candidate[0]["score"]
+        assert "question anatomy/0" in self.refused(answers([1.0, 1.0]), candidate)
+
+    def test_more_answers_than_the_benchmark_has(self) -> None:
+        suite = ROUGE.model_copy(update={"about": "benchmark"})
+        with pytest.raises(ValueError, match="3 questions answered of a benchmark of 2"):
+            judged([1.0] * 3, [1.0] * 3, suite, available=2)
+
+
+class TestPrefix:
+    """The baseline has answered a whole round, of which a variant took what it needed."""
+
+    @settings(max_examples=10, deadline=None)
+    @given(asked=st.integers(1, 60), suite=st.sampled_from([ROUGE, fixed(HUMANEVAL)]))
+    def test_the_rest_does_not_count(self, asked: int, suite: AnySuite) -> None:
+        before, after = flipped(60, 4, 3, 40)
+        report = judged(before, after[:asked], suite)
+
+        alone = judged(before[:asked], after[:asked], suite)
+        same = {"uninformed": alone.uninformed, "p_value": alone.p_value}  # by all of its answers
+        if "blind" not in report.reason + alone.reason:
+            assert report.model_copy(update=same) == alone
+        assert report.n == asked
+        assert report.baseline == sum(before[:asked]) / asked
+
+    def test_another_prompt_beyond_it_does_not_matter(self) -> None:
+        baseline = answers([1.0] * 100)
+        baseline[70]["prompt_sha256"] = "other"
+        assert judged_rows(baseline, answers([1.0] * 64)).n == 64
+
+    def test_a_missing_score_beyond_it_does(self) -> None:
+        baseline = answers([1.0] * 100)
+        baseline[80]["score"] = None
+        with pytest.raises(ValueError, match="anatomy/80 has the score None"):
+            judged_rows(baseline, answers([1.0] * 64))
+
+    def test_whether_the_baseline_guesses_is_seen_by_all_its_answers(self) -> None:
+        """However early the variant's gate was decided."""
+        before = [1.0, 0.0] * 300
+        early = judged(before, before[:30], MMLU, family="fp8")
+        assert "blind" not in early.reason
+        assert "blind" in judged(before[:30], before[:30], MMLU, family="fp8").reason
+
+
+class TestNumbers:
+    def test_means_and_difference(self) -> None:
+        report = judged([1.0, 1.0, 0.0, 0.5], [0.5, 1.0, 0.0, 0.75])
+        assert (report.n, report.available) == (4, 14_042)
+        assert (report.baseline, report.candidate) == (0.625, 0.5625)
+        assert (report.difference, report.recovery) == (-0.0625, 0.9)
+        assert (report.flips, report.gains) == (2, 1)
+        assert report.bound <= -0.0625 <= report.upper_bound
+
+    @pytest.mark.parametrize("suite", [HUMANEVAL, fixed(HUMANEVAL)])
+    def test_a_margin_in_points(self, suite: AnySuite) -> None:
+        report = judged(*flipped(400, 4, 4, 200), suite)
+        assert report.verdict == "pass"
+        assert report.value == "candidate - baseline"
+        assert report.margin == "5 points"
+        assert report.threshold == -0.05 < report.bound < report.difference
+        assert "inside a margin of 5.00 points" in report.reason
+
+    @pytest.mark.parametrize("suite", [recovery(HUMANEVAL), recovery(fixed(HUMANEVAL))])
+    def test_a_margin_as_recovery(self, suite: AnySuite) -> None:
+        report = judged(*flipped(400, 4, 4, 200), suite)
+        assert report.verdict == "pass"
+        assert report.value == "candidate - 0.9 baseline"
+        assert report.margin == "90 % recovery"
+        assert report.threshold == 0.0 < report.bound
+        # The bounds are of that value, whose mean is half less 0.9 of a half.
+        assert report.bound < 0.5 - 0.9 * 0.5 < report.upper_bound
+        assert report.recovery == 1.0
+        assert "keeps more than 90 % of the baseline" in report.reason
+
+    def test_two_ways_of_saying_one_thing(self) -> None:
+        """5 points of a baseline at 50 % are a recovery of 90 %."""
+        before, after = flipped(600, 9, 9, 300)
+        points, share = judged(before, after, HUMANEVAL), judged(before, after, recovery(HUMANEVAL))
+        assert points.verdict == share.verdict == "pass"
+        assert points.bound - points.threshold == pytest.approx(share.bound, abs=0.01)
+
+    def test_recovery_over_nothing(self) -> None:
+        report = judged([0.0] * 50, [0.0] * 50, recovery(HUMANEVAL))
+        assert report.recovery is None
+        assert report.verdict == "undecided"
+
+    @pytest.mark.parametrize("tier", ["critical", "supporting", "advisory"])
+    def test_tier(self, tier: Tier) -> None:
+        suite = ROUGE.model_copy(update={"tier": tier})
+        assert judged([1.0] * 4, [1.0] * 4, suite).tier == tier
+
+
+class TestFloor:
+    def test_not_asked_again(self) -> None:
+        assert judged([1.0] * 4, [1.0] * 4).floor is None
+
+    def test_how_often_the_baseline_flips(self) -> None:
+        before = [1.0, 0.0, 0.5, 1.0, 1.0]
+        again = answers([1.0, 1.0, 0.25, 1.0])
+        report = judged_rows(answers(before), answers(before), again=again)
+        assert report.floor == NoiseFloor(n=4, flips=2)
+
+    def test_a_variant_that_stopped_early_takes_nothing_from_it(self) -> None:
+        before = [1.0] * 100
+        again = answers([1.0] * 49 + [0.0])
+        report = judged_rows(answers(before), answers(before[:8]), again=again)
+        assert (report.n, report.floor) == (8, NoiseFloor(n=50, flips=1))
+
+    def test_more_was_asked_again_than_before(self) -> None:
+        report = judged_rows(answers([1.0] * 4), answers([1.0] * 4), again=answers([1.0] * 9))
+        assert report.floor == NoiseFloor(n=4, flips=0)
+
+    @pytest.mark.parametrize("key", ["id", "prompt_sha256"])
+    def test_not_asked_the_same(self, key: str) -> None:
+        again = answers([1.0, 1.0])
+        again[1][key] = "other"
+        message = TestPairing().refused(answers([1.0] * 3), answers([1.0] * 3), again)
+        assert message == f"suite, asked again: '{key}' differs for question philosophy/1"
+
+    def test_a_score_missing(self) -> None:
+        message = TestPairing().refused(answers([1.0]), answers([1.0]), answers([None]))
+        assert "asked again: question anatomy/0 has the score None" in message
+
+
+class TestGroups:
+    BEFORE = (1.0, 0.0, 1.0, 1.0, 1.0, 1.0)  # anatomy, philosophy, virology, sociology, anatomy...
+    AFTER = (0.0, 0.0, 1.0, 1.0, 1.0, 0.0)
+
+    def test_by_group_then_by_subject(self) -> None:
+        report = judged(self.BEFORE, self.AFTER, MMLU)
+        assert [(g.group, g.is_subject, g.n, g.flips) for g in report.groups] == [
+            ("STEM", False, 2, 1),
+            ("humanities", False, 2, 1),
+            ("social sciences", False, 1, 0),
+            ("other", False, 1, 0),
+            ("anatomy", True, 2, 1),
+            ("philosophy", True, 2, 1),
+            ("sociology", True, 1, 0),
+            ("virology", True, 1, 0),
+        ]
+        anatomy = report.groups[4]
+        assert (anatomy.baseline, anatomy.candidate) == (1.0, 0.5)
+        philosophy = report.groups[5]
+        assert (philosophy.baseline, philosophy.candidate) == (0.5, 0.0)
+
+    def test_they_add_up(self) -> None:
+        report = judged(*flipped(200, 9, 5, 150), MMLU)
+        for is_subject in (False, True):
+            groups = [g for g in report.groups if g.is_subject == is_subject]
+            assert sum(g.n for g in groups) == report.n
+            assert sum(g.flips for g in groups) == report.flips == 14
+            assert sum(g.n * g.baseline for g in groups) == pytest.approx(150)
+            assert sum(g.n * g.candidate for g in groups) == pytest.approx(146)
+
+    def test_a_subject_of_the_users_own(self) -> None:
+        rows = answers([1.0, 1.0])
+        rows[0]["subject"] = "plumbing"
+        names = [g.group for g in judged_rows(rows, rows, MMLU).groups]
+        assert names == ["humanities", "not in MMLU", "philosophy", "plumbing"]
+
+    def test_other_suites_have_none(self) -> None:
+        assert judged(self.BEFORE, self.AFTER, HUMANEVAL).groups == []

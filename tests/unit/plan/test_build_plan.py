@@ -1,0 +1,43 @@
+"""The plan of what was chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from asked_run import Checkpoints, install_driver
+from listener import Listener
+
+from pipeline.environments.settings import Settings
+from pipeline.plan.build_plan import find_data, make_plan
+
+pytestmark = pytest.mark.usefixtures("programs")
+
+
+class TestPlan:
+    def test_it_is_of_what_was_chosen(self, checkpoints: Checkpoints, settings: Settings) -> None:
+        checkpoints.write()
+        choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
+        checkpoint = checkpoints.located(choices)
+        listener = Listener()
+        sources = find_data(choices, settings, listener)
+        plan = make_plan(choices, checkpoint, settings, sources)
+        assert [variant.recipe.name for variant in plan.variants] == ["fp8-dynamic"]
+        checked = plan.baseline.stages["coherence"].parameters["checkpoint"]
+        assert checked == checkpoint.digest
+        parameters = plan.baseline.stages["coherence"].parameters
+        assert parameters["hardware"]["accelerator"] == "cpu"
+        assert parameters["hardware"]["cores"] >= 1
+        assert listener.notes == []
+        assert not settings.store.exists()
+
+    def test_the_gpu_is_part_of_it(
+        self, checkpoints: Checkpoints, settings: Settings, programs: Path
+    ) -> None:
+        install_driver(programs, "NVIDIA H100 80GB HBM3", "9.0")
+        checkpoints.write()
+        choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
+        sources = find_data(choices, settings, Listener())
+        plan = make_plan(choices, checkpoints.located(choices), settings, sources)
+        hardware = plan.variants[0].stages["coherence"].parameters["hardware"]
+        assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}

@@ -1,0 +1,82 @@
+"""Where a checkpoint is found, and which are refused before any work is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from asked_run import Checkpoints, refused, request_for, speculative_profile
+from listener import Listener
+from quantized_checkpoint import quantization_config
+from small_checkpoint import checkpoint_files, write_files
+
+from pipeline.environments.settings import Settings
+from pipeline.plan.checkpoint_resolver import locate_draft
+from pipeline.plan.resolved_options import choose
+
+pytestmark = pytest.mark.usefixtures("programs")
+
+
+class TestCheckpoint:
+    def test_a_folder(self, checkpoints: Checkpoints) -> None:
+        checkpoints.write()
+        found = checkpoints.located(checkpoints.choices())
+        assert (found.kind, found.path) == ("folder", checkpoints.folder)
+        assert found.ref == str(checkpoints.folder)
+
+    def test_the_demo_is_made_by_a_stage(self, checkpoints: Checkpoints) -> None:
+        checkpoints.write()
+        found = checkpoints.located(checkpoints.choices("demo:smollm2-135m"))
+        assert (found.kind, found.ref) == ("demo", "demo:smollm2-135m")
+
+    def test_missing(self, checkpoints: Checkpoints) -> None:
+        assert "no such folder" in checkpoints.fault().what
+
+    def test_already_quantized(self, checkpoints: Checkpoints) -> None:
+        checkpoints.write(quantization_config=quantization_config("awq"))
+        assert checkpoints.fault().what == "the checkpoint is already quantized"
+
+    @pytest.mark.parametrize(
+        "architecture",
+        ["T5ForConditionalGeneration", "BertModel", "LlavaForConditionalGeneration"],
+    )
+    def test_an_architecture_that_is_not_supported(
+        self, checkpoints: Checkpoints, architecture: str
+    ) -> None:
+        checkpoints.write(architectures=[architecture])
+        assert f"'{architecture}' is not supported" in checkpoints.fault().what
+
+    @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Qwen3ForCausalLM"])
+    def test_architectures_that_are(self, checkpoints: Checkpoints, architecture: str) -> None:
+        checkpoints.write(architectures=[architecture])
+        assert checkpoints.located(checkpoints.choices()).architecture == architecture
+
+    def test_code_of_its_own_only_when_allowed(self, checkpoints: Checkpoints) -> None:
+        checkpoints.write(auto_map={"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"})
+        error = checkpoints.fault()
+        assert "Python code of its own" in error.what
+        assert "--yes-trust-remote-code" in error.cure
+        allowed = checkpoints.choices(trust_remote_code=True)
+        assert checkpoints.located(allowed).needs_remote_code
+
+
+class TestDraft:
+    """The checkpoint that drafts."""
+
+    @pytest.mark.parametrize("draft", ["no such thing", "./nothing-here"])
+    def test_a_draft_that_is_none(self, draft: str, tmp_path: Path, settings: Settings) -> None:
+        asked = request_for(
+            profile=speculative_profile(tmp_path, method="draft_model", draft=draft)
+        )
+        assert "speculative.draft" in refused(asked, settings).where
+
+    def test_a_draft_is_found_as_a_checkpoint(self, tmp_path: Path, settings: Settings) -> None:
+        small = tmp_path / "small"
+        write_files(small, checkpoint_files())
+        named = speculative_profile(tmp_path, method="draft_model", draft=str(small))
+        choices = choose(request_for(profile=named), settings)
+        draft = locate_draft(
+            choices.profile, settings, lambda _: small, Listener(), trust_remote_code=False
+        )
+        assert draft is not None
+        assert draft.path == small

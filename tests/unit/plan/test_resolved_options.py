@@ -1,0 +1,180 @@
+"""From options to choices, and which are refused before any work is done."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asked_run import refused, request_for, write_policy
+
+from pipeline.core.errors import CheckpointError
+from pipeline.environments.settings import Settings
+from pipeline.plan.resolved_options import choose
+from recipes.catalog import load_profile
+
+pytestmark = pytest.mark.usefixtures("programs")
+
+
+class TestDefaults:
+    def test_of_a_hub_checkpoint(self, settings: Settings) -> None:
+        choices = choose(request_for("org/model@v1"), settings)
+        assert choices.to_dict() == {
+            "checkpoint": "org/model@v1",
+            "recipes": ["fp8-dynamic", "awq-w4a16"],
+            "ladder": [],
+            "profile": "cpu",
+            "fallbacks": {n: each.because for n, each in choices.profile.in_effect.items()},
+            "kv_cache_note": None,
+            "policy": "default",
+            "asked": {
+                "recipes": ["fp8-dynamic", "awq-w4a16"],
+                "profile": "cpu",
+                "policy": "default",
+            },
+            "name": "model",
+            "registry": None,
+            "eval_data": None,
+            "trust_remote_code": False,
+            "promote": True,
+            "dry_run": None,
+        }
+        assert choices.baseline.family == "baseline"
+
+    def test_of_the_demo(self, settings: Settings) -> None:
+        choices = choose(request_for("demo:smollm2-135m"), settings)
+        assert (choices.policy.name, choices.name) == ("demo", "smollm2-135m")
+
+    def test_what_is_given_wins(self, settings: Settings, tmp_path: Path) -> None:
+        request = request_for(
+            "demo:smollm2-135m",
+            recipes=("fp8-dynamic",),
+            profile="h200",
+            policy="default",
+            name="mine",
+            registry="http://registry.example",
+            eval_data=tmp_path / "programs" / ".." / "data",
+            dry_run=False,
+        )
+        assert choose(request, settings).to_dict() | {"checkpoint": ""} == {
+            "checkpoint": "",
+            "recipes": ["fp8-dynamic"],
+            "ladder": [],
+            "profile": "h200",
+            "fallbacks": {},
+            "kv_cache_note": load_profile("h200").kv_cache_note,
+            "policy": "default",
+            "asked": {"recipes": ["fp8-dynamic"], "profile": "h200", "policy": "default"},
+            "name": "mine",
+            "registry": "http://registry.example",
+            "eval_data": str(tmp_path / "data"),
+            "trust_remote_code": False,
+            "promote": True,
+            "dry_run": False,
+        }
+
+    def test_a_recipe_named_twice_is_made_once(self, settings: Settings) -> None:
+        request = request_for(recipes=("awq-w4a16", "fp8-dynamic", "awq-w4a16"))
+        names = [recipe.name for recipe in choose(request, settings).recipes]
+        assert names == ["awq-w4a16", "fp8-dynamic"]
+
+    def test_a_ladder_is_its_rungs(self, settings: Settings, tmp_path: Path) -> None:
+        ladder = tmp_path / "mine.yaml"
+        ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+        choices = choose(request_for(recipes=(str(ladder),)), settings)
+        assert [recipe.name for recipe in choices.recipes] == ["awq-w4a16", "fp8-dynamic"]
+        assert choices.rungs == ("awq-w4a16", "fp8-dynamic")
+        assert choices.to_dict()["ladder"] == ["awq-w4a16", "fp8-dynamic"]
+
+    def test_gates_are_measured_again_by_their_names(self, settings: Settings) -> None:
+        for name, gate in (("quiz", "quiz"), ("speed.ratio.short", "ratio.short")):
+            request = request_for("demo:smollm2-135m", remeasured=(name,))
+            assert choose(request, settings).remeasured == (gate,)
+
+    def test_the_record_keeps_what_was_asked_for(self, settings: Settings, tmp_path: Path) -> None:
+        policy = write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}})
+        told = choose(request_for(recipes=("awq-ladder",), policy=policy), settings).to_dict()
+        assert told["asked"] == {"recipes": ["awq-ladder"], "profile": "cpu", "policy": policy}
+        assert told["policy"] == "mine"
+        assert told["recipes"] == told["ladder"]
+
+    @pytest.mark.parametrize("policy", [None, "no-such-policy"])
+    def test_a_folder_that_is_not_there_is_told_first(
+        self, settings: Settings, tmp_path: Path, policy: str | None
+    ) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            choose(request_for(str(tmp_path / "none"), policy=policy), settings)
+        assert caught.value.what == "there is no such folder"
+        assert caught.value.where == str(tmp_path / "none")
+
+    def test_nothing_is_written(self, settings: Settings) -> None:
+        choose(request_for(), settings)
+        assert not settings.home.exists()
+        assert not settings.store.exists()
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"recipes": ("fp8-dynamik",)}, "did you mean 'fp8-dynamic'"),
+            ({"policy": "defualt"}, "did you mean 'default'"),
+            ({"profile": "h10"}, "did you mean 'h100'"),
+            ({"remeasured": ("mmul",)}, "it has mmlu"),
+        ],
+    )
+    def test_a_slip(self, settings: Settings, options: dict[str, Any], words: str) -> None:
+        assert words in refused(request_for(**options), settings).cure
+
+    def test_an_unknown_recipe_names_the_ladders_too(self, settings: Settings) -> None:
+        assert "awq-ladder" in refused(request_for(recipes=("awq",)), settings).cure
+
+    def test_the_baseline_cannot_be_promoted(self, settings: Settings) -> None:
+        error = refused(request_for(recipes=("baseline",)), settings)
+        assert "changes nothing" in error.what
+        assert {"awq-w4a16", "fp8-dynamic"} <= set(re.findall(r"[a-z0-9-]+", error.cure))
+
+    def test_no_margin_for_the_recipes_family(self, settings: Settings, tmp_path: Path) -> None:
+        policy = write_policy(tmp_path, {"margins": {"fp8": 0.01}})
+        error = refused(request_for(policy=policy), settings)
+        assert "no margin for int4" in error.what
+        assert error.where == "policy key suites.mmlu.margins"
+        assert choose(request_for(policy=policy, recipes=("fp8-dynamic",)), settings)
+        assert choose(request_for(policy=policy, recipes=None), settings).recipes == ()
+
+    def test_two_ladders(self, settings: Settings, tmp_path: Path) -> None:
+        names = ("one.yaml", "two.yaml")
+        for name in names:
+            (tmp_path / name).write_text("name: l\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+        error = refused(request_for(recipes=tuple(str(tmp_path / n) for n in names)), settings)
+        assert error.what == "a run can have only one ladder"
+
+    def test_a_rung_that_is_asked_for_beside_its_ladder(
+        self, settings: Settings, tmp_path: Path
+    ) -> None:
+        ladder = tmp_path / "mine.yaml"
+        ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+        error = refused(request_for(recipes=("fp8-dynamic", str(ladder))), settings)
+        assert "two of the recipes are called 'fp8-dynamic'" in error.what
+
+    def test_two_recipes_of_one_name(self, settings: Settings, tmp_path: Path) -> None:
+        import recipes
+
+        text = (Path(recipes.__file__).parent / "fp8-dynamic.yaml").read_text()
+        copy = tmp_path / "copy.yaml"
+        copy.write_text(text.replace("[lm_head]", "[]"))
+        error = refused(request_for(recipes=("fp8-dynamic", str(copy))), settings)
+        assert "two of the recipes are called 'fp8-dynamic'" in error.what
+
+    @pytest.mark.parametrize("name", ["org/model", "model:1", " "])
+    def test_a_name_that_the_registry_refuses(self, settings: Settings, name: str) -> None:
+        assert refused(request_for(name=name), settings).where == "--name"
+
+    @pytest.mark.parametrize("name", ["my checkpoint", "-x", "a..b", "a--b", "x" * 97])
+    @pytest.mark.parametrize("registry", ["hf://acme", "oci:///srv/models"])
+    def test_a_name_that_no_repository_can_have(
+        self, settings: Settings, name: str, registry: str
+    ) -> None:
+        assert refused(request_for(name=name, registry=registry), settings).where == "--name"
+        assert choose(request_for(name=name), settings).name == name  # MLflow takes it

@@ -1,0 +1,359 @@
+"""A policy's claims on speed become stages, or are refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loose_stage import stage_spec
+from pydantic import ValidationError
+
+from artifacts.attempts import Attempt, AttemptScope
+from artifacts.served_model import ServedModel
+from eval_gates.speed.gate_rule import MeasurementSettings
+from eval_gates.speed.rule_from_config import rule_of
+from pipeline.core.errors import UsageError
+from pipeline.core.stage_record import StageSpec
+from pipeline.plan.speed_plan import (
+    Sides,
+    SpeedGatePlan,
+    SpeedSide,
+    check_own_workloads,
+    find_claims,
+    measuring_of,
+    speed_stages,
+)
+from recipes.catalog import load_policy, load_profile, policy_names, profile_names
+from recipes.policy import Policy
+from recipes.schema import ServingProfile
+from recipes.speed import SpeedPolicy
+
+SMALL = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "arrivals": {"concurrency": 2}}
+SLO = {"workload": "chat", "rate": 2.0, "limits": {"ttft_ms_p95": 800.0}}
+
+TRACE = {"kind": "trace", "arrivals": "trace", "seconds": 1, "warmup_seconds": 0}
+
+
+def row_at(second: float) -> str:
+    row = {"timestamp": 1000 * second, "input_length": 8, "output_length": 4, "hash_ids": [1]}
+    return json.dumps(row) + "\n"
+
+
+def policy(**speed: Any) -> Policy:
+    return load_policy("demo").model_copy(update={"speed": SpeedPolicy.model_validate(speed)})
+
+
+def profile(name: str = "cpu", **workloads: Any) -> ServingProfile:
+    loaded = load_profile(name).model_dump(exclude={"fallbacks"})
+    return ServingProfile.model_validate({**loaded, "workloads": workloads})
+
+
+def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
+    ratio = {"minimum": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat", "support"]}
+    claims = find_claims(policy(ratio=ratio, slo=[SLO]), profile(chat=SMALL), alpha=0.01)
+    for claim in claims:
+        rule_of(claim.kind, claim.rule)
+    assert [claim.gate for claim in claims] == ["ratio.chat", "ratio.support", "slo.0"]
+    chat, support, slo = claims
+    assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
+    assert (chat.rule["minimum"], chat.rule["alpha"], chat.rule["hit_rate"]) == (0.5, 0.01, 0.0)
+    assert support.rule["hit_rate"] == 0.88
+    assert slo.workload.arrivals.rate == 2.0
+    assert [claim.compares for claim in claims] == [True, True, False]
+    assert find_claims(load_policy("demo"), None) == []
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_what_carried_policies_claim_can_be_asked_with_every_carried_profile(name: str) -> None:
+    for served in map(load_profile, profile_names()):
+        gates = [claim.gate for claim in find_claims(load_policy(name), served, max_length=2048)]
+        assert any(gate.startswith("ratio.") for gate in gates)
+        assert ("slo.0" in gates) == (name == "strict")
+
+
+def test_a_ratio_claims_nothing_on_a_machine_that_its_minimum_does_not_name() -> None:
+    by_machine = policy(ratio={"minimum": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat"]})
+    assert find_claims(by_machine, None) == []  # of endpoints nobody knows the machine
+    assert by_machine.claims_on("cpu") == by_machine.claims_on("cuda") != ()
+    only = policy(ratio={"minimum": {"cuda": 1.0}, "workloads": ["chat"]}, slo=[SLO])
+    assert [claim.gate for claim in find_claims(only, profile(chat=SMALL))] == ["slo.0"]
+    assert [claim.name for claim in only.claims_on(None)] == ["slo.0"]
+    assert only.claims_on("cuda")[0].name == "ratio.chat"
+
+
+def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judged_as_they_run() -> (
+    None
+):
+    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    (ours,) = find_claims(claims, profile(chat=SMALL), alpha=0.02)
+    assert ours.rule["allowance_alpha"] == 0.01
+    assert ours.rule["allowance"] == pytest.approx(2.33 * 2**0.5 * 0.02, rel=0.01)
+    (theirs,) = find_claims(claims, None, alpha=0.02)
+    assert "allowance" not in theirs.rule
+
+
+@pytest.mark.parametrize(
+    ("speed", "where"),
+    [
+        ({"ratio": {"minimum": 1.0, "workloads": ["chatt"]}}, "policy key speed.ratio.chatt"),
+        (
+            {"ratio": {"minimum": 1.0, "workloads": ["steady"]}},
+            "key workloads.steady, key arrivals",
+        ),
+        ({"slo": [{**SLO, "rate": None}]}, "policy key speed.slo.0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_its_key(speed: dict[str, Any], where: str) -> None:
+    steady = {**SMALL, "arrivals": {"rate": 1.0}}
+    with pytest.raises(UsageError) as caught:
+        find_claims(policy(**speed), profile(steady=steady))
+    assert where in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("claim", "workload", "where"),
+    [
+        (
+            {"ratio": {"minimum": {"cuda": 1.0}, "workloads": ["w"]}},
+            {"arrivals": {"rate": 4.0}},
+            "arrivals",
+        ),
+        (
+            {"ratio": {"minimum": {"cuda": 1.0, "cpu": 0.1}, "workloads": ["w"]}},
+            {"arrivals": {"concurrency": 100_000}},
+            "arrivals",
+        ),
+        ({"slo": [{**SLO, "limits": {"ttft_ms_p99": 9.0}, "workload": "w"}]}, {}, "seconds"),
+        (
+            {"slo": [{**SLO, "limits": {"tpot_ms_p50": 9.0}, "workload": "w"}]},
+            {"output_tokens": 1},
+            "output_tokens",
+        ),
+    ],
+)
+def test_what_no_profile_could_measure_is_refused_without_one(
+    claim: dict[str, Any], workload: dict[str, Any], where: str
+) -> None:
+    own = {"workloads": {"w": {**SMALL, **workload}}}
+    with pytest.raises(UsageError) as caught:
+        check_own_workloads(policy(**claim, **own))
+    assert caught.value.where == f"policy key speed.workloads.w, key {where}"
+
+
+def test_workloads_of_others_are_left_to_who_has_them() -> None:
+    check_own_workloads(policy(slo=[{**SLO, "workload": "of-a-profile"}]))
+    check_own_workloads(
+        policy(slo=[{**SLO, "workload": "w"}], workloads={"w": {**SMALL, "seconds": 60}})
+    )
+
+
+def test_a_workload_longer_than_the_context_is_refused() -> None:
+    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    find_claims(claims, profile(chat=SMALL), max_length=12)
+    with pytest.raises(UsageError) as caught:
+        find_claims(claims, profile(chat=SMALL), max_length=11)
+    assert caught.value.where == "profile cpu, key workloads.chat, key input_tokens"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"arrivals": {"rate": 1000.0}, "seconds": 60}, "arrivals"),
+        ({"arrivals": {"rate": 8.0}, "seconds": 1, "warmup_seconds": 0}, None),
+        ({**TRACE, "seconds": 3}, "seconds"),
+        ({**TRACE, "seconds": 2}, None),
+        ({**TRACE, "seconds": 2, "arrivals": {"rate": 8.0}}, "file"),
+    ],
+)
+def test_a_round_that_would_be_cut_short_is_refused(
+    tmp_path: Path, changes: dict[str, Any], key: str | None
+) -> None:
+    """Of 60 seconds at 1,000 a second the first 40 would be sent, and no queue seen to grow."""
+    if "kind" in changes:
+        file = tmp_path / "t.jsonl"
+        file.write_text(row_at(0) + row_at(2))
+        mine = {**changes, "file": str(file)}
+    else:
+        mine = {**SMALL, **changes}
+    claims = policy(slo=[{"workload": "mine", "limits": {"ttft_ms_p50": 800.0}}])
+    if key is None:
+        find_claims(claims, profile(mine=mine))
+        return
+    with pytest.raises(UsageError) as caught:
+        find_claims(claims, profile(mine=mine))
+    assert caught.value.where == f"profile cpu, key workloads.mine, key {key}"
+
+
+@pytest.mark.parametrize(
+    ("limit", "rate", "refused"),
+    [("ttft_ms_p95", 1.0, True), ("ttft_ms_p95", 2.0, False), ("ttft_ms_p99", 2.0, True)],
+)
+def test_a_percentile_of_rounds_with_few_requests_is_refused(
+    limit: str, rate: float, refused: bool
+) -> None:
+    """Of 30 seconds."""
+    claims = policy(slo=[{"workload": "chat", "rate": rate, "limits": {limit: 800.0}}])
+    if not refused:
+        find_claims(claims, profile(chat=SMALL))
+        return
+    with pytest.raises(UsageError) as caught:
+        find_claims(claims, profile(chat=SMALL))
+    assert caught.value.where == "profile cpu, key workloads.chat, key seconds"
+
+
+def test_no_hits_of_a_files_prompts_are_to_be_counted(tmp_path: Path) -> None:
+    """Random ones are new in each load."""
+    file = tmp_path / "t.jsonl"
+    file.write_text(row_at(0) + row_at(2))
+    claims = policy(slo=[{"workload": "mine", "limits": {"ttft_ms_p50": 800.0}}])
+    found = {}
+    for declared in ({}, {"hit_rate": 0}, {"hit_rate": 0.5}):
+        (claim,) = find_claims(claims, profile(mine={**TRACE, "file": str(file), **declared}))
+        found[str(declared)] = claim.rule.get("must_count_hits", False)
+        rule_of(claim.kind, claim.rule)
+    assert list(found.values()) == [False, True, False]
+
+
+def test_a_block_that_could_have_no_ten_waves_is_refused() -> None:
+    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5000}}))
+    with pytest.raises(UsageError) as caught:
+        find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5001}}))
+    assert caught.value.where == "profile cpu, key workloads.chat, key arrivals"
+
+
+def test_on_a_gpu_each_side_is_served_in_turn() -> None:
+    baseline = {**SLO, "compare": "baseline"}
+    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]}, slo=[SLO, baseline])
+    ratio, alone, both = find_claims(claims, profile("h100"))
+    assert (ratio.rule["lives"], ratio.rule["loads_per_life"]) == ("alternate", 3)
+    assert "allowance" not in ratio.rule  # lives are among what is measured
+    assert not alone.compares
+    # Rounds of one start are not independent, and differ less than starts do.
+    assert (alone.rule["lives"], alone.rule["loads_per_life"]) == ("alternate", 1)
+    assert (both.rule["lives"], both.rule["loads_per_life"]) == ("alternate", 1)
+    rule_of("slo", both.rule)
+    (together,) = find_claims(policy(slo=[baseline]), profile())
+    assert "lives" not in together.rule
+
+
+def test_a_profile_of_a_gpu_cannot_say_that_it_has_room_for_two() -> None:
+    together = {**load_profile("h100").model_dump(), "speed_lives": "together"}
+    with pytest.raises(ValidationError, match="speed_lives"):
+        ServingProfile.model_validate(together)
+
+
+def side(tmp_path: Path, name: str) -> SpeedSide:
+    coherence = stage_spec("coherence", name, {"of": name}, {}, {}, tmp_path)
+    return SpeedSide(name, ServedModel(checkpoint=name), coherence)
+
+
+ATTEMPT = Attempt(
+    scope=AttemptScope(baseline={}, policy="p"),
+    number=1,
+    variants={"fp8": ""},
+    alpha=0.05,
+    spending="per_run",
+)
+
+
+def stages(
+    tmp_path: Path, claims: Sequence[SpeedGatePlan] | None = None, **changes: Any
+) -> dict[str, StageSpec]:
+    given: dict[str, Any] = {
+        "baseline": side(tmp_path, "baseline"),
+        "candidate": side(tmp_path, "fp8"),
+        **{"tokenizer": tmp_path, "environment": "e", "machine": "m", **changes},
+    }
+    claimed = policy(slo=[SLO, {**SLO, "compare": "baseline"}])
+    return speed_stages(
+        Sides(**given),
+        ATTEMPT,
+        lambda level: claims or find_claims(claimed, profile(), alpha=level),
+    )
+
+
+def test_the_stage_rests_on_the_sides_that_it_measures(tmp_path: Path) -> None:
+    found = stages(tmp_path)
+    assert list(found) == ["speed.slo.0", "speed.slo.1"]
+    alone, both = found.values()
+    assert (alone.stage, alone.variant, set(alone.inputs)) == ("speed", "fp8", {"candidate"})
+    assert set(both.inputs) == set(both.parameters["sides"]) == {"baseline", "candidate"}
+    assert both.runtime["claim"] == "slo.1"
+
+
+def test_another_tuple_or_generator_is_another_measurement(tmp_path: Path) -> None:
+    keys = {spec.key for spec in stages(tmp_path).values()}
+    other = side(tmp_path, "awq")
+    assert keys.isdisjoint(spec.key for spec in stages(tmp_path, candidate=other).values())
+    assert keys.isdisjoint(spec.key for spec in stages(tmp_path, environment="f").values())
+    assert keys == {spec.key for spec in stages(tmp_path, tokenizer=tmp_path / "moved").values()}
+
+
+def test_a_trace_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) -> None:
+    first, last = (row_at(second) for second in (0.1, 2))
+    keys = []
+    for name, text in (("a.jsonl", first), ("b.jsonl", first), ("c.jsonl", first * 2)):
+        (tmp_path / name).write_text(text + last)
+        trace = {**TRACE, "file": str(tmp_path / name)}
+        slo = {"workload": "mine", "limits": {"ttft_ms_p95": 800.0}}
+        claims = find_claims(policy(slo=[slo]), profile(mine=trace))
+        (stage,) = stages(tmp_path, claims=claims).values()
+        assert stage.runtime["file"] == str(tmp_path / name)
+        assert stage.parameters["workload"]["times"][0] == 0
+        keys.append(stage.key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(
+    "speed",
+    [
+        {"slo": [{**SLO, "rate": 250.0, "compare": "baseline"}]},
+        {"slo": [{**SLO, "compare": "baseline", "rounds": 10_000}]},
+    ],
+)
+def test_what_would_be_measured_for_hours_and_could_not_be_read_is_refused(
+    speed: dict[str, Any],
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_claims(policy(**speed), profile(chat=SMALL))
+    assert caught.value.where == "policy key speed.slo.0"
+
+
+def test_so_many_letters_a_request_are_enough() -> None:
+    from measured_loads import queued_requests, round_of
+
+    from eval_gates.speed.load_run import LETTERS_OF_A_REQUEST, lines_of
+
+    requests = queued_requests(100.0, 100.0, 0.009, "a")
+    requests = requests.model_copy(update={"longest_pause_s": requests.ttft_s})
+    (line,) = lines_of([round_of(0, requests=requests)])
+    assert len(line) / len(requests) < LETTERS_OF_A_REQUEST
+
+
+class TestMeasuring:
+    """What the whole rule follows from, beside the policy."""
+
+    def test_it_has_the_workloads_that_are_not_the_policys(self, tmp_path: Path) -> None:
+        trace = tmp_path / "trace.jsonl"
+        trace.write_text("".join(map(row_at, (0, 1, 2, 30))))
+        traced = {**TRACE, "arrivals": {"rate": 1.0}, "file": str(trace), "seconds": 20}
+        slo = {**SLO, "workload": "traced", "limits": {"ttft_ms_p50": 9.0}}
+        claimed = policy(
+            ratio={"minimum": 1.0, "workloads": ["chat", "support"]},
+            slo=[slo],
+            workloads={"support": SMALL, "traced": traced},
+        )
+        served = profile(chat=SMALL, other=SMALL)
+        measuring = measuring_of(claimed, served)
+        assert measuring is not None
+        assert (measuring.lives, measuring.life_spread) == ("together", served.life_spread)
+        assert list(measuring.workloads) == ["chat"]
+        assert measuring_of(load_policy("demo").model_copy(update={"speed": None}), served) is None
+        assert MeasurementSettings.model_validate_json(measuring.model_dump_json()) == measuring
+        endpoints = measuring_of(policy(slo=[{**SLO, "workload": "support"}]), None)
+        assert endpoints is not None
+        assert (endpoints.lives, list(endpoints.workloads)) == (None, ["support"])

@@ -1,0 +1,280 @@
+"""`prepare env doctor` on this machine, and on ones that lack something."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.cpu_features import VARIABLE
+from pipeline.environments import gpu_host
+from pipeline.environments.accelerator import detect_accelerator
+from pipeline.environments.definition import Accelerator, define
+from pipeline.environments.folders import environment_folder
+from pipeline.environments.settings import EnvironmentOverride, Settings
+from pipeline.environments.status import EnvironmentState, status
+from pipeline.preflight import doctor
+from pipeline.preflight.doctor import (
+    DoctorCheck,
+    Severity,
+    diagnose,
+    diagnose_build_host,
+    processor_finding,
+)
+from recipes.catalog import load_profile
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", store=tmp_path / "store")
+
+
+def about(subject: str, findings: list[DoctorCheck]) -> DoctorCheck:
+    (found,) = [item for item in findings if item.subject == subject]
+    return found
+
+
+def driver(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an nvidia-smi on the path, and nothing else but a shell's needs."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_everything_is_looked_at_and_nothing_is_built(settings: Settings) -> None:
+    findings = diagnose(settings)
+    subjects = [item.subject for item in findings]
+    assert subjects[:4] == ["python", "uv", "home", "disk"]
+    assert any(subject.startswith("environment serve") for subject in subjects)
+    assert about("uv", findings).message.startswith("uv ")
+    assert not settings.home.exists()
+
+
+def test_a_home_that_nobody_writes_to_is_enough_where_all_is_built(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("nothing can be made in a file")
+    found = status("serve", Accelerator.CPU, settings)
+    built = replace(found, state=EnvironmentState.READY)
+    monkeypatch.setattr(doctor, "status", lambda *_: built)
+    home = about("home", diagnose(settings))
+    assert (home.severity, home.cure) == (Severity.OK, "")
+
+
+def test_a_user_without_a_folder(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user whom OpenShift makes up."""
+    assert not [item for item in diagnose(settings) if item.subject == "user's folder"]
+    (tmp_path / "nothing").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "nothing"))
+    assert about("user's folder", diagnose(settings)).severity is Severity.PROBLEM
+
+
+def test_a_container_with_little_shared_memory(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "SERVER_SHARES_BYTES", 2**60)
+    found = about("shared memory", diagnose(settings))
+    assert (found.severity, "--shm-size" in found.cure) == (Severity.PROBLEM, True)
+
+
+def test_a_cpu_without_the_library_that_vllm_is_linked_with(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if detect_accelerator() is not Accelerator.CPU:
+        pytest.skip("of a CPU's engine")
+    assert not [item for item in diagnose(settings) if item.subject == "libnuma"]
+    monkeypatch.setattr(doctor, "NUMA_LIBRARY", "libno-such.so.1")
+    assert about("libnuma", diagnose(settings)).severity is Severity.PROBLEM
+
+
+def test_whatever_is_wrong_has_a_cure(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file is in the way")
+    findings = diagnose(settings)
+    assert about("home", findings).severity is Severity.PROBLEM
+    for item in findings:
+        assert (item.severity is Severity.OK) == (item.cure == "")
+
+
+def test_a_half_built_environment_is_a_warning(settings: Settings) -> None:
+    definition = define("serve", detect_accelerator())
+    environment_folder(settings.home, definition).mkdir(parents=True)
+    found = about(f"environment {definition.key}", diagnose(settings))
+    assert found.severity is Severity.WARNING
+    assert found.message == "its build did not finish"
+    assert found.cure.endswith("prepare env build serve")
+
+
+def test_an_interpreter_of_the_sites_that_is_gone_is_a_problem(tmp_path: Path) -> None:
+    override = EnvironmentOverride(python=tmp_path / "gone")
+    settings = Settings(
+        home=tmp_path / "home", store=tmp_path / "store", environments={"serve": override}
+    )
+    found = about("environment serve", diagnose(settings))
+    assert found.severity is Severity.PROBLEM
+    assert "does not answer" in found.message
+
+
+def test_another_python_than_the_locks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LOCKED_PYTHON", (3, 99))
+    found = about("python", diagnose(settings))
+    assert found.severity is Severity.WARNING
+    assert "3.99" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("features", "severity", "message"),
+    [
+        (("avx2", "avx512f"), Severity.OK, "avx512f"),
+        (("avx2",), Severity.OK, "avx2"),
+        ((), Severity.PROBLEM, "AVX2"),
+    ],
+)
+def test_processors(features: tuple[str, ...], severity: Severity, message: str) -> None:
+    found = processor_finding(features)
+    assert found.severity is severity
+    assert message in found.message
+
+
+class TestProfiles:
+    """What this machine cannot serve as a profile says, or serves in another way."""
+
+    def test_a_cpu_without_avx512(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(VARIABLE, "avx2")
+        findings = diagnose(settings, load_profile("cpu"))
+        assert "float32" in about("profile cpu, float32", findings).message
+        assert "KV cache" in about("profile cpu, kv-cache-not-fp8", findings).message
+        assert about("profile cpu, recipe fp8-static", findings).severity is Severity.WARNING
+
+    def test_a_cpu_that_serves_nothing(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(VARIABLE, "none")
+        assert about("profile", diagnose(settings)).severity is Severity.PROBLEM
+
+    def test_a_profile_for_gpus_without_one(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        found = about("profile h100", diagnose(settings, load_profile("h100")))
+        assert found.severity is Severity.PROBLEM
+        assert found.cure
+
+
+GPU = """case "$1" in
+-L) echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)";;
+*) echo "NVIDIA H100 80GB HBM3, 580.10, 81559 MiB";;
+esac"""
+
+
+class TestDriver:
+    """Machines with an NVIDIA driver, as told by its program."""
+
+    def test_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert detect_accelerator() is Accelerator.CPU
+
+    def test_works(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(tmp_path, GPU, monkeypatch)
+        assert detect_accelerator() is Accelerator.CUDA
+        findings = diagnose(settings)
+        assert about("gpu", findings).message == "NVIDIA H100 80GB HBM3, 580.10, 81559 MiB"
+        assert about("environment serve-cuda", findings).severity is Severity.OK
+        # No compiler is on this test's path; Triton needs one on a GPU.
+        assert about("C compiler", findings).severity is Severity.WARNING
+        assert not [item for item in findings if item.subject == "processor"]
+
+    def test_too_old_a_driver_is_a_problem_by_number(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(tmp_path, GPU.replace("580.10", "535.183.06"), monkeypatch)
+        found = about("gpu", diagnose(settings))
+        assert found.severity is Severity.PROBLEM
+        assert "535.183.06" in found.message
+        assert "580" in found.cure
+
+    def test_hidden_gpus_are_told(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(tmp_path, GPU, monkeypatch)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert detect_accelerator() is Accelerator.CPU
+        assert "CUDA_VISIBLE_DEVICES" in about("gpu", diagnose(settings)).message
+
+    def test_what_compiles_while_serving(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(tmp_path, GPU, monkeypatch)
+        (tmp_path / "ninja").symlink_to("/bin/true")
+        monkeypatch.setattr(gpu_host, "PYTHON_HEADER", tmp_path / "Python.h")
+        findings = diagnose(settings)
+        assert about("Python.h", findings).severity is Severity.WARNING
+        assert about("ninja", findings).message == str(tmp_path / "ninja")
+        assert "not on PATH" in about("nvcc", findings).message
+        (tmp_path / "Python.h").touch()
+        assert about("Python.h", diagnose(settings)).severity is Severity.OK
+
+    @pytest.mark.parametrize("script", ["echo 'No devices found'; exit 0", "exit 9"])
+    def test_without_a_gpu(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+    ) -> None:
+        driver(tmp_path, script, monkeypatch)
+        assert detect_accelerator() is Accelerator.CPU
+
+    def test_fails(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(tmp_path, "echo 'Driver/library version mismatch' >&2; exit 18", monkeypatch)
+        found = about("gpu", diagnose(settings))
+        assert found.severity is Severity.PROBLEM
+        assert "nvidia-smi" in found.cure
+
+
+class TestBuildHost:
+    """It has no GPU, and says nothing of serving; the index is a folder of files."""
+
+    @pytest.fixture
+    def index(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        folder = tmp_path / "index"
+        folder.mkdir()
+        monkeypatch.setenv("UV_DEFAULT_INDEX", folder.as_uri())
+        monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+        return folder
+
+    def test_an_index_that_has_what_is_pinned(self, settings: Settings, index: Path) -> None:
+        version = define("serve", Accelerator.CUDA).pins["vllm"]
+        name = f"vllm-{version}"
+        with zipfile.ZipFile(index / f"{name}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(
+                f"{name}.dist-info/METADATA",
+                f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n",
+            )
+            wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr(f"{name}.dist-info/RECORD", "")
+        findings = diagnose_build_host(settings)
+        found = about("package index", findings)
+        assert (found.severity, found.message) == (Severity.OK, f"has vllm=={version}")
+        assert about("environment serve-cuda", findings).severity is Severity.OK
+        assert {"uv", "disk", "C compiler", "bubblewrap"} <= {item.subject for item in findings}
+        assert not {"gpu", "torch for CPU"} & {item.subject for item in findings}
+        assert not settings.home.exists()
+
+    def test_an_index_that_lacks_it_is_a_problem(self, settings: Settings, index: Path) -> None:
+        found = about("package index", diagnose_build_host(settings))
+        assert found.severity is Severity.PROBLEM
+        assert found.cure
+
+    def test_without_the_sandboxs_program(
+        self, settings: Settings, index: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", str(index))
+        found = about("bubblewrap", diagnose_build_host(settings))
+        assert (found.severity, bool(found.cure)) == (Severity.WARNING, True)

@@ -1,0 +1,107 @@
+"""What `prepare tune` tries, as data: each is one that its engine takes, and names its lever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import UsageError
+from pipeline.plan.tuning_plan import gpus_of, make_entrant, make_profiled, make_stock
+from recipes.catalog import load_profile
+from recipes.engine_arguments import DIVIDES_GPUS
+from recipes.tuning_candidates import CandidateFile, ServingCandidate, combine, load_candidates
+
+STANDARD = load_candidates("standard")
+BATCHING: dict[str, Any] = {"lever": "batching", "engine_arguments": {"max-num-seqs": 8}}
+
+
+@pytest.mark.parametrize(("name", "accelerator"), [("cpu", "cpu"), ("h100", "cuda")])
+def test_the_engine_knows_what_is_tried(name: str, accelerator: str) -> None:
+    stock = make_stock(load_profile(name), STANDARD)
+    tried = {n: c for n, c in STANDARD.candidates.items() if c.accelerator == accelerator}
+    assert {"batching", "prefix_caching", "kv_cache_dtype", "speculation"} <= {
+        each.lever for each in tried.values()
+    }
+    for candidate_name, candidate in tried.items():
+        entrant = make_entrant(candidate_name, candidate, stock)
+        assert entrant.profile != stock.profile
+        assert not entrant.profile.engine_arguments.keys() - {
+            *stock.profile.engine_arguments,
+            *candidate.engine_arguments,
+        }
+
+
+def test_stock_has_nothing_that_a_candidate_moves() -> None:
+    stock = make_stock(load_profile("cpu"), STANDARD)
+    assert "max-num-seqs" not in stock.profile.engine_arguments
+    assert stock.profile.kv_cache_dtype == "auto"
+    # How many GPUs a copy takes is the profile's to say.
+    gpu = make_stock(load_profile("h100"), STANDARD)
+    assert gpu.profile.engine_arguments["tensor-parallel-size"] == 1
+
+
+@pytest.mark.parametrize("name", DIVIDES_GPUS)
+def test_what_a_server_is_spread_over_is_counted_whole(name: str) -> None:
+    stock = make_stock(load_profile("h100"), STANDARD)
+    twice = ServingCandidate(lever="parallelism", engine_arguments={name: 2})
+    assert gpus_of(make_entrant("twice", twice, stock).serving) == 2 * gpus_of(stock.serving)
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"candidates": {}}, "candidates"),
+        ({"candidates": {"a": {"lever": "batching"}}}, "candidates.a"),
+        ({"candidates": {"stock": BATCHING}}, "candidates.stock"),
+        ({"candidates": {"a": {**BATCHING, "lever": "luck"}}}, "candidates.a.lever"),
+        ({"candidates": {"a": {**BATCHING, "leaver": 1}}}, "candidates.a.leaver"),
+        (
+            {"candidates": {"a": {**BATCHING, "engine_arguments": {"data-parallel-size": "two"}}}},
+            "candidates.a.engine_arguments",
+        ),
+        ({"rounds": 0}, "rounds"),
+        ({"behind": 1.0}, "behind"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_key(
+    tmp_path: Path, changed: dict[str, Any], key: str
+) -> None:
+    import yaml
+
+    file = tmp_path / "mine.yaml"
+    good = {"name": "mine", "summary": "s", "candidates": {"a": BATCHING}}
+    file.write_text(yaml.safe_dump({**good, **changed}))
+    with pytest.raises(UsageError) as error:
+        load_candidates(str(file))
+    assert key.rpartition(".")[2] in f"{error.value.where} {error.value.what}"
+
+
+def test_candidates_combine() -> None:
+    found = CandidateFile.model_validate(
+        {
+            "name": "c",
+            "summary": "s",
+            "candidates": {
+                "a": BATCHING,
+                "b": {"lever": "kv_cache_dtype", "kv_cache_dtype": "fp8"},
+                "c": {"lever": "memory", "engine_arguments": {"block-size": 64}},
+            },
+        }
+    )
+    together = combine(found.candidates.values())
+    assert together.engine_arguments == {"max-num-seqs": 8, "block-size": 64}
+    assert together.kv_cache_dtype == "fp8"
+    assert together.changes_answers
+    assert not found.candidates["a"].changes_answers
+
+
+def test_a_profile_whose_argument_changes_answers_is_gated_again() -> None:
+    backend = ServingCandidate(
+        lever="batching", engine_arguments={"attention-backend": "FLASH_ATTN"}
+    )
+    found = CandidateFile(name="c", summary="s", candidates={"backend": backend})
+    b200 = load_profile("b200").model_copy(update={"kv_cache_dtype": "auto"})
+    assert make_profiled(b200, make_stock(b200, found)).changes_answers
+    assert not make_profiled(b200, make_stock(b200, STANDARD)).changes_answers

@@ -1,0 +1,258 @@
+"""The record of a run: true on disk at every moment, and found again by id."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
+
+from artifacts.run_loader import ALIVE, find_run, is_alive, read_run
+from artifacts.run_record import RunReport
+from pipeline.checkpoint.source_info import CheckpointReport
+from pipeline.core.errors import ServingError, StoreError, UsageError
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.store import Store, write_atomically
+from pipeline.run.run_recorder import RecordingProgress, RunRecorder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def log(store: Store) -> RunRecorder:
+    return RunRecorder(store, "model", dict(COMMAND))
+
+
+def on_disk(log: RunRecorder) -> dict[str, Any]:
+    """What another program would read at this moment; the log itself knows nothing else."""
+    report = read_run(log.folder)
+    assert report.model_dump(exclude={"seconds"}) == log.report().model_dump(exclude={"seconds"})
+    assert report.seconds >= log.report().seconds
+    assert {path.name for path in log.folder.iterdir()} == {RUN_RECORD, ALIVE}
+    data: dict[str, Any] = json.loads((log.folder / RUN_RECORD).read_text())
+    return data
+
+
+def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunRecorder) -> None:
+    data = on_disk(log)
+    assert data["run"] == log.run_id == log.folder.name
+    assert data["status"] == "running"
+    assert data["exit_code"] is None
+    assert data["command"] == COMMAND
+    assert data["schema_version"] == 1
+    assert RunFolders(store).all() == [log.folder]
+
+
+def test_every_step_is_on_disk_once_it_is_told(log: RunRecorder) -> None:
+    checkpoint = CheckpointReport(ref="demo:smollm2-135m", digest="0" * 64)
+    log.note_checkpoint(checkpoint, "smollm2-135m")
+    assert on_disk(log)["checkpoint"] == checkpoint.model_dump()
+    assert on_disk(log)["registered_name"] == "smollm2-135m"
+    log.stage(stage_report(name="quantize"))
+    log.stage(stage_report(name="verify", status="failed"))
+    assert [stage["name"] for stage in on_disk(log)["stages"]] == ["quantize", "verify"]
+    log.note("group size 64")
+    assert on_disk(log)["notes"] == ["group size 64"]
+    log.finish("finished", 4)
+    data = on_disk(log)
+    assert (data["status"], data["exit_code"], data["error"]) == ("finished", 4, None)
+    assert data["seconds"] > 0
+
+
+def test_a_later_report_of_a_variant_takes_the_earliers_place(log: RunRecorder) -> None:
+    log.note_variant(variant_report(promoted=False))
+    log.note_variant(failed_variant_report())
+    log.note_variant(variant_report(promoted=True))
+    assert [(v["recipe"], v["promoted"]) for v in on_disk(log)["variants"]] == [
+        ("fp8-dynamic", True),
+        ("awq-w4a16", False),
+    ]
+    assert log.variant_named("awq-w4a16") == failed_variant_report()
+    assert log.variants() == log.report().variants
+    with pytest.raises(KeyError):
+        log.variant_named("never-judged")
+
+
+def test_a_failed_run_keeps_its_error(log: RunRecorder) -> None:
+    log.finish("failed", 1, ServingError("it died", where="server.log", cure="mend it"))
+    assert on_disk(log)["error"] == {
+        "kind": "ServingError",
+        "what": "it died",
+        "where": "server.log",
+        "cure": "mend it",
+    }
+
+
+def test_what_is_said_aloud_is_passed_on_and_kept(log: RunRecorder) -> None:
+    listener = Listener()
+    progress = RecordingProgress(listener, log)
+    progress.note("group size 64")
+    progress.advance("evaluate", 1, 2, "questions")
+    assert listener.notes == on_disk(log)["notes"] == ["group size 64"]
+    assert listener.events == [("evaluate", 1, 2, "questions")]
+
+
+def test_runs_that_start_together_have_folders_of_their_own(store: Store) -> None:
+    runs = [RunRecorder(store, "model", dict(COMMAND)).run_id for _ in range(5)]
+    assert [folder.name for folder in RunFolders(store).all()] == runs == sorted(set(runs))
+
+
+RUN = """
+import os, signal
+from pathlib import Path
+from pipeline.run.run_recorder import RunRecorder
+from pipeline.core.store import Store
+import sys
+
+log = RunRecorder(Store(Path(sys.argv[1])), "model", {"checkpoint": "x"})
+if sys.argv[2] == "finished":
+    log.finish("finished", 0)
+print(log.run_id, flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "while_alive", "once_dead"),
+    [("none", "running", "killed"), ("finished", "finished", "finished")],
+)
+def test_a_killed_run_does_not_look_as_if_it_ran(
+    store: Store, end: str, while_alive: str, once_dead: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, str(store.root), end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        run_id = child.stdout.readline().strip()
+        [folder] = RunFolders(store).all()
+        assert folder.name == run_id
+        assert is_alive(folder) == (while_alive == "running")
+        assert find_run(store, run_id).status == while_alive
+        child.communicate("\n", timeout=20)
+    assert child.returncode == -signal.SIGKILL
+    assert not is_alive(folder)
+    assert find_run(store, run_id).status == once_dead
+
+
+def begun_an_hour_ago(folder: Path) -> None:
+    record = json.loads((folder / RUN_RECORD).read_text())
+    begun = datetime.now(UTC) - timedelta(hours=1)
+    record["started"] = begun.isoformat(timespec="seconds")
+    write_atomically(folder / RUN_RECORD, json.dumps(record))
+
+
+def test_the_time_of_a_run_goes_on(log: RunRecorder) -> None:
+    """Its record is written when something happens, and may be an hour old."""
+    begun_an_hour_ago(log.folder)
+    assert 3600 <= read_run(log.folder).seconds < 3660
+
+
+def test_the_time_of_a_killed_run_ends_with_its_last_sign_of_life(store: Store) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", RUN, str(store.root), "none"],
+        input="\n",
+        stdout=subprocess.DEVNULL,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL
+    [folder] = RunFolders(store).all()
+    begun_an_hour_ago(folder)
+    half_an_hour_ago = time.time() - 1800
+    for path in (folder / ALIVE).iterdir():
+        os.utime(path, (half_an_hour_ago, half_an_hour_ago))
+    found = read_run(folder)
+    assert found.status == "killed"
+    assert 1790 <= found.seconds < 1860
+
+
+def test_a_full_disk_is_explained(log: RunRecorder) -> None:
+    # The record's neighbour, which is renamed into place, leads to where every write fails.
+    beside = log.folder / f".{RUN_RECORD}.{os.getpid()}"
+    beside.symlink_to("/dev/full")
+    with pytest.raises(StoreError) as caught:
+        log.note("x")
+    assert "store" in caught.value.where
+    beside.unlink()
+    log.note("there is space again")
+    assert "there is space again" in on_disk(log)["notes"]
+
+
+# --- finding ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(store: Store) -> list[RunReport]:
+    logs = [RunRecorder(store, "model", dict(COMMAND)) for _ in range(3)]
+    for log in logs:
+        log.finish("finished", 0)
+    return [log.report() for log in logs]
+
+
+def test_a_run_is_found_by_id_beginning_or_as_the_latest(
+    store: Store, three: list[RunReport]
+) -> None:
+    for report in three:
+        assert find_run(store, report.run) == report
+    assert find_run(store, "latest") == three[-1]
+    stray = RunFolders(store).make("19990101-000000-000000")
+    (stray / RUN_RECORD).write_text(three[0].model_dump_json())
+    assert find_run(store, "1999") == three[0]
+
+
+def test_an_ambiguous_beginning_names_the_runs(store: Store, three: list[RunReport]) -> None:
+    with pytest.raises(UsageError, match="'20'") as caught:
+        find_run(store, "20")
+    for report in three:
+        assert report.run in caught.value.cure
+    assert caught.value.where == str(store.root / "runs")
+
+
+@pytest.mark.parametrize("name", ["2001", "latest-one", "/", "../runs"])
+def test_an_unknown_run_names_the_newest(store: Store, three: list[RunReport], name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}'") as caught:
+        find_run(store, name)
+    assert three[-1].run in caught.value.cure
+
+
+def test_a_record_of_another_version_says_so(log: RunRecorder) -> None:
+    path = log.folder / RUN_RECORD
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(StoreError, match=r" 2, .* 1") as caught:
+        read_run(log.folder)
+    assert "run the command again" in caught.value.cure
+
+
+def test_no_runs_at_all(store: Store) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_run(store, "latest")
+    assert caught.value.where == str(store.root / "runs")
+    assert "prepare model" in caught.value.cure
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"run": 1}'])
+def test_a_missing_or_damaged_record_is_a_store_error(log: RunRecorder, text: str | None) -> None:
+    path = log.folder / RUN_RECORD
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(StoreError) as caught:
+        read_run(log.folder)
+    assert caught.value.where == str(path)
