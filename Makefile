@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-cuda-build image fuzz check unit format clean
+.PHONY: demo test test-all test-cuda-build image fuzz check unit format reference clean
 
 # The whole way on a real small model, on a CPU; run again, it reuses every stage.
 # Where it did not promote, its last line states what happened and what to do.
@@ -52,6 +52,10 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Writes the pages of docs/reference that follow from the code.
+reference: $(VENV)/.installed-dev
+	$(BIN)/python scripts/reference.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .import_linter_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,7 +4,7 @@ Each file of the folder is a layer of its own, unpacked and uncompressed (media 
 layer's digest is the file's sha256. The manifest has no time in it: the same files with the same
 tags have the same digest wherever they are packed.
 
-Specification: https://github.com/modelpack/model-spec (docs/spec.md, docs/config.md, and the names
+Specification: https://github.com/modelpack/model-spec (pages spec.md and config.md, and the names
 in specs-go/v1, which were `vnd.cnai` up to v0.0.6), on top of the OCI image specification 1.1
 (manifest.md).
 """
