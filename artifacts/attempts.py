@@ -129,17 +129,13 @@ class Remeasured:
     Args:
         gates: names of suites, and of gates on speed.
         runs: ids of the runs that ask for it. What they have begun is continued.
-        least: number of the first measurement that may be made; of weights that were measured
-            elsewhere before, 2.
+        least: number of the first measurement that any gate may have: 2 for weights that were
+            measured elsewhere before.
     """
 
     gates: frozenset[str] = frozenset()
     runs: frozenset[str] = frozenset()
     least: int = 1
-
-    def of(self, gate: str) -> Remeasured | None:
-        """Itself, where it is about that gate."""
-        return self if gate in self.gates else None
 
 
 NOTHING = Remeasured()
@@ -267,7 +263,8 @@ class AttemptLedger:
         candidates: Iterable[str],
         is_lost: Callable[[int], bool],
         is_over: Callable[[int], bool],
-        remeasured: Remeasured | None = None,
+        gate: str,
+        remeasured: Remeasured = NOTHING,
     ) -> int:
         """The number of the measurement of a gate that is to be continued or begun.
 
@@ -275,19 +272,19 @@ class AttemptLedger:
             candidates: keys of the candidates' measurements: the latest number of theirs counts.
             is_lost: whether a log of that number was begun and is gone, of either side.
             is_over: whether nothing is left to measure under that number.
-            remeasured: where one that is over is to be made again.
+            gate: its name.
+            remeasured: gates that are measured again though they are over.
         """
         keys = list(candidates)
 
         def is_replaced(number: int) -> bool:
             begun = [self.measurement(key, number) for key in keys]
             runs = {each.run for each in begun if each is not None}
-            if remeasured is None or not runs or runs & remeasured.runs:
+            if gate not in remeasured.gates or not runs or runs & remeasured.runs:
                 return False
             return is_over(number)
 
-        least = remeasured.least if remeasured is not None else 1
-        first = max([least, *(self.latest(key) for key in keys)])
+        first = max([remeasured.least, *(self.latest(key) for key in keys)])
         return next(n for n in count(first) if not (is_lost(n) or is_replaced(n)))
 
     def _begin_measurement(self, key: str, wanted: Measurement, *, is_kept: bool) -> None:

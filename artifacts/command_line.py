@@ -68,6 +68,8 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         words.append("--yes-trust-remote-code")
     if kind == "recheck" and options.force:
         words.append("--force")
+    for gate in (options.remeasured or ()) if kind == "recheck" else ():
+        words += ["--remeasure", gate]
     if kind == "model" and options.attribute:
         words.append("--attribute")
     if kind == "model" and options.promote is False:

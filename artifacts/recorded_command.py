@@ -50,6 +50,7 @@ class RecordedCommand(CommandOptions):
     asked: CommandOptions | None = None  # as the user wrote them
     recheck: str | None = None
     force: bool | None = None
+    remeasured: Names | None = None
     tried: Names | None = None
     ladder: Names | None = None
     changed: Names | None = None

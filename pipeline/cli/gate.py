@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
-from pipeline.cli.options import PATH, EvalDataOption, JsonOption, StoreOption, option, setting
+from pipeline.cli.options import (
+    PATH,
+    EvalDataOption,
+    JsonOption,
+    RemeasureOption,
+    StoreOption,
+    option,
+    setting,
+)
 from pipeline.core.credentials import take_out
 from pipeline.core.errors import UsageError
 
@@ -59,6 +67,7 @@ def gate(
     ] = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    remeasure: RemeasureOption = None,
     as_json: JsonOption = False,
     ci: CiOption = None,
     junit: JunitOption = None,
@@ -69,6 +78,7 @@ def gate(
     Both are OpenAI-compatible servers that are already up; nothing is quantized
     or promoted, and load is measured only where the policy has claims on speed.
     Every answer is kept, and `prepare verify` computes the verdict again.
+    --remeasure measures one gate of a --session again.
 
     Examples
 
@@ -99,6 +109,7 @@ def gate(
             max_length=max_length,
             eval_data=eval_data.expanduser().resolve() if eval_data else None,
             session=session,
+            remeasured=tuple(remeasure or ()),
         )
         return run_gate(request, settings, progress)
 

@@ -16,6 +16,7 @@ from pipeline.cli.options import (
     PublicKeyOption,
     ReferenceArgument,
     RegistryOption,
+    RemeasureOption,
     StoreOption,
     TrustOption,
     WeightsOption,
@@ -37,6 +38,7 @@ def recheck(
         bool,
         option("--force", "Measure nevertheless, without answers kept from before."),
     ] = False,
+    remeasure: RemeasureOption = None,
     profile: Annotated[
         str | None,
         option(
@@ -69,6 +71,7 @@ def recheck(
     source checkpoint and the registered weights are served as they would be
     now, and judged by the same policy as then. Nothing is quantized, no alias moves,
     and the outcome is kept as a tag of the version. Run it again to continue.
+    --force measures everything again though nothing changed, --remeasure only one gate.
 
     Examples
 
@@ -92,6 +95,7 @@ def recheck(
         profile=profile,
         eval_data=eval_data,
         force=force,
+        remeasured=tuple(remeasure or ()),
         trust_remote_code=yes_trust_remote_code,
     )
     with open_display(as_json=as_json) as progress:

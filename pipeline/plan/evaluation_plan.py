@@ -110,7 +110,7 @@ class EvaluationPlanner:
         """
         planner = replace(self, attempt=attempt, run=run)
         for name in self.policy.suites:
-            number = planner._number(name, baseline, variants, remeasured.of(name))
+            number = planner._number(name, baseline, variants, remeasured)
             planner = replace(planner, measurements={**planner.measurements, name: number})
         return planner
 
@@ -161,7 +161,7 @@ class EvaluationPlanner:
         suite: str,
         baseline: EvaluationSide,
         variants: Sequence[EvaluationSide],
-        remeasured: Remeasured | None,
+        remeasured: Remeasured,
     ) -> int:
         """The number of the measurement of a gate, of all variants together."""
         store = Store(self.store)
@@ -183,7 +183,7 @@ class EvaluationPlanner:
 
         sides = (baseline, *variants)
         keys = [measurement_key(spec(each, 1)) for each in variants]
-        return ledger.next_number(keys, is_lost, is_over, remeasured)
+        return ledger.next_number(keys, is_lost, is_over, suite, remeasured)
 
     def _question_stage(self, name: str) -> StageSpec:
         source = self.found[name]

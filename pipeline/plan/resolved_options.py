@@ -25,7 +25,7 @@ from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.start_spread import with_measured_spread
 from recipes import catalog
 from recipes.policy import Policy
-from recipes.schema import Recipe, ServingProfile
+from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 REPOSITORY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
@@ -164,7 +164,7 @@ def choose(
         refuse_unfit(profile, request.profile)
     draft_reference(profile)
     find_claims(policy, profile)
-    remeasured = find_gates(request.remeasured, policy, profile)
+    remeasured = find_gates(request.remeasured, policy, profile.accelerator)
     name = request.name or reference.short_name
     check_registered_name(name, request.registry)
     return ResolvedOptions(
@@ -192,9 +192,20 @@ def choose(
     )
 
 
-def find_gates(names: tuple[str, ...], policy: Policy, profile: ServingProfile) -> tuple[str, ...]:
-    """The gates of these names; raises UsageError where the policy has none of a name."""
-    gates = [*policy.suites, *(claim.name for claim in policy.claims_on(profile.accelerator))]
+def find_gates(
+    names: tuple[str, ...], policy: Policy, accelerator: AcceleratorName | None
+) -> tuple[str, ...]:
+    """Resolve the gates that `--remeasure` names.
+
+    Args:
+        names: as given, such as `mmlu` or `speed.ratio.chat`.
+        policy: that has the gates.
+        accelerator: that it judges on; None of endpoints.
+
+    Raises:
+        UsageError: the policy has no gate of that name.
+    """
+    gates = [*policy.suites, *(claim.name for claim in policy.claims_on(accelerator))]
     found = tuple(name.removeprefix("speed.") for name in names)
     for name, gate in zip(names, found, strict=True):
         if gate not in gates:

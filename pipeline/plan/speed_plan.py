@@ -406,7 +406,7 @@ def speed_stages(
             spec = stage(gate, number)
             return store.find_current(spec.stage, spec.key) is not None
 
-        spec = stage(gate, ledger.next_number([key], is_lost, is_over, remeasured.of(gate)))
+        spec = stage(gate, ledger.next_number([key], is_lost, is_over, gate, remeasured))
         counted = Counted(attempt=attempt, measurement=key, run=run)
         runtime = {**spec.runtime, "counted": counted.model_dump(mode="json")}
         stages[ROLE + gate] = spec.model_copy(update={"runtime": runtime})

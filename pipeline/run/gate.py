@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from artifacts.attempts import AttemptLedger, AttemptScope, variant_key
+from artifacts.attempts import AttemptLedger, AttemptScope, Remeasured, variant_key
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
 from artifacts.served_model import ExternalModel, ServedModel, ServerRuntime
@@ -35,6 +35,7 @@ from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.gate_power import check_decidable, check_likely
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.prompt_format import form_faults, form_notes, with_forms
+from pipeline.plan.resolved_options import find_gates
 from pipeline.plan.speed_plan import (
     Sides,
     SpeedGatePlan,
@@ -70,6 +71,7 @@ class GateRequest:
     max_length: int | None
     eval_data: Path | None
     session: str | None
+    remeasured: tuple[str, ...] = ()  # gates
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
@@ -194,7 +196,9 @@ def plan_of(
     )
     check_attempt(attempt, policy, (candidate,), counts)
     sides = served_sides(planner, request, candidate, asked_as)
-    planner = planner.count(attempt, sides[0], sides[1:], run_id)
+    gates = find_gates(request.remeasured, policy, None)
+    remeasured = Remeasured(frozenset(gates), frozenset({run_id}))
+    planner = planner.count(attempt, sides[0], sides[1:], run_id, remeasured)
     baseline = plan_side(planner, request, sides[0], None)
     variant = plan_side(planner, request, sides[1], baseline)
     before, after = (
@@ -216,7 +220,9 @@ def plan_of(
         policy=pin_files(policy, None),
         shared=planner.questions,
         baseline=baseline,
-        variants=(variant.measure_speed(speed_stages(measured, attempt, claims_at, run_id)),),
+        variants=(
+            variant.measure_speed(speed_stages(measured, attempt, claims_at, run_id, remeasured)),
+        ),
         measuring=measuring_of(policy, None),
     )
 
@@ -329,6 +335,13 @@ def check_policy(request: GateRequest) -> Policy:
                 cure=f"add '{request.family}: 0.02' there, or name another --family",
             )
     find_claims(policy, None)
+    find_gates(request.remeasured, policy, None)
+    if request.remeasured and request.session is None:
+        raise UsageError(
+            "without a session everything is asked again, so there is no gate to measure again",
+            where="--remeasure",
+            cure="name the session whose gate is to be measured again with --session",
+        )
     if not (request.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(
             "there is no tokenizer in that folder",

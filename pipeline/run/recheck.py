@@ -28,7 +28,7 @@ from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import locate_draft
-from pipeline.plan.resolved_options import registry_uri
+from pipeline.plan.resolved_options import find_gates, registry_uri
 from pipeline.plan.serving_profile import choose_profile, refuse_unfit
 from pipeline.plan.suitability import check_processor
 from pipeline.release.deployment import check_files, find_version, folder_of
@@ -56,6 +56,7 @@ class RecheckRequest:
     profile: str | None = None
     eval_data: Path | None = None
     force: bool = False
+    remeasured: tuple[str, ...] = ()  # gates
     trust_remote_code: bool = False
 
     def as_options(self) -> dict[str, str | bool | None]:
@@ -162,21 +163,17 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     )
     here = deployable_here(past, profile, node, draft, settings, progress)
     changed = changes(version, past, here)
-    if not changed and not request.force:
+    gates = frozenset(find_gates(request.remeasured, past.policy, profile.accelerator))
+    if not changed and not request.force and not gates:
         of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
         refuted = next((each for each in of_this if not each.stands), None)
         return RecheckOutcome(version, past, changed, refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")
-    remeasured: Remeasured | None = None
+    speed, runs = past.policy.speed, frozenset[str]()
     if request.force:
-        speed = past.policy.speed
-        remeasured = Remeasured(
-            gates=frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())]),
-            runs=cut_short(Store(settings.store), request.registry, version),
-            # What is here is what was measured for the verdict.
-            least=1 if changed else 2,
-        )
+        gates = frozenset([*past.policy.suites, *(speed.tiers if speed is not None else ())])
+        runs = cut_short(Store(settings.store), request.registry, version)
     measurement = Remeasurement(
         version=version,
         registry=request.registry,
@@ -186,11 +183,14 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         profile=profile,
         node=node,
         eval_data=request.eval_data,
-        remeasured=remeasured,
+        # Where nothing changed, the verdict rests on the first measurement of what is here.
+        remeasured=Remeasured(gates, runs, least=1 if changed else 2),
         draft=draft,
     )
     choices = measurement.choices()
     command = measurement.command(choices, list(map(str, changed)))
+    command["force"] = request.force
+    command["remeasured"] = list(request.remeasured)
     command["asked"] = request.as_options()
     accelerator = Accelerator(profile.accelerator)
     session = RunSession("recheck", command, accelerator, settings, progress, executor)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from artifacts.attempts import NOTHING, Remeasured
+from artifacts.attempts import Remeasured
 from artifacts.registry.registry import Version
 from artifacts.run_loader import read_run
 from artifacts.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
@@ -51,7 +51,7 @@ class Remeasurement:
     profile: ServingProfile  # that both are served by
     node: NodeInfo  # that serves, or one of its kind
     eval_data: Path | None  # the user's folder of evaluation data, if any
-    remeasured: Remeasured | None  # what is measured again though it is over; None: nothing
+    remeasured: Remeasured  # what is measured again though it is over
     draft: Checkpoint | None = None  # that drafts for the weights, where the profile names one
 
     def choices(self) -> ResolvedOptions:
@@ -88,7 +88,6 @@ class Remeasurement:
             "recheck": f"{self.version.name}@{self.version.version}",
             "changed": changed,
             "tried": [recipe.name for recipe in self.past.tried],
-            "force": self.remeasured is not None,
         }
 
     def run(self, choices: ResolvedOptions, session: RunSession) -> None:
@@ -156,8 +155,7 @@ class Remeasurement:
         run_id: str,
     ) -> Plan:
         planner = make_planner(choices, checkpoint, settings, sources, self.draft)
-        remeasured = self.remeasured or NOTHING
-        remeasured = replace(remeasured, runs=remeasured.runs | {run_id})
+        remeasured = replace(self.remeasured, runs=self.remeasured.runs | {run_id})
         return replace(
             planner,
             policy=choices.policy,  # to the letter

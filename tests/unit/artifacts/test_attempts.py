@@ -13,6 +13,7 @@ import pytest
 from some_attempt import SCOPE, some_attempt
 
 from artifacts.attempts import (
+    NOTHING,
     Attempt,
     AttemptLedger,
     AttemptScope,
@@ -143,7 +144,11 @@ class TestMeasurements:
     def choose(ledger: AttemptLedger, lost: tuple[int, ...] = (), **facts: Any) -> int:
         is_over = facts.get("is_over", True)
         return ledger.next_number(
-            ["m"], lost.__contains__, lambda _: is_over, facts.get("remeasured")
+            ["m"],
+            lost.__contains__,
+            lambda _: is_over,
+            facts.get("gate", "mine"),
+            facts.get("remeasured", NOTHING),
         )
 
     def test_a_log_is_continued_until_it_is_lost(self, ledger: AttemptLedger) -> None:
@@ -168,7 +173,16 @@ class TestMeasurements:
         assert self.choose(ledger, remeasured=again) == 2
         self.count(ledger, 2, "second", "run 2")
         assert self.choose(ledger, remeasured=again) == 2
-        assert again.of("beside") is None
+        later = Remeasured(again.gates, frozenset({"run 3"}))
+        assert self.choose(ledger, remeasured=later) == 3
+        assert self.choose(ledger, remeasured=later, gate="beside") == 2
+
+    def test_weights_that_were_measured_elsewhere_have_later_numbers_for_every_gate(
+        self, ledger: AttemptLedger
+    ) -> None:
+        again = Remeasured(frozenset({"mine"}), frozenset({"run"}), least=2)
+        assert self.choose(ledger, remeasured=again) == 2
+        assert self.choose(ledger, remeasured=again, gate="beside") == 2
 
 
 class TestWhatMakesAnAttempt:

@@ -90,6 +90,10 @@ def test_a_recheck() -> None:
     assert command_line("recheck", command) == (
         "prepare recheck tiny@1 --profile h200 --source ./here --yes-trust-remote-code --force"
     )
+    one_gate = {**command, "force": False, "remeasured": ["code", "speed.ratio.chat"]}
+    assert command_line("recheck", one_gate).endswith(
+        " --remeasure code --remeasure speed.ratio.chat"
+    )
 
 
 @pytest.mark.parametrize("checkpoint", ["org/model@v1", "demo:smollm2-135m"])

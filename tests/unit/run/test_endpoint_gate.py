@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from endpoint_stand_in import EndpointStandIn
-from finished_stage import stage_record
+from finished_stage import put_record, stage_record
 from listener import Listener
+from sample_stages import RESULTS
 from some_node import NODE
 
+from artifacts.answer_logs import begin_log
 from artifacts.attempts import AttemptLedger
 from artifacts.evidence.load_log_check import find_misruled
+from artifacts.stages.evaluate import EVALUATE
 from eval_gates.speed.gate_rule import MeasurementSettings
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
@@ -115,6 +118,57 @@ def test_a_gate_that_is_tried_again_is_another_attempt(
     session = replace(again, session="s")
     found = [begin(plan_for(session, run), again).attempt for run in ("x", "y")]
     assert [each.number for each in found if each] == [5, 5]
+
+
+def finish_asking(plan: Plan, request: GateRequest) -> None:
+    """Leave what a run leaves once the plan's suite is decided."""
+    (variant,), store = plan.variants, Store(request.tokenizer.parent / "store")
+    for spec in (*plan.baseline.rounds["code"], *variant.rounds["code"]):
+        counted = EVALUATE.runtime_of(spec).counted
+        assert counted is not None
+        number = EVALUATE.parameters_of(spec).measurement
+        begin_log(store, spec.key)
+        if AttemptLedger(store).measurement(counted.measurement, number) is None:
+            AttemptLedger(store).begin(counted, number, spec.key, is_kept=True)
+        put_record(
+            store,
+            stage_record(
+                stage="evaluate",
+                key=spec.key,
+                parameters=dict(spec.parameters),
+                result=RESULTS["evaluate"] | {"more": False},
+                inputs={},
+                input_digests={},
+            ),
+        )
+
+
+def test_a_gate_of_a_session_is_measured_again_on_request(request_of: GateRequest) -> None:
+    session = replace(request_of, policy=str(easy(request_of)))
+    again = replace(session, remeasured=("code",))
+
+    def planned(request: GateRequest, run_id: str) -> tuple[int, float]:
+        plan = plan_for(request, run_id)
+        return EVALUATE.parameters_of(plan.variants[0].stages["code"]).measurement, level(plan)
+
+    first, second = (1, pytest.approx(0.05 * 0.9)), (2, pytest.approx(0.05 * 0.1 / 2))
+    assert planned(again, "run 1") == first  # nothing is over yet
+    finish_asking(plan_for(session, "run 1"), session)
+    assert planned(session, "run 2") == first
+    assert planned(again, "run 2") == second
+    finish_asking(plan_for(again, "run 2"), session)
+    assert planned(again, "run 2") == planned(session, "run 3") == second
+    assert planned(again, "run 3") == (3, pytest.approx(0.05 * 0.1 / 6))
+
+
+@pytest.mark.parametrize("changes", [{"remeasured": ("none",)}, {"session": None}])
+def test_a_gate_that_cannot_be_measured_again_is_refused_by_name(
+    request_of: GateRequest, changes: dict[str, Any]
+) -> None:
+    request = replace(request_of, policy=str(easy(request_of)), remeasured=("code",))
+    with pytest.raises(UsageError) as caught:
+        endpoint_gate.check_policy(replace(request, **changes))
+    assert caught.value.where == "--remeasure"
 
 
 def test_other_questions_or_another_way_to_ask_them_is_another_attempt(

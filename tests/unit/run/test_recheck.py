@@ -186,6 +186,16 @@ class TestNothingChanged:
         shares = {number: 0.1 / (number * (number - 1)) for number in (2, 3)}
         assert levels == {n: pytest.approx(0.05 * share / 2) for n, share in shares.items()}
 
+    def test_one_gate_is_measured_again_on_request(self, site: Site) -> None:
+        with pytest.raises(UsageError) as caught:
+            site.recheck(remeasured=("none",))
+        assert caught.value.where == "--remeasure"
+        for number in (2, 3):
+            site.recheck(remeasured=("code",))
+            asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
+            assert max(each["measurement"] for each in asked) == number
+        assert site.models.served == ["baseline", RECIPE] * 2
+
     def test_a_forced_one_that_was_ended_is_gone_on_with(self, site: Site) -> None:
         site.models.broken = {"baseline"}
         first = site.recheck(force=True)
@@ -251,6 +261,15 @@ class TestSomethingChanged:
         assert (check.kept, check.computed, check.differences) == ("pass", "pass", ())
         with pytest.raises(UsageError, match="model@1"):
             promote_run(kept, site.store, PromotionRequest(site.registry.uri), Listener())
+
+    def test_one_gate_is_measured_again_on_request(self, site: Site) -> None:
+        site.serve = "3" * 64
+        for remeasured, number in (((), 1), (("code",), 2)):
+            outcome = site.recheck(remeasured=remeasured)
+            assert (outcome.stands, outcome.exit_code) == (True, 0)
+            asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
+            assert max(each["measurement"] for each in asked) == number
+        assert set(site.statuses(site.recheck()).values()) == {"reused"}
 
     def test_a_verdict_that_does_not_stand(self, site: Site) -> None:
         site.serve, site.models.score = "3" * 64, broken_now
