@@ -66,5 +66,10 @@ class SpeedResult(Record):
     loads_digest: str
     load_generator: str = Field("", description="its version")
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether disturbances kept it open: the next run of the command continues it."""
+        return self.state == "disturbed"
+
 
 SPEED = Stage("speed", 1, SpeedParameters, SpeedRuntime, SpeedResult)

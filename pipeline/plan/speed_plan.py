@@ -404,7 +404,8 @@ def speed_stages(
 
         def is_over(number: int, gate: str = gate) -> bool:
             spec = stage(gate, number)
-            return store.find_current(spec.stage, spec.key) is not None
+            record = store.find_current(spec.stage, spec.key)
+            return record is not None and not SPEED.result_of(record).is_disturbed
 
         spec = stage(gate, ledger.next_number([key], is_lost, is_over, gate, remeasured))
         counted = Counted(attempt=attempt, measurement=key, run=run)

@@ -44,6 +44,7 @@ from pipeline.preflight.run_preflight import (
 from pipeline.run.executors import Executor, executor_of
 from pipeline.run.pending_stages import PendingStages
 from pipeline.run.serving_node import find_node
+from pipeline.stages import is_unfinished
 from pipeline.stages.evaluate import is_answered
 
 Seen = dict[tuple[str, str], list[float]]
@@ -61,6 +62,7 @@ class PlannedStage:
     name: str
     variant: str
     cached: bool
+    continued: bool  # disturbances kept it open, and a run measures on
     expected_seconds: float | None
 
 
@@ -124,10 +126,7 @@ class PlanReport:
 
     def stage_rows(self) -> list[list[str]]:
         """Rows of the stages' table."""
-        return [
-            [s.name, s.variant, "cached" if s.cached else "to run", expected_words(s)]
-            for s in self.stages
-        ]
+        return [[s.name, s.variant, state_words(s), expected_words(s)] for s in self.stages]
 
     def size_rows(self) -> list[list[str]]:
         """Rows of the variants' table; empty while there is no checkpoint to estimate from."""
@@ -181,6 +180,13 @@ class PlanReport:
         )
 
 
+def state_words(stage: PlannedStage) -> str:
+    """What a run would do with it, in words."""
+    if stage.cached:
+        return "cached"
+    return "to continue" if stage.continued else "to run"
+
+
 def expected_words(stage: PlannedStage) -> str:
     """The expected time in words."""
     if stage.cached:
@@ -208,7 +214,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         return store.stage_folder(spec.stage, spec.key) / "output"
 
     def find(spec: StageSpec) -> StageRecord | None:
-        return store.find_current(spec.stage, spec.key)
+        return find_finished(spec, store)
 
     sources = find_data(choices, settings, progress)
     checkpoint: Checkpoint | None = None
@@ -288,7 +294,7 @@ def play_through(
     """When what is not done yet would run; None where something of it fits nowhere."""
 
     def find(spec: StageSpec) -> StageRecord | None:
-        return store.find_current(spec.stage, spec.key)
+        return find_finished(spec, store)
 
     stages, to_run = PendingStages(plan, find, memory), []
     for spec in specs:
@@ -334,7 +340,9 @@ def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[P
         if needs_server(spec, stage, store) and spec.variant not in served:
             served.add(spec.variant)
             expected = start_seconds(seen)
-            yield PlannedStage("serve", spec.variant, cached=False, expected_seconds=expected)
+            yield PlannedStage(
+                "serve", spec.variant, cached=False, continued=False, expected_seconds=expected
+            )
         yield stage
 
 
@@ -361,15 +369,29 @@ def has_inputs(spec: StageSpec, store: Store) -> bool:
     return all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
 
 
+def find_finished(spec: StageSpec, store: Store) -> StageRecord | None:
+    """Look up the record that a run would reuse.
+
+    A stage that a run continues will have another result, so what rests on it runs again, too.
+    """
+    record = store.find_current(spec.stage, spec.key)
+    if record is None or is_unfinished(record):
+        return None
+    inputs = (store.find_current(each.stage, each.key) for each in record.inputs.values())
+    return None if any(each is not None and is_unfinished(each) for each in inputs) else record
+
+
 def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     """One stage with what the store knows of such stages."""
     kind = kind_of(stage_named(spec.stage).parameters_of(spec))
     times = seen.get((spec.stage, kind))
     part = spec.runtime.get("suite") or spec.runtime.get("claim")
+    record = store.find_current(spec.stage, spec.key)
     return PlannedStage(
         name=f"{spec.stage} {part}" if part else spec.stage,
         variant=spec.variant,
-        cached=store.find_current(spec.stage, spec.key) is not None,
+        cached=find_finished(spec, store) is not None,
+        continued=record is not None and is_unfinished(record),
         expected_seconds=statistics.median(times) if times else None,
     )
 

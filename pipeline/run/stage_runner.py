@@ -19,7 +19,7 @@ from pipeline.core.stage_record import StageRecord, StageSpec, WorkItem
 from pipeline.core.store import Store, write_atomically
 from pipeline.environments.definition import Accelerator
 from pipeline.run.executors import Allocation, Executor, Job, Listener
-from pipeline.stages import stage_code
+from pipeline.stages import is_unfinished, stage_code
 from pipeline.stages.context import advance
 from pipeline.stages.stage_interpreter import with_interpreter
 
@@ -187,13 +187,12 @@ class StageRunner:
             return None
         code = stage_code(spec.stage)
         still_holds = getattr(code, "still_holds", None)
-        is_unfinished = getattr(code, "is_unfinished", None)
         if self.find_reusable(spec) is None or (
             still_holds is not None and not still_holds(record)
         ):
             self.store.discard(spec.stage, spec.key)
             return None
-        if is_unfinished is not None and is_unfinished(record):
+        if is_unfinished(record):
             self.progress.note(f"{spec.variant}: {spec.stage} goes on where it was disturbed")
             self.store.reopen(spec.stage, spec.key, getattr(code, "RESUMED", ()))
             return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from artifacts.stages import stage_names
 from pipeline.core.record import Record
+from pipeline.core.stage_record import StageRecord
 
 if TYPE_CHECKING:
     from pipeline.stages.context import StageContext
@@ -30,6 +31,12 @@ class StageImplementation(Protocol):
 
         None of one with RESUMED that is to be run again, with other servers up.
         """
+
+
+def is_unfinished(record: StageRecord) -> bool:
+    """Whether the next run continues what the stage left, by its `is_unfinished`."""
+    of_stage = getattr(stage_code(record.stage), "is_unfinished", None)
+    return of_stage is not None and bool(of_stage(record))
 
 
 def stage_code(name: str) -> StageImplementation:

@@ -125,8 +125,8 @@ def run(context: Context) -> SpeedResult | None:
 
 
 def is_unfinished(record: StageRecord) -> bool:
-    """Whether disturbances kept it open: the next run of the command continues it."""
-    return SPEED.result_of(record).state == "disturbed"
+    """Whether disturbances kept it open."""
+    return SPEED.result_of(record).is_disturbed
 
 
 def within_budget(parameters: SpeedParameters, begun: MeasurementInProgress) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from pipeline.capacity.gpu_request import answer
 from pipeline.capacity.gpu_schedule import schedule_on_gpus
 from pipeline.capacity.stage_duration import ObservedDurations
 from pipeline.capacity.timeline import Timeline
+from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.resource_request import ResourceRequest
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
@@ -259,6 +260,30 @@ class TestCached:
         assert {stage.name for stage in found.stages if stage.cached} == set(QUESTIONS)
 
 
+class TestDisturbed:
+    def test_speed_that_a_run_continues_is_not_cached(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            planning.finish(spec)
+            if spec.stage == "speed":
+                record = planning.store.find(spec.stage, spec.key)
+                assert record is not None
+                result = {**record.result, "state": "disturbed"}
+                put_record(planning.store, record.model_copy(update={"result": result}))
+                speed = StageReference(stage=spec.stage, key=spec.key)
+                digests = {"speed.ratio.short": digest_json(result)}
+            elif spec.stage == "judge":
+                record = planning.store.find(spec.stage, spec.key)
+                assert record is not None
+                rests_on = {"inputs": {"speed.ratio.short": speed}, "input_digests": digests}
+                put_record(planning.store, record.model_copy(update=rests_on))
+        found = planning.forecast()
+        to_run = {(row[0], row[2]) for row in found.stage_rows() if row[2] != "cached"}
+        assert to_run == {("serve", "to run"), (SPEED, "to continue"), ("judge", "to run")}
+        assert {each.name for each in found.stages if each.continued} == {SPEED}
+        assert found.timeline is not None
+        assert len(found.timeline.placed) == 2
+
+
 class TestTimes:
     def test_none_seen_yet(self, planning: Planning) -> None:
         found = planning.forecast()
@@ -392,7 +417,7 @@ class TestWords:
         }
         assert {env["state"] for env in found["environments"]} == {"missing"}
         first = found["stages"][0]
-        assert first.keys() == {"name", "variant", "cached", "expected_seconds"}
+        assert first.keys() == {"name", "variant", "cached", "continued", "expected_seconds"}
 
 
 class TestDemo:
