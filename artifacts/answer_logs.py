@@ -11,10 +11,10 @@ FIRST = "000000-00000000-00000000.jsonl"
 
 def has_log(store: Store, key: str) -> bool:
     """Whether the store has the log; of one that gc removed, or a user, it has no file."""
-    return any(name.startswith(f"{key}.") for name in store.shelf(FOLDER).names(""))
+    return any(name.startswith(f"{key}.") for name in store.key_value_store(FOLDER).names(""))
 
 
 def begin_log(store: Store, key: str) -> None:
     """Make an empty log, unless there is one."""
     if not has_log(store, key):
-        store.shelf(FOLDER).create(f"{key}.{FIRST}", b"")
+        store.key_value_store(FOLDER).put_if_absent(f"{key}.{FIRST}", b"")

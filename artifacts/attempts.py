@@ -165,8 +165,8 @@ class AttemptLedger:
 
     def __init__(self, store: Store) -> None:
         self._root = store.root
-        self._attempts = store.shelf("attempts")
-        self._measurements = store.shelf("measurements")
+        self._attempts = store.key_value_store("attempts")
+        self._measurements = store.key_value_store("measurements")
 
     # --- attempts -----------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class AttemptLedger:
 
 def _create(shelf: KeyValueStore, key: str, record: Attempt | Measurement) -> bool:
     content = record.model_dump_json(indent=1).encode()
-    return shelf.create(f"{key}/{_name(record.number)}", content)
+    return shelf.put_if_absent(f"{key}/{_name(record.number)}", content)
 
 
 def _find(variants: Mapping[str, str], earlier: Iterable[Attempt]) -> Attempt | None:

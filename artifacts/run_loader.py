@@ -18,7 +18,7 @@ ALIVE = "alive"
 
 def is_alive(folder: Path) -> bool:
     """Whether the process that made that run still lives; of one elsewhere, was heard of lately."""
-    return RunFolders(Store(folder.parents[1])).claims(folder).is_held(ALIVE)
+    return RunFolders(Store(folder.parents[1])).leases(folder).is_held(ALIVE)
 
 
 def read_run(folder: Path) -> RunReport:
@@ -43,7 +43,7 @@ def read_run(folder: Path) -> RunReport:
 
 def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
     """A run that has not ended: whether it was killed, and its time up to its last heartbeat."""
-    claims = RunFolders(Store(folder.parents[1])).claims(folder)
+    claims = RunFolders(Store(folder.parents[1])).leases(folder)
     alive, silent = claims.is_held(ALIVE), claims.silent_seconds(ALIVE)
     changes: dict[str, str | float] = {} if alive else {"status": "killed"}
     if silent is not None or alive:

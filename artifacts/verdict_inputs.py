@@ -61,13 +61,13 @@ class VerdictInputs:
         check_weights = record_of(find, candidate.inputs["weights"])
         made = record_of(find, check_weights.inputs["weights"])
         return cls(
-            judge=JUDGE.kept(judge),
-            quantize=ADOPT.kept(made) if made.stage == ADOPT.name else QUANTIZE.kept(made),
-            check_weights=CHECK_WEIGHTS.kept(check_weights),
-            coherence=COHERENCE.kept(record_of(find, candidate.inputs["coherence"])),
-            baseline_coherence=COHERENCE.kept(record_of(find, baseline.inputs["coherence"])),
+            judge=JUDGE.typed(judge),
+            quantize=ADOPT.typed(made) if made.stage == ADOPT.name else QUANTIZE.typed(made),
+            check_weights=CHECK_WEIGHTS.typed(check_weights),
+            coherence=COHERENCE.typed(record_of(find, candidate.inputs["coherence"])),
+            baseline_coherence=COHERENCE.typed(record_of(find, baseline.inputs["coherence"])),
             speed={
-                role: SPEED.kept(record_of(find, reference))
+                role: SPEED.typed(record_of(find, reference))
                 for role, reference in judge.inputs.items()
                 if reference.stage == SPEED.name
             },
@@ -88,7 +88,7 @@ class VerdictInputs:
     ) -> dict[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]:
         """The candidate's last round of each suite."""
         return {
-            suite: EVALUATE.kept(record_of(find, self.judge.record.inputs[f"candidate.{suite}"]))
+            suite: EVALUATE.typed(record_of(find, self.judge.record.inputs[f"candidate.{suite}"]))
             for suite in self.judge.parameters.policy.suites
         }
 

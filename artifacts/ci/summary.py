@@ -21,7 +21,12 @@ from artifacts.run_outcome import (
 )
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.gate_report import GateReport
-from pipeline.core.untrusted.text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
+from pipeline.core.untrusted.text import (
+    MAX_REASON_CHARACTERS,
+    markdown,
+    markdown_code,
+    markdown_with_code,
+)
 
 LARGEST_BYTES = 1 << 20
 
@@ -45,7 +50,7 @@ def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
 
 def blocks(report: RunReport) -> Iterator[str]:
     """The summary in pieces that can be left out from the end, each whole lines."""
-    said = markdown(headline(report), LONGEST_REASON)
+    said = markdown(headline(report), MAX_REASON_CHARACTERS)
     yield f"## prepare: {verdict_of(report)}\n\n**{said}**\n\n"
     yield f"{facts(report)}\n\n### What to do next\n\n"
     for step in next_steps(report):
@@ -57,7 +62,7 @@ def blocks(report: RunReport) -> Iterator[str]:
         *attribution_lines(report),
     )
     for line in told:
-        yield f"\n{markdown(line[0].upper() + line[1:], LONGEST_REASON)}\n"
+        yield f"\n{markdown(line[0].upper() + line[1:], MAX_REASON_CHARACTERS)}\n"
     yield from reasons(report)
 
 
@@ -146,5 +151,5 @@ def reasons(report: RunReport) -> Iterator[str]:
 def reason(case: Case) -> str:
     """One case in a line of a list."""
     name = f"{markdown(case.variant)}, {markdown(case.name)}"
-    why = markdown(case.reason, LONGEST_REASON)
+    why = markdown(case.reason, MAX_REASON_CHARACTERS)
     return f"- **{name}**{show_tier(case.tier)}: {case.word}: {why}\n"

@@ -19,7 +19,7 @@ from pipeline.core.store import RECORD
 from pipeline.core.untrusted.file import open_regular
 from pipeline.core.untrusted.lines import UntrustedLinesError
 from pipeline.core.untrusted.record import read_record
-from pipeline.core.untrusted.rows import MAX_LETTERS, read_kept_rows
+from pipeline.core.untrusted.rows import MAX_CHARACTERS, read_flat_rows
 
 BLOCK_BYTES = 2**20
 
@@ -76,7 +76,7 @@ class BundledEvidence:
         if path not in self._listed:
             return None
         try:
-            return digest_unpacked(self._folder / path, MAX_LETTERS)
+            return digest_unpacked(self._folder / path, MAX_CHARACTERS)
         except FileNotFoundError:
             return None
         except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -88,7 +88,7 @@ class BundledEvidence:
         if path not in self._listed:
             raise self._unreadable_error(path, "it is not listed")
         try:
-            yield from read_kept_rows(self._folder / path)
+            yield from read_flat_rows(self._folder / path)
         except (OSError, UntrustedLinesError) as error:
             raise self._unreadable_error(path, error) from error
 

@@ -32,10 +32,10 @@ from eval_gates.gate_report import GateReport
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateReport
 from pipeline import __version__
-from pipeline.core.process_environment import NO_FOLDER_OF_OTHERS
+from pipeline.core.process_environment import SAFE_PATH_VARIABLES
 from pipeline.core.stage import TypedStageRecord
 from pipeline.core.untrusted.text import (
-    LONGEST_NAME,
+    MAX_NAME_CHARACTERS,
     clip,
     make_visible,
     markdown,
@@ -134,7 +134,7 @@ def front_matter(
 
 def short(text: str | None) -> str | None:
     """A fact from a foreign card in a length that a page can take; None where it is empty."""
-    return clip(one_line(text), LONGEST_NAME) if text else None
+    return clip(one_line(text), MAX_NAME_CHARACTERS) if text else None
 
 
 def body(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> str:
@@ -236,7 +236,7 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     arguments = serving.for_engine("DRAFT" if drafts else "")
     launch = LaunchSpec(".", arguments, trust_remote_code)
     words = find_engine(serving.engine).public_command(deployable.accelerator, launch)
-    environment = {**NO_FOLDER_OF_OTHERS, **serving.environment}
+    environment = {**SAFE_PATH_VARIABLES, **serving.environment}
     variables = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
     return " \\\n  ".join(fence(line) for line in [*variables, shlex.join(words)])
 

@@ -34,7 +34,7 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> I
         EvidenceError: the record is none that prepare wrote.
         ValueError: the rule in it is none, or the loads are no blocks or rounds.
     """
-    kept = SPEED.kept(record)
+    kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
     rule = measuring_rule(asked.claim, {**asked.rule, "began": found.began})
     lives = rule.spread_over([side for side in SIDES if side in asked.sides])

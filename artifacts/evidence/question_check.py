@@ -29,7 +29,7 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
     """In what the answers of a stage are not those to the questions, both as :func:`identify`."""
     if answers != questions[: len(answers)]:
         yield f"{role}: its answers are not those to the first of the questions"
-    kept = EVALUATE.kept(record)
+    kept = EVALUATE.typed(record)
     if (count := kept.result.n) != len(answers):
         yield f"{role}: its record counts {count} answers, and there are {len(answers)}"
     if kept.parameters.rule is None:

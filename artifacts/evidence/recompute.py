@@ -205,7 +205,7 @@ class VariantEvidence:
         if judge is None or self._has_gap:
             return None
         try:
-            kept = JUDGE.kept(judge)
+            kept = JUDGE.typed(judge)
             policy = kept.parameters.policy
             planned = planned_bets_of(policy, kept.parameters.family)
             if kept.parameters.planned_bets != planned:

@@ -44,7 +44,7 @@ def tuned_of(run: str, tuning: TuningReport, record: StageRecord) -> TuningProve
         ValueError: nothing was confirmed.
         EvidenceError: the record is none that prepare wrote.
     """
-    found, kept = tuning.confirmed, SPEED.kept(record)
+    found, kept = tuning.confirmed, SPEED.typed(record)
     if found is None or found.lower is None or found.estimate is None:
         raise ValueError(f"run {run} confirmed no gain")
     served = kept.parameters.sides["candidate"]

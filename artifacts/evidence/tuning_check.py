@@ -73,7 +73,7 @@ def _find_changed(
     place = source.place(SPEED.name, record.key)
     if source.key_of(record) != record.key:
         yield f"{place}: its parameters do not give its key, so they were changed afterwards"
-    kept = SPEED.kept(record)
+    kept = SPEED.typed(record)
     if source.digest(SPEED.name, record.key, LOADS) != kept.result.loads_digest:
         yield f"{place}/{LOADS}: the timings are not those that were measured"
     asked = kept.parameters

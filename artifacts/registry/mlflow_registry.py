@@ -22,7 +22,7 @@ from artifacts.registry.embedded_database import EMBEDDED, file_of, lock_of, mak
 from artifacts.registry.history import HistoryEntry
 from artifacts.registry.registry import Registry, Version
 from artifacts.weights_folder_files import plain_files
-from pipeline.core.credentials import put_back
+from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import RegistryError
 
 HISTORY = ".history"
@@ -73,7 +73,7 @@ class MlflowRegistry(Registry):
                 make_database(uri)
             from mlflow.tracking import MlflowClient
 
-            address = put_back(uri)
+            address = restore_credentials(uri)
             self._client = MlflowClient(tracking_uri=address, registry_uri=address)
 
     def names(self) -> list[str]:

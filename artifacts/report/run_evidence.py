@@ -170,7 +170,7 @@ class RunEvidence:
         """The record in its shapes; None, which is reported, where it is not of them."""
         if record is None:
             return None
-        kept = stage.kept(record)
+        kept = stage.typed(record)
         try:
             _ = kept.parameters, kept.result
         except EvidenceError as error:

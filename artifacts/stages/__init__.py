@@ -39,7 +39,7 @@ def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record
     """Those of the records whose stages there are, and that are of their shapes."""
     for record in records:
         try:
-            kept = stage_named(record.stage).kept(record)
+            kept = stage_named(record.stage).typed(record)
             _ = kept.parameters, kept.result
         except (KeyError, EvidenceError):  # of another version of prepare
             continue

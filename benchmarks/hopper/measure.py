@@ -31,7 +31,7 @@ from eval_gates.speed.server_runs import ServerRun
 from eval_gates.speed.steady_state import output_rate
 from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.cli.display import open_display
-from pipeline.core.gpus import ask_driver
+from pipeline.core.gpus import query_driver
 from pipeline.core.hardware import hardware
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -221,7 +221,7 @@ def describe_machine(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def driver_facts() -> dict[str, str]:
     """What nvidia-smi says now; empty without a GPU."""
-    answer = ask_driver(f"--query-gpu={','.join(DRIVER_FACTS)}", "--format=csv,noheader")
+    answer = query_driver(f"--query-gpu={','.join(DRIVER_FACTS)}", "--format=csv,noheader")
     first = (answer or "").splitlines()[:1]
     values = [value.strip() for line in first for value in line.split(",")]
     return dict(zip(DRIVER_FACTS, values, strict=False))

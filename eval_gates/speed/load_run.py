@@ -198,7 +198,7 @@ def read_loads(file: Path) -> list[LoadRun]:
         ValueError: it is damaged, or too long; names the line.
         OSError: it is no regular file, or cannot be read.
     """
-    return parse_loads(read_lines(file, most_lines=MAX_LOADS, most_letters=MAX_LETTERS))
+    return parse_loads(read_lines(file, max_lines=MAX_LOADS, max_characters=MAX_LETTERS))
 
 
 def parse_loads(lines: Iterable[str | bytes]) -> list[LoadRun]:

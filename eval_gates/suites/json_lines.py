@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import EvaluationDataError, raise_as
-from pipeline.core.untrusted.file import names_in
+from pipeline.core.untrusted.file import list_names
 from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 
@@ -32,7 +32,7 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
         folder,
         "give a folder with little else in it to --eval-data",
     ):
-        there = names_in(folder)
+        there = list_names(folder)
     files = [
         folder / name
         for name in there

@@ -301,7 +301,7 @@ def _hash_all(
     files: list[Path], kind: Kind, digests: FileDigests, progress: Progress
 ) -> tuple[CheckpointFile, ...]:
     hashed = []
-    for file, sha256 in zip(files, digests.of_all(files, progress), strict=True):
+    for file, sha256 in zip(files, digests.digest_all(files, progress), strict=True):
         _check_promise(file, kind, sha256)
         hashed.append(CheckpointFile(name=file.name, size=file.stat().st_size, sha256=sha256))
     return tuple(hashed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import UsageError
-from pipeline.core.untrusted.text import LONGEST_NAME, clip
+from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip
 from pipeline.core.user_path import user_path
 
 Kind = Literal["folder", "hub", "demo"]
@@ -76,10 +76,10 @@ def _exists(text: str) -> bool:
 
 
 def _unknown_error(text: str) -> UsageError:
-    known = [*_DEMO_NAMES, *_neighbours(text)] if len(text) <= LONGEST_NAME else []
+    known = [*_DEMO_NAMES, *_neighbours(text)] if len(text) <= MAX_NAME_CHARACTERS else []
     close = get_close_matches(text, known, n=3, cutoff=0.5)
     return UsageError(
-        f"'{clip(text, LONGEST_NAME)}' is neither a folder, nor a Hub id, nor a demo"
+        f"'{clip(text, MAX_NAME_CHARACTERS)}' is neither a folder, nor a Hub id, nor a demo"
         + (f"; close to it: {', '.join(close)}" if close else ""),
         where=WHERE,
         cure="name an existing folder (./path/to/model), a Hub id (org/name or "

@@ -12,7 +12,7 @@ from pipeline.checkpoint import gguf
 from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, raise_as
-from pipeline.core.untrusted.file import names_in
+from pipeline.core.untrusted.file import list_names
 from pipeline.core.untrusted.json import read_json_file
 from pipeline.core.untrusted.names import is_plain_name
 
@@ -112,7 +112,7 @@ def checkpoint_names(folder: Path) -> list[str]:
         folder,
         "name the folder that holds the weights, and little else",
     ):
-        return names_in(folder)
+        return list_names(folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:

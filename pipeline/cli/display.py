@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.terminal import open_console
 from pipeline.core.events import Progress
-from pipeline.core.object_store import tell_outages
+from pipeline.core.object_store import log_outages
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -29,7 +29,7 @@ SECONDS_BETWEEN_EVENTS = 0.5
 @contextmanager
 def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Progress]:
     """A Progress that draws for whoever is watching; `plain` lines even on a terminal."""
-    with _open(as_json=as_json, plain=plain) as progress, tell_outages(progress.note):
+    with _open(as_json=as_json, plain=plain) as progress, log_outages(progress.note):
         yield progress
 
 

@@ -15,7 +15,7 @@ from pipeline.cli.options import (
     option,
     setting,
 )
-from pipeline.core.credentials import take_out
+from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,10 +26,16 @@ if TYPE_CHECKING:
 
 def gate(
     baseline: Annotated[
-        str, setting("--baseline", "URL of the unquantized model.", parser=take_out, metavar="URL")
+        str,
+        setting(
+            "--baseline", "URL of the unquantized model.", parser=strip_credentials, metavar="URL"
+        ),
     ],
     candidate: Annotated[
-        str, setting("--candidate", "URL of the model to judge.", parser=take_out, metavar="URL")
+        str,
+        setting(
+            "--candidate", "URL of the model to judge.", parser=strip_credentials, metavar="URL"
+        ),
     ],
     tokenizer: Annotated[
         Path,

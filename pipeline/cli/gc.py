@@ -55,8 +55,8 @@ def gc(
             with found.collect(progress.note) as claim:
                 garbage = find_garbage(found, registries, days, progress)
                 for number, each in enumerate(garbage, start=1):
-                    if not claim.is_ours():
-                        raise claim.lost()
+                    if not claim.is_current():
+                        raise claim.lost_error()
                     remove(each, found)
                     progress.advance("remove", number, len(garbage))
     size = sum(each.size for each in garbage)

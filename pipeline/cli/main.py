@@ -37,8 +37,8 @@ from pipeline.cli import (
 from pipeline.cli.options import PATH, setting
 from pipeline.cli.terminal import guard_streams
 from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
-from pipeline.core.interruption import end_as_by_ctrl_c, is_interruption
-from pipeline.core.redaction import hide
+from pipeline.core.interruption import interrupt_on_signals, is_interruption
+from pipeline.core.redaction import redact
 from pipeline.environments.settings_file import unread_settings_file, use_settings
 
 NO_TEMPORARY_FOLDER = UsageError(
@@ -121,7 +121,7 @@ def main(command: Callable[..., Any] = app) -> NoReturn:
 
 def run(command: Callable[..., Any]) -> NoReturn:
     """Run the command, report how it ended, and exit."""
-    end_as_by_ctrl_c()
+    interrupt_on_signals()
     try:
         # Outside its standalone mode the parser returns what a command exits with, and makes
         # an exit of an interruption.
@@ -182,9 +182,9 @@ def report_unexpected(error: BaseException) -> int:
     with tempfile.NamedTemporaryFile(
         "w", prefix="prepare-crash-", suffix=".log", delete=False
     ) as log:
-        log.write(hide(traceback.format_exc()))
+        log.write(redact(traceback.format_exc()))
     print(
-        f"error: unexpected {type(error).__name__}: {hide(str(error))}\n"
+        f"error: unexpected {type(error).__name__}: {redact(str(error))}\n"
         f"  where: {log.name} has the traceback\n"
         "  cure:  this is a defect of prepare; please report it with that file",
         file=sys.stderr,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.core.credentials import take_out
+from pipeline.core.credentials import strip_credentials
 from pipeline.core.user_path import user_path
 
 
@@ -55,7 +55,7 @@ CheckpointArgument = Annotated[
     argument(
         "A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
         metavar="CHECKPOINT",
-        parser=take_out,
+        parser=strip_credentials,
     ),
 ]
 RecipeOption = Annotated[
@@ -86,7 +86,7 @@ RegistryOption = Annotated[
         "--registry",
         "MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in the "
         "store's folder; a store in an object store has none.",
-        parser=take_out,
+        parser=strip_credentials,
         metavar="URI",
     ),
 ]
@@ -180,7 +180,9 @@ ContextOption = Annotated[
 ]
 ReferenceArgument = Annotated[
     str,
-    argument("Registered name, '@', alias or version.", metavar="NAME@ALIAS", parser=take_out),
+    argument(
+        "Registered name, '@', alias or version.", metavar="NAME@ALIAS", parser=strip_credentials
+    ),
 ]
 RegisteredArgument = Annotated[str, argument("Registered name.")]
 RunArgument = Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")]

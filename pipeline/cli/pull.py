@@ -17,7 +17,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
-from pipeline.core.credentials import take_out
+from pipeline.core.credentials import strip_credentials
 
 
 def pull(
@@ -26,7 +26,7 @@ def pull(
         argument(
             "Registered name, '@', alias or version; or oci://HOST/REPOSITORY:TAG.",
             metavar="NAME@ALIAS",
-            parser=take_out,
+            parser=strip_credentials,
         ),
     ],
     destination: Annotated[Path, argument("Folder to make.", metavar="DEST", parser=parse_path)],

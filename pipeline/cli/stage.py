@@ -12,7 +12,7 @@ import typer
 
 from pipeline.cli.options import parse_path
 from pipeline.core.errors import InternalStageError, PrepareError, UsageError, raise_as
-from pipeline.core.events import EventWriter, Progress, keep_stdout_for_events
+from pipeline.core.events import EventWriter, Progress, reserve_stdout_for_events
 from pipeline.core.interruption import is_interruption
 from pipeline.core.stage_record import WorkItem
 from pipeline.core.store import Store
@@ -45,8 +45,8 @@ def run(
 
       prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
-    events = EventWriter(keep_stdout_for_events())
-    from pipeline.core.redaction import hide
+    events = EventWriter(reserve_stdout_for_events())
+    from pipeline.core.redaction import redact
     from pipeline.run.executors.stage_process import stage_in
 
     stage = stage_in(spec)
@@ -63,7 +63,7 @@ def run(
         failure = error if isinstance(error, PrepareError) else unexpected(error, stage, spec)
         events.write({"event": "error", **failure.to_dict()})
         if failure is not error:
-            print(hide(traceback.format_exc()), file=sys.stderr)  # which is the log
+            print(redact(traceback.format_exc()), file=sys.stderr)  # which is the log
         raise typer.Exit(failure.exit_code) from error
 
 
@@ -78,7 +78,7 @@ def unexpected(error: Exception, stage: str, spec: Path) -> InternalStageError:
 
 def run_stage(file: Path, events: Progress) -> None:
     """Run the one stage that the file describes."""
-    from pipeline.core.private_files import keep_private
+    from pipeline.core.private_files import private_umask
     from pipeline.core.stage_record import StageSpec
     from pipeline.stages.context import advance
     from pipeline.stages.stage_interpreter import with_interpreter
@@ -87,7 +87,7 @@ def run_stage(file: Path, events: Progress) -> None:
     store = Store(Path(spec.store))
     with (
         # A registry may be a folder that others read.
-        nullcontext() if spec.stage == "promote" else keep_private(store.root),
+        nullcontext() if spec.stage == "promote" else private_umask(store.root),
         working(file, store, events),
     ):
         advance(with_interpreter(spec, events), store, events)
@@ -95,12 +95,12 @@ def run_stage(file: Path, events: Progress) -> None:
 
 def run_sitting(file: Path, events: EventWriter) -> None:
     """Serve the model that the file describes, and run the stages that ask it."""
-    from pipeline.core.private_files import keep_private
+    from pipeline.core.private_files import private_umask
     from pipeline.run.serving_task import ServingTask, hold
 
     sitting = read_task(file, ServingTask)
     store = Store(Path(sitting.store))
-    with keep_private(store.root), working(file, store, events):
+    with private_umask(store.root), working(file, store, events):
         hold(sitting, store, events)
 
 
@@ -111,7 +111,7 @@ def working(file: Path, store: Store, events: Progress) -> AbstractContextManage
     run = file.absolute().parents[1]
     if run.parent != store.root.absolute() / "runs":
         return nullcontext()
-    return RunFolders(store).work(run, events.note)
+    return RunFolders(store).hold_in_use(run, events.note)
 
 
 def describe_node(file: Path) -> None:

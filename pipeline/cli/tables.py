@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from artifacts.gate_row import GateRow, gate_row, speed_row
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import PrepareError, from_dict
-from pipeline.core.untrusted.text import LONGEST_NAME, clip, log_line
+from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip, log_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,8 +113,8 @@ def title_of(report: RunReport) -> str:
     named = {"policy": options.policy, "profile": options.profile}
     return ", ".join(
         [
-            f"{clip(str(options.checkpoint), LONGEST_NAME)}{digest}",
-            *(f"{key} {clip(name, LONGEST_NAME)}" for key, name in named.items() if name),
+            f"{clip(str(options.checkpoint), MAX_NAME_CHARACTERS)}{digest}",
+            *(f"{key} {clip(name, MAX_NAME_CHARACTERS)}" for key, name in named.items() if name),
         ]
     )
 
@@ -190,7 +190,7 @@ def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None
     for number, row in enumerate(rows):
         cells = [*((variant.recipe, size) if number == 0 else ("", "")), *row[:-1]]
         verdict = Text(row[-1], style=COLOURS[row[-1]])
-        table.add_row(*(Text(clip(cell, LONGEST_NAME)) for cell in cells), verdict)
+        table.add_row(*(Text(clip(cell, MAX_NAME_CHARACTERS)) for cell in cells), verdict)
     table.add_section()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.core.redacting_stream import RedactingStream
-from pipeline.core.redaction import hide
+from pipeline.core.redaction import redact
 from pipeline.core.untrusted.text import log_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SanitizedStream(RedactingStream):
 
     def write(self, text: str) -> int:
         """Write the text as it may be shown, whatever of its line was written before."""
-        length, text = len(text), hide(text)  # libraries log what they connect with
+        length, text = len(text), redact(text)  # libraries log what they connect with
         rest, first = text, ""
         if completed := _COMPLETIONS.get(self._line, _NEVER).match(text):
             before, rest, self._line = completed[0][:-1], text[completed.end() :], "x"

@@ -24,7 +24,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import errors_as_json, print_json, print_table
 from pipeline.cli.tuning_tables import print_tuning
 from pipeline.cli.verify import is_version, registered_folder
-from pipeline.core.credentials import take_out
+from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import ExitCode, UsageError, from_dict
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ TunedArgument = Annotated[
         "A folder, a Hub id (org/name, optionally @revision), demo:smollm2-135m, or NAME@ALIAS "
         "of the registry; also a quantized one.",
         metavar="CHECKPOINT",
-        parser=take_out,
+        parser=strip_credentials,
     ),
 ]
 WorkloadOption = Annotated[

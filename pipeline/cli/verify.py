@@ -20,7 +20,7 @@ from pipeline.cli.options import (
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import ExitCode, UsageError
-from pipeline.core.untrusted.text import LONGEST_NAME, log_line
+from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, log_line
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
@@ -262,7 +262,7 @@ def print_clipped(lines: Sequence[str]) -> None:
 
 def value(text: str) -> str:
     """A name that the evidence gives, which may be anything, as part of a line."""
-    return log_line(text, LONGEST_NAME)
+    return log_line(text, MAX_NAME_CHARACTERS)
 
 
 def words(check: VariantCheck) -> str:

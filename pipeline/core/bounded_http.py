@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from pipeline.core.credentials import put_back
+from pipeline.core.credentials import restore_credentials
 from pipeline.core.untrusted.file import MEBIBYTE
 from pipeline.core.untrusted.json import parse_json
 
@@ -38,7 +38,7 @@ class HttpResponse:
         return parse_json(self.content, whole_text=False, finite=False)
 
 
-def ask(
+def send_request(
     method: str,
     url: str,
     *,
@@ -63,7 +63,7 @@ def ask(
         httpx.InvalidURL: the URL is none.
     """
 
-    address = put_back(url)
+    address = restore_credentials(url)
     sent = {**(headers or {}), "Accept-Encoding": "identity"}
 
     async def exchange() -> HttpResponse:

@@ -37,14 +37,14 @@ def cpu_features(
     Raises:
         UsageError: the variable names something that is no feature, or that the CPU lacks.
     """
-    flags = flags_in(Path("/proc/cpuinfo").read_text() if facts is None else facts)
+    flags = parse_flags(Path("/proc/cpuinfo").read_text() if facts is None else facts)
     found: list[str] = []
     for name, needed in FLAGS.items():
         # AMX without AVX512_BF16 there is not, but a virtual machine may hide what it likes.
         if not needed <= flags:
             break
         found.append(name)
-    wanted = parse_named(environ)
+    wanted = requested_features(environ)
     if wanted is None:
         return tuple(found)
     if lacking := [name for name in wanted if name not in found]:
@@ -63,7 +63,7 @@ def limiting_variables(
 
     Empty where nothing is limited.
     """
-    wanted = parse_named(environ)
+    wanted = requested_features(environ)
     if wanted is None or wanted == cpu_features(facts, {}):
         return {}
     limits = {VARIABLE: ",".join(wanted) or NONE}
@@ -78,7 +78,7 @@ def limiting_variables(
     return {**limits, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16" if with_bf16 else "AVX512_CORE"}
 
 
-def parse_named(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """What the variable names, in the order of FEATURES; None where it is not set.
 
     Raises:
@@ -99,7 +99,7 @@ def parse_named(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     return wanted
 
 
-def flags_in(facts: str) -> frozenset[str]:
+def parse_flags(facts: str) -> frozenset[str]:
     """What the first processor can do, as Linux names it in the text of /proc/cpuinfo."""
     for line in facts.splitlines():
         if line.startswith("flags"):

@@ -32,10 +32,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.redaction import hide
+from pipeline.core.redaction import redact
 from pipeline.core.untrusted.text import clip
 
-LONGEST_PART = 20_000
+MAX_PART_CHARACTERS = 20_000
 """Characters of what an error says of one thing; all faults of a preflight are one text."""
 
 
@@ -66,10 +66,10 @@ class PrepareError(Exception):
     exit_code = ExitCode.EXPECTED_ERROR
 
     def __init__(self, what: str, *, where: str = "", cure: str = "") -> None:
-        super().__init__(hide(what))
-        self.what = hide(what)
-        self.where = hide(where)
-        self.cure = hide(cure)
+        super().__init__(redact(what))
+        self.what = redact(what)
+        self.where = redact(where)
+        self.cure = redact(cure)
 
     def __str__(self) -> str:
         # A file's name may have line ends in it: a place is one line, whatever it is called.
@@ -78,7 +78,7 @@ class PrepareError(Exception):
         parts = (self.what, self.where, self.cure)
         said = [line for line, part in zip(lines, parts, strict=True) if part]
         # What somebody named a file or a key may be of any length.
-        return "\n".join(clip(line, LONGEST_PART) for line in said)
+        return "\n".join(clip(line, MAX_PART_CHARACTERS) for line in said)
 
     def to_dict(self) -> dict[str, str]:
         """The error as plain data, to cross a process boundary as JSON."""

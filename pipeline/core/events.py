@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 
 EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
-_MOST = 2**63  # of anything that is counted; a larger one is somebody's text
+_MAX_COUNT = 2**63  # of anything that is counted; a larger one is somebody's text
 
 
 class Progress(Protocol):
@@ -72,7 +72,7 @@ def worker_progress() -> Progress:
     return EventWriter(int(descriptor) if descriptor else sys.stderr.fileno())
 
 
-def keep_stdout_for_events() -> int:
+def reserve_stdout_for_events() -> int:
     """Take standard output for events alone, before a library writes to it; the descriptor of it.
 
     What anybody else writes there, a program that we start included, goes to standard error.
@@ -91,7 +91,7 @@ def read_event(line: bytes) -> Mapping[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def pass_progress_on(event: Mapping[str, Any], progress: Progress) -> None:
+def forward_progress(event: Mapping[str, Any], progress: Progress) -> None:
     """Tell the progress or the note that the event is; nothing of any other."""
     match event:
         case {
@@ -100,7 +100,7 @@ def pass_progress_on(event: Mapping[str, Any], progress: Progress) -> None:
             "done": int(done),
             "total": int() | None as total,
             "unit": str(unit),
-        } if 0 <= done <= _MOST and 0 <= (total or 0) <= _MOST:
+        } if 0 <= done <= _MAX_COUNT and 0 <= (total or 0) <= _MAX_COUNT:
             progress.advance(task, done, total, unit)
         case {"event": "note", "text": str(text)}:
             progress.note(text)

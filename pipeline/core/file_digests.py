@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.events import NullProgress, Progress
-from pipeline.core.private_files import why_untrusted
+from pipeline.core.private_files import untrusted_reason
 from pipeline.core.store import write_atomically
 from pipeline.core.untrusted.file import open_regular
 
@@ -25,7 +25,7 @@ SETTLED_AFTER_NS = 2_000_000_000
 
 CACHE_SCHEMA = 1
 # What a kill may lose of a long hashing. The cache is written whole each time.
-WRITTEN_EVERY_BYTES = 2**30
+CACHE_INTERVAL_BYTES = 2**30
 
 
 class FileDigests:
@@ -44,24 +44,24 @@ class FileDigests:
         self.cache_file = cache_file
         self._now_ns = now_ns
 
-    def of(self, path: Path, progress: Progress | None = None) -> str:
+    def digest(self, path: Path, progress: Progress | None = None) -> str:
         """sha256 of the file's content, in hexadecimal; progress is in bytes.
 
         Raises:
             CheckpointError: the file cannot be read, or changed while it was read.
         """
-        [found] = self._of([(path, progress or NullProgress())])
+        [found] = self._digest_each([(path, progress or NullProgress())])
         return found
 
-    def of_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
+    def digest_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
         """The files' digests one by one, with one progress over the bytes of all of them."""
         sizes = [path.stat().st_size for path in paths]
         starts = accumulate(sizes, initial=0)
         total, progress = sum(sizes), progress or NullProgress()
         parts = (_FileProgress(progress, start, total) for start in starts)
-        return self._of(zip(paths, parts, strict=False))
+        return self._digest_each(zip(paths, parts, strict=False))
 
-    def _of(self, paths: Iterable[tuple[Path, Progress]]) -> Iterator[str]:
+    def _digest_each(self, paths: Iterable[tuple[Path, Progress]]) -> Iterator[str]:
         known, fresh, size = self._read_cache(), dict[str, Any](), 0
         progress: Progress = NullProgress()
         try:
@@ -69,7 +69,7 @@ class FileDigests:
                 sha256, entry = self._look_up(path, known, progress)
                 fresh |= entry
                 size += path.stat().st_size if entry else 0
-                if size >= WRITTEN_EVERY_BYTES:
+                if size >= CACHE_INTERVAL_BYTES:
                     self._remember(fresh, progress)
                     fresh, size = {}, 0
                 yield sha256
@@ -107,7 +107,7 @@ class FileDigests:
         return sha256, {}
 
     def _read_cache(self) -> dict[str, dict[str, Any]]:
-        if why_untrusted(self.cache_file.parent, self.cache_file):
+        if untrusted_reason(self.cache_file.parent, self.cache_file):
             return {}
         try:
             cache = json.loads(self.cache_file.read_text(encoding="utf-8"))

@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-LEAST_DRIVER = 580
+MIN_DRIVER_VERSION = 580
 """Of the CUDA version that the CUDA locks bring, 13: older drivers do not run it at all."""
 
-_SECONDS_FOR_DRIVER = 30
+_DRIVER_TIMEOUT_S = 30
 _GPU = re.compile(r"GPU \d+: (?P<name>.+) \(UUID: (?P<uuid>\S+)\)")
 _SLICE = re.compile(r"\s+MIG (?P<name>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>\S+)\)")
 
@@ -35,7 +35,9 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
     Where a GPU is in slices a process sees the first of them and nothing else (NVIDIA's MIG user
     guide, "Device Enumeration").
     """
-    return _shown(_choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES")))
+    return _visible_to_a_process(
+        _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
+    )
 
 
 def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
@@ -44,7 +46,7 @@ def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGp
     Keys and verdicts name the first's kind, so what is measured on another would be mislabelled.
     """
     found = _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
-    kinds = [gpu.name for gpu in _shown(found)]
+    kinds = [gpu.name for gpu in _visible_to_a_process(found)]
     return [gpu for gpu in found if gpu.name == kinds[0]]
 
 
@@ -54,17 +56,17 @@ def busy_gpus() -> set[str]:
     Inside of a container it may tell nothing of processes outside; of one in slices it may name the
     GPU, and not which slice is used.
     """
-    answer = ask_driver("--query-compute-apps=gpu_uuid", "--format=csv,noheader") or ""
+    answer = query_driver("--query-compute-apps=gpu_uuid", "--format=csv,noheader") or ""
     return {line.strip() for line in answer.splitlines() if line.strip()}
 
 
 def is_driver_too_old(driver: str) -> bool:
     """Whether the driver of that version cannot run the CUDA locks; an unknown one is not."""
     number = re.match(r"\d+", driver)
-    return number is not None and int(number[0]) < LEAST_DRIVER
+    return number is not None and int(number[0]) < MIN_DRIVER_VERSION
 
 
-def ask_driver(*arguments: str) -> str | None:
+def query_driver(*arguments: str) -> str | None:
     """What ``nvidia-smi`` prints; None where it is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -75,7 +77,7 @@ def ask_driver(*arguments: str) -> str | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_SECONDS_FOR_DRIVER,
+            timeout=_DRIVER_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -85,15 +87,15 @@ def ask_driver(*arguments: str) -> str | None:
 
 def _gpus_with_slices() -> list[list[VisibleGpu]]:
     """Each GPU of the machine: itself, or its slices."""
-    lines = (ask_driver("-L") or "").splitlines()
-    facts = _rows("name,driver_version,memory.total", len(lines))
-    capabilities = _rows("compute_cap", len(lines))
+    lines = (query_driver("-L") or "").splitlines()
+    facts = _query_rows("name,driver_version,memory.total", len(lines))
+    capabilities = _query_rows("compute_cap", len(lines))
     gpus: list[VisibleGpu] = []
     slices: list[list[VisibleGpu]] = []
     for line in lines:
         if found := _GPU.match(line):
             _, driver, memory = (*facts[len(gpus)], "", "", "")[:3]
-            capability = _number((*capabilities[len(gpus)], "")[0])
+            capability = _parse_number((*capabilities[len(gpus)], "")[0])
             gpus.append(VisibleGpu(found["name"], found["uuid"], driver, memory, capability))
             slices.append([])
         elif gpus and (found := _SLICE.match(line)):
@@ -120,7 +122,7 @@ def _choose(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[V
     return found
 
 
-def _shown(gpus: list[VisibleGpu]) -> list[VisibleGpu]:
+def _visible_to_a_process(gpus: list[VisibleGpu]) -> list[VisibleGpu]:
     """What one process sees of them."""
     return next(([gpu] for gpu in gpus if gpu.is_slice), gpus)
 
@@ -135,14 +137,14 @@ def _find_named(
     return named[0] if len(named) == 1 else None
 
 
-def _rows(fields: str, most: int) -> list[tuple[str, ...]]:
+def _query_rows(fields: str, most: int) -> list[tuple[str, ...]]:
     """The driver's words on each GPU in turn, then empty rows up to `most`."""
-    answer = ask_driver(f"--query-gpu={fields}", "--format=csv,noheader") if most else None
+    answer = query_driver(f"--query-gpu={fields}", "--format=csv,noheader") if most else None
     rows = [tuple(re.split(r",\s*", line.strip())) for line in (answer or "").splitlines()]
     return [*rows, *[()] * most]
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:  # "[N/A]"

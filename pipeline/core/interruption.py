@@ -34,23 +34,23 @@ def is_interruption(error: BaseException | None) -> bool:
 INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def end_as_by_ctrl_c() -> None:
+def interrupt_on_signals() -> None:
     """Have SIGTERM and SIGHUP interrupt us, too: what runs is ended, and the record closed.
 
     Whoever has us ignore SIGHUP, as nohup does, wants us to outlive the terminal.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, hang_up)
+        signal.signal(signal.SIGHUP, on_hangup)
 
 
-def hang_up(number: int, frame: FrameType | None) -> NoReturn:
+def on_hangup(number: int, frame: FrameType | None) -> NoReturn:
     """Be interrupted, by a terminal that went away or by somebody's SIGHUP."""
-    leave_lost_terminals()
+    detach_lost_terminals()
     raise KeyboardInterrupt
 
 
-def leave_lost_terminals() -> None:
+def detach_lost_terminals() -> None:
     """Have what we still say go nowhere, where it would go to a terminal that is gone.
 
     Writing to one fails, and would end us before what runs is ended.
@@ -66,7 +66,7 @@ def leave_lost_terminals() -> None:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def hold_interruptions() -> Iterator[None]:
     """Hold back INTERRUPTIONS, where they would interrupt us, until the block has ended.
 
     For what must not be left half done: telling what has ended, ending what runs. Only the main
@@ -76,7 +76,7 @@ def uninterrupted() -> Iterator[None]:
 
     def hold(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            leave_lost_terminals()
+            detach_lost_terminals()
         held.append(number)
 
     handlers = {}

@@ -24,7 +24,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 class KeyValueStore(Protocol):
     """Names have the form `folder/name`; what is there is a few hundred bytes."""
 
-    def create(self, name: str, content: bytes) -> bool:
+    def put_if_absent(self, name: str, content: bytes) -> bool:
         """Put it there whole if nobody has put anything there yet; whether it is ours."""
 
     def put(self, name: str, content: bytes) -> None:
@@ -54,7 +54,7 @@ class FileKeyValueStore:
         self._root = root
         self._flush = flush
 
-    def create(self, name: str, content: bytes) -> bool:
+    def put_if_absent(self, name: str, content: bytes) -> bool:
         """See Shelf."""
         path = self._root / name
         for folder in (self._root.parent, self._root, path.parent):
@@ -90,7 +90,7 @@ class FileKeyValueStore:
     def age(self, name: str) -> float | None:
         """See Shelf: a file that is written now tells what time the file server has."""
         path = self._root / name
-        probe = _beside(path)
+        probe = _temporary_path(path)
         try:
             _write_new(probe, b"", os.O_EXCL, flush=False)
             try:
@@ -109,7 +109,7 @@ def create_exclusively(path: Path, content: bytes, *, flush: bool) -> bool:
     Args:
         flush: wait until the disk has the content.
     """
-    beside = _beside(path)
+    beside = _temporary_path(path)
     try:
         _write_new(beside, content, os.O_EXCL, flush=flush)
         # os.link, not Path: what NFS answers to a request that it got twice is looked into.
@@ -142,7 +142,7 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 

@@ -35,13 +35,13 @@ from pipeline.core.process_identity import node_identity, start_ticks
 from pipeline.core.record import Record
 
 VARIABLE = "PREPARE_CLAIM_SECONDS"
-CLAIM_SECONDS = 60.0
-SHORTEST_SECONDS = 2.0
+LEASE_SECONDS = 60.0
+MIN_SECONDS = 2.0
 # What a beat may be late, on a busy node or a slow file server, before somebody else takes over.
-BEATS_IN_TIME = 12
-SHORTEST_WAIT, LONGEST_WAIT = 0.02, 1.0
-MOST_DIGITS = 12  # of a generation
-_BEAT = ".beat"
+HEARTBEATS_PER_LEASE = 12
+MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 1.0
+MAX_DIGITS = 12  # of a generation
+_HEARTBEAT = ".beat"
 _RELEASED = b"released"
 
 
@@ -101,15 +101,15 @@ class Leases:
 
     def __init__(
         self,
-        shelf: KeyValueStore,
+        store: KeyValueStore,
         *,
         seconds: float | None = None,
         node: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.shelf = shelf
-        self.seconds = claim_seconds() if seconds is None else seconds
+        self.store = store
+        self.seconds = lease_seconds() if seconds is None else seconds
         self.node = node_identity() if node is None else node
         self._clock = clock
         self._sleep = sleep
@@ -118,7 +118,7 @@ class Leases:
     def hold(
         self,
         key: str,
-        waits: Callable[[str], None] = lambda text: None,
+        on_wait: Callable[[str], None] = lambda text: None,
         *,
         forget: bool = False,
     ) -> Iterator[Lease]:
@@ -134,40 +134,40 @@ class Leases:
         Raises:
             StoreError: another process took over while the block ran.
         """
-        claim = self._acquire(key, waits)
+        claim = self._acquire(key, on_wait)
         try:
             try:
-                claim.beat(interrupts=True)
+                claim.start_heartbeat(interrupts=True)
                 yield claim
             finally:
                 claim.release(forget=forget)
         except KeyboardInterrupt:
             if claim.is_lost:
-                raise claim.lost() from None
+                raise claim.lost_error() from None
             raise
 
     @contextmanager
     def hold_if_free(self, key: str, *, forget: bool = False) -> Iterator[Lease | None]:
         """As `hold`; None where somebody has it, or may have it."""
-        seen = self.look(key)
+        seen = self.read_latest(key)
         claim = None
         if seen is None or self._is_over(seen):
-            claim = self._create(key, seen)
+            claim = self._try_create(key, seen)
         if claim is None:
             yield None
             return
         try:
-            claim.beat(interrupts=False)
+            claim.start_heartbeat(interrupts=False)
             yield claim
         finally:
             claim.release(forget=forget)
 
-    def begin(self, key: str) -> Lease:
+    def create(self, key: str) -> Lease:
         """Have a key that is ours alone anyway, until it is released or our process ends."""
-        claim = self._create(key, None)
+        claim = self._try_create(key, None)
         if claim is None:
             raise StoreError("a key that is nobody else's is claimed", where=key)
-        claim.beat(interrupts=False)
+        claim.start_heartbeat(interrupts=False)
         return claim
 
     def is_held(self, key: str) -> bool:
@@ -175,7 +175,7 @@ class Leases:
 
         Of an owner elsewhere it is the shelf's own clock that says how long it was not heard of.
         """
-        seen = self.look(key)
+        seen = self.read_latest(key)
         if seen is None or self._is_over(seen):
             return False
         owner = seen.read_owner()
@@ -186,59 +186,59 @@ class Leases:
 
     def silent_seconds(self, key: str) -> float | None:
         """Seconds since the last heartbeat, by the shelf's own clock; None where not known."""
-        if (seen := self.look(key)) is None:
+        if (seen := self.read_latest(key)) is None:
             return None
         claim = f"{key}/{_name(seen.number)}"
         try:
-            ages = [self.shelf.age(name) for name in (claim + _BEAT, claim)]
+            ages = [self.store.age(name) for name in (claim + _HEARTBEAT, claim)]
         except OSError:
             return None  # where nothing can be written the time is not known
         return min((age for age in ages if age is not None), default=None)
 
-    def follow_silent(self, key: str) -> None:
+    def revoke_silent(self, key: str) -> None:
         """Take the key from an owner elsewhere that is not heard of any more, and give it up.
 
         So one that was stopped, and comes back, finds that it has the key no more.
         """
-        seen = self.look(key)
+        seen = self.read_latest(key)
         if seen is None or self._is_over(seen) or self.is_held(key):
             return
-        if (claim := self._create(key, seen)) is not None:
+        if (claim := self._try_create(key, seen)) is not None:
             claim.release(forget=True)
 
-    def look(self, key: str) -> LatestGeneration | None:
+    def read_latest(self, key: str) -> LatestGeneration | None:
         """The claim that counts; None where there is none."""
         number = self._highest(key)
         while number:
             name = f"{key}/{_name(number)}"
-            owner = self.shelf.get(name)
+            owner = self.store.get(name)
             if owner is not None:
-                return LatestGeneration(number, owner, self.shelf.get(name + _BEAT) or b"")
+                return LatestGeneration(number, owner, self.store.get(name + _HEARTBEAT) or b"")
             # Cleaned up since it was listed: there is a higher one, or none.
             before, number = number, self._highest(key)
             if number == before:
                 return None
         return None
 
-    def _acquire(self, key: str, waits: Callable[[str], None]) -> Lease:
+    def _acquire(self, key: str, on_wait: Callable[[str], None]) -> Lease:
         unchanged: tuple[LatestGeneration, float] | None = None
-        pause, told = SHORTEST_WAIT, False
+        pause, told = MIN_PAUSE_S, False
         while True:
-            seen, now = self.look(key), self._clock()
+            seen, now = self.read_latest(key), self._clock()
             if unchanged is None or seen != unchanged[0]:
                 unchanged = (seen, now) if seen is not None else None
             is_silent = unchanged is not None and now - unchanged[1] >= self.seconds
             if seen is None or self._is_over(seen) or (is_silent and self._is_elsewhere(seen)):
-                if (claim := self._create(key, seen)) is not None:
+                if (claim := self._try_create(key, seen)) is not None:
                     return claim
                 continue
             if not told:
-                waits(f"waiting for {seen.read_owner() or 'another process'}")
+                on_wait(f"waiting for {seen.read_owner() or 'another process'}")
                 told = True
             self._sleep(pause)
-            pause = min(2 * pause, LONGEST_WAIT)
+            pause = min(2 * pause, MAX_PAUSE_S)
 
-    def _create(self, key: str, seen: LatestGeneration | None) -> Lease | None:
+    def _try_create(self, key: str, seen: LatestGeneration | None) -> Lease | None:
         number = seen.number + 1 if seen is not None else 1
         owner = LeaseHolder(
             token=uuid.uuid4().hex,
@@ -250,24 +250,24 @@ class Leases:
         )
         claim = Lease(self, key, number, owner)
         try:
-            created = self.shelf.create(claim.name, claim.content)
+            created = self.store.put_if_absent(claim.name, claim.content)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             # Where there is no room for a word there may be for a name, and what is to be removed
             # has to be claimed, too. Nobody can tell whose it is, so its silence ends it.
             claim.content = b""
-            created = self.shelf.create(claim.name, claim.content)
+            created = self.store.put_if_absent(claim.name, claim.content)
         if not created:
             return None
         # Somebody may have made this generation, released it, and been followed, before we made it
         # once more: then a higher one is there.
         if self._highest(key) != number:
-            self.shelf.remove(claim.name)
+            self.store.remove(claim.name)
             return None
-        for name in self.shelf.names(key):
+        for name in self.store.names(key):
             if 0 < _number(name) < number:
-                self.shelf.remove(f"{key}/{name}")
+                self.store.remove(f"{key}/{name}")
         return claim
 
     def _is_over(self, seen: LatestGeneration) -> bool:
@@ -280,7 +280,7 @@ class Leases:
         return owner is None or owner.node != self.node
 
     def _highest(self, key: str) -> int:
-        numbers = (_number(name) for name in self.shelf.names(key) if not name.endswith(_BEAT))
+        numbers = (_number(name) for name in self.store.names(key) if not name.endswith(_HEARTBEAT))
         return max(numbers, default=0)
 
 
@@ -296,21 +296,21 @@ class Lease:
         self._claims = claims
         self._over = threading.Event()
         self._ending = threading.Lock()
-        self._heart: threading.Thread | None = None
+        self._heartbeat_thread: threading.Thread | None = None
 
     @property
     def name(self) -> str:
         """Of its file or object."""
         return f"{self.key}/{_name(self.number)}"
 
-    def is_ours(self) -> bool:
+    def is_current(self) -> bool:
         """Whether nobody has followed us."""
-        seen = self._claims.look(self.key)
+        seen = self._claims.read_latest(self.key)
         return seen is not None and (seen.number, seen.owner) == (self.number, self.content)
 
-    def lost(self) -> StoreError:
+    def lost_error(self) -> StoreError:
         """The error to raise when it is not."""
-        seen = self._claims.look(self.key)
+        seen = self._claims.read_latest(self.key)
         owner = seen.read_owner() if seen is not None else None
         return StoreError(
             "this process was not heard of for too long, and another has taken over its work",
@@ -318,7 +318,7 @@ class Lease:
             cure="run the same command again: it waits for that process, and goes on from there",
         )
 
-    def beat(self, *, interrupts: bool) -> None:
+    def start_heartbeat(self, *, interrupts: bool) -> None:
         """Let others hear of us from now on, in a thread of its own.
 
         Args:
@@ -326,13 +326,15 @@ class Lease:
                 the main one: what it does is of no use any more.
         """
         interrupts = interrupts and threading.current_thread() is threading.main_thread()
-        self._heart = threading.Thread(target=self._beat, args=(interrupts,), daemon=True)
-        self._heart.start()
+        self._heartbeat_thread = threading.Thread(
+            target=self._run_heartbeat, args=(interrupts,), daemon=True
+        )
+        self._heartbeat_thread.start()
 
-    def beat_once(self, count: int) -> bool:
+    def send_heartbeat(self, count: int) -> bool:
         """Be heard of, by a number that was not said before; whether it is still ours."""
-        self._claims.shelf.put(self.name + _BEAT, str(count).encode())
-        return self.is_ours()
+        self._claims.store.put(self.name + _HEARTBEAT, str(count).encode())
+        return self.is_current()
 
     def release(self, *, forget: bool = False) -> None:
         """Give it to whoever wants it next.
@@ -342,11 +344,11 @@ class Lease:
         """
         with self._ending:
             self._over.set()
-        if self._heart is not None:
-            self._heart.join()
-        shelf = self._claims.shelf
+        if self._heartbeat_thread is not None:
+            self._heartbeat_thread.join()
+        shelf = self._claims.store
         with contextlib.suppress(OSError, StoreError):
-            if self.is_lost or not self.is_ours():
+            if self.is_lost or not self.is_current():
                 self.is_lost = True
             elif forget or not self._say_released():
                 for name in shelf.names(self.key):
@@ -356,24 +358,24 @@ class Lease:
 
     def _say_released(self) -> bool:
         try:
-            self._claims.shelf.put(self.name + _BEAT, _RELEASED)
+            self._claims.store.put(self.name + _HEARTBEAT, _RELEASED)
         except OSError:  # on a full disk something can still be removed
             return False
         return True
 
-    def _beat(self, interrupts: bool) -> None:
+    def _run_heartbeat(self, interrupts: bool) -> None:
         count = 0
-        while not self._over.wait(self._claims.seconds / BEATS_IN_TIME):
+        while not self._over.wait(self._claims.seconds / HEARTBEATS_PER_LEASE):
             count += 1
             try:
-                if self.beat_once(count):
+                if self.send_heartbeat(count):
                     continue
             except (OSError, StoreError):
                 continue  # it is tried again: being silent for a while is no harm by itself
             self._interrupt(interrupts)
             return
 
-    def _interrupt(self, interrupts: bool) -> None:
+    def _interrupt(self, interrupt_main: bool) -> None:
         with self._ending:
             if self._over.is_set():
                 return
@@ -381,7 +383,7 @@ class Lease:
             main = threading.main_thread().ident
             for number in (signal.SIGINT, signal.SIGTERM):
                 if (
-                    interrupts
+                    interrupt_main
                     and main is not None
                     and signal.getsignal(number) is signal.default_int_handler
                 ):
@@ -389,18 +391,18 @@ class Lease:
                     return
 
 
-def claim_seconds() -> float:
+def lease_seconds() -> float:
     """What the variable says, or CLAIM_SECONDS; raises UsageError where it is no such number."""
     text = os.environ.get(VARIABLE, "")
     try:
-        seconds = float(text or CLAIM_SECONDS)
+        seconds = float(text or LEASE_SECONDS)
     except ValueError:
         seconds = 0
-    if not SHORTEST_SECONDS <= seconds <= 24 * 3600:
+    if not MIN_SECONDS <= seconds <= 24 * 3600:
         raise UsageError(
             f"{ascii(text)[:80]} is no number of seconds after which a silent process is dead",
             where=f"the variable {VARIABLE}",
-            cure=f"set it to a number from {SHORTEST_SECONDS:g} to 86400, the same on all nodes",
+            cure=f"set it to a number from {MIN_SECONDS:g} to 86400, the same on all nodes",
         )
     return seconds
 
@@ -412,4 +414,4 @@ def _name(number: int) -> str:
 def _number(name: str) -> int:
     """The generation that a file belongs to; 0 of one that is none of ours."""
     digits = name.partition(".")[0]
-    return int(digits) if digits.isdecimal() and len(digits) <= MOST_DIGITS else 0
+    return int(digits) if digits.isdecimal() and len(digits) <= MAX_DIGITS else 0

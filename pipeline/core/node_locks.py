@@ -26,7 +26,7 @@ from pipeline.core.errors import UsageError
 FOLDERS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 FOLDER_VARIABLE = "PREPARE_NODE_LOCKS"
 FOR_ALL = stat.S_ISVTX | stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
-WISH_SECONDS = 3.0  # that a wish counts; whoever still has it says so more often
+RESERVATION_S = 3.0  # that a wish counts; whoever still has it says so more often
 
 
 class NodeLocks:
@@ -42,7 +42,7 @@ class NodeLocks:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or lock_folder()
 
-    def take(self, name: str, *, shared: bool = False) -> int | None:
+    def try_acquire(self, name: str, *, shared: bool = False) -> int | None:
         """Take the lock now, or find that another has it.
 
         Returns:
@@ -66,39 +66,39 @@ class NodeLocks:
                 return None
             os.close(descriptor)  # somebody tidied the folder meanwhile: nobody else will see ours
 
-    def wish(self, name: str) -> None:
+    def reserve(self, name: str) -> None:
         """Say that we wait for something that many small takers would keep us from for ever.
 
         It counts for WISH_SECONDS, for all users; whoever still waits says it again.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with contextlib.suppress(OSError):  # without it we only may wait longer
-            descriptor = os.open(self._wish(name, os.getuid()), flags, 0o600)
+            descriptor = os.open(self._reservation_path(name, os.getuid()), flags, 0o600)
             os.utime(descriptor)
             os.close(descriptor)
 
-    def unwish(self, name: str) -> None:
+    def cancel_reservation(self, name: str) -> None:
         """Take back what this user wishes; who of their runs still waits says it again."""
         with contextlib.suppress(OSError):
-            self._wish(name, os.getuid()).unlink()
+            self._reservation_path(name, os.getuid()).unlink()
 
-    def is_wished(self, name: str) -> bool:
+    def is_reserved(self, name: str) -> bool:
         """Whether somebody waits so, of whatever process and user."""
         return any(
-            abs(time.time() - seconds) < WISH_SECONDS
-            for path in self.folder.glob(self._wish(name, "*").name)
+            abs(time.time() - seconds) < RESERVATION_S
+            for path in self.folder.glob(self._reservation_path(name, "*").name)
             for seconds in _modified(path)
         )
 
     def _path(self, name: str) -> Path:
         return self.folder / f"prepare.{name.replace('/', '_')}.lock"
 
-    def _wish(self, name: str, user: int | str) -> Path:
+    def _reservation_path(self, name: str, user: int | str) -> Path:
         return self.folder / f"prepare.{name}.wished.{user}"
 
     def _open(self, path: Path) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with self._explain(path):
+        with self._explain_errors(path):
             while True:
                 try:
                     descriptor = os.open(path, flags)
@@ -122,7 +122,7 @@ class NodeLocks:
             Path(name).unlink()
 
     @contextlib.contextmanager
-    def _explain(self, path: Path) -> Iterator[None]:
+    def _explain_errors(self, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:

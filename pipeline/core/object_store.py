@@ -26,8 +26,8 @@ from pipeline.core.untrusted.record import MAX_BYTES
 
 SCHEMES = ("s3", "gs", "az", "file")
 EXTRA = "prepare-model[object-store]"
-PATIENCE_SECONDS = 120.0
-LONGEST_PAUSE = 5.0
+RETRY_TIMEOUT_S = 120.0
+MAX_PAUSE_S = 5.0
 _CHUNK_BYTES = 64 * 1024 * 1024
 _PROBE = ".probe"
 MAX_OBJECTS = 1_000_000
@@ -89,26 +89,26 @@ class ObjectInfo:
     size: int  # bytes
 
 
-_told: list[Callable[[str], None]] = []
+_loggers: list[Callable[[str], None]] = []
 
 
 @contextmanager
-def tell_outages(tell: Callable[[str], None]) -> Iterator[None]:
+def log_outages(tell: Callable[[str], None]) -> Iterator[None]:
     """Have it told there, once an outage, that something is tried again; else standard error is.
 
     Args:
         tell: is called in whatever thread.
     """
-    _told.append(tell)
+    _loggers.append(tell)
     try:
         yield
     finally:
-        _told.remove(tell)
+        _loggers.remove(tell)
 
 
-def _tell(text: str) -> None:
-    if _told:
-        _told[-1](text)
+def _log(text: str) -> None:
+    if _loggers:
+        _loggers[-1](text)
     else:
         print(text, file=sys.stderr)
 
@@ -130,15 +130,17 @@ class ObjectStore:
         url: str,
         prefix: str = "",
         *,
-        patience: float = PATIENCE_SECONDS,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
     ) -> None:
         self.url = url
         self._prefix = prefix
-        self._patience = patience
+        self._retry_timeout_s = retry_timeout_s
 
     def below(self, prefix: str) -> ObjectStore:
         """The same, of names that begin so."""
-        below = ObjectStore(self.url, f"{self._prefix}{prefix}/", patience=self._patience)
+        below = ObjectStore(
+            self.url, f"{self._prefix}{prefix}/", retry_timeout_s=self._retry_timeout_s
+        )
         below.__dict__["_client"] = self._client
         return below
 
@@ -156,7 +158,7 @@ class ObjectStore:
                 "bucket must exist, and credentials come from the environment",
             ) from error
 
-    def create(self, name: str, content: bytes) -> bool:
+    def put_if_absent(self, name: str, content: bytes) -> bool:
         """See Shelf."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -168,11 +170,11 @@ class ObjectStore:
             return True
 
         # Of a request whose answer was lost the second try says that it exists: it is ours.
-        return self._try(create) or self.get(name) == content
+        return self._retry(create) or self.get(name) == content
 
     def put(self, name: str, content: bytes) -> None:
         """See Shelf; here a reader sees all of it or nothing."""
-        self._try(lambda: self._client.put(self._name(name), content, use_multipart=False))
+        self._retry(lambda: self._client.put(self._name(name), content, use_multipart=False))
 
     def get(self, name: str) -> bytes | None:
         """See Shelf."""
@@ -181,13 +183,13 @@ class ObjectStore:
             found = self._open(name, MAX_BYTES)
             return bytes(found.bytes()) if found is not None else None
 
-        return self._try(get)
+        return self._retry(get)
 
     def names(self, folder: str = "") -> list[str]:
         """See Shelf; what lies in folders of the folder comes with their names."""
-        return sorted(self.listed(folder))
+        return sorted(self.list_objects(folder))
 
-    def listed(self, folder: str = "") -> dict[str, ObjectInfo]:
+    def list_objects(self, folder: str = "") -> dict[str, ObjectInfo]:
         """What lies in the folder, and in folders of it, by name.
 
         An object whose name is none of a file is not prepare's, and is left out.
@@ -199,14 +201,16 @@ class ObjectStore:
             for some in self._client.list(start or None):
                 seen += len(some)
                 if seen > MAX_OBJECTS:
-                    raise self._too_much(f"more than {MAX_OBJECTS:,} objects, the limit", start)
+                    raise self._unreadable_error(
+                        f"more than {MAX_OBJECTS:,} objects, the limit", start
+                    )
                 for each in some:
                     name = each["path"].removeprefix(start)
                     if each["path"].startswith(start) and is_plain_path(name):
                         found[name] = ObjectInfo(each["last_modified"], each["size"])
             return found
 
-        return {name: each for name, each in self._try(find).items() if not name.startswith(".")}
+        return {name: each for name, each in self._retry(find).items() if not name.startswith(".")}
 
     def remove(self, name: str) -> None:
         """See Shelf."""
@@ -217,23 +221,23 @@ class ObjectStore:
             except FileNotFoundError:
                 return
 
-        self._try(remove)
+        self._retry(remove)
 
     def age(self, name: str) -> float | None:
         """See Shelf: what is written now tells what time the store has."""
-        if (written := self._written(name)) is None:
+        if (written := self._written_at(name)) is None:
             return None
         self.put(_PROBE, b"")
-        now = self._written(_PROBE)
+        now = self._written_at(_PROBE)
         return (now - written).total_seconds() if now is not None else None
 
     def has(self, name: str) -> bool:
         """Whether something is there."""
-        return self._written(name) is not None
+        return self._written_at(name) is not None
 
     def upload(self, file: Path, name: str) -> None:
         """Put a file there, however large."""
-        self._try(lambda: self._client.put(self._name(name), file, chunk_size=_CHUNK_BYTES))
+        self._retry(lambda: self._client.put(self._name(name), file, chunk_size=_CHUNK_BYTES))
 
     def download(self, name: str, file: Path, limit: int) -> bool:
         """Write what is there into a file; False where nothing is.
@@ -251,7 +255,7 @@ class ObjectStore:
                     out.write(chunk)
             return True
 
-        return self._try(download)
+        return self._retry(download)
 
     @cached_property
     def _client(self) -> Any:
@@ -291,7 +295,7 @@ class ObjectStore:
             path = Path(unquote(urlsplit(self.url).path), self._name(name))
             try:
                 if not stat.S_ISREG(path.stat().st_mode):
-                    raise self._too_much("no regular file", name)
+                    raise self._unreadable_error("no regular file", name)
             except OSError:
                 pass  # what follows reports it
         try:
@@ -299,26 +303,26 @@ class ObjectStore:
         except FileNotFoundError:
             return None
         if found.meta["size"] > limit:
-            raise self._too_much(f"larger than {limit:,} bytes, the limit", name)
+            raise self._unreadable_error(f"larger than {limit:,} bytes, the limit", name)
         return found
 
-    def _too_much(self, what: str, name: str) -> StoreError:
+    def _unreadable_error(self, what: str, name: str) -> StoreError:
         return StoreError(
             f"what lies in the store is not read: it is {what}",
             where=f"{self.url}/{self._name(name)}",
             cure="see who has put it there, and remove it",
         )
 
-    def _written(self, name: str) -> Any:
+    def _written_at(self, name: str) -> Any:
         def head() -> Any:
             try:
                 return self._client.head(self._name(name))["last_modified"]
             except FileNotFoundError:
                 return None
 
-        return self._try(head)
+        return self._retry(head)
 
-    def _try(self, action: Callable[[], Answer]) -> Answer:
+    def _retry(self, action: Callable[[], Answer]) -> Answer:
         from obstore.exceptions import (
             BaseError,
             InvalidPathError,
@@ -334,34 +338,34 @@ class ObjectStore:
             InvalidPathError,
             ValueError,
         )
-        until, pause = time.monotonic() + self._patience, 0.5
+        until, pause = time.monotonic() + self._retry_timeout_s, 0.5
         told = False
         while True:
             try:
                 return action()
             except refusals as error:
-                raise self._failure("refuses", error) from error
+                raise self._failure_error("refuses", error) from error
             except BaseError as error:
                 if _FULL.search(str(error)):
-                    raise self._full(error) from error
+                    raise self._full_disk_error(error) from error
                 if _LASTING.search(str(error)):
-                    raise self._failure("refuses", error) from error
+                    raise self._failure_error("refuses", error) from error
                 if time.monotonic() + pause > until:
-                    raise self._failure("cannot be reached", error) from error
+                    raise self._failure_error("cannot be reached", error) from error
                 if not told:
-                    _tell(f"the store {self.url} does not answer; it is tried again")
+                    _log(f"the store {self.url} does not answer; it is tried again")
                     told = True
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE_S)
 
-    def _full(self, error: Exception) -> StoreError:
+    def _full_disk_error(self, error: Exception) -> StoreError:
         return StoreError(
             f"the disk under the store is full: {_reason(error)}",
             where=self.url,
             cure="free some space there; the same command continues from what is finished",
         )
 
-    def _failure(self, what: str, error: Exception) -> StoreError:
+    def _failure_error(self, what: str, error: Exception) -> StoreError:
         return StoreError(
             f"the store {what}: {_reason(error)}",
             where=self.url,

@@ -20,7 +20,7 @@ _FOR_OTHERS_TO_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SHARED = stat.S_ISGID | stat.S_IRWXG
 
 
-def withheld_in(folder: Path) -> int:
+def masked_permissions(folder: Path) -> int:
     """The permission bits that nothing has which is made in that folder."""
     return stat.S_IRWXO if is_shared(folder) else FOR_OTHERS
 
@@ -34,9 +34,9 @@ def is_shared(folder: Path) -> bool:
 
 
 @contextmanager
-def keep_private(folder: Path | None = None) -> Iterator[None]:
+def private_umask(folder: Path | None = None) -> Iterator[None]:
     """What is made meanwhile is 0700 or 0600; the group's, too, where the folder is shared."""
-    before = os.umask(withheld_in(folder) if folder is not None else FOR_OTHERS)
+    before = os.umask(masked_permissions(folder) if folder is not None else FOR_OTHERS)
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ def keep_private(folder: Path | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def keep_unwritable() -> Iterator[None]:
+def unwritable_umask() -> Iterator[None]:
     """Create files and folders that other users may not write to, whatever the umask."""
     before = os.umask(FOR_OTHERS)
     os.umask(before | _FOR_OTHERS_TO_WRITE)
@@ -54,7 +54,7 @@ def keep_unwritable() -> Iterator[None]:
         os.umask(before)
 
 
-def why_untrusted(*folders: Path) -> str:
+def untrusted_reason(*folders: Path) -> str:
     """Return why another user may have put something there; '' if none may, or nothing is there.
 
     Trusted are folders that root or this user owns, and that no other user may write to.
@@ -78,7 +78,7 @@ def open_log(path: Path) -> IO[bytes]:
         OSError: it is a link or no regular file, or it cannot be opened.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with keep_private(path.parent):
+    with private_umask(path.parent):
         descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -93,16 +93,16 @@ def make_private(folder: Path) -> None:
         PermissionError: it is another user's, and open to others.
         OSError: it cannot be made.
     """
-    with keep_private():
+    with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
     mode = stat.S_IMODE(folder.stat().st_mode)
-    if wrongly := mode & withheld_in(folder):
+    if wrongly := mode & masked_permissions(folder):
         folder.chmod(mode & ~wrongly)
 
 
 def make_folder(folder: Path) -> None:
     """Make the folder in one that is there, with the rights that this says, whatever the umask."""
-    withheld = withheld_in(folder.parent)
+    withheld = masked_permissions(folder.parent)
     try:
         folder.mkdir(mode=0o777 & ~withheld)
     except FileExistsError:

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.core.redaction import HANDED_ON
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.redaction import ADDRESSES_VARIABLE
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 
 
 class NetworkAccess(StrEnum):
@@ -28,7 +28,7 @@ class NetworkAccess(StrEnum):
 
 
 # A name that ends in '*' stands for all that begin so.
-_ALL_GET = (
+_ALWAYS_PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TMP", "TEMP", "TZ", "XDG_*"),
     *("LANG", "LANGUAGE", "LC_*"),
     # Where a driver's libraries lie that the system's own list does not name, as in containers.
@@ -44,40 +44,40 @@ _ALL_GET = (
     *("HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "NLTK_DATA"),
     *("NO_PROXY", "no_proxy"),
 )
-_OF_THE_NETWORK = (
+_NETWORK_VARIABLES = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
 )
 _HUB = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_*")
 ENDPOINT_KEY = "OPENAI_API_KEY"
-_BY_NEED: dict[NetworkAccess, tuple[str, ...]] = {
+_BY_NETWORK_ACCESS: dict[NetworkAccess, tuple[str, ...]] = {
     NetworkAccess.HUB: _HUB,
     # MLflow's client reads its own; what a managed server or a database asks for beside.
     NetworkAccess.REGISTRY: (
-        *(HANDED_ON, "MLFLOW_*", "DATABRICKS_*", "PGPASSWORD", "PGPASSFILE", "PGSSL*"),
+        *(ADDRESSES_VARIABLE, "MLFLOW_*", "DATABRICKS_*", "PGPASSWORD", "PGPASSFILE", "PGSSL*"),
         *("AWS_*", "GOOGLE_*", "AZURE_*"),
         *_HUB,
         *("GITHUB_ACTOR", "GITLAB_USER_LOGIN"),
     ),
-    NetworkAccess.ENDPOINT: (ENDPOINT_KEY, HANDED_ON),
+    NetworkAccess.ENDPOINT: (ENDPOINT_KEY, ADDRESSES_VARIABLE),
     # uv installs, and takes pip's index and links for its own; an index may ask for a password.
     NetworkAccess.PACKAGES: ("UV_*", "PIP_*", "NETRC"),
     # As object stores' own clients read them.
-    NetworkAccess.STORE: (*("AWS_*", "GOOGLE_*", "AZURE_*"), ORIGIN),
+    NetworkAccess.STORE: (*("AWS_*", "GOOGLE_*", "AZURE_*"), REMOTE_STORE_VARIABLE),
 }
 _LOADS_CODE = ("OMP_TOOL",)  # names of libraries, which a process would load
 # A stage runs in our own interpreter; of our variables it has no use for credentials.
-_OURS = ("PREPARE_*", "PYTHON*", "CI", "COLUMNS")
-_NOT_OURS = (
+_STAGE_VARIABLES = ("PREPARE_*", "PYTHON*", "CI", "COLUMNS")
+_NEVER_FOR_STAGES = (
     *("PREPARE_KEY_PASSWORD", "PREPARE_REGISTRY", "PREPARE_BASELINE", "PREPARE_CANDIDATE"),
-    HANDED_ON,
+    ADDRESSES_VARIABLE,
 )
-_OF_ONE_MACHINE = (
+_MACHINE_VARIABLES = (
     *("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS"),
     *("UV_CACHE_DIR", "UV_CONFIG_FILE", "PIP_CACHE_DIR", "PIP_CONFIG_FILE", "NETRC"),
 )
 # Stages whose process has to reach something; their workers are given less, see `run_worker`.
-_STAGES: dict[str, tuple[NetworkAccess, ...]] = {
+_STAGE_ACCESS: dict[str, tuple[NetworkAccess, ...]] = {
     "demo_checkpoint": (NetworkAccess.PACKAGES,),
     "questions": (NetworkAccess.HUB,),
     "quantize": (NetworkAccess.HUB,),
@@ -88,7 +88,7 @@ _STAGES: dict[str, tuple[NetworkAccess, ...]] = {
 }
 # The folder that the command is given in is no place to import from: it may be one that was pulled,
 # with Python code beside the weights. Python 3.10 and older knows no such variable.
-NO_FOLDER_OF_OTHERS = {"PYTHONSAFEPATH": "1"}
+SAFE_PATH_VARIABLES = {"PYTHONSAFEPATH": "1"}
 # Variables that keep a server or worker from phoning home, or looking on the Hub for a local model.
 OFFLINE_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
@@ -112,7 +112,7 @@ def server_environment(
         python: the interpreter that runs there; programs beside it are found first.
         needs: what it has to reach; with the Hub among them it is not offline.
     """
-    given = dict(_select_listed(base, needs, _ALL_GET))
+    given = dict(_select_listed(base, needs, _ALWAYS_PASSED))
     for name in ("NO_PROXY", "no_proxy"):
         given[name] = ",".join(filter(None, [base.get(name, ""), "127.0.0.1,localhost"]))
     if python is not None:
@@ -122,7 +122,7 @@ def server_environment(
     given |= OFFLINE_VARIABLES
     if NetworkAccess.HUB in needs:
         del given["HF_HUB_OFFLINE"]
-    return {**given, **NO_FOLDER_OF_OTHERS, **own}
+    return {**given, **SAFE_PATH_VARIABLES, **own}
 
 
 def stage_environment(
@@ -133,11 +133,11 @@ def stage_environment(
     Args:
         needs: beside what that stage always has to reach.
     """
-    asked = [*_needs_of(stage, base), *needs]
-    return dict(_select_listed(base, asked, (*_ALL_GET, *_OURS)))
+    asked = [*_stage_access(stage, base), *needs]
+    return dict(_select_listed(base, asked, (*_ALWAYS_PASSED, *_STAGE_VARIABLES)))
 
 
-def travelling_environment(
+def forwarded_environment(
     base: Mapping[str, str], stage: str, needs: Collection[NetworkAccess] = ()
 ) -> dict[str, str]:
     """Variables that go with a stage to another node, whose own they replace there.
@@ -148,37 +148,37 @@ def travelling_environment(
     Args:
         needs: beside what that stage always has to reach.
     """
-    needs = {*_needs_of(stage, base), *needs, NetworkAccess.PACKAGES}
-    names = [name for need in needs for name in _BY_NEED[need]]
+    needs = {*_stage_access(stage, base), *needs, NetworkAccess.PACKAGES}
+    names = [name for need in needs for name in _BY_NETWORK_ACCESS[need]]
     found = _select_listed(base, (), ("PREPARE_*", *names))
-    return {name: value for name, value in found if name not in _OF_ONE_MACHINE}
+    return {name: value for name, value in found if name not in _MACHINE_VARIABLES}
 
 
-def arrived_environment(node: Mapping[str, str], travelled: Mapping[str, str]) -> dict[str, str]:
+def merge_node_environment(node: Mapping[str, str], travelled: Mapping[str, str]) -> dict[str, str]:
     """Variables on a node of what came there: its own, and those that travelled, which win.
 
     A node that says itself where packages come from, in whatever variable, knows better.
     """
-    if any(_select_listed(node, [], _BY_NEED[NetworkAccess.PACKAGES])):
-        sources = dict(_select_listed(travelled, [], _BY_NEED[NetworkAccess.PACKAGES]))
+    if any(_select_listed(node, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES])):
+        sources = dict(_select_listed(travelled, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES]))
         travelled = {name: each for name, each in travelled.items() if name not in sources}
     return {**node, **travelled}
 
 
-def _needs_of(stage: str, base: Mapping[str, str]) -> list[NetworkAccess]:
-    of_store = [NetworkAccess.STORE] if base.get(ORIGIN) else []
-    return [*_STAGES.get(stage, ()), *of_store]
+def _stage_access(stage: str, base: Mapping[str, str]) -> list[NetworkAccess]:
+    of_store = [NetworkAccess.STORE] if base.get(REMOTE_STORE_VARIABLE) else []
+    return [*_STAGE_ACCESS.get(stage, ()), *of_store]
 
 
 def _select_listed(
     base: Mapping[str, str], needs: Collection[NetworkAccess], names: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
-    wanted = [*names, *(name for need in needs for name in _BY_NEED[need])]
-    wanted += _OF_THE_NETWORK if needs else ()
+    wanted = [*names, *(name for need in needs for name in _BY_NETWORK_ACCESS[need])]
+    wanted += _NETWORK_VARIABLES if needs else ()
     exact = {name for name in wanted if not name.endswith("*")}
     beginnings = tuple(name[:-1] for name in wanted if name.endswith("*"))
     for name, value in base.items():
         if name.startswith(_LOADS_CODE):
             continue
-        if name in exact or (name.startswith(beginnings) and name not in _NOT_OURS):
+        if name in exact or (name.startswith(beginnings) and name not in _NEVER_FOR_STAGES):
             yield name, value

@@ -22,8 +22,8 @@ def node_identity() -> str:
     return digest_json(
         [
             platform.node(),
-            _text_of(Path("/etc/machine-id")),
-            _text_of(Path("/proc/sys/kernel/random/boot_id")),
+            _read_text(Path("/etc/machine-id")),
+            _read_text(Path("/proc/sys/kernel/random/boot_id")),
             _process_namespace(),
         ]
     )
@@ -49,7 +49,7 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in _ENDED else int(fields[19])
 
 
-def _text_of(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError:

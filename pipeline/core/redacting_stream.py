@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
-from pipeline.core.redaction import hide
+from pipeline.core.redaction import redact
 
 
 class RedactingStream:
@@ -20,7 +20,7 @@ class RedactingStream:
 
     def write(self, text: str) -> int:
         """Write the text without its credentials."""
-        self.stream.write(hide(text))
+        self.stream.write(redact(text))
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -32,6 +32,6 @@ class RedactingStream:
         return getattr(self.stream, name)
 
 
-def hide_in_streams() -> None:
+def redact_streams() -> None:
     """From now on, for the rest of this process."""
     sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)

@@ -13,8 +13,8 @@ from base64 import b64encode
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-HIDDEN = "***"
-HANDED_ON = "PREPARE_ADDRESSES"
+REDACTED = "***"
+ADDRESSES_VARIABLE = "PREPARE_ADDRESSES"
 _SECRET_NAME = r"pass|pwd|secret|token|key|sig|auth|cred"  # noqa: S105
 SECRET_PARAMETER = re.compile(
     rf"([?&;#][^=&;#]*(?:{_SECRET_NAME})[^=&;#]*=)([^&#]*)", re.IGNORECASE
@@ -26,13 +26,13 @@ _IN_TEXT = re.compile(
 # The beginning of a scheme, of a length that one has: a text of a million letters is searched once.
 _USER = re.compile(r"((?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,40}://)[^/?#\s@'\"]+@")
 _VARIABLE = re.compile(r".*(TOKEN|PASSWORD|SECRET|SECRET_ACCESS_KEY|API_?KEY|_PASS)")
-SHORTEST_SECRET = 4  # a shorter one would be found in every other word
+MIN_SECRET_CHARACTERS = 4  # a shorter one would be found in every other word
 
 # As shown, and as given.
 _given: dict[str, str] = {}
 
 
-def remember(shown: str, given: str) -> str:
+def remember_address(shown: str, given: str) -> str:
     """Keep an address as it was given; returns what was given first for the same one shown."""
     return _given.setdefault(shown, given)
 
@@ -40,17 +40,17 @@ def remember(shown: str, given: str) -> str:
 def given_addresses() -> dict[str, str]:
     """Those with credentials, by what is shown of them: of this process, and handed to it."""
     try:
-        handed: dict[str, str] = json.loads(os.environ.get(HANDED_ON, "{}"))
+        handed: dict[str, str] = json.loads(os.environ.get(ADDRESSES_VARIABLE, "{}"))
     except ValueError:
         handed = {}
     return {**handed, **_given}
 
 
-def hide(text: str) -> str:
+def redact(text: str) -> str:
     """The text without any credential that is known, or looks like one in an address."""
     for secret in sorted(set(_secrets()), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
-    return _IN_TEXT.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+        text = text.replace(secret, REDACTED)
+    return _IN_TEXT.sub(rf"\1{REDACTED}", _USER.sub(rf"\1{REDACTED}@", text))
 
 
 def _secrets() -> Iterator[str]:
@@ -61,8 +61,8 @@ def _secrets() -> Iterator[str]:
         found += [match[2] for match in SECRET_PARAMETER.finditer(rest)]
         basic = b64encode(unquote(user).encode()).decode()  # as a header has them
         for secret in (*found, *map(unquote, found), basic):
-            if len(secret) >= SHORTEST_SECRET:
+            if len(secret) >= MIN_SECRET_CHARACTERS:
                 yield secret
     for name, value in os.environ.items():
-        if len(value) >= 2 * SHORTEST_SECRET and _VARIABLE.fullmatch(name):
+        if len(value) >= 2 * MIN_SECRET_CHARACTERS and _VARIABLE.fullmatch(name):
             yield value

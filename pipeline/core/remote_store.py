@@ -32,9 +32,9 @@ from pipeline.core.fsync import flush_folder
 from pipeline.core.key_value_store import FileKeyValueStore
 from pipeline.core.leases import Leases
 from pipeline.core.object_store import ObjectStore, check_url
-from pipeline.core.private_files import keep_private, why_untrusted
+from pipeline.core.private_files import private_umask, untrusted_reason
 from pipeline.core.record import Record
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted.file import MEBIBYTE
 from pipeline.core.untrusted.names import check_tree
@@ -42,7 +42,7 @@ from pipeline.core.untrusted.record import parse_record
 
 FILE = "origin"
 """In the cache: the store's URL."""
-LARGEST_PART = 512 * MEBIBYTE
+MAX_PART_BYTES = 512 * MEBIBYTE
 """Of rows that a try has measured, or that a writer has added to an answer log."""
 
 
@@ -78,12 +78,12 @@ def cache_folder(url: str, home: Path) -> Path:
     """
     folder = home / "cache" / _cache_name(url)
     if not (folder / FILE).is_file():
-        _note_url(folder, url)
-    _refuse_planted(folder, url)
+        _write_url(folder, url)
+    _check_cache(folder, url)
     return folder
 
 
-def origin_url(folder: Path) -> str | None:
+def remote_url(folder: Path) -> str | None:
     """The URL of the store that the folder is a cache of, if it says that it is one.
 
     Raises:
@@ -102,16 +102,16 @@ def origin_url(folder: Path) -> str | None:
         ) from error
 
 
-def find_origin(folder: Path) -> RemoteStore | None:
+def open_remote(folder: Path) -> RemoteStore | None:
     """The object store that the folder is a cache of, if it is one."""
-    url = origin_url(folder)
+    url = remote_url(folder)
     if url is None:
-        url = os.environ.get(ORIGIN, "")
+        url = os.environ.get(REMOTE_STORE_VARIABLE, "")
         if not url or folder.name != _cache_name(url):
             return None
-        _note_url(folder, url)  # of a run that began on another node
-    _refuse_planted(folder, url)
-    os.environ[ORIGIN] = url  # for the stages that we start
+        _write_url(folder, url)  # of a run that began on another node
+    _check_cache(folder, url)
+    os.environ[REMOTE_STORE_VARIABLE] = url  # for the stages that we start
     return RemoteStore(ObjectStore(check_url(url, str(folder / FILE))), folder)
 
 
@@ -119,9 +119,11 @@ def _cache_name(url: str) -> str:
     return digest_bytes(url.encode())[:16]
 
 
-def _refuse_planted(folder: Path, url: str) -> None:
-    why = why_untrusted(folder.parent, folder, folder / FILE, folder / "blobs", folder / "stages")
-    if not why and (folder.name != _cache_name(url) or origin_url(folder) != url):
+def _check_cache(folder: Path, url: str) -> None:
+    why = untrusted_reason(
+        folder.parent, folder, folder / FILE, folder / "blobs", folder / "stages"
+    )
+    if not why and (folder.name != _cache_name(url) or remote_url(folder) != url):
         why = f"it names the store {url}, whose cache has another folder"
     if why:
         raise StoreError(
@@ -132,9 +134,9 @@ def _refuse_planted(folder: Path, url: str) -> None:
         )
 
 
-def _note_url(folder: Path, url: str) -> None:
+def _write_url(folder: Path, url: str) -> None:
     beside = folder / f".{FILE}.{os.getpid()}"
-    with keep_private():
+    with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
         beside.write_text(url + "\n", encoding="utf-8")
     beside.replace(folder / FILE)
@@ -156,7 +158,7 @@ class RemoteStore:
 
     def find(self, stage: str, key: str) -> StageManifest | None:
         """The finished stage; raises StoreError where it is damaged."""
-        content = self.objects.get(_marker(stage, key))
+        content = self.objects.get(_manifest_name(stage, key))
         if content is None:
             return None
         try:
@@ -166,7 +168,7 @@ class RemoteStore:
         except ValueError as error:
             raise StoreError(
                 "a stage's record is damaged",
-                where=f"{self.objects.url}/{_marker(stage, key)}",
+                where=f"{self.objects.url}/{_manifest_name(stage, key)}",
                 cure="delete the object to have the stage run again",
             ) from error
         return marker
@@ -186,14 +188,16 @@ class RemoteStore:
         files = {}
         for path in sorted(folder.rglob("*")):
             if path.is_file():  # also one that a link leads to, which no other node would find
-                files[path.relative_to(folder).as_posix()] = self._give(path)
+                files[path.relative_to(folder).as_posix()] = self._upload(path)
         marker = StageManifest(record=record, files=files)
         content = marker.model_dump_json().encode()
-        return may() and self.objects.create(_marker(record.stage, record.key), content)
+        return may() and self.objects.put_if_absent(
+            _manifest_name(record.stage, record.key), content
+        )
 
-    def forget(self, stage: str, key: str) -> None:
+    def unpublish(self, stage: str, key: str) -> None:
         """Have nobody find the stage; what its files had stays."""
-        self.objects.remove(_marker(stage, key))
+        self.objects.remove(_manifest_name(stage, key))
 
     def fetch(self, marker: StageManifest, final: Path) -> None:
         """Make the stage's folder in the cache, unless it is there already."""
@@ -201,8 +205,8 @@ class RemoteStore:
         with self._fetching.hold(final.name):
             if final.is_dir():
                 return
-            with keep_private():
-                for left in _left_by_killed(final.parent.glob(f"{final.name}.fetched.*")):
+            with private_umask():
+                for left in _abandoned(final.parent.glob(f"{final.name}.fetched.*")):
                     shutil.rmtree(left, ignore_errors=True)
                 beside.mkdir(parents=True)
                 for name, blob in marker.files.items():
@@ -212,7 +216,7 @@ class RemoteStore:
             flush_folder(beside)
             beside.rename(final)
 
-    def give_unfinished(self, folder: Path, names: Iterable[str]) -> None:
+    def upload_unfinished(self, folder: Path, names: Iterable[str]) -> None:
         """Let a try at a stage on another node go on with these files of the folder.
 
         Args:
@@ -234,37 +238,37 @@ class RemoteStore:
         if last <= latest:
             return
         beside = final.with_name(f".{last}.{os.getpid()}")
-        with keep_private():
+        with private_umask():
             beside.mkdir(parents=True, exist_ok=True)
             for path in found:
                 if path.parts[0] == last:
                     file = beside / path.name
-                    self.objects.download(f"{place}/{path}", file, LARGEST_PART)
+                    self.objects.download(f"{place}/{path}", file, MAX_PART_BYTES)
         with suppress(FileExistsError, OSError):
             beside.rename(final.with_name(last))
 
-    def forget_unfinished(self, final: Path) -> None:
+    def remove_unfinished(self, final: Path) -> None:
         """The stage is done: nobody goes on with it."""
         place = f"unfinished/{final.parent.name}"
         for name in self.objects.names(place):
             if name.startswith(f"{final.name}."):
                 self.objects.remove(f"{place}/{name}")
 
-    def fetch_parts(self, folder: str, names: Iterable[str]) -> None:
+    def download_files(self, folder: str, names: Iterable[str]) -> None:
         """Have these small objects of a folder as files of the cache."""
-        with keep_private():
+        with private_umask():
             (self._cache / folder).mkdir(parents=True, exist_ok=True)
         for name in names:
             path = self._cache / folder / PurePosixPath(name).name
             if path.exists():
                 continue
             beside = path.with_name(f".{path.name}.{os.getpid()}")
-            with keep_private():
-                if self.objects.download(f"{folder}/{name}", beside, LARGEST_PART):
+            with private_umask():
+                if self.objects.download(f"{folder}/{name}", beside, MAX_PART_BYTES):
                     beside.replace(path)
 
-    def _give(self, file: Path) -> Blob:
-        blob = give_blob(self.objects, file)
+    def _upload(self, file: Path) -> Blob:
+        blob = upload_blob(self.objects, file)
         kept = self._blob(blob)
         if not file.is_symlink():
             with suppress(OSError):  # there already, or without hard links
@@ -279,7 +283,7 @@ class RemoteStore:
         with self._fetching.hold(blob.sha256, forget=True):
             if _has_size(kept, blob):
                 return kept
-            for left in _left_by_killed(kept.parent.glob(f".{blob.sha256}.*")):
+            for left in _abandoned(kept.parent.glob(f".{blob.sha256}.*")):
                 left.unlink(missing_ok=True)
             beside = kept.with_name(f".{blob.sha256}.{os.getpid()}")
             fetch_blob(self.objects, blob, beside)
@@ -302,7 +306,7 @@ def _has_size(file: Path, blob: Blob) -> bool:
     return file.is_file() and file.stat().st_size == blob.size
 
 
-def _left_by_killed(found: Iterable[Path]) -> list[Path]:
+def _abandoned(found: Iterable[Path]) -> list[Path]:
     """Of files and folders that end with their process's id those whose process is gone, or us."""
     own = str(os.getpid())
     return [
@@ -313,7 +317,7 @@ def _left_by_killed(found: Iterable[Path]) -> list[Path]:
     ]
 
 
-def give_blob(objects: ObjectStore, file: Path) -> Blob:
+def upload_blob(objects: ObjectStore, file: Path) -> Blob:
     """Have the file's content in the store, once."""
     with file.open("rb") as content:
         blob = Blob(
@@ -344,5 +348,5 @@ def fetch_blob(objects: ObjectStore, blob: Blob, file: Path) -> None:
         )
 
 
-def _marker(stage: str, key: str) -> str:
+def _manifest_name(stage: str, key: str) -> str:
     return f"stages/{stage}/{key}.json"

@@ -13,13 +13,13 @@ from pathlib import Path, PurePosixPath
 from pipeline.core.key_value_store import FileKeyValueStore
 from pipeline.core.leases import Leases
 from pipeline.core.object_store import ObjectStore
-from pipeline.core.private_files import keep_private
+from pipeline.core.private_files import private_umask
 from pipeline.core.store import Store, write_atomically
 
 RUN_RECORD = "run.json"
 RUNNING = "running"
 """In an object store: of runs that are not over, the record as it stands, and who makes it."""
-WORK = "work"
+IN_USE = "work"
 """Below a run's claims, or in its folder: claims of those who do its work."""
 GROWING = ".growing"
 """In a run's folder: its record came from elsewhere, and may have grown there since."""
@@ -35,37 +35,37 @@ class RunFolders:
     def make(self, run_id: str) -> Path:
         """Make and return the folder of one run; raises StoreError when it cannot be made."""
         folder, store = self._folder / run_id, self._store
-        if store.origin is not None:
-            store.origin.objects.check()
+        if store.remote is not None:
+            store.remote.objects.check()
         store.make_root()
-        with store.explain_errors(), keep_private(store.root):
+        with store.explain_errors(), private_umask(store.root):
             folder.mkdir(parents=True)
         return folder
 
     def all(self) -> list[Path]:
         """Folders of all runs, oldest first."""
-        if self._store.origin is not None:
-            with self._store.explain_errors(), keep_private():
-                _fetch_records(self._store.origin.objects, self._folder)
+        if self._store.remote is not None:
+            with self._store.explain_errors(), private_umask():
+                _fetch_records(self._store.remote.objects, self._folder)
         if not self._folder.is_dir():
             return []
         return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
-    def open(self) -> list[Path]:
+    def maybe_running(self) -> list[Path]:
         """Folders of the runs that may go on, as far as that is known without asking of each."""
-        if self._store.origin is None:
+        if self._store.remote is None:
             return [run for run in self.all() if (run / RUN_RECORD).is_file()]
-        begun = self._store.origin.objects.names(RUNNING)
+        begun = self._store.remote.objects.names(RUNNING)
         return [self._folder / name for name in sorted({PurePosixPath(n).parts[0] for n in begun})]
 
-    def claims(self, folder: Path) -> Leases:
+    def leases(self, folder: Path) -> Leases:
         """Where who makes the run of that folder says that it lives."""
-        if self._store.origin is not None:
-            return Leases(self._store.origin.objects.below(f"{RUNNING}/{folder.name}"))
+        if self._store.remote is not None:
+            return Leases(self._store.remote.objects.below(f"{RUNNING}/{folder.name}"))
         return Leases(FileKeyValueStore(folder))
 
     @contextmanager
-    def work(self, folder: Path, waits: Callable[[str], None]) -> Iterator[None]:
+    def hold_in_use(self, folder: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Say that something is done for the run of that folder, whether who made it lives or not.
 
         What it uses is not removed meanwhile; who removes things now is waited for.
@@ -73,35 +73,35 @@ class RunFolders:
         Args:
             waits: is told of that.
         """
-        claims, key = self._workers(folder), uuid.uuid4().hex
+        claims, key = self._user_leases(folder), uuid.uuid4().hex
         with self._store.explain_errors():
-            claim = claims.begin(key)
+            claim = claims.create(key)
         try:
             with self._store.explain_errors():
-                self._store.wait_for_collection(waits)
+                self._store.wait_for_collection(on_wait)
             yield
         finally:
             claim.release(forget=True)
             with suppress(OSError):
-                (folder / WORK / key).rmdir()
+                (folder / IN_USE / key).rmdir()
 
-    def is_worked_for(self, folder: Path) -> bool:
+    def is_in_use(self, folder: Path) -> bool:
         """Whether something is being done for that run, as far as can be known without waiting."""
-        claims = self._workers(folder)
+        claims = self._user_leases(folder)
         return any(
             claims.is_held(key)
-            for key in {PurePosixPath(name).parts[0] for name in claims.shelf.names("")}
+            for key in {PurePosixPath(name).parts[0] for name in claims.store.names("")}
         )
 
-    def _workers(self, folder: Path) -> Leases:
-        if self._store.origin is not None:
-            return Leases(self._store.origin.objects.below(f"{RUNNING}/{folder.name}/{WORK}"))
-        return Leases(FileKeyValueStore(folder / WORK))
+    def _user_leases(self, folder: Path) -> Leases:
+        if self._store.remote is not None:
+            return Leases(self._store.remote.objects.below(f"{RUNNING}/{folder.name}/{IN_USE}"))
+        return Leases(FileKeyValueStore(folder / IN_USE))
 
-    def share(self, folder: Path, *, is_over: bool) -> None:
+    def publish_record(self, folder: Path, *, is_over: bool) -> None:
         """Have others find the record of a run as it stands."""
-        if self._store.origin is not None:
-            objects, growing = self._store.origin.objects, f"{RUNNING}/{folder.name}/{RUN_RECORD}"
+        if self._store.remote is not None:
+            objects, growing = self._store.remote.objects, f"{RUNNING}/{folder.name}/{RUN_RECORD}"
             content = (folder / RUN_RECORD).read_bytes()
             objects.put(f"runs/{folder.name}.json" if is_over else growing, content)
             if is_over:

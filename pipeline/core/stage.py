@@ -95,7 +95,7 @@ class Stage(Generic[Parameters, Runtime, Result]):
         """What it found; raises EvidenceError as `parameters_of`."""
         return _read_shape(self.result, record.result, record, "result")
 
-    def kept(self, record: StageRecord) -> TypedStageRecord[Parameters, Result]:
+    def typed(self, record: StageRecord) -> TypedStageRecord[Parameters, Result]:
         """The record, as one of this stage's."""
         return TypedStageRecord(self, record)
 

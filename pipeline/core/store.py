@@ -39,8 +39,8 @@ from pipeline.core.errors import StoreError
 from pipeline.core.fsync import flush_folder
 from pipeline.core.key_value_store import FileKeyValueStore, KeyValueStore
 from pipeline.core.leases import Lease, Leases
-from pipeline.core.private_files import is_shared, keep_private, make_private, share_with_group
-from pipeline.core.remote_store import RemoteStore, find_origin
+from pipeline.core.private_files import is_shared, make_private, private_umask, share_with_group
+from pipeline.core.remote_store import RemoteStore, open_remote
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted.file import UntrustedFileError, read_regular
 from pipeline.core.untrusted.record import MAX_BYTES, parse_record
@@ -49,8 +49,8 @@ RECORD = "stage.json"
 PARTIAL = ".partial"
 COLLECTION = "collection"
 """The key of who removes what is not needed."""
-SECONDS_BETWEEN_LOOKS = 1.0
-_OF_A_NAME = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
+POLL_INTERVAL_S = 1.0
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
 
 
 class Store:
@@ -66,11 +66,11 @@ class Store:
         Of a store in an object store they are brought to this node now, unless they are here.
         """
         folder = self._folder(stage, key)
-        if self.origin is not None and (stage, key) not in self._here:
-            self._bring(self.origin, stage, key, folder)
+        if self.remote is not None and (stage, key) not in self._here:
+            self._fetch(self.remote, stage, key, folder)
         return folder
 
-    def bring_named(self, said: object) -> None:
+    def fetch_named_stages(self, said: object) -> None:
         """Have the folders of finished stages here that texts name by their place in the store.
 
         Whoever wrote the texts may have had them there, and this node not yet.
@@ -78,7 +78,7 @@ class Store:
         Args:
             said: plain data, such as a stage's runtime.
         """
-        if self.origin is None:
+        if self.remote is None:
             return
         stages = self.root / "stages"
         if isinstance(said, str):
@@ -86,44 +86,44 @@ class Store:
             if place.is_relative_to(stages) and len(parts := place.relative_to(stages).parts) > 1:
                 self.stage_folder(*parts[:2])
         elif isinstance(said, Mapping):
-            self.bring_named(list(said.values()))
+            self.fetch_named_stages(list(said.values()))
         elif isinstance(said, Sequence):
             for each in said:
-                self.bring_named(each)
+                self.fetch_named_stages(each)
 
     @cached_property
-    def origin(self) -> RemoteStore | None:
+    def remote(self) -> RemoteStore | None:
         """The object store that the folder is a cache of, if it is one."""
-        return find_origin(self.root)
+        return open_remote(self.root)
 
-    def shelf(self, name: str) -> KeyValueStore:
+    def key_value_store(self, name: str) -> KeyValueStore:
         """A place for small things that all who share the store see; they are on disk at once."""
-        if self.origin is not None:
-            return self.origin.objects.below(name)
+        if self.remote is not None:
+            return self.remote.objects.below(name)
         return FileKeyValueStore(self.root / name, flush=True)
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
         """Where it writes, and a killed try has left what it wrote."""
         final = self._folder(stage, key)
-        if self.origin is not None:
-            self.origin.fetch_unfinished(final, _latest_try(final))
+        if self.remote is not None:
+            self.remote.fetch_unfinished(final, _latest_attempt(final))
         return next(iter(_unfinished(final)), final.with_name(f"{key}{PARTIAL}"))
 
     @cached_property
-    def claims(self) -> Leases:
+    def leases(self) -> Leases:
         """Who has a stage or an answer book to itself, by key.
 
         Raises:
             UsageError: the variable that says how long a silent owner is waited for is wrong.
         """
-        if self.origin is not None:
-            return Leases(self.origin.objects.below("claims"))
+        if self.remote is not None:
+            return Leases(self.remote.objects.below("claims"))
         return Leases(FileKeyValueStore(self.root / "claims"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         """The record of a finished stage; None when it has not been done."""
-        if self.origin is not None:
-            marker = self.origin.find(stage, key)
+        if self.remote is not None:
+            marker = self.remote.find(stage, key)
             return marker.record if marker is not None else None
         return self._find_here(stage, key)
 
@@ -171,8 +171,8 @@ class Store:
                 yield record
 
     def _keys(self, stage: str) -> list[tuple[str, str]]:
-        if self.origin is not None:
-            return self.origin.keys(stage)
+        if self.remote is not None:
+            return self.remote.keys(stage)
         found = sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}"))
         keys = [(path.parent.parent.name, path.parent.name) for path in found]
         return [(name, key) for name, key in keys if "." not in key]  # not written, or removed
@@ -202,20 +202,20 @@ class Store:
         folder = self._folder(stage, key)
         self._here.discard((stage, key))
         with self.hold(key, forget=forget) as claim, self.explain_errors():
-            if self.origin is not None:
-                if not claim.is_ours():
-                    raise claim.lost()
-                self.origin.forget(stage, key)
+            if self.remote is not None:
+                if not claim.is_current():
+                    raise claim.lost_error()
+                self.remote.unpublish(stage, key)
             if not folder.exists():
                 return
             # Renamed first: a folder under its final name is always whole.
-            doomed = folder.with_name(f"{folder.name}.{_mark(claim)}.discarded")
+            doomed = folder.with_name(f"{folder.name}.{_lease_name(claim)}.discarded")
             folder.rename(doomed)
-            if not claim.is_ours():
+            if not claim.is_current():
                 # We were away: it may be another's, made since.
                 with contextlib.suppress(OSError):
                     doomed.rename(folder)
-                raise claim.lost()
+                raise claim.lost_error()
             shutil.rmtree(doomed)
 
     def reopen(self, stage: str, key: str, resumed: Collection[str]) -> None:
@@ -226,14 +226,14 @@ class Store:
         with self.hold(key) as claim, self.explain_errors(), _explain_loss(claim):
             if not folder.exists():  # another process has reopened it
                 return
-            if not claim.is_ours():
-                raise claim.lost()
-            partial = folder.with_name(f"{key}.{_mark(claim)}{PARTIAL}")
+            if not claim.is_current():
+                raise claim.lost_error()
+            partial = folder.with_name(f"{key}.{_lease_name(claim)}{PARTIAL}")
             folder.rename(partial)
             flush_folder(folder.parent)
-            if self.origin is not None:
-                self.origin.give_unfinished(partial, resumed)
-                self.origin.forget(stage, key)
+            if self.remote is not None:
+                self.remote.upload_unfinished(partial, resumed)
+                self.remote.unpublish(stage, key)
 
     @contextmanager
     def open_for_writing(
@@ -263,8 +263,8 @@ class Store:
         with self.hold(key, waits) as claim, _explain_loss(claim):
             with self.explain_errors():
                 self.wait_for_collection(waits)
-                if self.origin is not None and resumed:
-                    self.origin.fetch_unfinished(final, _latest_try(final))
+                if self.remote is not None and resumed:
+                    self.remote.fetch_unfinished(final, _latest_attempt(final))
                 partial = _take_unfinished(final, claim)
             # Only now: who had it before us cannot finish it any more.
             if self._is_done(stage, key):
@@ -273,10 +273,10 @@ class Store:
                 return
             with self.explain_errors():
                 if final.exists():  # someone discarded it, or removed its record
-                    if not claim.is_ours():  # or it was published just now
-                        raise claim.lost()
+                    if not claim.is_current():  # or it was published just now
+                        raise claim.lost_error()
                     shutil.rmtree(final)
-                with keep_private(self.root):
+                with private_umask(self.root):
                     final.parent.mkdir(parents=True, exist_ok=True)
                     _empty(partial, resumed)
                 handed_out = partial.stat()
@@ -303,18 +303,18 @@ class Store:
 
     def _leave_unfinished(self, partial: Path, resumed: Collection[str]) -> None:
         """Let a try on another node go on with what this one leaves."""
-        if self.origin is not None:
-            self.origin.give_unfinished(partial, resumed)
+        if self.remote is not None:
+            self.remote.upload_unfinished(partial, resumed)
 
     def _folder(self, stage: str, key: str) -> Path:
         return self.root / "stages" / stage / key
 
     def _is_done(self, stage: str, key: str) -> bool:
-        if self.origin is not None:
-            return self.origin.find(stage, key) is not None
+        if self.remote is not None:
+            return self.remote.find(stage, key) is not None
         return (self._folder(stage, key) / RECORD).is_file()
 
-    def _bring(self, origin: RemoteStore, stage: str, key: str, folder: Path) -> None:
+    def _fetch(self, origin: RemoteStore, stage: str, key: str, folder: Path) -> None:
         marker = origin.find(stage, key)
         if marker is None:
             return
@@ -336,13 +336,13 @@ class Store:
         """
         stage, key = final.parent.name, final.name
         try:
-            if os.path.samestat(partial.stat(), handed_out) and claim.is_ours():
-                if self.origin is not None:
+            if os.path.samestat(partial.stat(), handed_out) and claim.is_current():
+                if self.remote is not None:
                     record = StageRecord.model_validate_json((partial / RECORD).read_bytes())
-                    if self.origin.publish(partial, record, claim.is_ours):
+                    if self.remote.publish(partial, record, claim.is_current):
                         self._here.add((stage, key))
                         partial.rename(final)
-                        self.origin.forget_unfinished(final)
+                        self.remote.remove_unfinished(final)
                         return
                 else:
                     partial.rename(final)
@@ -352,30 +352,30 @@ class Store:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise
         if not self._is_done(stage, key):
-            raise claim.lost()
+            raise claim.lost_error()
 
     @contextmanager
-    def collect(self, waits: Callable[[str], None] = lambda text: None) -> Iterator[Lease]:
+    def collect(self, on_wait: Callable[[str], None] = lambda text: None) -> Iterator[Lease]:
         """Have all who would begin to use the store wait, so that something may be removed.
 
         Who is at that already is waited for. Where the claim is not ours any more, what we found
         may be in use again.
         """
-        with self.hold(COLLECTION, waits, forget=True) as claim:
+        with self.hold(COLLECTION, on_wait, forget=True) as claim:
             yield claim
 
-    def wait_for_collection(self, waits: Callable[[str], None] = lambda text: None) -> None:
+    def wait_for_collection(self, on_wait: Callable[[str], None] = lambda text: None) -> None:
         """Wait while somebody removes things; whoever is announced before it asks is heeded.
 
         Who was to remove things, and is not heard of, is to remove nothing when it comes back.
         """
         told = False
-        while self.claims.is_held(COLLECTION):
+        while self.leases.is_held(COLLECTION):
             if not told:
-                waits("waiting for `prepare gc` on this store")
+                on_wait("waiting for `prepare gc` on this store")
             told = True
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        self.claims.follow_silent(COLLECTION)
+            time.sleep(POLL_INTERVAL_S)
+        self.leases.revoke_silent(COLLECTION)
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
@@ -385,7 +385,7 @@ class Store:
         except OSError as error:
             if _means_full_disk(error):
                 raise self._disk_full() from error
-            if isinstance(error, UntrustedFileError) or error.errno in _OF_A_NAME:
+            if isinstance(error, UntrustedFileError) or error.errno in _NAME_ERRORS:
                 raise StoreError(
                     f"what lies in the store is not read: {error.strerror}",
                     where=str(error.filename or self.root),
@@ -405,7 +405,7 @@ class Store:
     def hold(
         self,
         key: str,
-        waits: Callable[[str], None] = lambda text: None,
+        on_wait: Callable[[str], None] = lambda text: None,
         *,
         forget: bool = False,
     ) -> Iterator[Lease]:
@@ -413,7 +413,7 @@ class Store:
         self.make_root()
         with ExitStack() as held:
             with self.explain_errors():
-                claim = held.enter_context(self.claims.hold(key, waits, forget=forget))
+                claim = held.enter_context(self.leases.hold(key, on_wait, forget=forget))
             yield claim
 
     def make_root(self) -> None:
@@ -447,8 +447,8 @@ def _explain_loss(claim: Lease) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not claim.is_ours():
-            raise claim.lost() from error
+        if not claim.is_current():
+            raise claim.lost_error() from error
         raise
 
 
@@ -459,7 +459,7 @@ def _means_full_disk(error: OSError) -> bool:
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` beside `path`, flush it to disk and rename it into place."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with keep_private(path.parent):
+    with private_umask(path.parent):
         opened = beside.open("w", encoding="utf-8")
     with opened as file:
         file.write(text)
@@ -468,7 +468,7 @@ def write_atomically(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _mark(claim: Lease) -> str:
+def _lease_name(claim: Lease) -> str:
     """Of one claim: no other's folder ever has the name."""
     return f"{claim.number:06d}-{claim.token[:8]}"
 
@@ -481,7 +481,7 @@ def _unfinished(final: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.name.count("."), path.name), reverse=True)
 
 
-def _latest_try(final: Path) -> str:
+def _latest_attempt(final: Path) -> str:
     """The name of what the last try at that stage has left here; "" where no claim names any."""
     return next((p.name for p in _unfinished(final) if p.name.count(".") > 1), "")
 
@@ -492,11 +492,11 @@ def _take_unfinished(final: Path, claim: Lease) -> Path:
     Raises:
         StoreError: another follows us, and what lies there may be its own.
     """
-    taken = final.with_name(f"{final.name}.{_mark(claim)}{PARTIAL}")
+    taken = final.with_name(f"{final.name}.{_lease_name(claim)}{PARTIAL}")
     found = _unfinished(final)
     # Asked after looking: whatever was seen was there before anybody followed us.
-    if not claim.is_ours():
-        raise claim.lost()
+    if not claim.is_current():
+        raise claim.lost_error()
     for number, left in enumerate(found):
         if number == 0:
             with contextlib.suppress(FileNotFoundError):  # it was finished just now

@@ -14,7 +14,7 @@ from typing import IO
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 STOP_GRACE_SECONDS = 10.0
-SLOW_SUPERVISOR_SECONDS = 10.0
+SUPERVISOR_GRACE_S = 10.0
 POLL_SECONDS = 0.05
 
 
@@ -85,13 +85,13 @@ class SupervisedProcess:
     def poll(self) -> int | None:
         """Exit code as a shell gives it, or None while it runs; the process is not reaped."""
         if self._exit_code is None:
-            self._look(os.WNOHANG)
+            self._poll_exit(os.WNOHANG)
         return self._exit_code
 
     def wait(self) -> int:
         """Wait for the end; the exit code as a shell gives it."""
         while self._exit_code is None:
-            self._look(0)
+            self._poll_exit(0)
         return self._exit_code
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class SupervisedProcess:
             return
         os.close(self._lifeline)
         self._lifeline = None
-        deadline = time.monotonic() + 2 * self._grace_seconds + SLOW_SUPERVISOR_SECONDS
+        deadline = time.monotonic() + 2 * self._grace_seconds + SUPERVISOR_GRACE_S
         while self.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         # The group is empty by now, unless the guard itself was killed or is stuck. Until it is
@@ -111,7 +111,7 @@ class SupervisedProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _look(self, options: int) -> None:
+    def _poll_exit(self, options: int) -> None:
         """Take the exit code without reaping the process."""
         found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options)
         if found is not None:

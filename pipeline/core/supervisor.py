@@ -49,7 +49,7 @@ def find_running(field: int, number: int) -> list[int]:
     return found
 
 
-def others_in_group() -> list[int]:
+def find_group_members() -> list[int]:
     """Process ids of our process group that still run, ourselves left out."""
     return find_running(GROUP, os.getpgrp())
 
@@ -58,7 +58,7 @@ def end_group(grace_seconds: float) -> None:
     """SIGTERM, then after the grace SIGKILL, to every other process of our group."""
     deadline = time.monotonic() + grace_seconds
     for number in (signal.SIGTERM, signal.SIGKILL):
-        while members := others_in_group():
+        while members := find_group_members():
             for pid in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -67,7 +67,7 @@ def end_group(grace_seconds: float) -> None:
             time.sleep(POLL_SECONDS * 4)
 
 
-def adopt_orphans() -> bool:
+def become_subreaper() -> bool:
     """From now on, have whatever a descendant of ours leaves behind for a child of our own.
 
     Whether the kernel does that.
@@ -84,7 +84,7 @@ def has_children() -> bool:
     return True
 
 
-def end_adopted(grace_seconds: float) -> None:
+def end_children(grace_seconds: float) -> None:
     """SIGTERM, once, then after the grace SIGKILL, to every child that is left; see them gone."""
     deadline, told = time.monotonic() + grace_seconds, set[int]()
     while True:
@@ -123,7 +123,7 @@ class Child(Protocol):
         """Wait for its end; its exit code."""
 
 
-def guard(descriptors: list[int], grace_seconds: float, start: Callable[[], Child]) -> int:
+def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], Child]) -> int:
     """Run what `start` starts to its end or the lifeline's; its exit code as a shell gives it.
 
     Args:
@@ -140,7 +140,7 @@ def guard(descriptors: list[int], grace_seconds: float, start: Callable[[], Chil
     # The command inherits whatever descriptors it was meant to get, but none of these.
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    adopts = adopt_orphans()
+    adopts = become_subreaper()
     try:
         child = start()
     except OSError as error:
@@ -159,14 +159,14 @@ def guard(descriptors: list[int], grace_seconds: float, start: Callable[[], Chil
         end_group(grace_seconds)
         if code is None:
             code = child.wait()
-        end_adopted(grace_seconds)
+        end_children(grace_seconds)
     return 128 - code if code < 0 else code
 
 
 if __name__ == "__main__":
     named = [int(number) for number in sys.argv[1].split(",")]
     sys.exit(
-        guard(
+        supervise(
             named,
             float(sys.argv[2]),
             lambda: subprocess.Popen(sys.argv[3:], preexec_fn=die_with_parent, close_fds=False),

@@ -22,7 +22,7 @@ def user_path(text: str | Path, where: str) -> Path:
     Raises:
         UsageError: no file can have this path, or it names the home folder of an unknown user.
     """
-    problem = _find_impossible(str(text))
+    problem = _find_problem(str(text))
     if not problem:
         try:
             return Path(text).expanduser()
@@ -35,7 +35,7 @@ def user_path(text: str | Path, where: str) -> Path:
     )
 
 
-def _find_impossible(text: str) -> str:
+def _find_problem(text: str) -> str:
     try:
         length = len(os.fsencode(text))
     except UnicodeEncodeError:

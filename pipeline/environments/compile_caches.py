@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from pipeline.core.events import Progress
-from pipeline.core.private_files import keep_private
+from pipeline.core.private_files import private_umask
 
 VARIABLES = {
     "VLLM_CACHE_ROOT": "vllm",  # torch.compile's among it
@@ -62,7 +62,7 @@ def _is_volume(folder: Path) -> bool:
 
 
 def _make_ours(folder: Path) -> bool:
-    with keep_private():
+    with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
     facts = folder.lstat()  # of a link to a folder, the link's
     return (

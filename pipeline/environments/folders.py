@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.core.errors import EnvironmentBuildError, raise_as
 from pipeline.core.events import Progress
-from pipeline.core.private_files import keep_unwritable, why_untrusted
+from pipeline.core.private_files import untrusted_reason, unwritable_umask
 from pipeline.environments.definition import EnvironmentDefinition
 
 _IDENTITY_CHARACTERS = 16
@@ -39,7 +39,7 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
         yield
         return
     with (
-        keep_unwritable(),
+        unwritable_umask(),
         raise_as(
             EnvironmentBuildError,
             "the folder of managed environments cannot be written to",
@@ -55,7 +55,7 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
             progress.note(f"waiting for another process, which is building {key}")
             lock.acquire()
     try:
-        with keep_unwritable():
+        with unwritable_umask():
             yield
     finally:
         lock.release()
@@ -65,7 +65,7 @@ def why_untrusted_environment(folder: Path) -> str:
     """Return why another user may have changed the environment; '' if none may."""
     home = folder.parents[1]
     code = folder.glob("lib/python3*/site-packages")
-    return why_untrusted(home, folder.parent, folder, folder / "bin", *code)
+    return untrusted_reason(home, folder.parent, folder, folder / "bin", *code)
 
 
 def refuse_untrusted(folder: Path, key: str) -> None:

@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.core.gpus import LEAST_DRIVER, ask_driver, is_driver_too_old, visible_gpus
+from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old, query_driver, visible_gpus
 from pipeline.environments.doctor_check import DoctorCheck, Severity
 
 # The environments are made from the interpreter that runs us, so its headers are theirs.
@@ -29,13 +29,13 @@ def check_driver() -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             "gpu",
             Severity.PROBLEM,
-            f"{said}; the CUDA 13 of the environments needs driver {LEAST_DRIVER} or newer",
-            f"install a driver from {LEAST_DRIVER} on, or name interpreters of your own in the "
+            f"{said}; the CUDA 13 of the environments needs driver {MIN_DRIVER_VERSION} or newer",
+            f"install driver {MIN_DRIVER_VERSION} or newer, or name your own interpreters in the "
             "settings file",
         )
     if gpus:
         return
-    if ask_driver("-L"):
+    if query_driver("-L"):
         hidden = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}"
         yield DoctorCheck("gpu", Severity.OK, f"{hidden} shows none; work runs on the CPU")
         return

@@ -174,7 +174,7 @@ class SourceResolver:
                 f"{variant}: the Hub cannot be reached for {wanted.dataset}; "
                 "calibrating with the project's own texts"
             )
-        identity = {"file": self._digests.of(file)}
+        identity = {"file": self._digests.digest(file)}
         # The texts that are used, not those that were hoped for; their folder is of no account.
         name = "carried" if file == CARRIED_CALIBRATION else file.name
         used = wanted.model_copy(update={"dataset": name})
@@ -207,7 +207,7 @@ class SourceResolver:
             identity = QuestionSource(kind="packages", environment=self._evaluate_environment)
             return _source(identity, None, suite)
         if source == "carried" and suite.kind in CARRIED_QUESTIONS:
-            digest = self._digests.of(CARRIED_QUESTIONS[suite.kind])
+            digest = self._digests.digest(CARRIED_QUESTIONS[suite.kind])
             return _source(QuestionSource(kind="carried", digest=digest), None, suite)
         return None
 
@@ -217,7 +217,7 @@ class SourceResolver:
         if not question_files(suite.kind, self._eval_data):
             return None
         files = find_files(self._eval_data, FOLDER_STEMS[suite.kind])  # examples, too
-        digest = digest_json([[path.name, self._digests.of(path)] for path in files])
+        digest = digest_json([[path.name, self._digests.digest(path)] for path in files])
         return _source(QuestionSource(kind="folder", digest=digest), self._eval_data, suite)
 
     def _lm_eval(self, name: str, suite: LmEvalSuite) -> SuiteSource:
@@ -232,7 +232,7 @@ class SourceResolver:
         file = read_task_file(Path(suite.task))
         folder = file.path.parent
         parts = [
-            [os.path.relpath(path, folder), self._digests.of(path)]
+            [os.path.relpath(path, folder), self._digests.digest(path)]
             for path in (*file.code, *file.data)
         ]
         revision = None

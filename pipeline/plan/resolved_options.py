@@ -9,10 +9,10 @@ from typing import Any
 
 from artifacts.stages.speed import SPEED
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
-from pipeline.core.credentials import take_out
+from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.remote_store import origin_url
+from pipeline.core.remote_store import remote_url
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.serving_profile import (
@@ -249,8 +249,8 @@ def registry_uri(given: str | None, settings: Settings) -> str:
         UsageError: no registry is given, and the store is in an object store.
     """
     if given:
-        return take_out(given)
-    if url := origin_url(settings.store):
+        return strip_credentials(given)
+    if url := remote_url(settings.store):
         raise UsageError(
             "a store in an object store has no registry of its own",
             where=url,

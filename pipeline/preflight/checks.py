@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from pipeline.capacity.machine import Machine
 from pipeline.core.errors import PreflightError, PrepareError, UsageError
-from pipeline.core.gpus import LEAST_DRIVER, is_driver_too_old
+from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.suitability import (
@@ -54,9 +54,9 @@ def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError
         return None
     return PreflightError(
         f"the NVIDIA driver is {machine.driver}, and the CUDA 13 of the environments needs "
-        f"{LEAST_DRIVER} or newer",
+        f"{MIN_DRIVER_VERSION} or newer",
         where=f"--profile {profile.name}",
-        cure=f"install a driver from {LEAST_DRIVER} on; or name interpreters of your own for "
+        cure=f"install a driver from {MIN_DRIVER_VERSION} on; or name interpreters of your own for "
         "quantize and serve in the settings file, built for an older CUDA",
     )
 

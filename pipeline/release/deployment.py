@@ -52,7 +52,7 @@ def folder_of(version: Version, weights: Path | None, store: Path, command: str)
 
 def _find_evidence(version: Version, store: Store) -> Path | None:
     key = version.tags.get(EVIDENCE_TAG, "")
-    if store.origin is None or not KEY.fullmatch(key) or store.find("evidence", key) is None:
+    if store.remote is None or not KEY.fullmatch(key) or store.find("evidence", key) is None:
         return None
     return store.stage_folder("evidence", key) / "output"
 
@@ -117,7 +117,7 @@ def check_files(
             )
     listed = list(plain_files(folder, added))
     found = {
-        WEIGHTS_TAG: weights_digest(folder, digests.of if digests else digest_file),
+        WEIGHTS_TAG: weights_digest(folder, digests.digest if digests else digest_file),
         FILES_TAG: digest_of_other_files(folder, added),
     }
     for tag, digest in found.items():

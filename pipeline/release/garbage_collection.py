@@ -81,10 +81,10 @@ def find_garbage(
     records = keep_inputs(store, kept)
     objects = find_objects(store, kept, records, oldest)
     placed = {each.path for each in objects}
-    if store.origin is not None:  # a copy here stays as long as what it is a copy of
+    if store.remote is not None:  # a copy here stays as long as what it is a copy of
         kept.stages |= {
             (stage, key)
-            for stage, key in store.origin.keys("*")
+            for stage, key in store.remote.keys("*")
             if store.root / "stages" / stage / key not in placed
         }
     gone = {each.path.name for each in objects if each.kind == "content"}
@@ -132,7 +132,7 @@ def remove(garbage: GarbageItem, store: Store) -> None:
             return
         # An unfinished stage, or a part of an answer book, unless it is being written again.
         key = path.name.partition(".")[0]
-        with store.claims.hold_if_free(key, forget=True) as claim:
+        with store.leases.hold_if_free(key, forget=True) as claim:
             if claim is None:
                 return
             _remove_object(garbage, store)
@@ -143,16 +143,16 @@ def remove(garbage: GarbageItem, store: Store) -> None:
 
 
 def _remove_object(garbage: GarbageItem, store: Store) -> None:
-    if garbage.object is not None and store.origin is not None:
-        store.origin.objects.remove(garbage.object)
+    if garbage.object is not None and store.remote is not None:
+        store.remote.objects.remove(garbage.object)
 
 
 def refuse_while_running(store: Store) -> None:
     """Raise StoreError while a run is going on: it counts on stages that its record lacks yet."""
     folders = RunFolders(store)
-    for folder in folders.open():
+    for folder in folders.maybe_running():
         # A job goes on where its driver was killed.
-        if is_alive(folder) or folders.is_worked_for(folder):
+        if is_alive(folder) or folders.is_in_use(folder):
             raise StoreError(
                 f"run {folder.name} is in progress, and what it will use is not known yet",
                 where=str(folder),
@@ -222,7 +222,7 @@ def stages_of(store: Store, version: Version) -> Iterator[Stage]:
     """The stages that a registered version names: its weights' and its verdict's."""
     if "prepare.verdict.stage" in version.tags:
         yield "judge", version.tags["prepare.verdict.stage"]
-    if store.origin is not None and EVIDENCE_TAG in version.tags:
+    if store.remote is not None and EVIDENCE_TAG in version.tags:
         yield "evidence", version.tags[EVIDENCE_TAG]
     stages = (store.root / "stages").resolve()
     source = Path(version.source)

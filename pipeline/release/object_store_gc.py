@@ -31,15 +31,15 @@ class GarbageObject:
 
 def refuse_while_written(store: Store) -> None:
     """Raise StoreError while somebody writes a stage or an answer book, whoever's run that is."""
-    if store.origin is None:
+    if store.remote is None:
         return
-    names = map(PurePosixPath, store.origin.objects.names("claims"))
-    done = {key for _, key in store.origin.keys("*")}
+    names = map(PurePosixPath, store.remote.objects.names("claims"))
+    done = {key for _, key in store.remote.keys("*")}
     for key in {path.parts[0] for path in names} - done - {COLLECTION}:
-        if store.claims.is_held(key):
+        if store.leases.is_held(key):
             raise StoreError(
                 "something is being written, and what it will use is not known yet",
-                where=f"{store.origin.objects.url}/claims/{key}",
+                where=f"{store.remote.objects.url}/claims/{key}",
                 cure="wait until it is done",
             )
 
@@ -55,7 +55,7 @@ def objects_to_go(
 
     Records of promotions stay: they say which registries to ask, and are small.
     """
-    origin = store.origin
+    origin = store.remote
     if origin is None:
         return []
     old = _ExpiredListing(origin, store.root, oldest)
@@ -89,9 +89,9 @@ def copies_to_go(store: Store, gone: Collection[str], oldest: datetime) -> Itera
     Args:
         gone: digests of what goes.
     """
-    if store.origin is None:
+    if store.remote is None:
         return
-    there = set(store.origin.objects.names("blobs")) - set(gone)
+    there = set(store.remote.objects.names("blobs")) - set(gone)
     for path in sorted((store.root / "blobs").glob("[0-9a-f]*")):
         if path.name not in there and path.stat().st_mtime < oldest.timestamp():
             yield path
@@ -104,7 +104,7 @@ class _ExpiredListing:
         self._origin, self._cache, self._oldest = origin, cache, oldest
 
     def objects(self, folder: str, kind: str) -> Iterator[GarbageObject]:
-        found: dict[str, ObjectInfo] = self._origin.objects.listed(folder)
+        found: dict[str, ObjectInfo] = self._origin.objects.list_objects(folder)
         for name, each in sorted(found.items()):
             if each.written < self._oldest:
                 path = self._cache / folder / name.removesuffix(".json")

@@ -122,7 +122,7 @@ def pack_folder(
     has added to the tags since counts.
     """
     found = list(files_in(folder))
-    hashed = digests.of_all([path for _, path in found], progress)
+    hashed = digests.digest_all([path for _, path in found], progress)
     blobs = [
         Blob(f"sha256:{digest}", path.stat().st_size)
         for (_, path), digest in zip(found, hashed, strict=True)

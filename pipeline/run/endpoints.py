@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from artifacts.run_record import StageReport, StageStatus
 from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.core.errors import ServingError
-from pipeline.core.private_files import keep_private
+from pipeline.core.private_files import private_umask
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
@@ -97,7 +97,7 @@ class LocalServers:
         environment = find_engine(engine).environment
         python = self._stages.python_of(environment)
         log = self._make_log(model.name)
-        self._stages.store.bring_named([model.folder, model.draft])
+        self._stages.store.fetch_named_stages([model.folder, model.draft])
         server = Server(
             python,
             Path(model.folder),
@@ -129,7 +129,7 @@ class LocalServers:
         folder, life = self._stages.log.folder, 1
         while True:
             log = folder / f"server.{name}{f'.{life}' * (life > 1)}.log"
-            with suppress(FileExistsError), keep_private(folder):
+            with suppress(FileExistsError), private_umask(folder):
                 log.touch(exist_ok=False)
                 return log
             life += 1

@@ -230,7 +230,7 @@ def plan_of(
 def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
     """Of all files that a prompt's tokens depend on: another tokenizer asks other questions."""
     files = {path for pattern in SMALL_FILES for path in folder.glob(pattern) if path.is_file()}
-    return digest_json([[path.name, digests.of(path)] for path in sorted(files)])
+    return digest_json([[path.name, digests.digest(path)] for path in sorted(files)])
 
 
 def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> ExternalModel:

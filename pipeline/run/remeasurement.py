@@ -213,7 +213,7 @@ def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
             continue
         try:
             same = all(
-                digests.of(output / name) == digest
+                digests.digest(output / name) == digest
                 for name, digest in ADOPT.parameters_of(spec).files.items()
             )
         except CheckpointError:

@@ -47,7 +47,7 @@ class RunRecorder:
         self.folder: Path = RunFolders(store).make(self.run_id)
         # Held as long as we live, however we end: a run that says 'running' without it was killed.
         with store.explain_errors():
-            self._alive = RunFolders(store).claims(self.folder).begin(ALIVE)
+            self._alive = RunFolders(store).leases(self.folder).create(ALIVE)
             # Now that we are heard of: of who removes things and us one sees the other.
             store.wait_for_collection(waits)
         self._started = time.monotonic()
@@ -69,7 +69,7 @@ class RunRecorder:
         self._save()
         self._over = threading.Event()
         self._sender: threading.Thread | None = None
-        if store.origin is not None:
+        if store.remote is not None:
             self._sender = threading.Thread(target=self._send, daemon=True)
             self._sender.start()
 
@@ -114,7 +114,7 @@ class RunRecorder:
             self._sender.join()
         try:
             with self._store.explain_errors():
-                RunFolders(self._store).share(self.folder, is_over=True)
+                RunFolders(self._store).publish_record(self.folder, is_over=True)
         finally:
             self._alive.release(forget=self._sender is not None)
 
@@ -124,7 +124,7 @@ class RunRecorder:
         while True:
             if (report := self._saved) is not sent:
                 with suppress(StoreError, OSError):  # the next time, or at the end
-                    RunFolders(self._store).share(self.folder, is_over=False)
+                    RunFolders(self._store).publish_record(self.folder, is_over=False)
                     sent = report
             if self._over.wait(SENT_EVERY_SECONDS):
                 return

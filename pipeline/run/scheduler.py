@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from artifacts.run_record import StageReport
 from pipeline.core.errors import PrepareError
-from pipeline.core.interruption import uninterrupted
+from pipeline.core.interruption import hold_interruptions
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.plan import VariantPlan
@@ -75,14 +75,14 @@ class Scheduler:
             while (is_waiting := self._start(found)) or self._running:
                 # While something waits for room, only for a moment.
                 self._events.wait(SECONDS_BETWEEN_LOOKS if is_waiting else None)
-                with uninterrupted():
+                with hold_interruptions():
                     self._events.handle()
                 if over := [each for each in self._running.values() if each.is_over]:
                     for each in over:
                         self._end(each, ended)
                     found = find_work([each.work for each in self._running.values()])
         finally:
-            with uninterrupted():
+            with hold_interruptions():
                 self._cancel()
 
     def _start(self, found: Sequence[ScheduledWork]) -> bool:
@@ -102,7 +102,7 @@ class Scheduler:
             return False
         try:
             task = work.make()
-            with uninterrupted():
+            with hold_interruptions():
                 job = self._stages.submit(place, work.name, task)
                 told = _QueuedListener(self._events, self._stages.progress)
                 running = _Running(work, task, place, job, told)
@@ -116,7 +116,7 @@ class Scheduler:
         return True
 
     def _end(self, running: _Running, ended: Ended) -> None:
-        with uninterrupted():
+        with hold_interruptions():
             self._leave(running)
             if running.error is not None and not isinstance(running.error, PrepareError):
                 raise running.error

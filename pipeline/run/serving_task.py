@@ -22,7 +22,7 @@ from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.events import EventWriter
 from pipeline.core.hardware import Hardware, NodeInfo, this_node
-from pipeline.core.interruption import uninterrupted
+from pipeline.core.interruption import hold_interruptions
 from pipeline.core.stage_record import StageRecord, StageSpec, WorkItem
 from pipeline.core.store import Store
 from pipeline.environments.compile_caches import open_caches
@@ -172,7 +172,7 @@ class ServingTaskRunner:
                         return
         finally:
             # We may be told to end several times, and the servers are to be gone before us.
-            with uninterrupted():
+            with hold_interruptions():
                 self._endpoints.close()
 
     def _is_spared(self, sitting: ServingTask, spec: StageSpec) -> bool:

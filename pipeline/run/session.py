@@ -11,7 +11,7 @@ from artifacts.run_outcome import how_to_continue
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.events import Progress
-from pipeline.core.interruption import is_interruption, uninterrupted
+from pipeline.core.interruption import hold_interruptions, is_interruption
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, interpreters
 from pipeline.environments.settings import Settings
@@ -85,7 +85,7 @@ class RunSession:
             expected = error if isinstance(error, PrepareError) and not is_stopped else None
             code = ExitCode.INTERRUPTED if is_stopped else ExitCode.UNEXPECTED
             # The disk may be full: the first error is the one to tell, whether it can be kept.
-            with uninterrupted(), contextlib.suppress(StoreError):
+            with hold_interruptions(), contextlib.suppress(StoreError):
                 self.log.finish(
                     "interrupted" if is_stopped else "failed",
                     expected.exit_code if expected else code,

@@ -13,7 +13,7 @@ from artifacts.stages.speed import SPEED
 from pipeline import __version__
 from pipeline.core.errors import StoreError
 from pipeline.core.installation import this_prepare
-from pipeline.core.private_files import keep_private
+from pipeline.core.private_files import private_umask
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageRecord, StageSpec, WorkItem
 from pipeline.core.store import Store, write_atomically
@@ -225,7 +225,7 @@ class SubmittedStageRunner(StageRunner):
     def submit(self, place: Allocation, name: str, task: WorkItem) -> Job:
         """Start a piece of work, whose file and log of that name are kept with the run."""
         folder = self.log.folder / "stages"
-        with keep_private(folder.parent):
+        with private_umask(folder.parent):
             folder.mkdir(exist_ok=True)
         file = folder / f"{name}.json"
         # Nobody else's code runs on this machine.

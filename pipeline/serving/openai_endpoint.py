@@ -68,9 +68,11 @@ class OpenAIEndpoint:
             httpx.HTTPError: there is no whole answer.
             httpx.InvalidURL: the URL is none.
         """
-        from pipeline.core.bounded_http import ask
+        from pipeline.core.bounded_http import send_request
 
-        return ask(method, f"{self.url}{path}", headers=authorization(), seconds=seconds, json=json)
+        return send_request(
+            method, f"{self.url}{path}", headers=authorization(), seconds=seconds, json=json
+        )
 
     def _models(self) -> dict[str, dict[str, Any]]:
         import httpx

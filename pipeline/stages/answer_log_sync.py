@@ -28,11 +28,13 @@ SENT_EVERY_SECONDS = 5.0
 def book_file(store: Store, key: str) -> Path:
     """The book's name, with what others have added to it by now."""
     book = store.root / FOLDER / f"{key}.jsonl"
-    if store.origin is not None:
+    if store.remote is not None:
         writers = {part.writer for part in parts_of(book) if not part.rows}
-        sent = _sent_parts(store.origin.objects.names(FOLDER), key)
+        sent = _sent_parts(store.remote.objects.names(FOLDER), key)
         # What was written here is here, and may have more rows than were sent.
-        store.origin.fetch_parts(FOLDER, [each.name for each in sent if each.writer not in writers])
+        store.remote.download_files(
+            FOLDER, [each.name for each in sent if each.writer not in writers]
+        )
     return book
 
 
@@ -41,11 +43,11 @@ def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterato
     """Have a book to oneself, to add to it; what is added is sent to others meanwhile."""
     with store.hold(book.stem, waits) as claim:
         make_folder(book.parent)
-        if store.origin is None:
+        if store.remote is None:
             yield claim
             return
         book_file(store, book.stem)  # what others have added while we waited
-        objects, over = store.origin.objects.below(FOLDER), threading.Event()
+        objects, over = store.remote.objects.below(FOLDER), threading.Event()
 
         def send_now_and_then() -> None:
             while not over.wait(SENT_EVERY_SECONDS):
@@ -72,7 +74,7 @@ def send_rows(objects: ObjectStore, book: Path) -> None:
         lines = part.path.read_bytes().split(b"\n")[:-1][start - part.start :]
         if lines:
             name = f"{book.stem}.{part.writer:06d}-{start:08d}-{len(lines):08d}{book.suffix}"
-            objects.create(name, b"\n".join(lines) + b"\n")
+            objects.put_if_absent(name, b"\n".join(lines) + b"\n")
 
 
 @dataclass(frozen=True)

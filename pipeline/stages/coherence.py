@@ -131,12 +131,12 @@ class CoherenceProbe:
         """
         import httpx
 
-        from pipeline.core.bounded_http import ask
+        from pipeline.core.bounded_http import send_request
 
         local = self.url.startswith(("http://127.0.0.1", "http://localhost"))
         ours = self.socket is not None
         try:
-            answer = ask(
+            answer = send_request(
                 "POST",
                 f"{self.url}/v1/completions",
                 json={"model": self.model, "temperature": 0, **request},

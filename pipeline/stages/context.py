@@ -15,7 +15,7 @@ from typing import Any, Generic
 from artifacts.stages import stage_named
 from pipeline.core import errors
 from pipeline.core.digest import digest_json
-from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, pass_progress_on, read_event
+from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
 from pipeline.core.process_environment import NetworkAccess, server_environment
 from pipeline.core.stage import Parameters, Runtime
 from pipeline.core.stage_record import StageRecord, StageSpec
@@ -165,7 +165,7 @@ class StageContext(Generic[Parameters, Runtime]):
     def _forward(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as lines:
             for line in lines:
-                pass_progress_on(read_event(line), self)
+                forward_progress(read_event(line), self)
 
 
 def execute(spec: StageSpec, progress: Progress) -> StageRecord:
@@ -189,7 +189,7 @@ def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | 
     with store.open_for_writing(spec.stage, spec.key, resumed, progress.note) as folder:
         if folder is not None:
             started = time.monotonic()
-            store.bring_named(spec.runtime)
+            store.fetch_named_stages(spec.runtime)
             context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
             result = code.run(context)
             if result is None:

@@ -23,7 +23,7 @@ from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError
-from pipeline.core.private_files import keep_private
+from pipeline.core.private_files import private_umask
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
@@ -76,7 +76,7 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Meas
     parameters = SPEED.parameters_of(spec)
     folder = folder or store.unfinished_folder(spec.stage, spec.key)
     rests_on = {role: digest_json(record_of(spec, store, role).result) for role in spec.inputs}
-    with store.explain_errors(), keep_private(store.root):
+    with store.explain_errors(), private_umask(store.root):
         folder.mkdir(parents=True, exist_ok=True)
         book = LoadLog(folder)
         begun = book.open(rests_on)

@@ -14,7 +14,7 @@ from typing import Any
 from eval_gates.answer_log import AnswerLog
 from eval_gates.stopping import StoppingPlan, read_stopping
 from eval_gates.suites.json_lines import read_rows
-from pipeline.core.credentials import put_back
+from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.workers.engine_metrics import SpecDecodeCounter
@@ -43,7 +43,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     ids = [row["id"] for row in questions]
     book = AnswerLog(Path(spec["book"]), ids, writer=spec["part"])
     stopping = read_stopping(spec["stopping"])
-    count = SpecDecodeCounter(put_back(spec["url"]), spec["counters"])
+    count = SpecDecodeCounter(restore_credentials(spec["url"]), spec["counters"])
     asker = EvalClient(spec, questions, progress, stopping.upto)
     ended_by = ask_until_over(book, stopping, asker.ask, spec["minutes"], progress)
     return {"ended_by": ended_by, **asker.facts(), **count.facts()}
@@ -132,7 +132,7 @@ def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Prog
     from eval_gates.suites.completions_model import completions_model
 
     return completions_model(
-        url=put_back(spec["url"]),
+        url=restore_credentials(spec["url"]),
         model=spec["model"],
         tokenizer=spec["tokenizer"],
         trust_remote_code=spec["trust_remote_code"],

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.core.errors import PrepareError, StoreError, WorkerError
 from pipeline.core.events import Progress, worker_progress
-from pipeline.core.redacting_stream import hide_in_streams
+from pipeline.core.redacting_stream import redact_streams
 
 Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
 
@@ -58,7 +58,7 @@ def main(run: Run) -> None:
 
     The command line is ``SPEC.json RESULT.json OUTPUT_FOLDER``.
     """
-    hide_in_streams()
+    redact_streams()
     spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])
     answer: dict[str, Any]
     try:

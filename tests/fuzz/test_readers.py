@@ -40,7 +40,7 @@ from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 from pipeline.core.untrusted.lines import UntrustedLinesError
 from pipeline.core.untrusted.record import parse_record
-from pipeline.core.untrusted.rows import read_kept_rows
+from pipeline.core.untrusted.rows import read_flat_rows
 from pipeline.core.untrusted.yaml import UntrustedYamlError, parse_yaml
 from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
@@ -243,7 +243,7 @@ def parse_marker(content: bytes) -> object:
 
 def shape_of(path: Path) -> object:
     try:
-        kept = COHERENCE.kept(parse_record(path.read_bytes(), StageRecord))
+        kept = COHERENCE.typed(parse_record(path.read_bytes(), StageRecord))
     except UntrustedJsonError:
         return None
     return kept.parameters, kept.result
@@ -256,7 +256,7 @@ def answer_in(content: bytes) -> object:
 
 def kept_rows_of(path: Path) -> None:
     with contextlib.suppress(UntrustedLinesError):
-        list(read_kept_rows(path))
+        list(read_flat_rows(path))
 
 
 def one_error(read: Callable[[bytes], object], error: type[Exception]) -> Reader:

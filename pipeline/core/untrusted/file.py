@@ -71,7 +71,7 @@ def read_regular(path: Path, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def names_in(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Names of what lies in a foreign folder, sorted.
 
     Raises:

@@ -22,8 +22,8 @@ from pipeline.core.untrusted.file import MEBIBYTE, open_regular, read_regular
 MAX_BYTES = 32 * MEBIBYTE
 MAX_VALUES = 1_000_000  # some 250 MB where they are small objects, 1 s
 MAX_DEPTH = 64
-MAX_ITEM_LETTERS = 8_000_000  # of one item of a long list
-PART_LETTERS = 1_000_000  # read at a time
+MAX_ITEM_CHARACTERS = 8_000_000  # of one item of a long list
+CHUNK_CHARACTERS = 1_000_000  # read at a time
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -144,7 +144,7 @@ class _LongText:
                 raise UntrustedJsonError(f"item {number}: {error}") from error
             except json.JSONDecodeError as error:  # damaged, or not there as a whole
                 left = len(self._text) - self._place
-                if left > MAX_ITEM_LETTERS or not self._read_on(at_least=left):
+                if left > MAX_ITEM_CHARACTERS or not self._read_on(at_least=left):
                     raise UntrustedJsonError(f"item {number}: {error.msg}") from error
             except ValueError as error:
                 raise UntrustedJsonError(
@@ -162,7 +162,7 @@ class _LongText:
 
     def _read_on(self, at_least: int = 0) -> bool:
         try:
-            more = self._file.read(max(PART_LETTERS, at_least))
+            more = self._file.read(max(CHUNK_CHARACTERS, at_least))
         except UnicodeDecodeError as error:
             raise UntrustedJsonError(f"it is not UTF-8 text: {error.reason}") from error
         self._text, self._place = self._text[self._place :] + more, 0

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pipeline.core.untrusted.file import open_regular
 
-MAX_LINE_LETTERS = 8_000_000  # a line is one question, or one text to calibrate with
-MAX_LETTERS = 1_000_000_000  # of all lines, unpacked
+MAX_LINE_CHARACTERS = 8_000_000  # a line is one question, or one text to calibrate with
+MAX_CHARACTERS = 1_000_000_000  # of all lines, unpacked
 MAX_LINES = 1_000_000
 
 
@@ -23,7 +23,7 @@ class UntrustedLinesError(ValueError):
 
 
 def read_lines(
-    path: Path, *, most_lines: int = MAX_LINES, most_letters: int = MAX_LETTERS
+    path: Path, *, max_lines: int = MAX_LINES, max_characters: int = MAX_CHARACTERS
 ) -> Iterator[str]:
     """The lines of a UTF-8 text file without their ends; gzipped where its name ends in .gz.
 
@@ -36,16 +36,16 @@ def read_lines(
         content = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
         lines = io.TextIOWrapper(io.BufferedReader(content), encoding="utf-8")
         try:
-            while line := lines.readline(MAX_LINE_LETTERS + 1):
+            while line := lines.readline(MAX_LINE_CHARACTERS + 1):
                 number += 1
                 letters += len(line)
-                if len(line) > MAX_LINE_LETTERS:
+                if len(line) > MAX_LINE_CHARACTERS:
                     raise UntrustedLinesError(
-                        f"line {number} has more than {MAX_LINE_LETTERS:,} letters"
+                        f"line {number} has more than {MAX_LINE_CHARACTERS:,} letters"
                     )
-                if letters > most_letters or number > most_lines:
+                if letters > max_characters or number > max_lines:
                     raise UntrustedLinesError(
-                        f"it has more than {most_lines:,} lines or {most_letters:,} letters"
+                        f"it has more than {max_lines:,} lines or {max_characters:,} letters"
                     )
                 yield line.removesuffix("\n")
         except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:

@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 
 from pipeline.core.untrusted.file import MAX_NAMES
 
-LONGEST_NAME_BYTES = 255
-DEEPEST_PATH = 16
+MAX_NAME_BYTES = 255
+MAX_PATH_DEPTH = 16
 
 
 def is_plain_name(name: str) -> bool:
@@ -17,14 +17,14 @@ def is_plain_name(name: str) -> bool:
         name.isprintable()
         and "/" not in name
         and name not in ("", ".", "..")
-        and len(name.encode()) <= LONGEST_NAME_BYTES
+        and len(name.encode()) <= MAX_NAME_BYTES
     )
 
 
 def is_plain_path(path: str) -> bool:
     """Whether it is a relative path of plain names, written in the one usual way."""
     parts = path.split("/")
-    return len(parts) <= DEEPEST_PATH and all(map(is_plain_name, parts))
+    return len(parts) <= MAX_PATH_DEPTH and all(map(is_plain_name, parts))
 
 
 def check_tree(paths: Collection[str]) -> None:

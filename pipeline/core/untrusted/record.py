@@ -17,7 +17,7 @@ from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 
 MAX_BYTES = 16 * MEBIBYTE
 MAX_VALUES = 400_000  # a list of 80,000 files, or the trails of some thousand gates
-LONGEST_FAULT = 300  # letters
+MAX_FAULT_CHARACTERS = 300  # letters
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -41,4 +41,4 @@ def first_fault(error: ValidationError) -> str:
     """The first of what is wrong, with its place."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}"[:LONGEST_FAULT]
+    return f"{place}: {first['msg']}"[:MAX_FAULT_CHARACTERS]

@@ -15,26 +15,26 @@ from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 
 # Of one file in a bundle, unpacked. MMLU's 14,042 questions with five examples each are 50 MB.
-MAX_LETTERS = 128 * MEBIBYTE
+MAX_CHARACTERS = 128 * MEBIBYTE
 MAX_LINES = 250_000
-MAX_KEPT = 1_000_000  # numbers and texts, some 150 MB
-_MAX_IN_A_LINE = 100_000
+MAX_VALUES = 1_000_000  # numbers and texts, some 150 MB
+_MAX_VALUES_PER_LINE = 100_000
 
 
-def read_kept_rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows, each without the lists and objects in it."""
     kept = 0
-    lines = read_lines(path, most_lines=MAX_LINES, most_letters=MAX_LETTERS)
+    lines = read_lines(path, max_lines=MAX_LINES, max_characters=MAX_CHARACTERS)
     for number, line in enumerate(lines, start=1):
         try:
-            row = parse_json(line, finite=False, whole_text=False, values=_MAX_IN_A_LINE)
+            row = parse_json(line, finite=False, whole_text=False, values=_MAX_VALUES_PER_LINE)
         except UntrustedJsonError as error:
             raise UntrustedLinesError(f"line {number}: {error}") from error
         if not isinstance(row, dict):
             raise UntrustedLinesError(f"line {number} is no JSON object")
         kept += len(row := without_nested(row))
-        if kept > MAX_KEPT:
-            raise UntrustedLinesError(f"it has more than {MAX_KEPT:,} values")
+        if kept > MAX_VALUES:
+            raise UntrustedLinesError(f"it has more than {MAX_VALUES:,} values")
         yield row
 
 

@@ -21,9 +21,9 @@ import re
 import unicodedata
 from urllib.parse import urlsplit
 
-LONGEST_NAME = 200
+MAX_NAME_CHARACTERS = 200
 """Characters of a name, a path or a table's cell."""
-LONGEST_REASON = 1000
+MAX_REASON_CHARACTERS = 1000
 # Controls, formats (bidi overrides and marks, tags), surrogates, line and paragraph separators, and
 # what is no character at all. Joiners belong to the spelling of names.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Cn"})
@@ -58,9 +58,9 @@ def log_text(text: str) -> str:
     return _without_logging_commands(_COMMAND.sub(r"\1\\u003a", make_visible(text)))
 
 
-def log_line(text: str, longest: int = LONGEST_REASON) -> str:
+def log_line(text: str, max_characters: int = MAX_REASON_CHARACTERS) -> str:
     """One value as part of a line that the program prints: it begins no line of its own."""
-    return log_text(clip(one_line(text), longest))
+    return log_text(clip(one_line(text), max_characters))
 
 
 def one_line(text: str) -> str:
@@ -68,19 +68,19 @@ def one_line(text: str) -> str:
     return make_visible(" ".join(text.split()))
 
 
-def clip(text: str, longest: int) -> str:
+def clip(text: str, max_characters: int) -> str:
     """The beginning of a text, marked where there is more."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
 
 
-def markdown(text: str, longest: int = LONGEST_NAME) -> str:
+def markdown(text: str, max_characters: int = MAX_NAME_CHARACTERS) -> str:
     """Text as Markdown that shows it as it is, on one line, also inside of a table's cell."""
-    return _escape_markdown(clip(one_line(text), longest))
+    return _escape_markdown(clip(one_line(text), max_characters))
 
 
 def markdown_with_code(text: str) -> str:
     """Text of ours on one line whose parts between backticks are commands, the rest as it is."""
-    parts = clip(one_line(text), LONGEST_REASON).split("`")
+    parts = clip(one_line(text), MAX_REASON_CHARACTERS).split("`")
     if len(parts) % 2 == 0:  # a backtick without its other marks nothing
         return _escape_markdown("`".join(parts))
     return "`".join(
@@ -91,7 +91,7 @@ def markdown_with_code(text: str) -> str:
 
 def markdown_code(text: str) -> str:
     """Text that may stand between backticks, also inside of a table's cell."""
-    return clip(one_line(text), LONGEST_NAME).translate(_IN_CODE)
+    return clip(one_line(text), MAX_NAME_CHARACTERS).translate(_IN_CODE)
 
 
 def markdown_link(text: str, target: str) -> str:
@@ -101,7 +101,11 @@ def markdown_link(text: str, target: str) -> str:
         is_page = parts.scheme in ("http", "https") and bool(parts.netloc)
     except ValueError:
         is_page = False
-    if is_page and len(target) <= LONGEST_REASON and not re.search(r"[\s<>()\[\]\\|`\"]", target):
+    if (
+        is_page
+        and len(target) <= MAX_REASON_CHARACTERS
+        and not re.search(r"[\s<>()\[\]\\|`\"]", target)
+    ):
         return f"[{markdown(text)}]({make_visible(target)})"
     return f"{markdown(text)} ({markdown(target)})"
 
@@ -127,9 +131,9 @@ def html_text(text: str) -> str:
     return html.escape(make_visible(text), quote=False)
 
 
-def output_value(text: str, longest: int) -> str:
+def output_value(text: str, max_characters: int) -> str:
     """A value of a `name=value` line: without line ends and other control characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:longest]
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:max_characters]
 
 
 def _without_logging_commands(text: str) -> str:

@@ -20,10 +20,10 @@ from pipeline.core.untrusted.file import MEBIBYTE, read_regular
 MAX_BYTES = MEBIBYTE
 MAX_VALUES = 20_000  # aliases counted as often as they are used
 MAX_DEPTH = 64
-LETTERS_OF_A_VALUE = 100  # a longer text counts as several values
-MAX_WHOLE_NUMBER = 2**63
+CHARACTERS_PER_VALUE = 100  # a longer text counts as several values
+MAX_INTEGER = 2**63
 
-LETTERS_OF_A_NUMBER = 64
+MAX_NUMBER_CHARACTERS = 64
 
 _PLAIN = frozenset(
     f"tag:yaml.org,2002:{kind}"
@@ -89,7 +89,7 @@ class _Loader(_Base):  # type: ignore[misc]
         """One value; PyYAML's own slips become errors that name the line."""
         kind = node.tag.rpartition(":")[2]
         written = node.value[:40] if isinstance(node, yaml.ScalarNode) else "a collection"
-        if kind in ("int", "float") and len(node.value) > LETTERS_OF_A_NUMBER:
+        if kind in ("int", "float") and len(node.value) > MAX_NUMBER_CHARACTERS:
             raise _error(f"{written}... has too many digits", node)
         try:
             value = super().construct_object(node, deep)
@@ -97,7 +97,7 @@ class _Loader(_Base):  # type: ignore[misc]
             raise _error(f"{written!a} is no {kind}", node) from error
         if isinstance(value, float) and self.finite and not math.isfinite(value):
             raise _error(f"{written} is not a finite number", node)
-        if type(value) is int and abs(value) >= MAX_WHOLE_NUMBER:
+        if type(value) is int and abs(value) >= MAX_INTEGER:
             raise _error(f"the number {written} has more than 64 bits", node)
         return value
 
@@ -141,9 +141,9 @@ def _check_shape(text: str) -> None:
             count += weights.get(event.anchor or "", 0)
         elif isinstance(event, yaml.ScalarEvent):
             event.value.encode()  # half of a surrogate pair, escaped, is a UnicodeEncodeError
-            count += len(event.value) // LETTERS_OF_A_VALUE
+            count += len(event.value) // CHARACTERS_PER_VALUE
             if event.anchor:
-                weights[event.anchor] = 1 + len(event.value) // LETTERS_OF_A_VALUE
+                weights[event.anchor] = 1 + len(event.value) // CHARACTERS_PER_VALUE
         else:
             continue
         count += 1

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.core.credentials import hand_on
+from pipeline.core.credentials import credential_variables
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.process_environment import stage_environment
 from pipeline.core.resource_request import ResourceRequest
@@ -60,7 +60,9 @@ class LocalAllocation:
 
     def submit(self, task: Path, log: Path) -> LocalJob:
         """Start `prepare stage run SPEC` as a guarded child, which sees its own GPUs only."""
-        variables = stage_environment({**os.environ, **hand_on()}, stage_in(task), needs_of(task))
+        variables = stage_environment(
+            {**os.environ, **credential_variables()}, stage_in(task), needs_of(task)
+        )
         # Where we are killed the room is taken until the last of its processes has ended.
         held = self._room.descriptors
         own = {**variables, **self._room.variables()}

@@ -115,16 +115,16 @@ class NodeAllocator:
         return None
 
     def _take_node(self, needs: ResourceRequest, room: NodeAllocation) -> str:
-        if not needs.exclusive and self._locks.is_wished(WHOLE_NODE):
+        if not needs.exclusive and self._locks.is_reserved(WHOLE_NODE):
             return "a measurement of speed, which waits to have this node alone"
-        taken = self._locks.take(WHOLE_NODE, shared=not needs.exclusive)
+        taken = self._locks.try_acquire(WHOLE_NODE, shared=not needs.exclusive)
         if taken is not None:
             room.hold(taken)
             if needs.exclusive:
-                self._locks.unwish(WHOLE_NODE)
+                self._locks.cancel_reservation(WHOLE_NODE)
             return ""
         if needs.exclusive:
-            self._locks.wish(WHOLE_NODE)
+            self._locks.reserve(WHOLE_NODE)
             return "all other work on this node, to measure speed alone"
         return "a measurement of speed, which has this node alone"
 
@@ -146,12 +146,12 @@ class NodeAllocator:
     def _take_gpus(self, needs: ResourceRequest, room: NodeAllocation) -> str:
         if needs.gpus == 0:
             return ""
-        if needs.gpus == 1 and self._locks.is_wished(SEVERAL_GPUS):
+        if needs.gpus == 1 and self._locks.is_reserved(SEVERAL_GPUS):
             return "a GPU: a piece of work that needs several comes first"
         for gpu in self.gpus:
             if len(room.gpus) == needs.gpus:
                 break
-            if (taken := self._locks.take(gpu.uuid)) is None:
+            if (taken := self._locks.try_acquire(gpu.uuid)) is None:
                 continue
             if gpu.uuid in self._ask_busy():  # asked only where a GPU is none of our own's
                 os.close(taken)
@@ -159,11 +159,11 @@ class NodeAllocator:
             room.hold(taken)
             room.gpus += (gpu,)
         if len(room.gpus) == needs.gpus:
-            self._locks.unwish(SEVERAL_GPUS)
+            self._locks.cancel_reservation(SEVERAL_GPUS)
             return ""
         others = len(self._busy & {gpu.uuid for gpu in self.gpus})
         if 1 < needs.gpus <= len(self.gpus) - others:
-            self._locks.wish(SEVERAL_GPUS)
+            self._locks.reserve(SEVERAL_GPUS)
         return (
             f"{needs.gpus} of this node's {len(self.gpus)} GPUs"
             f"{f', of which processes that are none of ours use {others}' if others else ''}"
@@ -178,7 +178,7 @@ class NodeAllocator:
     def _take_cpus(self, needs: ResourceRequest, room: NodeAllocation) -> str:
         if needs.cpus == "one":
             return ""
-        if (taken := self._locks.take(ALL_CPUS)) is None:
+        if (taken := self._locks.try_acquire(ALL_CPUS)) is None:
             return "the cores of this node: other work computes on all of them"
         room.hold(taken)
         return ""

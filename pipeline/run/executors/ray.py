@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.core.credentials import hand_on
+from pipeline.core.credentials import credential_variables
 from pipeline.core.errors import PrepareError, StageError, StoreError, UsageError, raise_as
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.installation import this_prepare
 from pipeline.core.private_files import open_log
-from pipeline.core.process_environment import travelling_environment
+from pipeline.core.process_environment import forwarded_environment
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.run.executors import ray_node
 from pipeline.run.executors.executor import ExecutorOptions, Listener
@@ -106,7 +106,7 @@ class RayExecutor:
         found = nodes()
         needs = next((each for each in asked if most_frequent(found.values(), each)), asked[-1])
         kind, why = self._node_for(needs), "it was lost"
-        given = travelling_environment(os.environ, "")
+        given = forwarded_environment(os.environ, "")
         for node in (name for name, resources in found.items() if resources == kind):
             task = ray.remote(ray_node.describe).options(
                 num_cpus=0,
@@ -242,8 +242,8 @@ class RayJob:
         """The stream of what the task yields."""
         import ray
 
-        here = {**os.environ, **hand_on()}
-        given = travelling_environment(here, stage_in(self._task), needs_of(self._task))
+        here = {**os.environ, **credential_variables()}
+        given = forwarded_environment(here, stage_in(self._task), needs_of(self._task))
         if (home := self._options.home) is not None:
             given["PREPARE_HOME"] = str(home)
         task = WorkItemFile(str(self._task), b"", 0)

@@ -15,9 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.hardware import this_node
-from pipeline.core.private_files import keep_private
-from pipeline.core.process_environment import NetworkAccess, arrived_environment, stage_environment
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.private_files import private_umask
+from pipeline.core.process_environment import (
+    NetworkAccess,
+    merge_node_environment,
+    stage_environment,
+)
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_in, start
 
@@ -76,10 +80,10 @@ def run(
     """
     refuse_other(prepare)
     started = time.time()
-    file, variables = Path(task.path), arrived_environment(_node_variables(), given)
+    file, variables = Path(task.path), merge_node_environment(_node_variables(), given)
     if gpus == 0:
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    is_shared = not given.get(ORIGIN) or is_there(task)
+    is_shared = not given.get(REMOTE_STORE_VARIABLE) or is_there(task)
     if not is_shared:
         place_task(task)
     # The node may have to build the stage's environment first.
@@ -111,7 +115,7 @@ def is_there(task: WorkItemFile) -> bool:
 def place_task(task: WorkItemFile) -> None:
     """Write the task's file into a run folder, as on the driver's machine."""
     file = Path(task.path)
-    with keep_private():
+    with private_umask():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(task.content)
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.core.credentials import hand_on
+from pipeline.core.credentials import credential_variables
 from pipeline.core.errors import StageError, UsageError
 from pipeline.core.events import read_event
 from pipeline.core.hardware import NodeInfo
@@ -257,7 +257,7 @@ class SlurmAllocation:
     def _variables(self, task: Path) -> dict[str, str]:
         """What the job's process is given, beside what Slurm sets."""
         # The node may have to build the stage's environment first.
-        here = {**os.environ, **hand_on()}
+        here = {**os.environ, **credential_variables()}
         given = stage_environment(here, stage_in(task), [*needs_of(task), NetworkAccess.PACKAGES])
         given.pop("CUDA_VISIBLE_DEVICES", None)
         if self._options.home is not None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from artifacts.run_record import StageReport
 from pipeline.core import errors
-from pipeline.core.events import Progress, pass_progress_on, read_event
+from pipeline.core.events import Progress, forward_progress, read_event
 from pipeline.run.executors.executor import Listener
 
 
@@ -47,5 +47,5 @@ def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError |
             case {"event": "error", "kind": str(), "what": str()} as error:
                 failure = errors.from_dict(error)
             case event:
-                pass_progress_on(event, listener)
+                forward_progress(event, listener)
     return failure

@@ -56,8 +56,8 @@ def collect(store: Store) -> int:
         except StoreError:  # a run goes on
             return 0
         for each in garbage:
-            if not claim.is_ours():
-                raise claim.lost()
+            if not claim.is_current():
+                raise claim.lost_error()
             remove(each, store)
         return len(garbage)
 

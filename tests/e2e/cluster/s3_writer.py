@@ -22,8 +22,8 @@ FILES = ("a", "b", "c")
 def main(cache: Path, node: str, stages: int) -> None:
     """Do what is not done; what is taken from us is left to whoever took it."""
     store = Store(cache)
-    assert store.origin is not None
-    store.claims = Leases(store.origin.objects.below("claims"), node=node or None)
+    assert store.remote is not None
+    store.leases = Leases(store.remote.objects.below("claims"), node=node or None)
     me = f"{node}-{time.time_ns()}"
     for number in range(stages):
         key = f"{number:064x}"

@@ -18,7 +18,7 @@ from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.leases import Leases
 from pipeline.core.object_store import ObjectStore
 from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(30
 
 @pytest.fixture
 def url(s3: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in {**s3.variables, ORIGIN: ""}.items():
+    for name, value in {**s3.variables, REMOTE_STORE_VARIABLE: ""}.items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{request.node.name}"
 

@@ -20,7 +20,7 @@ from tiny_stages import Heard, TinyStages, wait_until, write_driver
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
 from pipeline.core.hardware import this_node
 from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
@@ -216,7 +216,7 @@ def test_a_stage_whose_store_is_an_object_store(
     executor: SlurmExecutor, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node has the driver's cache; the stage, begun again after a kill, is there for others."""
-    for name, value in {**s3.variables, ORIGIN: ""}.items():
+    for name, value in {**s3.variables, REMOTE_STORE_VARIABLE: ""}.items():
         monkeypatch.setenv(name, value)
     url = f"s3://{BUCKET}/slurm"
     stages = TinyStages(tmp_path, Store(cache_folder(url, tmp_path / "home")))

@@ -37,7 +37,7 @@ from whole_run import (
 )
 
 from eval_gates.answer_log import book_of_part
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.store import Store
 from pipeline.environments.settings import load_settings
@@ -196,7 +196,7 @@ def on_s3(
         f"s3://{BUCKET}/{name}",
         {
             **server.variables,
-            ORIGIN: "",
+            REMOTE_STORE_VARIABLE: "",
             "PREPARE_HOME": str(home),
             # A folder that all machines have: the store has no registry of its own.
             "PREPARE_REGISTRY": f"oci://{server.folder}/registry",
@@ -325,26 +325,26 @@ def begin_again_at_once(name: str) -> None:
 def told(server: S3Server) -> Iterator[None]:
     """We ourselves may use it meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**server.variables, ORIGIN: ""}.items():
+        for name, value in {**server.variables, REMOTE_STORE_VARIABLE: ""}.items():
             patch.setenv(name, value)
         yield
 
 
 def send_stages(begun: Path, store: Store) -> None:
     """Have the stages of a folder in an object store."""
-    assert store.origin is not None
+    assert store.remote is not None
     for record in Store(begun).records():
         folder = begun / "stages" / record.stage / record.key
-        assert store.origin.publish(folder, record, lambda: True)
+        assert store.remote.publish(folder, record, lambda: True)
 
 
 def forget_what_the_variant_was_asked(store: Store) -> None:
-    assert store.origin is not None
-    for name in store.origin.objects.names("answers"):
-        store.origin.objects.remove(f"answers/{name}")
+    assert store.remote is not None
+    for name in store.remote.objects.names("answers"):
+        store.remote.objects.remove(f"answers/{name}")
     for record in list(store.records()):
         if record.stage in ASKED_AND_JUDGED and record.variant != "baseline":
-            store.origin.forget(record.stage, record.key)
+            store.remote.unpublish(record.stage, record.key)
 
 
 # --- what all are held to -------------------------------------------------------------------------

@@ -279,7 +279,7 @@ AWQ = AwqQuantization(kind="awq", calibration=Calibration())
 def asked_otherwise(kept: TypedStageRecord[Any, Any], **changes: Any) -> TypedStageRecord[Any, Any]:
     """The stage's record with other parameters."""
     parameters = {**kept.record.parameters, **changes}
-    return kept.stage.kept(kept.record.model_copy(update={"parameters": parameters}))
+    return kept.stage.typed(kept.record.model_copy(update={"parameters": parameters}))
 
 
 MADE = QuantizeResult(weights_digest="d", weights_bytes=1)

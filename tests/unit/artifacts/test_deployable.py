@@ -66,7 +66,7 @@ def read(run: FakeRun, **changes: Any) -> Deployable:
             "result": {**heard.result, **result},
         }
     )
-    heard_so = replace(judged, coherence=COHERENCE.kept(record))
+    heard_so = replace(judged, coherence=COHERENCE.typed(record))
     found = heard_so.deployable(run.store.find)
     found.check_servable("here")
     return found

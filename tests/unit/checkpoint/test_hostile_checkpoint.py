@@ -165,4 +165,4 @@ def test_an_architecture_of_10_mb_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_grows_while_it_is_hashed_ends(tmp_path: Path) -> None:
     # A regular file whose size is told as 0, and that is not empty.
     with pytest.raises(CheckpointError, match="/proc/self/maps"):
-        FileDigests(tmp_path / "digests.json").of(Path("/proc/self/maps"))
+        FileDigests(tmp_path / "digests.json").digest(Path("/proc/self/maps"))

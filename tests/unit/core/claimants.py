@@ -44,8 +44,8 @@ class KnownClaims(Leases):
 
     held: Lease | None = None
 
-    def _acquire(self, key: str, waits: Callable[[str], None]) -> Lease:
-        self.held = super()._acquire(key, waits)
+    def _acquire(self, key: str, on_wait: Callable[[str], None]) -> Lease:
+        self.held = super()._acquire(key, on_wait)
         return self.held
 
 
@@ -70,7 +70,7 @@ class Claimant:
         self._killed = self.is_over = False
         self._beats = 0
         self.raw = FileKeyValueStore(root / "claims")
-        self.claims = KnownClaims(
+        self.leases = KnownClaims(
             SteppedShelf(self.raw, self.pause),  # type: ignore[arg-type]
             seconds=SECONDS,
             node=name,
@@ -78,7 +78,7 @@ class Claimant:
             sleep=lambda seconds: self.pause(),
         )
         self.store = Store(root)
-        self.store.claims = self.claims
+        self.store.leases = self.leases
         self.thread = threading.Thread(target=self._run, args=(program,), daemon=True)
         self.thread.start()
         self._stands.acquire()
@@ -106,7 +106,7 @@ class Claimant:
 
     def beat(self) -> None:
         """What its other thread does as long as the process is not stopped."""
-        held = self.claims.held
+        held = self.leases.held
         if held is not None and not self.is_over and not held._over.is_set():
             self._beats += 1
             self.raw.put(f"{held.name}.beat", str(self._beats).encode())

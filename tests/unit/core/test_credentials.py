@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core import redaction
-from pipeline.core.credentials import hand_on, put_back, take_out
+from pipeline.core.credentials import credential_variables, restore_credentials, strip_credentials
 from pipeline.core.errors import PrepareError, RegistryError, UsageError, from_dict
 from pipeline.core.process_environment import NetworkAccess, server_environment, stage_environment
-from pipeline.core.redaction import HANDED_ON, hide
+from pipeline.core.redaction import ADDRESSES_VARIABLE, redact
 
 SECRET = "urlSECRET9999"
 
@@ -43,9 +43,9 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_address_goes_on_without_its_credentials(address: str, shown: str) -> None:
-    assert take_out(address) == shown
-    assert put_back(shown) == address
-    assert SECRET not in hide(f"cannot reach {address} at all")
+    assert strip_credentials(address) == shown
+    assert restore_credentials(shown) == address
+    assert SECRET not in redact(f"cannot reach {address} at all")
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_an_address_goes_on_without_its_credentials(address: str, shown: str) ->
     ],
 )
 def test_what_has_no_credentials_stays(text: str) -> None:
-    assert take_out(text) == text == put_back(text)
-    assert hand_on() == {}
+    assert strip_credentials(text) == text == restore_credentials(text)
+    assert credential_variables() == {}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_has_no_credentials_stays(text: str) -> None:
 )
 def test_what_cannot_be_taken_out_is_refused_without_being_shown(address: str) -> None:
     with pytest.raises(UsageError) as caught:
-        take_out(address)
+        strip_credentials(address)
     assert SECRET not in str(caught.value)
 
 
@@ -87,9 +87,9 @@ def test_what_cannot_be_taken_out_is_refused_without_being_shown(address: str) -
 )
 def test_credentials_go_to_the_host_that_they_were_given_for(shown: str) -> None:
     """A record of a run may be another's, and name an address that only begins like ours."""
-    take_out(f"http://me:{SECRET}@host")
+    strip_credentials(f"http://me:{SECRET}@host")
     with pytest.raises(UsageError):
-        put_back(shown)
+        restore_credentials(shown)
 
 
 @pytest.mark.parametrize(
@@ -108,19 +108,19 @@ def test_credentials_of_an_address_that_a_server_named_are_hidden(text: str) -> 
 
 
 def test_two_credentials_for_one_address_are_refused() -> None:
-    take_out("http://a:first@host")
+    strip_credentials("http://a:first@host")
     with pytest.raises(UsageError):
-        take_out("http://a:second@host/v1")
+        strip_credentials("http://a:second@host/v1")
 
 
 def test_a_path_may_be_cut_before_connecting() -> None:
-    shown = take_out(f"http://me:{SECRET}@host:8000/v1")
-    assert put_back(shown.removesuffix("/v1")) == f"http://me:{SECRET}@host:8000"
+    shown = strip_credentials(f"http://me:{SECRET}@host:8000/v1")
+    assert restore_credentials(shown.removesuffix("/v1")) == f"http://me:{SECRET}@host:8000"
 
 
 def test_who_reads_it_from_a_record_is_asked_for_it_again() -> None:
     with pytest.raises(UsageError) as caught:
-        put_back("http://***@host")
+        restore_credentials("http://***@host")
     assert "PREPARE_REGISTRY" in caught.value.cure
 
 
@@ -132,15 +132,15 @@ def test_who_reads_it_from_a_record_is_asked_for_it_again() -> None:
 def test_no_password_is_shown(password: str) -> None:
     redaction._given.clear()
     secret = f"<{password}>"
-    shown = take_out(f"http://me:{secret}@host:80/x")
+    shown = strip_credentials(f"http://me:{secret}@host:80/x")
     assert secret not in shown
-    assert secret not in hide(f"it said '{secret}'")
-    assert put_back(shown) == f"http://me:{secret}@host:80/x"
+    assert secret not in redact(f"it said '{secret}'")
+    assert restore_credentials(shown) == f"http://me:{secret}@host:80/x"
 
 
 def test_an_error_has_none_whatever_a_library_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_SECRET1111")
-    take_out(f"http://me:{SECRET}@host")
+    strip_credentials(f"http://me:{SECRET}@host")
     error = RegistryError(
         f"GET http://me:{SECRET}@host failed", where=f"http://you:{SECRET}@b", cure="hf_SECRET1111"
     )
@@ -150,8 +150,12 @@ def test_an_error_has_none_whatever_a_library_said(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = take_out(f"http://me:{SECRET}@host")
-    here = {"PATH": "/bin", "PREPARE_REGISTRY": f"http://me:{SECRET}@host", **hand_on()}
+    shown = strip_credentials(f"http://me:{SECRET}@host")
+    here = {
+        "PATH": "/bin",
+        "PREPARE_REGISTRY": f"http://me:{SECRET}@host",
+        **credential_variables(),
+    }
     for stage in ("quantize", "judge", "check_weights", "questions"):
         assert SECRET not in json.dumps(stage_environment(here, stage))
     assert SECRET not in json.dumps(server_environment(here, {}))
@@ -159,8 +163,8 @@ def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyP
     there = stage_environment(here, "promote")
     assert "PREPARE_REGISTRY" not in there
     monkeypatch.setattr(redaction, "_given", {})
-    monkeypatch.setenv(HANDED_ON, there[HANDED_ON])
-    assert put_back(shown) == f"http://me:{SECRET}@host"
+    monkeypatch.setenv(ADDRESSES_VARIABLE, there[ADDRESSES_VARIABLE])
+    assert restore_credentials(shown) == f"http://me:{SECRET}@host"
 
 
 @pytest.mark.parametrize(

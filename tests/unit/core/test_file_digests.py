@@ -58,8 +58,8 @@ def test_file_is_read_once(tmp_path: Path, reads: list[str]) -> None:
     file.write_bytes(b"abc")
     expected = hashlib.sha256(b"abc").hexdigest()
     cache = tmp_path / "deep" / "cache.json"
-    assert FileDigests(cache, in_ten_seconds).of(file) == expected
-    assert FileDigests(cache, in_ten_seconds).of(file) == expected
+    assert FileDigests(cache, in_ten_seconds).digest(file) == expected
+    assert FileDigests(cache, in_ten_seconds).digest(file) == expected
     assert reads == ["weights"]
 
 
@@ -78,7 +78,9 @@ def test_many_files_are_remembered_at_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(FileDigests, "_remember", counted)
     digests = FileDigests(tmp_path / "digests.json", in_ten_seconds)
     for _ in range(2):
-        assert list(digests.of_all(files)) == [digest_bytes(file.read_bytes()) for file in files]
+        assert list(digests.digest_all(files)) == [
+            digest_bytes(file.read_bytes()) for file in files
+        ]
     assert writes == [20]
 
 
@@ -87,7 +89,7 @@ def test_what_was_read_before_a_failure_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     digests = FileDigests(tmp_path / "digests.json", in_ten_seconds)
     with pytest.raises(CheckpointError):
-        list(digests.of_all([tmp_path / "a", tmp_path / "b"]))
+        list(digests.digest_all([tmp_path / "a", tmp_path / "b"]))
     assert str(tmp_path / "a") in (tmp_path / "digests.json").read_text()
 
 
@@ -95,7 +97,7 @@ def test_a_link_shares_the_entry_of_its_target(tmp_path: Path, reads: list[str])
     (tmp_path / "blob").write_bytes(b"abc")
     (tmp_path / "name").symlink_to("blob")
     digests = FileDigests(tmp_path / "cache.json", in_ten_seconds)
-    assert digests.of(tmp_path / "blob") == digests.of(tmp_path / "name")
+    assert digests.digest(tmp_path / "blob") == digests.digest(tmp_path / "name")
     assert len(reads) == 1
 
 
@@ -104,8 +106,8 @@ def test_fresh_file_is_not_remembered(tmp_path: Path, reads: list[str]) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"abc")
     digests = FileDigests(tmp_path / "cache.json")
-    digests.of(file)
-    digests.of(file)
+    digests.digest(file)
+    digests.digest(file)
     assert len(reads) == 2
     assert not (tmp_path / "cache.json").exists()
 
@@ -115,7 +117,7 @@ def test_file_from_the_future_is_not_remembered(tmp_path: Path) -> None:
     file.write_bytes(b"abc")
     future = time.time_ns() + 3600 * 10**9
     os.utime(file, ns=(future, future))
-    FileDigests(tmp_path / "cache.json", in_ten_seconds).of(file)
+    FileDigests(tmp_path / "cache.json", in_ten_seconds).digest(file)
     assert not (tmp_path / "cache.json").exists()
 
 
@@ -124,12 +126,12 @@ def test_change_that_restores_size_and_mtime_is_seen(tmp_path: Path) -> None:
     file.write_bytes(b"abc")
     times = file.stat()
     digests = FileDigests(tmp_path / "cache.json", in_ten_seconds)
-    before = digests.of(file)
+    before = digests.digest(file)
     time.sleep(0.02)  # a tick of the kernel's clock for ctime
     file.write_bytes(b"xyz")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert file.stat().st_mtime_ns == times.st_mtime_ns
-    assert digests.of(file) == hashlib.sha256(b"xyz").hexdigest() != before
+    assert digests.digest(file) == hashlib.sha256(b"xyz").hexdigest() != before
 
 
 def test_file_replaced_by_another_is_seen(tmp_path: Path) -> None:
@@ -139,9 +141,9 @@ def test_file_replaced_by_another_is_seen(tmp_path: Path) -> None:
     for path in (file, other):
         os.utime(path, ns=(10**18, 10**18))
     digests = FileDigests(tmp_path / "cache.json", in_ten_seconds)
-    before = digests.of(file)
+    before = digests.digest(file)
     other.replace(file)
-    assert digests.of(file) != before
+    assert digests.digest(file) != before
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_damaged_cache_starts_anew(tmp_path: Path, damage: bytes, reads: list[st
     file.write_bytes(b"abc")
     cache.write_bytes(damage)
     digests = FileDigests(cache, in_ten_seconds)
-    assert digests.of(file) == digests.of(file) == hashlib.sha256(b"abc").hexdigest()
+    assert digests.digest(file) == digests.digest(file) == hashlib.sha256(b"abc").hexdigest()
     assert len(reads) == 1
 
 
@@ -161,18 +163,18 @@ def test_damaged_entry_is_ignored(tmp_path: Path) -> None:
     file, cache = tmp_path / "weights", tmp_path / "cache.json"
     file.write_bytes(b"abc")
     cache.write_text(json.dumps({"schema_version": 1, "files": {str(file): {"sha256": 5}}}))
-    assert FileDigests(cache, in_ten_seconds).of(file) == hashlib.sha256(b"abc").hexdigest()
+    assert FileDigests(cache, in_ten_seconds).digest(file) == hashlib.sha256(b"abc").hexdigest()
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o606])
 def test_digests_that_others_may_write_are_ignored(tmp_path: Path, mode: int) -> None:
     file, cache = tmp_path / "weights", tmp_path / "cache.json"
     file.write_bytes(b"abc")
-    right = FileDigests(cache, in_ten_seconds).of(file)
+    right = FileDigests(cache, in_ten_seconds).digest(file)
     cache.write_text(cache.read_text().replace(right, "0" * 64))
-    assert FileDigests(cache, in_ten_seconds).of(file) == "0" * 64
+    assert FileDigests(cache, in_ten_seconds).digest(file) == "0" * 64
     cache.chmod(mode)
-    assert FileDigests(cache, in_ten_seconds).of(file) == right
+    assert FileDigests(cache, in_ten_seconds).digest(file) == right
 
 
 def test_unwritable_cache_is_said_aloud(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_unwritable_cache_is_said_aloud(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     listener = Listener()
     digests = FileDigests(tmp_path / "file" / "cache.json", in_ten_seconds)
-    assert digests.of(tmp_path / "weights", listener) == hashlib.sha256(b"abc").hexdigest()
+    assert digests.digest(tmp_path / "weights", listener) == hashlib.sha256(b"abc").hexdigest()
     assert "digests are not remembered" in listener.notes[0]
 
 
@@ -189,14 +191,14 @@ def test_entries_of_files_that_are_gone_are_dropped(tmp_path: Path) -> None:
     digests = FileDigests(cache, in_ten_seconds)
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)
-        digests.of(tmp_path / name)
+        digests.digest(tmp_path / name)
         (tmp_path / "one").unlink(missing_ok=True)
     assert [Path(path).name for path in json.loads(cache.read_text())["files"]] == ["two"]
 
 
 def _digest_in_child(arguments: tuple[Path, Path]) -> str:
     cache, file = arguments
-    return FileDigests(cache, in_ten_seconds).of(file)
+    return FileDigests(cache, in_ten_seconds).digest(file)
 
 
 def test_processes_at_once_lose_no_entry(tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_change_while_reading_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(file_digests, "BLOCK_BYTES", 3)
     with pytest.raises(CheckpointError) as caught:
-        FileDigests(tmp_path / "cache.json").of(file, _Once(Meddler()))
+        FileDigests(tmp_path / "cache.json").digest(file, _Once(Meddler()))
     assert caught.value.where == str(file)
 
 
@@ -242,7 +244,7 @@ class _Once:
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
-        FileDigests(tmp_path / "cache.json").of(tmp_path / "none")
+        FileDigests(tmp_path / "cache.json").digest(tmp_path / "none")
     assert caught.value.where == str(tmp_path / "none")
 
 
@@ -251,6 +253,6 @@ def test_progress_in_bytes_over_all_files(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "a").write_bytes(b"123")
     (tmp_path / "b").write_bytes(b"45")
     listener = Listener()
-    list(FileDigests(tmp_path / "c.json").of_all([tmp_path / "a", tmp_path / "b"], listener))
+    list(FileDigests(tmp_path / "c.json").digest_all([tmp_path / "a", tmp_path / "b"], listener))
     assert [done for _, done, _, _ in listener.events] == [2, 3, 5]
     assert {(total, unit) for _, _, total, unit in listener.events} == {(5, "bytes")}

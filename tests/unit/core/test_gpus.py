@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pipeline.core.gpus import (
     allottable_gpus,
-    ask_driver,
     busy_gpus,
     is_driver_too_old,
+    query_driver,
     visible_gpus,
 )
 
@@ -43,7 +43,7 @@ def driver(
 
 def test_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ask_driver("-L") is None
+    assert query_driver("-L") is None
     assert visible_gpus() == []
 
 

@@ -24,7 +24,7 @@ from artifacts.registry.embedded_database import make_database
 from artifacts.run_loader import find_run
 from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
-from pipeline.core.private_files import keep_private
+from pipeline.core.private_files import private_umask
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.run.run_recorder import RunRecorder
 from pipeline.stages.answer_log_sync import book_file, open_book
@@ -92,7 +92,7 @@ def begin_attempt(root: Path, what: str) -> int:
 
 
 def finish(root: Path, key: str, text: str) -> None:
-    with keep_private(root), Store(root).open_for_writing("judge", key) as folder:
+    with private_umask(root), Store(root).open_for_writing("judge", key) as folder:
         assert folder is not None
         (folder / "output" / "below").mkdir(parents=True)
         weights = os.open(folder / "output" / "below" / "weights", os.O_CREAT | os.O_WRONLY, 0o600)
@@ -124,7 +124,7 @@ def test_what_was_made_before_it_was_shared(root: Path) -> None:
 
 
 def die_while_writing(root: Path, key: str) -> None:
-    with keep_private(root), Store(root).open_for_writing("judge", key, ["kept"]) as folder:
+    with private_umask(root), Store(root).open_for_writing("judge", key, ["kept"]) as folder:
         assert folder is not None
         (folder / "other").mkdir()
         (folder / "other" / "file").write_text("half")
@@ -133,7 +133,7 @@ def die_while_writing(root: Path, key: str) -> None:
 
 
 def go_on(root: Path, key: str) -> str:
-    with keep_private(root), Store(root).open_for_writing("judge", key, ["kept"]) as folder:
+    with private_umask(root), Store(root).open_for_writing("judge", key, ["kept"]) as folder:
         assert folder is not None
         assert [path.name for path in folder.iterdir()] == ["kept"]
         write_atomically(folder / RECORD, stage_record(key=key).model_dump_json())
@@ -143,7 +143,7 @@ def go_on(root: Path, key: str) -> str:
 def answer(root: Path, first: int) -> list[str]:
     store = Store(root)
     book = book_file(store, "book")
-    with keep_private(root), open_book(store, book, lambda _: None) as claim:
+    with private_umask(root), open_book(store, book, lambda _: None) as claim:
         kept = AnswerLog(book, IDS, claim.number)
         kept.rows()
         kept.append([{"id": IDS[first]}])

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from pipeline.core.errors import ServingError, StoreError
-from pipeline.core.interruption import INTERRUPTIONS, is_interruption, uninterrupted
+from pipeline.core.interruption import INTERRUPTIONS, hold_interruptions, is_interruption
 
 
 def raised_by(work: type[BaseException], while_handling: BaseException) -> BaseException:
@@ -61,10 +61,10 @@ def test_it_is_raised_once_the_block_has_ended(number: signal.Signals) -> None:
     done = []
 
     def work() -> None:
-        with uninterrupted():
+        with hold_interruptions():
             for _ in range(3):
                 signal.raise_signal(number)
-                with uninterrupted():
+                with hold_interruptions():
                     signal.raise_signal(number)
                 done.append(True)
 
@@ -80,7 +80,7 @@ def test_it_is_raised_once_the_block_has_ended(number: signal.Signals) -> None:
 def test_what_would_not_interrupt_is_left_alone() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with uninterrupted():
+        with hold_interruptions():
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
             signal.raise_signal(signal.SIGINT)
     finally:
@@ -91,7 +91,7 @@ def test_in_another_thread_it_does_nothing() -> None:
     failures = []
 
     def work() -> None:
-        with suppress(StoreError), uninterrupted():
+        with suppress(StoreError), hold_interruptions():
             raise StoreError("no")
         failures.append(None)
 

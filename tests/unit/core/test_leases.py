@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.key_value_store import FileKeyValueStore, create_exclusively
-from pipeline.core.leases import Leases, claim_seconds
+from pipeline.core.leases import Leases, lease_seconds
 from pipeline.core.process_identity import node_identity, start_ticks
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
@@ -56,7 +56,7 @@ def elsewhere(tmp_path: Path, now: list[float] | None = None, seconds: float = 6
 
 def test_a_claim_is_had_by_one(claims: Leases) -> None:
     with claims.hold("key") as first:
-        assert first.is_ours()
+        assert first.is_current()
         assert claims.is_held("key")
         with claims.hold_if_free("key") as second:
             assert second is None
@@ -65,7 +65,7 @@ def test_a_claim_is_had_by_one(claims: Leases) -> None:
     assert not claims.is_held("key")
     with claims.hold("key") as third:
         assert third.number == first.number + 1
-        assert not first.is_ours()
+        assert not first.is_current()
 
 
 def test_a_forgotten_one_leaves_nothing(claims: Leases, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_owner_elsewhere_is_waited_for_by_the_waiters_own_clock(
             asleep(seconds)
             if now[0] > 1_000_040 and held.name and len(told) < 3:
                 told.append("beat")
-                assert held.beat_once(len(told))
+                assert held.send_heartbeat(len(told))
 
         waiter._sleep = beat_twice
         with waiter.hold("key", told.append) as follower:
@@ -106,7 +106,7 @@ def test_an_owner_elsewhere_is_waited_for_by_the_waiters_own_clock(
             assert 1_000_100 <= now[0] < 1_000_105
             assert f"process {os.getpid()} on " in told[0]
             assert follower.number == held.number + 1
-            assert not held.beat_once(9)
+            assert not held.send_heartbeat(9)
     assert shelf.get(f"key/{follower.number:06d}.beat") == b"released"
 
 
@@ -148,7 +148,7 @@ def test_whether_it_is_held_elsewhere_is_said_by_the_file_servers_clock(
         assert other.is_held("key")
         os.utime(tmp_path / held.name, (old - 2, old - 2))
         assert not other.is_held("key")
-        assert held.beat_once(1)
+        assert held.send_heartbeat(1)
         assert other.is_held("key")
     assert not other.is_held("key")
 
@@ -169,14 +169,14 @@ def test_another_boot_or_another_container_is_another_node() -> None:
 def test_a_wrong_time_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("PREPARE_CLAIM_SECONDS", text)
     with pytest.raises(UsageError) as caught:
-        claim_seconds()
+        lease_seconds()
     assert "PREPARE_CLAIM_SECONDS" in caught.value.where
 
 
 def test_the_time_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert claim_seconds() == 60
+    assert lease_seconds() == 60
     monkeypatch.setenv("PREPARE_CLAIM_SECONDS", "15")
-    assert claim_seconds() == 15
+    assert lease_seconds() == 15
 
 
 def test_of_many_who_create_one_name_one_can(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ class World:
     def follow(self, owner: Claimant, steps: int) -> None:
         """Let time go by in which only this one is alive, until it has the claim; then so far."""
         for _ in range(40):
-            if owner.is_over or owner.claims.held is not None:
+            if owner.is_over or owner.leases.held is not None:
                 break
             self.now += SECONDS / 2
             for _ in range(3):
@@ -337,7 +337,7 @@ class World:
             self.now += 7
             for owner in self.owners:
                 owner.step()
-                owner.beat()
+                owner.start_heartbeat()
                 self.check()
             if newest.is_over and all(owner.is_over for owner in self.owners):
                 return
@@ -394,7 +394,7 @@ def test_any_order_of_steps_kills_and_silences(
                 case "follow":
                     world.follow(owner, steps)
                 case "beat":
-                    owner.beat()
+                    owner.start_heartbeat()
                 case "kill":
                     owner.kill()
                 case "step":
@@ -427,12 +427,12 @@ def test_who_comes_back_to_a_folder_made_anew_publishes_nothing(tmp_path: Path) 
 def test_a_generation_that_was_had_and_cleaned_up_is_not_had_again(claims: Leases) -> None:
     with claims.hold("key"):
         pass
-    seen = claims.look("key")  # and then we are away
+    seen = claims.read_latest("key")  # and then we are away
     with claims.hold("key"):
         pass
     with claims.hold("key") as third:
-        assert claims._create("key", seen) is None
-        assert third.is_ours()
+        assert claims._try_create("key", seen) is None
+        assert third.is_current()
 
 
 # --- real processes -----------------------------------------------------------------------------
@@ -448,7 +448,7 @@ from pipeline.core.store import Store, write_atomically
 
 root, node = sys.argv[1:]
 store = Store(Path(root))
-store.claims = Leases(FileKeyValueStore(Path(root) / "claims"), node=node or None)
+store.leases = Leases(FileKeyValueStore(Path(root) / "claims"), node=node or None)
 try:
     told = lambda text: print(text, flush=True)
     with store.open_for_writing("judge", "abc", waits=told) as folder:

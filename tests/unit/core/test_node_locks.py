@@ -25,7 +25,7 @@ from pathlib import Path
 from pipeline.core.node_locks import NodeLocks
 
 locks = NodeLocks(Path(sys.argv[1]))
-print(locks.take("node", shared=sys.argv[2] == "shared") is not None, flush=True)
+print(locks.try_acquire("node", shared=sys.argv[2] == "shared") is not None, flush=True)
 sys.stdin.read()
 """
 # The lock is passed on to a child that outlives whoever took it.
@@ -34,7 +34,7 @@ import subprocess, sys
 from pathlib import Path
 from pipeline.core.node_locks import NodeLocks
 
-held = NodeLocks(Path(sys.argv[1])).take("node")
+held = NodeLocks(Path(sys.argv[1])).try_acquire("node")
 child = subprocess.Popen(["sleep", "60"], pass_fds=[held], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -71,7 +71,7 @@ def open_to_all() -> Iterator[Path]:
 
 
 def is_free(folder: Path, *, shared: bool = False) -> bool:
-    descriptor = NodeLocks(folder).take("node", shared=shared)
+    descriptor = NodeLocks(folder).try_acquire("node", shared=shared)
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is not None
@@ -79,16 +79,16 @@ def is_free(folder: Path, *, shared: bool = False) -> bool:
 
 def test_one_has_it_alone_or_several_share_it(tmp_path: Path) -> None:
     locks = NodeLocks(tmp_path)
-    alone = locks.take("node")
+    alone = locks.try_acquire("node")
     assert alone is not None
-    assert locks.take("node") is None
-    assert locks.take("node", shared=True) is None
-    other = locks.take("cpus")
+    assert locks.try_acquire("node") is None
+    assert locks.try_acquire("node", shared=True) is None
+    other = locks.try_acquire("cpus")
     assert other is not None
     os.close(alone)
-    shared = [locks.take("node", shared=True) for _ in range(2)]
+    shared = [locks.try_acquire("node", shared=True) for _ in range(2)]
     assert None not in shared
-    assert locks.take("node") is None
+    assert locks.try_acquire("node") is None
     for descriptor in (*shared, other):
         assert descriptor is not None
         os.close(descriptor)
@@ -153,16 +153,16 @@ def test_a_wish_of_another_user_counts_until_it_is_old(
 ) -> None:
     wish = (
         "import sys; from pathlib import Path; from pipeline.core.node_locks import NodeLocks; "
-        "NodeLocks(Path(sys.argv[1])).wish('node'); print('wished')"
+        "NodeLocks(Path(sys.argv[1])).reserve('node'); print('wished')"
     )
     locks = NodeLocks(open_to_all)
     with process(wish, str(open_to_all), user=NOBODY):
-        assert locks.is_wished("node")
-        assert not locks.is_wished("gpus")
-    locks.unwish("node")  # ours, which there is not
-    assert locks.is_wished("node")
-    monkeypatch.setattr(node_locks, "WISH_SECONDS", 0.0)
-    assert not locks.is_wished("node")
+        assert locks.is_reserved("node")
+        assert not locks.is_reserved("gpus")
+    locks.cancel_reservation("node")  # ours, which there is not
+    assert locks.is_reserved("node")
+    monkeypatch.setattr(node_locks, "RESERVATION_S", 0.0)
+    assert not locks.is_reserved("node")
 
 
 def test_no_file_is_ever_made_under_a_name_that_is_there(
@@ -183,11 +183,11 @@ def test_no_file_is_ever_made_under_a_name_that_is_there(
 
 def test_a_file_that_was_removed_while_it_was_held_is_no_lock(tmp_path: Path) -> None:
     locks = NodeLocks(tmp_path)
-    assert locks.take("node") is not None
+    assert locks.try_acquire("node") is not None
     (tmp_path / "prepare.node.lock").unlink()
-    second = locks.take("node")
+    second = locks.try_acquire("node")
     assert second is not None
-    assert locks.take("node") is None
+    assert locks.try_acquire("node") is None
 
 
 def test_of_many_that_take_at_once_one_gets_it(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_of_many_that_take_at_once_one_gets_it(tmp_path: Path) -> None:
 
     def take() -> None:
         start.wait()
-        taken.append(NodeLocks(tmp_path).take("node"))
+        taken.append(NodeLocks(tmp_path).try_acquire("node"))
 
     threads = [threading.Thread(target=take) for _ in range(16)]
     for thread in threads:
@@ -216,7 +216,7 @@ def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     else:
         os.mkfifo(path)
     with pytest.raises(UsageError) as caught:
-        NodeLocks(tmp_path).take("node")
+        NodeLocks(tmp_path).try_acquire("node")
     assert caught.value.where == str(path)
     assert not (tmp_path / "elsewhere").exists()
 

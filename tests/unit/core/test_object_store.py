@@ -18,10 +18,10 @@ from eval_gates.answer_log import AnswerLog
 from pipeline.core import object_store
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.leases import Leases
-from pipeline.core.object_store import ObjectStore, check_url, tell_outages
+from pipeline.core.object_store import ObjectStore, check_url, log_outages
 from pipeline.core.process_environment import server_environment, stage_environment
 from pipeline.core.remote_store import Blob, StageManifest, cache_folder
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.stages.answer_log_sync import book_file, open_book
@@ -52,7 +52,7 @@ assert weights.stat().st_size == 3_000_000
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(ORIGIN, "")  # and back to what it was afterwards
+    monkeypatch.setenv(REMOTE_STORE_VARIABLE, "")  # and back to what it was afterwards
     return f"file://{tmp_path}/bucket/prefix"
 
 
@@ -61,9 +61,9 @@ class Node:
 
     def __init__(self, url: str, tmp_path: Path, name: str) -> None:
         self.store = Store(cache_folder(url, tmp_path / name))
-        assert self.store.origin is not None
-        self.objects = self.store.origin.objects
-        self.store.claims = Leases(self.objects.below("claims"), node=name)
+        assert self.store.remote is not None
+        self.objects = self.store.remote.objects
+        self.store.leases = Leases(self.objects.below("claims"), node=name)
 
     def finish(self, key: str = "abc", **files: str) -> None:
         with self.store.open_for_writing("judge", key) as folder:
@@ -137,11 +137,13 @@ def test_folders_that_another_node_s_plan_names_are_brought_here(here: Node, the
     here.finish(weights="w")
     named = there.store.root / "stages" / "judge" / "abc" / "output"
     for said in (["judge/abc", "/elsewhere/stages/judge/abc", None, 1], {"checkpoint": "abc"}):
-        there.store.bring_named(said)
+        there.store.fetch_named_stages(said)
     assert not named.exists()
-    there.store.bring_named({"checkpoint": {"path": str(named), "parameters": 1}, "python": ""})
+    there.store.fetch_named_stages(
+        {"checkpoint": {"path": str(named), "parameters": 1}, "python": ""}
+    )
     assert (named / "weights").read_text() == "w"
-    there.store.bring_named(
+    there.store.fetch_named_stages(
         [str(named.parents[1] / "never-done" / "output"), str(named.parents[2])]
     )
 
@@ -183,7 +185,7 @@ def test_cache_that_names_another_store_is_refused(here: Node, url: str, tmp_pat
     with pytest.raises(StoreError, match="is not used"):
         cache_folder(url, tmp_path / "here")
     with pytest.raises(StoreError, match="is not used"):
-        _ = Store(here.store.root).origin
+        _ = Store(here.store.root).remote
 
 
 def test_folder_with_a_planted_origin_is_refused(url: str, tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_folder_with_a_planted_origin_is_refused(url: str, tmp_path: Path) -> No
     store.mkdir(mode=0o700)
     (store / "origin").write_text(url)
     with pytest.raises(StoreError, match="is not used"):
-        _ = Store(store).origin
+        _ = Store(store).remote
 
 
 @pytest.mark.parametrize("place", ["..", ".", "origin", "blobs", "stages"])
@@ -255,7 +257,7 @@ def test_who_was_followed_publishes_nothing(here: Node, there: Node) -> None:
             (folder / "output").mkdir()
             (folder / "output" / "weights").write_text("of who was followed")
             write_atomically(folder / RECORD, stage_record().model_dump_json())
-            there.store.claims.seconds = 0
+            there.store.leases.seconds = 0
             with there.store.hold("abc"):
                 pass
 
@@ -270,7 +272,7 @@ def test_who_is_done_first_counts(here: Node, there: Node) -> None:
         (folder / "output").mkdir()
         (folder / "output" / "weights").write_text("second")
         write_atomically(folder / RECORD, stage_record().model_dump_json())
-        there.store.claims.seconds = 0
+        there.store.leases.seconds = 0
         there.finish(weights="first")
     assert here.outputs() == there.outputs() == {"weights": "first"}
 
@@ -313,8 +315,8 @@ class TestWhatIsMeasured:
 
 def test_damage_in_the_store_is_told_and_not_used(here: Node, there: Node) -> None:
     here.finish(weights="w" * 1000)
-    assert here.store.origin is not None
-    marker = here.store.origin.find("judge", "abc")
+    assert here.store.remote is not None
+    marker = here.store.remote.find("judge", "abc")
     assert marker is not None
     blob = f"blobs/{marker.files['output/weights'].sha256}"
     here.objects.put(blob, b"x" * 1000)
@@ -374,10 +376,10 @@ def test_the_record_of_a_run_is_shared_as_it_grows(here: Node, there: Node) -> N
     assert RunFolders(there.store).all() == []
     for text, is_over in (("{}", False), ("{1}", False), ("{2}", True)):
         (folder / "run.json").write_text(text)
-        RunFolders(here.store).share(folder, is_over=is_over)
+        RunFolders(here.store).publish_record(folder, is_over=is_over)
         [found] = RunFolders(there.store).all()
         assert (found.name, (found / "run.json").read_text()) == (folder.name, text)
-        assert RunFolders(there.store).open() == ([] if is_over else [found])
+        assert RunFolders(there.store).maybe_running() == ([] if is_over else [found])
     (folder / "run.json").write_text("of this node")
     assert RunFolders(here.store).all() == [folder]
     assert (folder / "run.json").read_text() == "of this node"
@@ -475,15 +477,15 @@ def test_an_outage_is_waited_for_and_told_once(url: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(object_store, "time", clock)  # other threads may sleep meanwhile
     objects = ObjectStore(url)
     objects.__dict__["_client"] = Outage(objects._client, 5)
-    with tell_outages(told.append):
-        assert objects.below("claims").create("x", b"1")
+    with log_outages(told.append):
+        assert objects.below("claims").put_if_absent("x", b"1")
     assert len(slept) == 5
     assert len(told) == 1
     assert url in told[0]
 
 
 def test_an_outage_that_lasts_is_a_store_error(url: str) -> None:
-    objects = ObjectStore(url, patience=0.1)
+    objects = ObjectStore(url, retry_timeout_s=0.1)
     objects.__dict__["_client"] = Outage(objects._client, 10**6)
     with pytest.raises(StoreError) as caught:
         objects.get("x")
@@ -519,8 +521,8 @@ def test_a_creation_whose_answer_was_lost_is_ours(
     monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
     objects = ObjectStore(url)
     objects.__dict__["_client"] = AnswerLost(objects._client)
-    assert objects.create("x", b"ours")
-    assert not objects.create("x", b"another's")
+    assert objects.put_if_absent("x", b"ours")
+    assert not objects.put_if_absent("x", b"another's")
 
 
 # --- who is given credentials -------------------------------------------------------------------
@@ -531,10 +533,14 @@ def test_only_our_stages_on_such_a_store_get_its_credentials(
 ) -> None:
     base = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "secret", "AZURE_CLIENT_SECRET": "secret"}
     assert "AWS_SECRET_ACCESS_KEY" not in stage_environment(base, "check_weights")
-    assert os.environ[ORIGIN] == here.objects.url
-    given = stage_environment({**base, ORIGIN: os.environ[ORIGIN]}, "check_weights")
+    assert os.environ[REMOTE_STORE_VARIABLE] == here.objects.url
+    given = stage_environment(
+        {**base, REMOTE_STORE_VARIABLE: os.environ[REMOTE_STORE_VARIABLE]}, "check_weights"
+    )
     assert given["AWS_SECRET_ACCESS_KEY"] == given["AZURE_CLIENT_SECRET"] == "secret"
-    worker = server_environment({**base, ORIGIN: os.environ[ORIGIN]}, {})
+    worker = server_environment(
+        {**base, REMOTE_STORE_VARIABLE: os.environ[REMOTE_STORE_VARIABLE]}, {}
+    )
     assert "secret" not in worker.values()
 
 
@@ -544,7 +550,7 @@ def test_on_another_node_the_variable_says_which_store_it_is(
     here.finish(weights="w")
     elsewhere = tmp_path / "elsewhere" / here.store.root.name
     assert Store(elsewhere).find("judge", "abc") == stage_record()
-    assert Store(tmp_path / "elsewhere" / "plain").origin is None
+    assert Store(tmp_path / "elsewhere" / "plain").remote is None
 
 
 def test_what_is_there_is_private(here: Node, there: Node) -> None:

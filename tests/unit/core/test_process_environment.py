@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import (
     NetworkAccess,
-    arrived_environment,
+    forwarded_environment,
+    merge_node_environment,
     server_environment,
     stage_environment,
-    travelling_environment,
 )
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
@@ -161,8 +161,8 @@ def test_a_workers_process_has_no_credentials(
 
 def test_to_another_node_goes_only_what_that_cannot_know() -> None:
     here = {**SHELL, "PREPARE_HOME": "/home", "PREPARE_CPU_FEATURES": "avx2"}
-    assert travelling_environment(here, "judge") == {"PREPARE_CPU_FEATURES": "avx2"}
-    assert travelling_environment(here, "questions") == {
+    assert forwarded_environment(here, "judge") == {"PREPARE_CPU_FEATURES": "avx2"}
+    assert forwarded_environment(here, "questions") == {
         "PREPARE_CPU_FEATURES": "avx2",
         **{name: SECRETS[name] for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")},
     }
@@ -171,9 +171,9 @@ def test_to_another_node_goes_only_what_that_cannot_know() -> None:
 def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> None:
     site = {"UV_INDEX": "http://me:word@index", "PIP_FIND_LINKS": "/wheels"}
     shell = {**SHELL, **site, "UV_CACHE_DIR": "/of/this/machine", "NETRC": "/netrc"}
-    assert not {"UV_CACHE_DIR", "NETRC"} & travelling_environment(shell, "sitting").keys()
-    assert site.items() <= travelling_environment(shell, "quantize").items()
-    assert site.items() <= travelling_environment(shell, "sitting").items()
+    assert not {"UV_CACHE_DIR", "NETRC"} & forwarded_environment(shell, "sitting").keys()
+    assert site.items() <= forwarded_environment(shell, "quantize").items()
+    assert site.items() <= forwarded_environment(shell, "sitting").items()
     sitting = stage_environment(shell, "sitting")
     assert site.items() <= sitting.items()
     for stage in ("coherence", "evaluate", "speed"):  # that it starts
@@ -186,9 +186,9 @@ def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> 
 
 def test_a_node_that_has_an_index_of_its_own_keeps_it() -> None:
     came = {"UV_INDEX": "http://ours", "HF_TOKEN": "secret"}
-    assert arrived_environment({"HF_TOKEN": "old"}, came) == came
+    assert merge_node_environment({"HF_TOKEN": "old"}, came) == came
     own = {"PIP_FIND_LINKS": "/here"}
-    assert arrived_environment(own, came) == {**own, "HF_TOKEN": "secret"}
+    assert merge_node_environment(own, came) == {**own, "HF_TOKEN": "secret"}
 
 
 def test_a_stage_may_be_given_more_to_reach() -> None:

@@ -15,7 +15,7 @@ from pipeline.core.errors import StoreError
 from pipeline.core.key_value_store import FileKeyValueStore
 from pipeline.core.leases import Leases
 from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 from pipeline.release.garbage_collection import find_garbage
@@ -26,7 +26,7 @@ from pathlib import Path
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 run = Path(sys.argv[1])
-with RunFolders(Store(run.parents[1])).work(run, print):
+with RunFolders(Store(run.parents[1])).hold_in_use(run, print):
     print("works", flush=True)
     time.sleep(60)
 """
@@ -36,11 +36,11 @@ from pathlib import Path
 from pipeline.core.leases import Leases
 from pipeline.core.store import Store
 store = Store(Path(sys.argv[1]))
-store.claims = Leases(store.claims.shelf, node="elsewhere")
+store.leases = Leases(store.leases.store, node="elsewhere")
 with store.collect() as claim:
     print("has", flush=True)
     sys.stdin.readline()
-    print("removes" if claim.is_ours() else "removes nothing", flush=True)
+    print("removes" if claim.is_current() else "removes nothing", flush=True)
 """
 
 
@@ -48,7 +48,7 @@ with store.collect() as claim:
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     if request.param == "folder":
         return Store(tmp_path / "store")
-    monkeypatch.setenv(ORIGIN, "")
+    monkeypatch.setenv(REMOTE_STORE_VARIABLE, "")
     return Store(cache_folder(f"file://{tmp_path}/bucket", tmp_path / "home"))
 
 
@@ -79,9 +79,9 @@ def test_nothing_is_removed_while_a_job_works_whose_driver_was_killed(store: Sto
 
 def test_who_has_worked_leaves_nothing(store: Store) -> None:
     run, folders = killed_run(store), RunFolders(store)
-    with folders.work(run, print), folders.work(run, print):
-        assert folders.is_worked_for(run)
-    assert not folders.is_worked_for(run)
+    with folders.hold_in_use(run, print), folders.hold_in_use(run, print):
+        assert folders.is_in_use(run)
+    assert not folders.is_in_use(run)
     assert [path for path in run.rglob("*") if path.is_file()] == [run / RUN_RECORD]
 
 
@@ -119,7 +119,7 @@ def test_one_that_is_heard_of_is_not_followed(tmp_path: Path) -> None:
     here, elsewhere = Leases(shelf, seconds=60), Leases(shelf, seconds=60, node="elsewhere")
     for owner in (here, elsewhere):
         with owner.hold("key") as claim:
-            here.follow_silent("key")
-            assert claim.is_ours()
-    here.follow_silent("key")
-    here.follow_silent("none")
+            here.revoke_silent("key")
+            assert claim.is_current()
+    here.revoke_silent("key")
+    here.revoke_silent("none")

@@ -43,7 +43,7 @@ def test_a_spec_says_it_all_again(tmp_path: Path) -> None:
 
 
 def test_a_record_of_before_lacks_a_later_key_and_keeps_what_was_written() -> None:
-    kept = WEIGH.kept(stage_record(stage="weigh", parameters={"size": 1}, result={"weight": 2}))
+    kept = WEIGH.typed(stage_record(stage="weigh", parameters={"size": 1}, result={"weight": 2}))
     assert kept.parameters == Wanted(size=1)
     assert kept.result.weight == 2.0
     assert kept.record.parameters == {"size": 1}
@@ -53,7 +53,7 @@ def test_a_record_of_before_lacks_a_later_key_and_keeps_what_was_written() -> No
     ("result", "key"), [({"weight": "much"}, "weight"), ({}, "weight"), ({"odd": 1}, "weight")]
 )
 def test_a_result_of_another_shape_is_refused(result: dict[str, Any], key: str) -> None:
-    kept = WEIGH.kept(stage_record(stage="weigh", parameters={"size": 1}, result=result))
+    kept = WEIGH.typed(stage_record(stage="weigh", parameters={"size": 1}, result=result))
     with pytest.raises(EvidenceError, match=key) as caught:
         _ = kept.result
     assert caught.value.where == "stages/weigh/abc"

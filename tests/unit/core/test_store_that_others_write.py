@@ -16,7 +16,7 @@ from artifacts.run_loader import find_run, read_run
 from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.stages.answer_log_sync import book_file, open_book
@@ -75,7 +75,7 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv(ORIGIN, "")
+    monkeypatch.setenv(REMOTE_STORE_VARIABLE, "")
     return Store(cache_folder(f"file://{bucket}", tmp_path / "home"))
 
 
@@ -133,9 +133,9 @@ def test_a_claim(make: Make, tmp_path: Path) -> None:
     lay(store.root / "claims" / "abc" / "000001", make)
     if make in (sparse, pipe, endless):
         with pytest.raises(StoreError), store.explain_errors():
-            store.claims.look("abc")
+            store.leases.read_latest("abc")
     else:
-        seen = store.claims.look("abc")
+        seen = store.leases.read_latest("abc")
         assert seen is not None
         assert seen.read_owner() is None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.untrusted.json import (
     MAX_DEPTH,
-    MAX_ITEM_LETTERS,
+    MAX_ITEM_CHARACTERS,
     MAX_VALUES,
     UntrustedJsonError,
     parse_json,
@@ -108,7 +108,7 @@ class TestLongLists:
         path = tmp_path / "long.json"
         path.write_text(json.dumps(items, indent=2 if spaced else None), encoding="utf-8")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pipeline.core.untrusted.json.PART_LETTERS", part)
+            patch.setattr("pipeline.core.untrusted.json.CHUNK_CHARACTERS", part)
             assert list(read_json_items(path, limit=10**6)) == items
 
     @pytest.mark.parametrize(
@@ -127,6 +127,6 @@ class TestLongLists:
 
     def test_one_item_without_an_end_is_not_read_to_its_end(self, tmp_path: Path) -> None:
         path = tmp_path / "long.json"
-        path.write_bytes(b'["' + b"a" * (4 * MAX_ITEM_LETTERS) + b'"]')
+        path.write_bytes(b'["' + b"a" * (4 * MAX_ITEM_CHARACTERS) + b'"]')
         with pytest.raises(UntrustedJsonError, match="item 1"):
             list(read_json_items(path, limit=10**9))

@@ -48,11 +48,11 @@ def test_what_is_damaged_is_said_with_its_line(tmp_path: Path, name: str, conten
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_lines, "MAX_LINE_LETTERS", 10)
+    monkeypatch.setattr(foreign_lines, "MAX_LINE_CHARACTERS", 10)
     file = tmp_path / "a"
 
     def read() -> list[str]:
-        return list(read_lines(file, most_lines=3, most_letters=20))
+        return list(read_lines(file, max_lines=3, max_characters=20))
 
     for content in ("x" * 11, "\n" * 4, "123456789\n" * 3):
         file.write_text(content)

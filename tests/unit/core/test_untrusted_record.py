@@ -7,7 +7,7 @@ from pydantic import Field
 
 from pipeline.core.record import Record
 from pipeline.core.untrusted.json import UntrustedJsonError
-from pipeline.core.untrusted.record import LONGEST_FAULT, parse_record, read_record
+from pipeline.core.untrusted.record import MAX_FAULT_CHARACTERS, parse_record, read_record
 
 
 class Listed(Record):
@@ -35,7 +35,7 @@ def test_a_record(tmp_path: Path) -> None:
 def test_one_fault_is_told(text: str, fault: str) -> None:
     with pytest.raises(UntrustedJsonError, match=fault) as caught:
         parse_record(text.encode(), Listed)
-    assert len(str(caught.value)) <= LONGEST_FAULT
+    assert len(str(caught.value)) <= MAX_FAULT_CHARACTERS
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from pipeline.core.errors import LONGEST_PART, PrepareError
+from pipeline.core.errors import MAX_PART_CHARACTERS, PrepareError
 from pipeline.core.untrusted.text import (
     annotation_property,
     annotation_text,
@@ -209,7 +209,10 @@ def test_a_web_page_is_linked() -> None:
 
 
 def test_names_in_errors_are_cut() -> None:
-    assert len(str(PrepareError("x" * 10**6, where="y" * 10**6, cure="z"))) < 2 * LONGEST_PART + 100
+    assert (
+        len(str(PrepareError("x" * 10**6, where="y" * 10**6, cure="z")))
+        < 2 * MAX_PART_CHARACTERS + 100
+    )
 
 
 def test_one_line_runs_blanks_together() -> None:

@@ -20,7 +20,7 @@ from pipeline.cli.main import app
 from pipeline.core.errors import StoreError
 from pipeline.core.object_store import ObjectStore
 from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.release.garbage_collection import find_garbage, remove
 from pipeline.run.run_recorder import RunRecorder
@@ -28,7 +28,7 @@ from pipeline.run.run_recorder import RunRecorder
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(ORIGIN, "")
+    monkeypatch.setenv(REMOTE_STORE_VARIABLE, "")
     return f"file://{tmp_path}/bucket"
 
 
@@ -99,11 +99,11 @@ def test_killed_at_any_removal_it_leaves_no_half_stage(url: str, tmp_path: Path)
     for each in garbage:
         remove(each, site.store)
         for record in fresh.records():
-            assert fresh.origin is not None
-            marker = fresh.origin.find(record.stage, record.key)
+            assert fresh.remote is not None
+            marker = fresh.remote.find(record.stage, record.key)
             assert marker is not None
             for blob in marker.files.values():
-                assert fresh.origin.objects.has(f"blobs/{blob.sha256}")
+                assert fresh.remote.objects.has(f"blobs/{blob.sha256}")
     assert names(url) == []
 
 

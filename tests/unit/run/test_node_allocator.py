@@ -105,7 +105,7 @@ class TestCores:
         # One that asks no more, as when it was killed, keeps nobody out.
         with_room = take(node, ONE)
         assert node.find_room(ALONE) is None
-        monkeypatch.setattr(node_locks, "WISH_SECONDS", 0.0)
+        monkeypatch.setattr(node_locks, "RESERVATION_S", 0.0)
         take(node, ONE).release()
         with_room.release()
 
@@ -173,7 +173,7 @@ class TestGpus:
         assert "use 2" in node.obstacle
         # As long as it does, who waits for two is no reason to keep the third from others.
         assert node.find_room(ResourceRequest(gpus=2)) is None
-        assert not node_locks.NodeLocks().is_wished("gpus")
+        assert not node_locks.NodeLocks().is_reserved("gpus")
 
     def test_another_kind_than_the_keys_name_is_not_given(self, driver: Driver) -> None:
         driver(*h100s(1), "GPU 1: NVIDIA L4 (UUID: GPU-l4)", "GPU 2: NVIDIA H100 (UUID: GPU-2)")
@@ -291,13 +291,13 @@ def test_the_driver_is_asked_for_its_list_once(
 ) -> None:
     driver(*h100s(2))
     asked: list[tuple[str, ...]] = []
-    ask = gpus.ask_driver
+    ask = gpus.query_driver
 
     def count(*arguments: str) -> str | None:
         asked.append(arguments)
         return ask(*arguments)
 
-    monkeypatch.setattr(gpus, "ask_driver", count)
+    monkeypatch.setattr(gpus, "query_driver", count)
     node = NodeAllocator()
     for _ in range(3):
         take(node, ONE).release()

@@ -17,7 +17,7 @@ from pipeline import __version__
 from pipeline.cli.main import app
 from pipeline.core.errors import AttemptChangedError, UsageError
 from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import registry_uri
 
@@ -29,7 +29,7 @@ def node(url: str, tmp_path: Path, name: str) -> FakeRun:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(ORIGIN, "")
+    monkeypatch.setenv(REMOTE_STORE_VARIABLE, "")
     return f"file://{tmp_path}/bucket"
 
 

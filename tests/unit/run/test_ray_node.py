@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import InternalStageError, StoreError
 from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import ORIGIN
+from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.stage_record import StageSpec
 from pipeline.run.executors.ray import keep_log
 from pipeline.run.executors.ray_node import LogTail, WorkItemFile, is_there, place_task, run
@@ -18,7 +18,7 @@ NO_STAGE = b'{"stage": "sitting", "store": 1}'
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(ORIGIN, "")
+    monkeypatch.setenv(REMOTE_STORE_VARIABLE, "")
     return f"file://{tmp_path}/bucket"
 
 
@@ -35,7 +35,7 @@ def test_the_task_is_placed_and_its_log_is_sent_without_a_shared_folder(
     ).model_dump_json()
     task = task_in(store, unknown.encode())
     log = Path(task.path).with_suffix(".log")
-    [*events, logged, code] = run("", task, str(log), {ORIGIN: url})
+    [*events, logged, code] = run("", task, str(log), {REMOTE_STORE_VARIABLE: url})
     assert code == InternalStageError.exit_code
     assert b"InternalStageError" in b"".join(e for e in events if isinstance(e, bytes))
     assert isinstance(logged, LogTail)

@@ -13,7 +13,7 @@ from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline import __version__
 from pipeline.cli import stage
 from pipeline.core.installation import this_prepare
-from pipeline.core.process_environment import stage_environment, travelling_environment
+from pipeline.core.process_environment import forwarded_environment, stage_environment
 from pipeline.environments.definition import Accelerator
 from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_in
 from pipeline.run.serving_task import ServingTask
@@ -56,7 +56,7 @@ def test_only_work_that_asks_an_endpoint_of_others_has_its_key(
     shell = {"OPENAI_API_KEY": "key"}
     for given in (
         stage_environment(shell, stage_in(file), needs_of(file)),
-        travelling_environment(shell, stage_in(file), needs_of(file)),
+        forwarded_environment(shell, stage_in(file), needs_of(file)),
     ):
         assert ("OPENAI_API_KEY" in given) == others_serve
 
