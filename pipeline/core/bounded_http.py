@@ -42,12 +42,12 @@ def send_request(
     method: str,
     url: str,
     *,
-    seconds: float,
+    timeout_s: float,
     json: Any = None,
     headers: dict[str, str] | None = None,
     socket: Path | None = None,
     trust_env: bool = True,
-    limit: int = MAX_BYTES,
+    max_bytes: int = MAX_BYTES,
 ) -> HttpResponse:
     """Ask, once.
 
@@ -69,7 +69,9 @@ def send_request(
     async def exchange() -> HttpResponse:
         transport = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
         async with (
-            httpx.AsyncClient(timeout=seconds, trust_env=trust_env, transport=transport) as client,
+            httpx.AsyncClient(
+                timeout=timeout_s, trust_env=trust_env, transport=transport
+            ) as client,
             client.stream(method, address, json=json, headers=sent) as response,
         ):
             encoding = response.headers.get("Content-Encoding", "identity")
@@ -79,11 +81,11 @@ def send_request(
             async for part in response.aiter_raw():
                 parts.append(part)
                 size += len(part)
-                if size > limit:
-                    raise httpx.ReadError(f"the answer is larger than {limit:,} bytes")
+                if size > max_bytes:
+                    raise httpx.ReadError(f"the answer is larger than {max_bytes:,} bytes")
             return HttpResponse(response.status_code, b"".join(parts))
 
     try:
-        return asyncio.run(asyncio.wait_for(exchange(), seconds))
+        return asyncio.run(asyncio.wait_for(exchange(), timeout_s))
     except TimeoutError as error:
-        raise httpx.ReadTimeout(f"no complete answer within {seconds:g} s") from error
+        raise httpx.ReadTimeout(f"no complete answer within {timeout_s:g} s") from error

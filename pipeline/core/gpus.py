@@ -137,11 +137,11 @@ def _find_named(
     return named[0] if len(named) == 1 else None
 
 
-def _query_rows(fields: str, most: int) -> list[tuple[str, ...]]:
+def _query_rows(fields: str, count: int) -> list[tuple[str, ...]]:
     """The driver's words on each GPU in turn, then empty rows up to `most`."""
-    answer = query_driver(f"--query-gpu={fields}", "--format=csv,noheader") if most else None
+    answer = query_driver(f"--query-gpu={fields}", "--format=csv,noheader") if count else None
     rows = [tuple(re.split(r",\s*", line.strip())) for line in (answer or "").splitlines()]
-    return [*rows, *[()] * most]
+    return [*rows, *[()] * count]
 
 
 def _parse_number(text: str) -> float | None:

@@ -137,7 +137,7 @@ class Leases:
         claim = self._acquire(key, on_wait)
         try:
             try:
-                claim.start_heartbeat(interrupts=True)
+                claim.start_heartbeat(interrupt_main=True)
                 yield claim
             finally:
                 claim.release(forget=forget)
@@ -157,7 +157,7 @@ class Leases:
             yield None
             return
         try:
-            claim.start_heartbeat(interrupts=False)
+            claim.start_heartbeat(interrupt_main=False)
             yield claim
         finally:
             claim.release(forget=forget)
@@ -167,7 +167,7 @@ class Leases:
         claim = self._try_create(key, None)
         if claim is None:
             raise StoreError("a key that is nobody else's is claimed", where=key)
-        claim.start_heartbeat(interrupts=False)
+        claim.start_heartbeat(interrupt_main=False)
         return claim
 
     def is_held(self, key: str) -> bool:
@@ -318,16 +318,16 @@ class Lease:
             cure="run the same command again: it waits for that process, and goes on from there",
         )
 
-    def start_heartbeat(self, *, interrupts: bool) -> None:
+    def start_heartbeat(self, *, interrupt_main: bool) -> None:
         """Let others hear of us from now on, in a thread of its own.
 
         Args:
             interrupts: when another has followed us, interrupt the thread that calls this, if it is
                 the main one: what it does is of no use any more.
         """
-        interrupts = interrupts and threading.current_thread() is threading.main_thread()
+        interrupt_main = interrupt_main and threading.current_thread() is threading.main_thread()
         self._heartbeat_thread = threading.Thread(
-            target=self._run_heartbeat, args=(interrupts,), daemon=True
+            target=self._run_heartbeat, args=(interrupt_main,), daemon=True
         )
         self._heartbeat_thread.start()
 
@@ -363,7 +363,7 @@ class Lease:
             return False
         return True
 
-    def _run_heartbeat(self, interrupts: bool) -> None:
+    def _run_heartbeat(self, interrupt_main: bool) -> None:
         count = 0
         while not self._over.wait(self._claims.seconds / HEARTBEATS_PER_LEASE):
             count += 1
@@ -372,7 +372,7 @@ class Lease:
                     continue
             except (OSError, StoreError):
                 continue  # it is tried again: being silent for a while is no harm by itself
-            self._interrupt(interrupts)
+            self._interrupt(interrupt_main)
             return
 
     def _interrupt(self, interrupt_main: bool) -> None:

@@ -93,17 +93,17 @@ _loggers: list[Callable[[str], None]] = []
 
 
 @contextmanager
-def log_outages(tell: Callable[[str], None]) -> Iterator[None]:
+def log_outages(log: Callable[[str], None]) -> Iterator[None]:
     """Have it told there, once an outage, that something is tried again; else standard error is.
 
     Args:
         tell: is called in whatever thread.
     """
-    _loggers.append(tell)
+    _loggers.append(log)
     try:
         yield
     finally:
-        _loggers.remove(tell)
+        _loggers.remove(log)
 
 
 def _log(text: str) -> None:

@@ -71,7 +71,7 @@ class OpenAIEndpoint:
         from pipeline.core.bounded_http import send_request
 
         return send_request(
-            method, f"{self.url}{path}", headers=authorization(), seconds=seconds, json=json
+            method, f"{self.url}{path}", headers=authorization(), timeout_s=seconds, json=json
         )
 
     def _models(self) -> dict[str, dict[str, Any]]:

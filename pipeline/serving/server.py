@@ -174,9 +174,7 @@ class Server:
         except httpx.HTTPError as error:
             raise self._failure(f"the model server did not answer: {error}") from error
         if answer.status_code != 200:
-            raise self._failure(
-                f"the model server answered {answer.status_code}: {answer.text}"
-            )
+            raise self._failure(f"the model server answered {answer.status_code}: {answer.text}")
 
     def _failure(self, what: str) -> ServingError:
         reason = reason_in_log(self._log, self._engine)

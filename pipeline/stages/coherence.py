@@ -143,7 +143,7 @@ class CoherenceProbe:
                 headers={} if ours else authorization(),
                 socket=Path(self.socket) if self.socket is not None else None,
                 trust_env=not (ours or local),
-                seconds=TIMEOUT_SECONDS,
+                timeout_s=TIMEOUT_SECONDS,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServingError(

@@ -54,7 +54,7 @@ def dripping(first: bytes, drop: bytes) -> Answering:
 
 def test_an_answer_is_read() -> None:
     with server(with_body(b'{"a": NaN}')) as url:
-        answer = send_request("GET", f"{url}/x", seconds=10)
+        answer = send_request("GET", f"{url}/x", timeout_s=10)
     assert answer.status == 200
     assert answer.json()["a"] != answer.json()["a"]
 
@@ -71,13 +71,13 @@ def test_an_answer_is_read() -> None:
 def test_an_exchange_without_an_end_ends(answering: Answering) -> None:
     started = time.monotonic()
     with server(answering) as url, pytest.raises(httpx.ReadTimeout):
-        send_request("GET", url, seconds=0.7)
+        send_request("GET", url, timeout_s=0.7)
     assert time.monotonic() - started < 5
 
 
 def test_a_large_answer_is_refused() -> None:
     with server(with_body(b" " * 100_001)) as url, pytest.raises(httpx.ReadError, match="larger"):
-        send_request("GET", url, seconds=10, limit=100_000)
+        send_request("GET", url, timeout_s=10, max_bytes=100_000)
 
 
 def test_a_bomb_of_gzip_is_refused() -> None:
@@ -86,7 +86,7 @@ def test_a_bomb_of_gzip_is_refused() -> None:
         server(with_body(bomb, b"Content-Encoding: gzip\r\n")) as url,
         pytest.raises(httpx.DecodingError, match="compressed"),
     ):
-        send_request("GET", url, seconds=10)
+        send_request("GET", url, timeout_s=10)
 
 
 ODD = [
