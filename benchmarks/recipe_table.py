@@ -7,7 +7,7 @@ One real `prepare model` makes, verifies, serves and measures a variant by every
 package carries, all on the same questions (recipe_table.yaml), beside the unquantized baseline.
 What cannot be served here is made and verified only, and the table says so. A run that was stopped
 goes on where it was. Takes about 5 minutes a recipe on 2 cores; prints the table of
-docs/recipes.md, and last a JSON line.
+docs/how-to/recipes-and-profiles.md, and last a JSON line.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def needs(recipe: Recipe) -> str:
 
 
 def print_markdown(rows: list[dict[str, Any]]) -> None:
-    """The table as docs/recipes.md has it."""
+    """The table as docs/how-to/recipes-and-profiles.md has it."""
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + " --- |" * len(COLUMNS))
     for row in rows:

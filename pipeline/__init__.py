@@ -1,3 +1,3 @@
-"""The pipeline that takes a checkpoint to a promoted variant; see docs/design.md."""
+"""The pipeline that takes a checkpoint to a promoted variant; see docs/dev/design.md."""
 
 __version__ = "0.1.0"

@@ -104,7 +104,7 @@ def kv_cache_words(deployable: Deployable, quantization: Quantization) -> str:
     """The KV cache's type, and what it does to attention.
 
     On a GPU, vLLM with an FP8 cache computes attention in FP8 too, by one scale a layer; those are
-    1.0, but for the keys' and values' of a recipe that stores some (docs/recipes.md).
+    1.0, but for the keys' and values' of a recipe that stores some.
     """
     dtype = str(deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
     name = f"`{markdown_code(dtype)}`"

@@ -9,7 +9,7 @@
 # OUT       gets part-00, part-01, ... of at most PART_MIB (default 56) MiB
 # EVAL_DATA folder with benchmarks' questions, as for prepare --eval-data
 #
-# A folder of wheels for each environment: their packages do not agree (docs/environments.md). Versions
+# A folder of wheels for each environment: their packages do not agree (docs/reference/settings.md). Versions
 # here fit torch 2.11 and Python 3.12: vLLM 0.24.0 is the last that pins that torch.
 set -euo pipefail
 builder=$1 have=$2 out=$(mkdir -p "$3" && cd "$3" && pwd) data=${4:-}

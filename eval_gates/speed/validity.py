@@ -1,4 +1,4 @@
-"""What a fault of a load does to the measurement: one table, which docs/speed.md shows as well.
+"""Handling of each fault of a load, as docs/how-to/performance-gates.md shows it.
 
 A void block or round counts for neither side: for a pass as one below the claim, for a fail as one
 above it. Both bets count sides alone, so each has at most the evidence that it would have without

@@ -28,7 +28,7 @@ HIDDEN_COPIES = 4  # residual, normed input, query with key and value, output
 INNER_COPIES = 3  # gate, up, and their product
 SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-bit index
 # A mixture's reserve is an upper estimate: with a sampler that sorts, as vLLM's did without
-# FlashInfer. Logs of 0.10 come to 36 to 39 bytes an entry (docs/plan.md). 0.33's does not sort, but
+# FlashInfer. Logs of 0.10 come to 36 to 39 bytes an entry. 0.33's does not sort, but
 # no log of a mixture on an H100 under it is known.
 SORTING_SAMPLER_BYTES = 39
 

@@ -1,7 +1,7 @@
 """How much memory of the machine and disk each stage of a variant takes: estimates, no measuring.
 
 Each figure is a sum of things that are known from headers, and a constant for what the libraries
-take. docs/plan.md says how far that was compared with real runs.
+take. docs/how-to/capacity-planning.md says how far that was compared with real runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from recipes.schema import Recipe, ServingProfile
 
 LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB beside the demo's weights
 CHECKING_BYTES = GIB // 8  # Python with numpy
-COMPARED_COPIES = 8  # of the rows that a thread compares, in 32 bits: docs/verification.md
+COMPARED_COPIES = 8  # of the rows that a thread compares, in 32 bits
 AUTOAWQ_BYTES = 5 / 8  # a weight, of a matrix held whole: 4 bits, its group's numbers in 32 bits
 SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache
 STREAMED_SHARDS = 2  # one being read or cast, one being written

@@ -71,5 +71,6 @@ def check_compilers() -> Iterator[DoctorCheck]:
         )
     for program in ("nvcc", "ninja"):
         place = shutil.which(program)
-        words = place or "not on PATH; the carried profiles need none (docs/recipes.md#profiles)"
+        page = "docs/how-to/recipes-and-profiles.md#profiles"
+        words = place or f"not on PATH; the carried profiles need none ({page})"
         yield DoctorCheck(program, Severity.OK, words)

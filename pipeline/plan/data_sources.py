@@ -82,7 +82,7 @@ class SourceResolver:
             raise UsageError(
                 "the folder of evaluation data does not exist",
                 where=f"--eval-data {eval_data}",
-                cure="name a folder with files such as mmlu_test.jsonl.gz (docs/evaluation.md)",
+                cure="name a folder with files such as mmlu_test.jsonl (docs/how-to/policies.md)",
             )
         self._eval_data = eval_data
         self._evaluate_environment = evaluate_environment
@@ -120,7 +120,7 @@ class SourceResolver:
         raise EvaluationDataError(
             f"no source has questions for the suite '{name}'",
             where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",
-            cure="give a folder with --eval-data (docs/evaluation.md says what it holds), "
+            cure="give a folder with --eval-data (docs/how-to/policies.md says what it holds), "
             "or run where the Hub can be reached",
         )
 
@@ -281,7 +281,7 @@ def question_count(suite: AnySuite, identity: QuestionSource, folder: Path | Non
         raise EvaluationDataError(
             "there are no questions in the evaluation data",
             where=", ".join(str(path) for path in files) or str(folder),
-            cure="write one question a line (docs/evaluation.md says which keys), or remove the "
+            cure="write one question a line (docs/how-to/policies.md has the keys), or remove the "
             "file so that another source is used",
         )
     return number + more

@@ -59,7 +59,7 @@ def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfil
             f"no serving profile is known for the GPU '{gpu}'",
             where="--profile auto",
             cure=f"choose one of {', '.join(catalog.profile_names())}, or give the path of a "
-            "YAML file of your own (docs/recipes.md)",
+            "YAML file of your own (docs/how-to/recipes-and-profiles.md)",
         )
     return profile
 

@@ -37,8 +37,8 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
             raise UsageError(
                 lack,
                 where=f"--profile {profile.name}, key kv_cache_dtype",
-                cure="give the profile a fallback, as `cpu` has one (docs/recipes.md), or "
-                "kv_cache_dtype: auto",
+                cure="give the profile a fallback, as `cpu` has one, or kv_cache_dtype: auto "
+                "(docs/how-to/recipes-and-profiles.md)",
             )
 
 

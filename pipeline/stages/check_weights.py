@@ -19,7 +19,7 @@ LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
 
 def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
-    """Compare the `weights` input with its source; docs/verification.md says what is checked.
+    """Compare the `weights` input with its source (docs/explanation/weight-verification.md).
 
     Raises:
         VerificationError: naming the first file or tensor that is wrong.

@@ -2,7 +2,7 @@
 
 What a format gives depends little on the model where weights are rounded to nearest, and more
 where an algorithm trades the weights' error for the outputs' (GPTQ) or rescales columns (AWQ,
-SmoothQuant). docs/verification.md has the measurements that the floors rest on.
+SmoothQuant). docs/explanation/weight-verification.md has the measurements that the floors rest on.
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ CURES: tuple[tuple[str, str], ...] = (
     (
         r"FP8 KV cache on CPU requires",
         "serve with a 16-bit KV cache: kv_cache_dtype: auto in the profile, or a fallback as the "
-        "profile `cpu` has one (docs/recipes.md)",
+        "profile `cpu` has one (docs/how-to/recipes-and-profiles.md)",
     ),
     (
         r"FP8 KV cache requires head_size",
         "this model's heads do not suit an FP8 KV cache on a CPU: kv_cache_dtype: auto in a "
-        "profile of your own (docs/recipes.md)",
+        "profile of your own (docs/how-to/recipes-and-profiles.md)",
     ),
     (
         r"'_C(pu)?\w*' object has no attribute '\w+'|Could not run '_C\w*::",
@@ -74,7 +74,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("weight-transfer-config", "otlp-traces-endpoint", "profiler-config"),
         *("collect-detailed-traces", "enable-tokenizer-info-endpoint", "fault-tolerance-config"),
     ),
-    "prepare serves a model on one node (docs/cluster.md)": (
+    "prepare serves a model on one node (docs/how-to/ray-and-slurm.md)": (
         *("nnodes", "node-rank", "master-addr", "master-port"),
     ),
     "it decides what the server loads": (

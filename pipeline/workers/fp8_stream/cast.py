@@ -2,7 +2,7 @@
 
 The library's own functions define the result. On a CPU they take six passes over memory, most of
 them slow, so that rows of ordinary numbers go a shorter way whose result is provably the same
-(docs/fp8-stream.md); all others, and all on an accelerator, go the library's.
+(docs/dev/quantizer-notes.md); all others, and all on an accelerator, go the library's.
 """
 
 from __future__ import annotations

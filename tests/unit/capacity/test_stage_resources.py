@@ -71,7 +71,7 @@ class TestNeeds:
         assert stage(planned(shards), recipe, "quantize")["host_bytes"] == 10**10 + GIB
 
     def test_checking_holds_some_rows(self, llama: CheckpointInspection) -> None:
-        """Measured with two threads: 169 MB, of AutoAWQ 185 (docs/verification.md)."""
+        """Measured with two threads: 169 MB, of AutoAWQ 185."""
         plan = planned(llama)
         fp8 = stage(plan, FP8, "check_weights")["host_bytes"]
         assert 169e6 < fp8 < 3 * 169e6

@@ -77,7 +77,7 @@ def test_of_any_share_it_errs_as_seldom(share: float) -> None:
 def test_what_depends_on_what_was_before_is_not_covered(
     dependence: float, most: float, least: float
 ) -> None:
-    """What docs/speed.md says of one side's speed wandering over many blocks."""
+    """What docs/how-to/performance-gates.md says of one side's speed wandering over many blocks."""
     noise = np.random.default_rng(9).normal(0, 1, (RUNS, BLOCKS))
     for block in range(1, BLOCKS):
         own = math.sqrt(1 - dependence**2) * noise[:, block]
@@ -100,7 +100,7 @@ def test_all_is_staked_once() -> None:
 
 
 def test_how_soon_what_always_happens_is_believed() -> None:
-    """And no sooner: docs/speed.md says how many blocks and rounds a claim takes at least."""
+    """And no sooner: docs/explanation/performance-statistics.md has the least numbers."""
     needed = {
         (share, alpha): int((log_evidence(np.ones(60), share) >= -math.log(alpha)).argmax() + 1)
         for share, alpha in (

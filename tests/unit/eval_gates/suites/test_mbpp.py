@@ -224,9 +224,11 @@ def test_a_missing_key_is_named(key: str) -> None:
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    page = Path(__file__).parents[4] / "docs" / "evaluation.md"
-    (example,) = [line for line in page.read_text().splitlines() if '"test_list"' in line]
-    (tmp_path / "mbpp.jsonl").write_text(example)
+    page = Path(__file__).parents[4] / "docs" / "how-to" / "policies.md"
+    blocks = page.read_text().split("```json\n")[1:]
+    (example,) = [block for block in blocks if '"test_list"' in block]
+    row = json.loads(example.partition("```")[0])
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps(row))
     (problem,) = read_folder(tmp_path)
     assert problem.entry_point == "twice"
 
