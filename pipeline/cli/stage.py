@@ -51,7 +51,7 @@ def run(
 
     stage = stage_in(spec)
     try:
-        if stage == "sitting":
+        if stage == "serving_task":
             run_sitting(spec, events)
         elif stage == "describe":
             describe_node(spec)

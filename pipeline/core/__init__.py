@@ -1,1 +1,1 @@
-"""What all else stands on: errors, events, processes, the store, readers of foreign files."""
+"""Foundation of every package: errors, events, processes, the store, readers of untrusted files."""

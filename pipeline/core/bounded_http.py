@@ -1,8 +1,8 @@
-"""Asks a foreign HTTP server, and bounds what comes back: bytes, and seconds in all.
+"""HTTP requests to untrusted servers, bounded in bytes and in total time.
 
-An HTTP library's timeout is for one read, so a server that sends a byte a minute holds its client
-for years; and 10 MB of gzip are 10 GB of text. Here the time is that of the whole exchange,
-headers too, and a compressed answer, which nobody asked for, is refused.
+An HTTP library's timeout applies to one read, so a server that sends a byte a minute blocks its
+client for years. A gzip body of 10 MB can expand to 10 GB. Here the timeout covers the whole
+exchange, and a compressed response is rejected.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ MAX_BYTES = 16 * MEBIBYTE
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """What a server answered."""
+    """Status and body of a response."""
 
     status: int
     content: bytes
 
     @property
     def text(self) -> str:
-        """For messages."""
+        """Beginning of the body, for messages."""
         return self.content[:2000].decode(errors="replace")
 
     def json(self) -> Any:
-        """Its JSON, in which a broken model's numbers may be NaN; ValueError where it is none."""
+        """Parse the body as JSON.
+
+        NaN and infinite numbers are allowed, because broken models return them.
+
+        Raises:
+            ValueError: the body is not JSON.
+        """
         return parse_json(self.content, whole_text=False, finite=False)
 
 
@@ -49,20 +55,19 @@ def send_request(
     trust_env: bool = True,
     max_bytes: int = MAX_BYTES,
 ) -> HttpResponse:
-    """Ask, once.
+    """Send one request; do not retry.
 
     Args:
-        url: whole, its credentials hidden where it had some.
-        seconds: of the exchange, from connecting to the last byte.
-        socket: a Unix socket to go through.
-        trust_env: go through the proxy that the environment names.
-        limit: the most bytes that the answer's body may have.
+        url: absolute URL; redacted credentials are restored.
+        timeout_s: for the whole exchange, from connecting to the last byte.
+        socket: Unix socket to connect to.
+        trust_env: use the proxy that the environment configures.
+        max_bytes: size limit of the response body.
 
     Raises:
-        httpx.HTTPError: there is no whole answer, within that time and of that size.
-        httpx.InvalidURL: the URL is none.
+        httpx.HTTPError: no complete response arrived within the time and size limits.
+        httpx.InvalidURL: the URL is invalid.
     """
-
     address = restore_credentials(url)
     sent = {**(headers or {}), "Accept-Encoding": "identity"}
 
@@ -76,16 +81,16 @@ def send_request(
         ):
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding != "identity":
-                raise httpx.DecodingError(f"the answer is compressed ({encoding[:20]})")
+                raise httpx.DecodingError(f"the response is compressed ({encoding[:20]})")
             parts, size = [], 0
             async for part in response.aiter_raw():
                 parts.append(part)
                 size += len(part)
                 if size > max_bytes:
-                    raise httpx.ReadError(f"the answer is larger than {max_bytes:,} bytes")
+                    raise httpx.ReadError(f"the response is larger than {max_bytes:,} bytes")
             return HttpResponse(response.status_code, b"".join(parts))
 
     try:
         return asyncio.run(asyncio.wait_for(exchange(), timeout_s))
     except TimeoutError as error:
-        raise httpx.ReadTimeout(f"no complete answer within {timeout_s:g} s") from error
+        raise httpx.ReadTimeout(f"no complete response within {timeout_s:g} s") from error

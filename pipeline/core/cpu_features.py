@@ -1,7 +1,7 @@
-"""What this machine's x86 CPU can do, as far as quantizing and serving depend on it.
+"""x86 CPU features that quantization and serving depend on.
 
-``PREPARE_CPU_FEATURES=avx2`` has a whole run work as on a machine that has no more than that: the
-facts that are recorded, the engine's library of kernels, and what torch and oneDNN compute with.
+``PREPARE_CPU_FEATURES=avx2`` makes a whole run behave as on a machine with no other feature. It
+changes the recorded facts, the engine's kernel library, and the kernels of torch and oneDNN.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ VARIABLE = "PREPARE_CPU_FEATURES"
 NONE = "none"
 FLAGS: dict[str, frozenset[str]] = {
     "avx2": frozenset({"avx2"}),
-    # All that torch asks for before it says that there is AVX-512.
+    # torch requires all of these before it reports AVX-512.
     "avx512f": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
     "avx512_bf16": frozenset({"avx512_bf16"}),
     "amx": frozenset({"amx_tile"}),
 }
-"""Flags of /proc/cpuinfo that a feature takes, by its name; each feature needs those before it."""
+"""Flags in /proc/cpuinfo that each feature requires; a feature also requires those before it."""
 FEATURES = tuple(FLAGS)
 
 
 def cpu_features(
     facts: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """The features that the CPU has, or is to be used as if it had no others.
+    """Return the CPU's features, or the subset that the environment selects.
 
     Args:
         facts: text of /proc/cpuinfo; None for this machine's.
-        environ: variables, of which VARIABLE names the features, with commas between, or 'none'.
+        environ: variables; VARIABLE is a comma-separated list of features, or 'none'.
 
     Raises:
-        UsageError: the variable names something that is no feature, or that the CPU lacks.
+        UsageError: VARIABLE contains an unknown feature, or one that the CPU lacks.
     """
     flags = parse_flags(Path("/proc/cpuinfo").read_text() if facts is None else facts)
     found: list[str] = []
     for name, needed in FLAGS.items():
-        # AMX without AVX512_BF16 there is not, but a virtual machine may hide what it likes.
+        # AMX implies AVX512_BF16 in hardware, but a virtual machine may hide any flag.
         if not needed <= flags:
             break
         found.append(name)
@@ -51,7 +51,7 @@ def cpu_features(
         raise UsageError(
             f"this CPU has no {lacking[0]}",
             where=VARIABLE,
-            cure=f"name some of: {', '.join(found) or NONE}",
+            cure=f"use features from: {', '.join(found) or NONE}",
         )
     return wanted
 
@@ -59,10 +59,7 @@ def cpu_features(
 def limiting_variables(
     facts: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Variables of a worker or server that is to do with fewer features than the CPU has.
-
-    Empty where nothing is limited.
-    """
+    """Return variables that restrict a worker or server to the selected features."""
     wanted = requested_features(environ)
     if wanted is None or wanted == cpu_features(facts, {}):
         return {}
@@ -79,10 +76,10 @@ def limiting_variables(
 
 
 def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """What the variable names, in the order of FEATURES; None where it is not set.
+    """Return the features in VARIABLE, in the order of FEATURES; None if it is not set.
 
     Raises:
-        UsageError: it names something that is no feature, or one without those that it needs.
+        UsageError: it has an unknown feature, or a feature without those that it requires.
     """
     text = environ.get(VARIABLE, "").strip()
     if not text:
@@ -100,7 +97,7 @@ def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def parse_flags(facts: str) -> frozenset[str]:
-    """What the first processor can do, as Linux names it in the text of /proc/cpuinfo."""
+    """Return the flags of the first CPU in the text of /proc/cpuinfo."""
     for line in facts.splitlines():
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())

@@ -1,10 +1,10 @@
-"""Credentials in addresses: taken out at the door, kept in memory, put back to connect.
+"""Credentials in URLs: removed on input, kept in memory, restored to connect.
 
-What a user gives as `http://me:password@host` goes on as `http://***@host`: into plans, keys,
-records, reports, logs and messages. Who connects asks for the address as it was given. A stage that
-connects in a process of its own is handed it by a variable of that process alone.
+`http://me:password@host` becomes `http://***@host` in plans, keys, records, reports, logs and
+messages. A client restores the original URL before it connects. A stage in a separate process
+receives it in an environment variable of that process only.
 
-Standard library only: workers import this.
+Standard library only: workers import this module.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pipeline.core.redaction import (
     remember_address,
 )
 
-# Addresses in whose paths an '@' has a meaning of its own.
+# Schemes that use '@' in paths.
 _AT_IN_PATHS = ("hf", "oci", "file")
 _FILE_SCHEMES = ("sqlite",)
 
 
 def strip_credentials(address: str) -> str:
-    """The address without its credentials, which are kept for :func:`put_back`.
+    """Return the address without credentials, and store them for :func:`restore_credentials`.
 
-    Text that is no address, or has no credentials, comes back as it is.
+    Text without credentials is returned unchanged.
 
     Raises:
-        UsageError: it is unclear where the credentials end, or another with other
-            credentials was given before.
+        UsageError: the end of the credentials is ambiguous, or the same address was given before
+        with other credentials.
     """
     scheme, mark, rest = address.partition("://")
     if not mark:
@@ -45,24 +45,24 @@ def strip_credentials(address: str) -> str:
         raise _credentials_error(
             scheme, "write '/', '?', '#' and '@' of a password as %2F, %3F, %23, %40"
         )
-    # A database's user is no secret, and a token may stand in a user's place on the web.
+    # A database user is not a secret; on the web the user field can be a token.
     shown_user = REDACTED + "@" if user and (is_web or ":" in user) else user and user + "@"
     shown = f"{scheme}://{shown_user}{host}" + SECRET_PARAMETER.sub(rf"\1{REDACTED}", tail)
     if shown == address:
         return address
     if scheme.lower().partition("+")[0] in _FILE_SCHEMES:
-        raise _credentials_error(scheme, "a file asks for none: leave them out")
+        raise _credentials_error(scheme, "remove them: a file needs none")
     parts = {shown: address}
-    if REDACTED in shown_user:  # whoever connects may leave parts of the path out
+    if REDACTED in shown_user:  # a client may drop parts of the path
         parts[f"{scheme}://{shown_user}{host}"] = f"{scheme}://{authority}"
     for part, given in parts.items():
         if remember_address(part, given) != given:
-            raise _credentials_error(scheme, "give one pair of credentials for one address")
+            raise _credentials_error(scheme, "use one pair of credentials for each address")
     return shown
 
 
 def restore_credentials(shown: str) -> str:
-    """The address as it was given, to connect with; raises UsageError where it is not known."""
+    """Return the original address; raise UsageError if its credentials are not stored."""
     if REDACTED not in shown:
         return shown
     known = given_addresses()
@@ -75,7 +75,7 @@ def restore_credentials(shown: str) -> str:
             break
     if not found:
         raise UsageError(
-            "the address had credentials, and these are never kept",
+            "the address had credentials, which are never stored",
             where=shown,
             cure="give the address with its credentials again: by its option, or by the option's "
             "environment variable, such as PREPARE_REGISTRY",
@@ -84,12 +84,12 @@ def restore_credentials(shown: str) -> str:
 
 
 def credential_variables() -> dict[str, str]:
-    """The variable that gives a process of ours the addresses as given; none without any."""
+    """Return the variable that passes original addresses to a child process, if any."""
     known = given_addresses()
     return {ADDRESSES_VARIABLE: json.dumps(known)} if known else {}
 
 
 def _credentials_error(scheme: str, cure: str) -> UsageError:
     return UsageError(
-        "the address's credentials cannot be taken", where=f"{scheme}://{REDACTED}", cure=cure
+        "the credentials in the address cannot be used", where=f"{scheme}://{REDACTED}", cure=cure
     )

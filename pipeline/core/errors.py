@@ -1,27 +1,27 @@
-"""Errors a user can meet, and the exit code each one ends with.
+"""Expected errors, and the exit code of each.
 
 The tree::
 
-    PrepareError                  1   expected: what happened, where, and the cure
-    +-- UsageError                2   the command line or a settings, recipe, profile or policy file
-    +-- CheckpointError           1   a checkpoint that is missing, damaged or not supported
-    |   +-- HubError              1   the Hub did not hand over what was asked
-    +-- PreflightError            1   a run that would fail was refused before it began
-    +-- EnvironmentBuildError     1   a managed Python environment could not be built or used
+    PrepareError                  1   base class: what happened, where, and a hint
+    +-- UsageError                2   the command line, or a settings, recipe or policy file
+    +-- CheckpointError           1   a missing, damaged or unsupported checkpoint
+    |   +-- HubError              1   the Hugging Face Hub did not deliver a file
+    +-- PreflightError            1   the run would fail later, so it was not started
+    +-- EnvironmentBuildError     1   a managed Python environment is unusable
     +-- StageError                1   a stage ended without a result
-    |   +-- WorkerError           1   the stage's worker process failed; its log is named
+    |   +-- WorkerError           1   the stage's worker process failed; the message names its log
     |   +-- VerificationError     1   the quantized weights are not sound
-    |   +-- InternalStageError  3   a defect of ours; the stage's log has the traceback
-    +-- ServingError              1   the model server failed; its log's own reason is quoted
-    +-- EvaluationDataError       1   questions that are missing or malformed
-    +-- RegistryError             1   the model registry refused or could not be reached
-    |   +-- RecordedMoveError     6   a move of an alias was recorded, or may be, not completed
-    +-- EvidenceError             1   an evidence bundle, or its signature, is not what it should be
+    |   +-- InternalStageError    3   a bug in prepare; the stage's log has the traceback
+    +-- ServingError              1   the model server failed; the message quotes its log
+    +-- EvaluationDataError       1   missing or malformed questions
+    +-- RegistryError             1   the model registry rejected a request or is unreachable
+    |   +-- RecordedMoveError     6   an alias change is, or may be, recorded but not completed
+    +-- EvidenceError             1   an invalid evidence bundle or signature
     +-- StoreError                1   the store is not writable, full or damaged
-        +-- AttemptChangedError   1   the attempt ledger is not as the run was planned by
+        +-- AttemptChangedError   1   the attempt ledger changed after planning
 
-Exit codes that are no errors: 0 promoted (or every asked-for gate passed), 4 the gates said no,
-5 undecided, 130 interrupted. 3 is an unexpected error, whose traceback goes to a log file.
+Exit codes without an exception: 0 success, 4 a gate failed, 5 undecided, 130 interrupted. Exit code
+3 is an unexpected error; its traceback is in a log file.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from pipeline.core.redaction import redact
 from pipeline.core.untrusted.text import clip
 
 MAX_PART_CHARACTERS = 20_000
-"""Characters of what an error says of one thing; all faults of a preflight are one text."""
+"""Limit for each part of a message; a preflight error lists all faults in one part."""
 
 
 class ExitCode(IntEnum):
-    """How the `prepare` command ends."""
+    """Exit code of the `prepare` command."""
 
     PROMOTED = 0
     EXPECTED_ERROR = 1
@@ -53,14 +53,14 @@ class ExitCode(IntEnum):
 
 
 class PrepareError(Exception):
-    """An expected error: one sentence on what happened, where, and what to do about it.
+    """An expected error: what happened, where, and what to do about it.
 
-    Credentials in its texts, which are often those of libraries, are hidden.
+    Credentials in all three parts are redacted, because the text often comes from libraries.
 
     Args:
-        what: what went wrong, as a sentence without a full stop.
+        what: one sentence without a full stop.
         where: the file, key, URL or command concerned.
-        cure: what the user can do next, preferably a command.
+        cure: the user's next action, preferably a command.
     """
 
     exit_code = ExitCode.EXPECTED_ERROR
@@ -72,16 +72,16 @@ class PrepareError(Exception):
         self.cure = redact(cure)
 
     def __str__(self) -> str:
-        # A file's name may have line ends in it: a place is one line, whatever it is called.
+        # A file name can contain line breaks.
         place = " ".join(self.where.splitlines())
         lines = [self.what, f"  where: {place}", f"  cure:  {self.cure}"]
         parts = (self.what, self.where, self.cure)
         said = [line for line, part in zip(lines, parts, strict=True) if part]
-        # What somebody named a file or a key may be of any length.
+        # A file name or key can have any length.
         return "\n".join(clip(line, MAX_PART_CHARACTERS) for line in said)
 
     def to_dict(self) -> dict[str, str]:
-        """The error as plain data, to cross a process boundary as JSON."""
+        """Return plain data that crosses a process boundary as JSON."""
         return {
             "kind": type(self).__name__,
             "what": self.what,
@@ -91,21 +91,21 @@ class PrepareError(Exception):
 
 
 class UsageError(PrepareError):
-    """The command line or a file the user wrote asks for something that does not exist."""
+    """The command line or a user's file requests something that does not exist."""
 
     exit_code = ExitCode.USAGE
 
 
 class CheckpointError(PrepareError):
-    """A checkpoint is missing, damaged or of a kind that is not supported."""
+    """A checkpoint is missing, damaged or unsupported."""
 
 
 class HubError(CheckpointError):
-    """The Hub did not hand over what was asked."""
+    """The Hugging Face Hub did not deliver a file."""
 
 
 class PreflightError(PrepareError):
-    """The run would fail: refused before any work, with everything that stands in its way."""
+    """The run would fail; the message lists every obstacle."""
 
 
 class EnvironmentBuildError(PrepareError):
@@ -117,15 +117,15 @@ class StageError(PrepareError):
 
 
 class WorkerError(StageError):
-    """A stage's worker process failed; `where` names its log."""
+    """A stage's worker process failed; `where` is its log."""
 
 
 class VerificationError(StageError):
-    """The quantized weights are not what the recipe promises."""
+    """The quantized weights do not match the recipe."""
 
 
 class InternalStageError(StageError):
-    """A stage failed in a way that nobody thought of; its log has the traceback."""
+    """A stage failed unexpectedly; its log has the traceback."""
 
     exit_code = ExitCode.UNEXPECTED
 
@@ -139,17 +139,17 @@ class EvaluationDataError(PrepareError):
 
 
 class RegistryError(PrepareError):
-    """The model registry refused a request or could not be reached."""
+    """The model registry rejected a request or could not be reached."""
 
 
 class RecordedMoveError(RegistryError):
-    """The history of a registry has, or may have, a move of an alias that was not completed."""
+    """The registry's history has, or may have, an alias change that was not completed."""
 
     exit_code = ExitCode.RECORDED
 
 
 class EvidenceError(PrepareError):
-    """An evidence bundle, or the signature on it, is missing, damaged or not to be trusted."""
+    """An evidence bundle or its signature is missing, damaged or invalid."""
 
 
 class StoreError(PrepareError):
@@ -157,7 +157,7 @@ class StoreError(PrepareError):
 
 
 class AttemptChangedError(StoreError):
-    """The attempt ledger is not as the run was planned by, so the run has to be planned again."""
+    """The attempt ledger changed after planning, so the run must be planned again."""
 
 
 @contextmanager
@@ -169,10 +169,10 @@ def raise_as(
     *,
     errors: type[Exception] | tuple[type[Exception], ...] = OSError,
 ) -> Iterator[None]:
-    """Raise what is among `errors` as an error of ours, which adds the reason to `what`.
+    """Convert `errors` to `kind`, with the original reason appended to `what`.
 
     Args:
-        where: as PrepareError has it; in place of a path, the file that the error itself names.
+        where: as for PrepareError; a path is replaced by the file that the original error names.
     """
     try:
         yield
@@ -184,7 +184,7 @@ def raise_as(
 
 
 def from_dict(data: Mapping[str, Any]) -> PrepareError:
-    """The error that :meth:`PrepareError.to_dict` wrote, as its own class again."""
+    """Return the error that :meth:`PrepareError.to_dict` serialized, in its original class."""
     kinds: dict[str, type[PrepareError]] = {"PrepareError": PrepareError}
     pending: list[type[PrepareError]] = [PrepareError]
     while pending:

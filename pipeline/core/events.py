@@ -1,10 +1,10 @@
-"""Progress events: JSON lines that a worker or a stage writes and the command line draws.
+"""Progress events: JSON lines from a worker or a stage to the command line.
 
 One event is one line: ``{"event": "progress", "task": str, "done": int, "total": int | null,
-"unit": str}`` or ``{"event": "note", "text": str}`` (something a user should read, such as a
-group size that was lowered) or ``{"event": "error", ...}`` as :meth:`PrepareError.to_dict` gives.
+"unit": str}``, ``{"event": "note", "text": str}`` for the user, or ``{"event": "error", ...}`` as
+:meth:`PrepareError.to_dict` returns it.
 
-Workers import this module inside their own environments: it uses the standard library only.
+Standard library only: workers import this module in their own environments.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any, Protocol
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 
 EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
-_MAX_COUNT = 2**63  # of anything that is counted; a larger one is somebody's text
+_MAX_COUNT = 2**63  # limit of a valid count
 
 
 class Progress(Protocol):
-    """Receives the progress of a piece of work."""
+    """Receiver of progress events."""
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """`task` has finished `done` of `total` `unit`s (total None: not known)."""
+        """Report that `done` of `total` units are finished; total is None if unknown."""
 
     def note(self, text: str) -> None:
-        """Report something that the user should read."""
+        """Report a message for the user."""
 
 
 class NullProgress:
-    """Drops every event; for library use and tests."""
+    """Progress receiver that drops every event."""
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
         """Drop the event."""
@@ -44,7 +44,7 @@ class NullProgress:
 
 
 class EventWriter:
-    """Writes events as JSON lines to a file descriptor; safe from several threads."""
+    """Thread-safe writer of JSON lines to a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -59,31 +59,31 @@ class EventWriter:
         self.write({"event": "note", "text": text})
 
     def write(self, event: dict[str, Any]) -> None:
-        """Write one event; a reader that went away is no error of the worker's."""
+        """Write one event; ignore a closed reader."""
         line = (json.dumps(event) + "\n").encode()
         with self._lock, contextlib.suppress(OSError):
-            while line:  # a signal may interrupt a long one
+            while line:  # a signal can interrupt a long write
                 line = line[os.write(self._descriptor, line) :]
 
 
 def worker_progress() -> Progress:
-    """The progress sink of a worker: the inherited descriptor, else standard error."""
+    """Return a worker's event writer: the inherited descriptor, or standard error."""
     descriptor = os.environ.get(EVENTS_FD_VARIABLE)
     return EventWriter(int(descriptor) if descriptor else sys.stderr.fileno())
 
 
 def reserve_stdout_for_events() -> int:
-    """Take standard output for events alone, before a library writes to it; the descriptor of it.
+    """Reserve standard output for events, and return a descriptor for it.
 
-    What anybody else writes there, a program that we start included, goes to standard error.
+    Other output, including that of child processes, goes to standard error.
     """
-    descriptor = os.dup(1)  # which no program inherits
+    descriptor = os.dup(1)  # not inheritable
     os.dup2(2, 1)
     return descriptor
 
 
 def read_event(line: bytes) -> Mapping[str, Any]:
-    """The event that the line is; an empty one of a line that is none, but somebody's text."""
+    """Parse one line; return an empty event if it is not JSON."""
     try:
         event = parse_json(line, finite=False, whole_text=False)
     except UntrustedJsonError:
@@ -92,7 +92,7 @@ def read_event(line: bytes) -> Mapping[str, Any]:
 
 
 def forward_progress(event: Mapping[str, Any], progress: Progress) -> None:
-    """Tell the progress or the note that the event is; nothing of any other."""
+    """Forward a progress or note event; ignore any other."""
     match event:
         case {
             "event": "progress",

@@ -1,4 +1,4 @@
-"""Digests of files too large to hash twice."""
+"""Cached digests of large files."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from pipeline.core.untrusted.file import open_regular
 
 BLOCK_BYTES = 8 * 1024 * 1024
 
-# A file written to within one tick of its file system's clock after we looked would keep the
-# same times. Two seconds is the coarsest tick in use (FAT); git calls such files racily clean.
+# A write within one clock tick of the file system keeps the same times. Two seconds is the coarsest
+# tick in use (FAT); git calls such files racily clean.
 SETTLED_AFTER_NS = 2_000_000_000
 
 CACHE_SCHEMA = 1
-# What a kill may lose of a long hashing. The cache is written whole each time.
+# Work that a kill can lose. The cache is written as a whole each time.
 CACHE_INTERVAL_BYTES = 2**30
 
 
 class FileDigests:
-    """Remembers the sha256 of files, so that a 150 GB checkpoint is read once.
+    """SHA-256 digests of files, cached so that a 150 GB checkpoint is read once.
 
-    An answer is reused only while device, inode, size, mtime and ctime of the file are all as
-    they were. ctime cannot be set back by a program, so a change that restores the mtime is
-    seen. Safe under several processes; a damaged cache file is replaced.
+    A cached digest is valid only while device, inode, size, mtime and ctime are unchanged. A
+    program cannot reset ctime, so a restored mtime is detected. Several processes can share the
+    cache; a damaged cache file is replaced.
 
     Args:
-        cache_file: JSON file, made on first use; its folder too.
-        now_ns: the clock, in nanoseconds since 1970, that file times are compared with.
+        cache_file: JSON file; it and its directory are created on first use.
+        now_ns: clock in nanoseconds since 1970, comparable to file times.
     """
 
     def __init__(self, cache_file: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -45,7 +45,7 @@ class FileDigests:
         self._now_ns = now_ns
 
     def digest(self, path: Path, progress: Progress | None = None) -> str:
-        """sha256 of the file's content, in hexadecimal; progress is in bytes.
+        """Return the SHA-256 of the file in hexadecimal; progress is in bytes.
 
         Raises:
             CheckpointError: the file cannot be read, or changed while it was read.
@@ -54,7 +54,7 @@ class FileDigests:
         return found
 
     def digest_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
-        """The files' digests one by one, with one progress over the bytes of all of them."""
+        """Yield the digest of each file, with one progress over all bytes."""
         sizes = [path.stat().st_size for path in paths]
         starts = accumulate(sizes, initial=0)
         total, progress = sum(sizes), progress or NullProgress()
@@ -80,7 +80,7 @@ class FileDigests:
     def _look_up(
         self, path: Path, cache: Mapping[str, Any], progress: Progress
     ) -> tuple[str, dict[str, Any]]:
-        """The digest, and what is to be remembered of it; nothing where that is known."""
+        """Return the digest and a new cache entry; the entry is empty if it was cached."""
         with (
             raise_as(CheckpointError, "the file cannot be read", path),
             open_regular(path, None) as file,
@@ -99,7 +99,7 @@ class FileDigests:
             raise CheckpointError(
                 "the file changed while it was read",
                 where=str(path),
-                cure="wait until whatever writes it is done, then run the command again",
+                cure="wait until the writing process has finished, then run the command again",
             )
         settled = started - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_AFTER_NS
         if settled and _identity(before) == _identity(after):
@@ -121,7 +121,7 @@ class FileDigests:
         return {path: entry for path, entry in files.items() if _is_sound(entry)}
 
     def _remember(self, fresh: Mapping[str, Any], progress: Progress) -> None:
-        """Add entries and drop those of files that are gone."""
+        """Add entries, and drop those of removed files."""
         from filelock import FileLock
 
         try:
@@ -132,8 +132,8 @@ class FileDigests:
                 cache = {"schema_version": CACHE_SCHEMA, "files": files}
                 write_atomically(self.cache_file, json.dumps(cache, indent=1))
         except OSError as error:
-            # The digest itself is right; only the next run will have to read the file again.
-            progress.note(f"digests are not remembered: {self.cache_file}: {error.strerror}")
+            # The digest is valid; the next run only has to compute it again.
+            progress.note(f"cannot write the digest cache: {self.cache_file}: {error.strerror}")
 
 
 def _identity(status: os.stat_result) -> list[int]:
@@ -163,7 +163,7 @@ def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int
 
 
 class _FileProgress:
-    """Reports one file's bytes as part of all files' bytes."""
+    """Progress of one file as part of all files."""
 
     def __init__(self, progress: Progress, before: int, total: int) -> None:
         self._progress = progress
@@ -171,9 +171,9 @@ class _FileProgress:
         self._total = total
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Report `done` bytes on top of those of the files before."""
+        """Report `done` bytes in addition to those of earlier files."""
         self._progress.advance("hash checkpoint", self._before + done, self._total, unit)
 
     def note(self, text: str) -> None:
-        """Pass the note on."""
+        """Forward the note."""
         self._progress.note(text)

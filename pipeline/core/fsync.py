@@ -1,6 +1,6 @@
-"""Makes the names in a folder survive a power cut.
+"""Durable directory entries.
 
-Standard library only: the quantizers' environments ask too.
+Standard library only: the quantizers' environments import this module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def flush_folder(folder: Path) -> None:
-    """Wait until the disk has the names in a folder; the files' own bytes are not its matter."""
+    """Flush the directory's entries to disk, but not the contents of its files."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs that a process started here would see, as the driver reports them."""
+"""NVIDIA GPUs that a child process can use, as the driver reports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 MIN_DRIVER_VERSION = 580
-"""Of the CUDA version that the CUDA locks bring, 13: older drivers do not run it at all."""
+"""CUDA 13, which the CUDA locks install, does not run on older drivers."""
 
 _DRIVER_TIMEOUT_S = 30
 _GPU = re.compile(r"GPU \d+: (?P<name>.+) \(UUID: (?P<uuid>\S+)\)")
@@ -19,21 +19,20 @@ _SLICE = re.compile(r"\s+MIG (?P<name>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>\S+)
 
 @dataclass(frozen=True)
 class VisibleGpu:
-    """A GPU, or the slice of one that multi-instance mode (MIG) makes."""
+    """A GPU, or a MIG slice of one."""
 
-    name: str  # as the driver gives it; of a slice with its kind after it, such as "MIG 3g.40gb"
-    uuid: str  # as CUDA_VISIBLE_DEVICES may name it
-    driver: str = ""  # version of the driver; empty where it does not say
-    memory: str = ""  # all of it, in the driver's words; empty where it does not say
-    compute_capability: float | None = None  # such as 9.0; None where it does not say
-    is_slice: bool = False  # whether it is one of MIG
+    name: str  # as the driver reports it; for a slice followed by its kind, "MIG 3g.40gb"
+    uuid: str  # valid in CUDA_VISIBLE_DEVICES
+    driver: str = ""  # driver version; empty if unknown
+    memory: str = ""  # total, as the driver formats it; empty if unknown
+    compute_capability: float | None = None  # such as 9.0; None if unknown
+    is_slice: bool = False
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """What CUDA shows to a process: what CUDA_VISIBLE_DEVICES leaves, of MIG one slice.
+    """Return the GPUs that CUDA shows to a process, after CUDA_VISIBLE_DEVICES.
 
-    Where a GPU is in slices a process sees the first of them and nothing else (NVIDIA's MIG user
-    guide, "Device Enumeration").
+    A process sees only the first MIG slice (NVIDIA MIG user guide, "Device Enumeration").
     """
     return _visible_to_a_process(
         _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
@@ -41,9 +40,10 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
 
 
 def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """Those that pieces of work can be given one by one: all of the first's kind, each slice too.
+    """Return the GPUs and MIG slices that work items can use, all of the first one's kind.
 
-    Keys and verdicts name the first's kind, so what is measured on another would be mislabelled.
+    Keys and verdicts contain the first one's kind, so results from another kind would be
+    mislabeled.
     """
     found = _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
     kinds = [gpu.name for gpu in _visible_to_a_process(found)]
@@ -51,23 +51,23 @@ def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGp
 
 
 def busy_gpus() -> set[str]:
-    """UUIDs of GPUs on which a process computes, as far as the driver tells them here.
+    """Return the UUIDs of GPUs with a compute process, if the driver reports them.
 
-    Inside of a container it may tell nothing of processes outside; of one in slices it may name the
-    GPU, and not which slice is used.
+    In a container the driver may not report outside processes. With MIG it may report the GPU
+    instead of the slice.
     """
     answer = query_driver("--query-compute-apps=gpu_uuid", "--format=csv,noheader") or ""
     return {line.strip() for line in answer.splitlines() if line.strip()}
 
 
 def is_driver_too_old(driver: str) -> bool:
-    """Whether the driver of that version cannot run the CUDA locks; an unknown one is not."""
+    """Return whether this driver is too old for the CUDA locks; False if unknown."""
     number = re.match(r"\d+", driver)
     return number is not None and int(number[0]) < MIN_DRIVER_VERSION
 
 
 def query_driver(*arguments: str) -> str | None:
-    """What ``nvidia-smi`` prints; None where it is missing or fails."""
+    """Run ``nvidia-smi`` and return its output; None if it is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -86,7 +86,7 @@ def query_driver(*arguments: str) -> str | None:
 
 
 def _gpus_with_slices() -> list[list[VisibleGpu]]:
-    """Each GPU of the machine: itself, or its slices."""
+    """Return one list for each GPU: itself, or its slices."""
     lines = (query_driver("-L") or "").splitlines()
     facts = _query_rows("name,driver_version,memory.total", len(lines))
     capabilities = _query_rows("compute_cap", len(lines))
@@ -107,7 +107,7 @@ def _gpus_with_slices() -> list[list[VisibleGpu]]:
 
 
 def _choose(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[VisibleGpu]:
-    """Those that CUDA_VISIBLE_DEVICES names; the first word that names none ends the list."""
+    """Apply CUDA_VISIBLE_DEVICES; its first invalid entry ends the list."""
     everything = [gpu for parts in gpus for gpu in parts]
     if visible is None:
         return everything
@@ -116,14 +116,14 @@ def _choose(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[V
         gpu = _find_named(word.strip(), gpus, everything)
         if gpu is None:
             break
-        if gpu in found:  # CUDA shows none at all then
+        if gpu in found:  # CUDA then shows no GPU
             return []
         found.append(gpu)
     return found
 
 
 def _visible_to_a_process(gpus: list[VisibleGpu]) -> list[VisibleGpu]:
-    """What one process sees of them."""
+    """Return the first MIG slice if there is one, or all GPUs."""
     return next(([gpu] for gpu in gpus if gpu.is_slice), gpus)
 
 
@@ -132,13 +132,13 @@ def _find_named(
 ) -> VisibleGpu | None:
     if word.isdecimal():
         return gpus[int(word)][0] if int(word) < len(gpus) else None
-    # A UUID may be cut, as long as it names one only.
+    # A unique prefix of a UUID is valid.
     named = [gpu for gpu in everything if word and gpu.uuid.startswith(word)]
     return named[0] if len(named) == 1 else None
 
 
 def _query_rows(fields: str, count: int) -> list[tuple[str, ...]]:
-    """The driver's words on each GPU in turn, then empty rows up to `most`."""
+    """Return the fields of each GPU, padded with `count` empty rows."""
     answer = query_driver(f"--query-gpu={fields}", "--format=csv,noheader") if count else None
     rows = [tuple(re.split(r",\s*", line.strip())) for line in (answer or "").splitlines()]
     return [*rows, *[()] * count]

@@ -1,4 +1,4 @@
-"""What a machine is, as far as plans, verdicts and claims on speed depend on it."""
+"""Hardware facts that plans, verdicts and performance gates depend on."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from pipeline.core.record import Record, SparseRecord
 
 
 class Hardware(SparseRecord):
-    """What the engine runs on, a member of the deployable tuple; of somebody's endpoint nothing."""
+    """Hardware of the engine, part of the deployable tuple; unknown for an external endpoint."""
 
     accelerator: str | None = None
-    gpu: str | None = Field(None, description="name of the first, as the driver gives it")
-    cpu: str | None = Field(None, description="the processor's model")
+    gpu: str | None = Field(None, description="name of the first GPU, as the driver reports it")
+    cpu: str | None = Field(None, description="CPU model")
     cores: int | None = Field(
-        None, strict=True, ge=1, le=1_000_000, description="that a process may use"
+        None, strict=True, ge=1, le=1_000_000, description="cores that a process may use"
     )
-    cpu_features: list[str] | None = Field(None, description="None where nobody looked")
+    cpu_features: list[str] | None = Field(None, description="None if unknown")
 
 
 class NodeInfo(Record):
-    """What a node says of itself: this machine, or one of a cluster that is to serve."""
+    """Facts that a node reports: this machine, or a serving node of a cluster."""
 
-    name: str = Field(description="of the node, for messages")
+    name: str = Field(description="node name, for messages")
     machine: str = Field(
-        description="which one it is; '' of a cluster, where any node of the kind may serve"
+        description="identity; '' for a cluster, where any node of the kind may serve"
     )
-    cpu: str = Field(description="model of the processor")
-    cores: int = Field(description="that work there may use")
-    all_cores: int = Field(description="of the node, whoever may use them")
+    cpu: str = Field(description="CPU model")
+    cores: int = Field(description="cores that work items may use")
+    all_cores: int = Field(description="all cores of the node")
     cpu_features: tuple[str, ...] = Field(description="see cpu_features.py")
     cpu_limits: dict[str, str] = Field(
-        description="variables of work that is to do with fewer features than the CPU has"
+        description="variables that restrict work items to the selected CPU features"
     )
-    memory_bytes: int = Field(description="of the node, or what its container may use")
-    gpus: tuple[VisibleGpu, ...] = Field(description="that CUDA shows")
-    visible_devices: str | None = Field(description="what hides others from CUDA")
+    memory_bytes: int = Field(description="memory of the node, or of its container")
+    gpus: tuple[VisibleGpu, ...] = Field(description="GPUs that CUDA shows")
+    visible_devices: str | None = Field(description="CUDA_VISIBLE_DEVICES")
 
     @property
     def gpu_name(self) -> str | None:
-        """Name of the first GPU, as the driver gives it; None without."""
+        """Name of the first GPU, as the driver reports it; None without a GPU."""
         return self.gpus[0].name if self.gpus else None
 
     def hardware(self, accelerator: str) -> Hardware:
-        """What the engine would run on there."""
+        """Return the engine's hardware on this node."""
         if accelerator == "cuda":
             return Hardware(accelerator=accelerator, gpu=self.gpu_name or "not found")
         return Hardware(
@@ -62,23 +62,23 @@ class NodeInfo(Record):
         )
 
     def kind(self, accelerator: str) -> str:
-        """In words, what nodes have in common whose speeds may be taken for each other's."""
+        """Return a description shared by nodes whose performance is comparable."""
         gpu = [self.gpu_name or "no GPU"] if accelerator == "cuda" else []
         return ", ".join([*gpu, self.cpu, f"{self.all_cores} cores"])
 
     def measured_on(self, accelerator: str) -> str:
-        """What speeds are kept for: those of two machines, or kinds of node, are not compared."""
+        """Return the identity within which performance measurements are comparable."""
         return self.machine or self.kind(accelerator)
 
 
 def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = True) -> NodeInfo:
-    """Look at the machine that we run on, as a process with these variables would.
+    """Return the facts of this machine, as a process with these variables sees it.
 
     Args:
-        with_gpus: ask the driver, which is slow.
+        with_gpus: query the driver, which is slow.
 
     Raises:
-        UsageError: a variable limits the CPU to features that it does not have.
+        UsageError: a variable selects CPU features that the CPU lacks.
     """
     return NodeInfo(
         name=platform.node(),
@@ -95,7 +95,7 @@ def this_node(variables: Mapping[str, str] = os.environ, *, with_gpus: bool = Tr
 
 
 def hardware(accelerator: str) -> Hardware:
-    """What the engine would run on here."""
+    """Return the engine's hardware on this machine."""
     return this_node(with_gpus=accelerator == "cuda").hardware(accelerator)
 
 

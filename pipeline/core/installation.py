@@ -1,4 +1,4 @@
-"""Which prepare this is: its version, and its code and data, which no key of a stage sees."""
+"""Identity of this prepare installation: its version and a digest of its code and data."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pipeline import __version__
 
 PACKAGES = ("artifacts", "eval_gates", "pipeline", "recipes")
 DIGITS = 12
-# Code, and what it goes by: what environments are made of, arguments of the engine, questions.
+# Code and its data: environment locks, engine arguments, questions.
 KINDS = (".py", ".txt", ".yaml", ".toml", ".jsonl")
 
 
 @cache
 def this_prepare() -> str:
-    """The version with a digest of the code, as `0.1.0+code.4f5a0c31b2d7`.
+    """Return the version with a digest of the code, as in `0.1.0+code.4f5a0c31b2d7`.
 
-    What a process has imported does not change when its files do, nor does this.
+    It is cached: changed files do not affect imported modules.
     """
     return f"{__version__}+code.{digest_code(Path(__file__).parents[2])[:DIGITS]}"
 
 
 def digest_code(root: Path) -> str:
-    """sha256 over the names and contents of all files of KINDS of the packages in that folder.
+    """Return the SHA-256 over names and contents of all files of KINDS in PACKAGES.
 
-    Hidden files have no part in it: editors make them, and nothing imports them.
+    Hidden files are excluded: editors create them, and no code imports them.
     """
     digest = hashlib.sha256()
     for file in sorted(file for name in PACKAGES for file in (root / name).rglob("*")):

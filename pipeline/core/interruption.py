@@ -1,7 +1,4 @@
-"""Interruptions, by Ctrl-C, SIGTERM or a terminal that goes away: seen through what they became.
-
-They are held back where something must not be left half done.
-"""
+"""Interruptions by Ctrl-C, SIGTERM or a closed terminal: detection and delay."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from typing import NoReturn
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Whether a KeyboardInterrupt is the error, or what it came of.
+    """Return whether a KeyboardInterrupt is the error or its cause.
 
-    One that comes while a class is made, so while a module is imported, is a RuntimeError in
-    Python 3.11; one that comes in the midst of ending something may end as that thing's error.
+    Python 3.11 raises RuntimeError if the interrupt arrives while a class is created, and so during
+    an import. An interrupt during cleanup can surface as the cleanup's error.
     """
     seen = set()
     while error is not None and id(error) not in seen:
@@ -35,9 +32,9 @@ INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def interrupt_on_signals() -> None:
-    """Have SIGTERM and SIGHUP interrupt us, too: what runs is ended, and the record closed.
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, so that children are stopped.
 
-    Whoever has us ignore SIGHUP, as nohup does, wants us to outlive the terminal.
+    An ignored SIGHUP stays ignored: nohup requests that.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -45,21 +42,21 @@ def interrupt_on_signals() -> None:
 
 
 def on_hangup(number: int, frame: FrameType | None) -> NoReturn:
-    """Be interrupted, by a terminal that went away or by somebody's SIGHUP."""
+    """Raise KeyboardInterrupt after the terminal was closed."""
     detach_lost_terminals()
     raise KeyboardInterrupt
 
 
 def detach_lost_terminals() -> None:
-    """Have what we still say go nowhere, where it would go to a terminal that is gone.
+    """Redirect output to the null device if its terminal is gone.
 
-    Writing to one fails, and would end us before what runs is ended.
+    A write to it would fail and end this process before its children are stopped.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         try:
             termios.tcgetattr(descriptor)
-        except termios.error as error:  # also where it is no terminal
+        except termios.error as error:  # also raised if it is not a terminal
             if error.args[0] == errno.EIO:
                 os.dup2(null, descriptor)
     os.close(null)
@@ -67,10 +64,9 @@ def detach_lost_terminals() -> None:
 
 @contextmanager
 def hold_interruptions() -> Iterator[None]:
-    """Hold back INTERRUPTIONS, where they would interrupt us, until the block has ended.
+    """Delay INTERRUPTIONS until the block ends, for work that must not stop halfway.
 
-    For what must not be left half done: telling what has ended, ending what runs. Only the main
-    thread is ever interrupted, so elsewhere it does nothing.
+    Only the main thread is interrupted, so in other threads this does nothing.
     """
     held: list[int] = []
 

@@ -1,7 +1,7 @@
-"""Small named things that several processes on several nodes share: a folder, or an object store.
+"""Small named values that several nodes share, in a directory or an object store.
 
-All that is asked of a shelf is that of two who create one name only one can, and that whoever
-lists a folder afterwards sees what was created. So it may lie on NFS, where `flock` may not work.
+The only requirements are an atomic `put_if_absent` and listings that show earlier writes. A
+directory may therefore be on NFS, where `flock` may not work.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 
 
 class KeyValueStore(Protocol):
-    """Names have the form `folder/name`; what is there is a few hundred bytes."""
+    """Store whose names have the form `folder/name`; values have a few hundred bytes."""
 
     def put_if_absent(self, name: str, content: bytes) -> bool:
-        """Put it there whole if nobody has put anything there yet; whether it is ours."""
+        """Store a complete value unless the name exists; return whether it was stored."""
 
     def put(self, name: str, content: bytes) -> None:
-        """Put it there, whatever was there before; a reader may see half of it."""
+        """Store or replace a value; a reader may see a partial write."""
 
     def get(self, name: str) -> bytes | None:
-        """What is there; None where nothing is."""
+        """Return the value; None if the name does not exist."""
 
     def names(self, folder: str) -> list[str]:
-        """What lies in the folder, sorted, without the folder's own name."""
+        """Return the sorted names in the folder, without the folder's own name."""
 
     def remove(self, name: str) -> None:
-        """Take it away; no error where nothing is."""
+        """Remove the name, if it exists."""
 
     def age(self, name: str) -> float | None:
-        """Seconds since it was put there, by the clock of whoever keeps the shelf."""
+        """Return the seconds since the last write, by the store's clock; None if absent."""
 
 
 class FileKeyValueStore:
-    """A shelf in a folder that others may have mounted; raises OSError where it fails.
+    """Key-value store in a shared directory; raises OSError on failure.
 
     Args:
-        flush: what is created is on disk at once; a claim ends with its node anyway.
+        flush: flush each new value to disk; leases do not need it, since they end with their node.
     """
 
     def __init__(self, root: Path, *, flush: bool = False) -> None:
@@ -55,7 +55,7 @@ class FileKeyValueStore:
         self._flush = flush
 
     def put_if_absent(self, name: str, content: bytes) -> bool:
-        """See Shelf."""
+        """Implement KeyValueStore."""
         path = self._root / name
         for folder in (self._root.parent, self._root, path.parent):
             make_folder(folder)
@@ -65,18 +65,18 @@ class FileKeyValueStore:
         return created
 
     def put(self, name: str, content: bytes) -> None:
-        """See Shelf; a folder that is gone stays so."""
+        """Implement KeyValueStore; do not recreate a removed folder."""
         _write_new(self._root / name, content, os.O_TRUNC, flush=False)
 
     def get(self, name: str) -> bytes | None:
-        """See Shelf."""
+        """Implement KeyValueStore."""
         try:
             return read_regular(self._root / name, MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def names(self, folder: str) -> list[str]:
-        """See Shelf."""
+        """Implement KeyValueStore."""
         try:
             found = [path.name for path in (self._root / folder).iterdir()]
         except (FileNotFoundError, NotADirectoryError):
@@ -84,11 +84,11 @@ class FileKeyValueStore:
         return sorted(name for name in found if not name.startswith("."))
 
     def remove(self, name: str) -> None:
-        """See Shelf."""
+        """Implement KeyValueStore."""
         (self._root / name).unlink(missing_ok=True)
 
     def age(self, name: str) -> float | None:
-        """See Shelf: a file that is written now tells what time the file server has."""
+        """Implement KeyValueStore; a new probe file gives the file server's time."""
         path = self._root / name
         probe = _temporary_path(path)
         try:
@@ -102,32 +102,32 @@ class FileKeyValueStore:
 
 
 def create_exclusively(path: Path, content: bytes, *, flush: bool) -> bool:
-    """Make the file, whole, unless there is one; whether ours is there now.
+    """Create a complete file unless it exists; return whether this call created it.
 
-    A hard link is made of a file that is whole: no reader and no kill meets half of it.
+    A hard link to a complete file is created, so neither a reader nor a kill meets a partial file.
 
     Args:
-        flush: wait until the disk has the content.
+        flush: wait until the content is on disk.
     """
-    beside = _temporary_path(path)
+    temporary = _temporary_path(path)
     try:
-        _write_new(beside, content, os.O_EXCL, flush=flush)
-        # os.link, not Path: what NFS answers to a request that it got twice is looked into.
-        os.link(beside, path)
+        _write_new(temporary, content, os.O_EXCL, flush=flush)
+        # os.link reports NFS's response to a repeated request, which is checked below.
+        os.link(temporary, path)
     except FileExistsError:
-        # Of a request whose first answer was lost NFS says that the name exists: it is ours.
-        return _is_same(beside, path)
+        # If NFS lost the first response, the repeated request reports our own file.
+        return _is_same(temporary, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         return _create_without_links(path, content, flush=flush)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return True
 
 
 def _create_without_links(path: Path, content: bytes, *, flush: bool) -> bool:
-    """The same on a file system that has no hard links, where a kill may leave half of it."""
+    """Do the same without hard links, where a kill may leave a partial file."""
     try:
         _write_new(path, content, os.O_EXCL, flush=flush)
     except FileExistsError:
@@ -138,7 +138,7 @@ def _create_without_links(path: Path, content: bytes, *, flush: bool) -> bool:
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except FileNotFoundError:  # it was there, and is gone
+    except FileNotFoundError:
         return False
 
 
@@ -147,11 +147,11 @@ def _temporary_path(path: Path) -> Path:
 
 
 def _write_new(path: Path, content: bytes, how: int, *, flush: bool) -> None:
-    # The mode is said here: the umask is the whole process's, and a claim beats in a thread.
+    # The umask is global to the process, and heartbeats run in a thread: set the mode here.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         if is_shared(path.parent):
-            with contextlib.suppress(PermissionError):  # another made it, and has done so
+            with contextlib.suppress(PermissionError):  # another user created it, with this mode
                 os.fchmod(descriptor, 0o660)
         file.write(content)
         if flush:

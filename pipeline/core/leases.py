@@ -1,15 +1,16 @@
-"""Claims: one process has a key to itself, among all that share a folder or an object store.
+"""Leases: exclusive ownership of a key among processes that share a directory or an object store.
 
-`flock` does not work on every shared folder, and an object store has none. So a claim is a small
-file that only one can create, `<key>/<generation>`, and only the highest generation counts. Who
-finds that its owner has released it, or is dead, creates the next one: of two who try one fails.
-An owner on the same node is dead when its process is gone, and is followed at once. One elsewhere
-rewrites a counter beside its claim; it is dead when whoever waits has seen that unchanged for
-CLAIM_SECONDS of the waiter's own monotonic clock, so the nodes' clocks may differ by any time.
+`flock` does not work on every shared file system, and an object store has no locks. A lease is
+therefore a small file that only one process can create, `<key>/<generation>`; the highest
+generation is valid. A process that finds the lease released, or its holder dead, creates the next
+generation; if two processes try, one fails. A holder on the same node is dead when its process is
+gone, and the lease is taken over immediately. A holder on another node rewrites a heartbeat
+counter; it is dead after LEASE_SECONDS without a change, by the waiting process's monotonic clock.
+The nodes' clocks need not agree.
 
-An owner that was stopped, or cut off from the shared folder, may come back after it was followed.
-It learns so from its own heartbeat, or when it asks (`Claim.is_ours`); what it does until then must
-do no harm, which is for each user of a claim to see to (`store.py`, `eval_gates/answer_log.py`).
+A holder that was suspended or disconnected may resume after a takeover. It detects the loss by its
+own heartbeat or by `Lease.is_current`. Users of a lease must ensure that its writes before then do
+no harm (`store.py`, `eval_gates/answer_log.py`).
 """
 
 from __future__ import annotations
@@ -37,26 +38,26 @@ from pipeline.core.record import Record
 VARIABLE = "PREPARE_CLAIM_SECONDS"
 LEASE_SECONDS = 60.0
 MIN_SECONDS = 2.0
-# What a beat may be late, on a busy node or a slow file server, before somebody else takes over.
+# A heartbeat may be this many intervals late, on a busy node or slow file server.
 HEARTBEATS_PER_LEASE = 12
 MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 1.0
-MAX_DIGITS = 12  # of a generation
+MAX_DIGITS = 12
 _HEARTBEAT = ".beat"
 _RELEASED = b"released"
 
 
 class LeaseHolder(Record):
-    """Who made a claim."""
+    """Process that created a lease."""
 
-    token: str = Field(description="of this one claim")
-    node: str = Field(description="identity of the node, see node.py")
-    host: str = Field(description="its name, for people")
-    pid: int = Field(description="of the process, as its node counts")
-    ticks: int = Field(description="when the process began, so that its id is nobody else's")
-    since: str = Field(description="UTC time by that node's clock, for people")
+    token: str = Field(description="unique to this lease")
+    node: str = Field(description="identity of the node, see process_identity.py")
+    host: str = Field(description="node name, for messages")
+    pid: int = Field(description="process id on that node")
+    ticks: int = Field(description="start time of the process, which distinguishes reused ids")
+    since: str = Field(description="UTC time by that node's clock, for messages")
 
     def is_gone(self, node: str) -> bool:
-        """Whether that process is known to have ended; of another node nothing is known."""
+        """Return whether the process has ended; False if it is on another node."""
         if self.node != node:
             return False
         ticks = start_ticks(self.pid)
@@ -68,7 +69,7 @@ class LeaseHolder(Record):
 
 @dataclass(frozen=True)
 class LatestGeneration:
-    """The highest generation of a key's claims, as it was found."""
+    """Highest generation of a key's lease, as read."""
 
     number: int
     owner: bytes
@@ -76,11 +77,11 @@ class LatestGeneration:
 
     @property
     def is_released(self) -> bool:
-        """Whether its owner said that it is done."""
+        """Whether the holder released it."""
         return self.beat == _RELEASED
 
     def read_owner(self) -> LeaseHolder | None:
-        """Who made it; None where that cannot be read."""
+        """Return the holder; None if it is unreadable."""
         try:
             return LeaseHolder.model_validate_json(self.owner)
         except ValidationError:
@@ -88,15 +89,15 @@ class LatestGeneration:
 
 
 class Leases:
-    """The claims on one shelf.
+    """Leases in one key-value store.
 
     Args:
-        shelf: where they lie.
-        seconds: after which an owner elsewhere that is not heard of is dead; as VARIABLE says, or
-            CLAIM_SECONDS, when None.
-        node: identity of our node.
+        store: location of the leases.
+        seconds: without a heartbeat until a holder on another node is dead; None for the value of
+        VARIABLE, or LEASE_SECONDS.
+        node: identity of this node.
         clock: monotonic seconds.
-        sleep: waits so many seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -122,58 +123,58 @@ class Leases:
         *,
         forget: bool = False,
     ) -> Iterator[Lease]:
-        """Have the key to oneself; waits for whoever has it.
+        """Hold the key exclusively during the block; wait for another holder.
 
-        When another takes over meanwhile, which only happens to who was not heard of for long, and
-        we are in the main thread, the block is interrupted.
+        If another process takes over, which requires a long silence, a block in the main thread is
+        interrupted.
 
         Args:
-            waits: is told once for whom we wait.
-            forget: afterwards nothing of the key is kept; for what is removed for good.
+            on_wait: receives one message about the current holder.
+            forget: delete every trace of the key afterwards; for keys that are never used again.
 
         Raises:
-            StoreError: another process took over while the block ran.
+            StoreError: another process took over during the block.
         """
-        claim = self._acquire(key, on_wait)
+        lease = self._acquire(key, on_wait)
         try:
             try:
-                claim.start_heartbeat(interrupt_main=True)
-                yield claim
+                lease.start_heartbeat(interrupt_main=True)
+                yield lease
             finally:
-                claim.release(forget=forget)
+                lease.release(forget=forget)
         except KeyboardInterrupt:
-            if claim.is_lost:
-                raise claim.lost_error() from None
+            if lease.is_lost:
+                raise lease.lost_error() from None
             raise
 
     @contextmanager
     def hold_if_free(self, key: str, *, forget: bool = False) -> Iterator[Lease | None]:
-        """As `hold`; None where somebody has it, or may have it."""
+        """Hold the key like `hold`, or yield None if it is, or may be, held."""
         seen = self.read_latest(key)
-        claim = None
+        lease = None
         if seen is None or self._is_over(seen):
-            claim = self._try_create(key, seen)
-        if claim is None:
+            lease = self._try_create(key, seen)
+        if lease is None:
             yield None
             return
         try:
-            claim.start_heartbeat(interrupt_main=False)
-            yield claim
+            lease.start_heartbeat(interrupt_main=False)
+            yield lease
         finally:
-            claim.release(forget=forget)
+            lease.release(forget=forget)
 
     def create(self, key: str) -> Lease:
-        """Have a key that is ours alone anyway, until it is released or our process ends."""
-        claim = self._try_create(key, None)
-        if claim is None:
-            raise StoreError("a key that is nobody else's is claimed", where=key)
-        claim.start_heartbeat(interrupt_main=False)
-        return claim
+        """Acquire an unused key until it is released or this process ends."""
+        lease = self._try_create(key, None)
+        if lease is None:
+            raise StoreError("a new key is already in use", where=key)
+        lease.start_heartbeat(interrupt_main=False)
+        return lease
 
     def is_held(self, key: str) -> bool:
-        """Whether somebody has it, as far as can be known without waiting.
+        """Return whether the key is held, without waiting.
 
-        Of an owner elsewhere it is the shelf's own clock that says how long it was not heard of.
+        For a holder on another node the store's clock decides how long it was silent.
         """
         seen = self.read_latest(key)
         if seen is None or self._is_over(seen):
@@ -185,36 +186,36 @@ class Leases:
         return silent is None or silent < self.seconds
 
     def silent_seconds(self, key: str) -> float | None:
-        """Seconds since the last heartbeat, by the shelf's own clock; None where not known."""
+        """Return the seconds since the last heartbeat by the store's clock; None if unknown."""
         if (seen := self.read_latest(key)) is None:
             return None
-        claim = f"{key}/{_name(seen.number)}"
+        lease = f"{key}/{_name(seen.number)}"
         try:
-            ages = [self.store.age(name) for name in (claim + _HEARTBEAT, claim)]
+            ages = [self.store.age(name) for name in (lease + _HEARTBEAT, lease)]
         except OSError:
-            return None  # where nothing can be written the time is not known
+            return None  # the clock is unknown without a write
         return min((age for age in ages if age is not None), default=None)
 
     def revoke_silent(self, key: str) -> None:
-        """Take the key from an owner elsewhere that is not heard of any more, and give it up.
+        """Take over the key from a silent holder on another node, and release it.
 
-        So one that was stopped, and comes back, finds that it has the key no more.
+        If that holder resumes, it finds that it has lost the lease.
         """
         seen = self.read_latest(key)
         if seen is None or self._is_over(seen) or self.is_held(key):
             return
-        if (claim := self._try_create(key, seen)) is not None:
-            claim.release(forget=True)
+        if (lease := self._try_create(key, seen)) is not None:
+            lease.release(forget=True)
 
     def read_latest(self, key: str) -> LatestGeneration | None:
-        """The claim that counts; None where there is none."""
+        """Return the valid generation; None if there is none."""
         number = self._highest(key)
         while number:
             name = f"{key}/{_name(number)}"
             owner = self.store.get(name)
             if owner is not None:
                 return LatestGeneration(number, owner, self.store.get(name + _HEARTBEAT) or b"")
-            # Cleaned up since it was listed: there is a higher one, or none.
+            # Removed after the listing: there is a higher generation, or none.
             before, number = number, self._highest(key)
             if number == before:
                 return None
@@ -229,8 +230,8 @@ class Leases:
                 unchanged = (seen, now) if seen is not None else None
             is_silent = unchanged is not None and now - unchanged[1] >= self.seconds
             if seen is None or self._is_over(seen) or (is_silent and self._is_elsewhere(seen)):
-                if (claim := self._try_create(key, seen)) is not None:
-                    return claim
+                if (lease := self._try_create(key, seen)) is not None:
+                    return lease
                 continue
             if not told:
                 on_wait(f"waiting for {seen.read_owner() or 'another process'}")
@@ -248,34 +249,34 @@ class Leases:
             ticks=start_ticks(os.getpid()) or 0,
             since=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        claim = Lease(self, key, number, owner)
+        lease = Lease(self, key, number, owner)
         try:
-            created = self.store.put_if_absent(claim.name, claim.content)
+            created = self.store.put_if_absent(lease.name, lease.content)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # Where there is no room for a word there may be for a name, and what is to be removed
-            # has to be claimed, too. Nobody can tell whose it is, so its silence ends it.
-            claim.content = b""
-            created = self.store.put_if_absent(claim.name, claim.content)
+            # A full disk may have room for an empty file, and `gc` needs a lease to free space. Its
+            # holder is unreadable, so it ends by silence.
+            lease.content = b""
+            created = self.store.put_if_absent(lease.name, lease.content)
         if not created:
             return None
-        # Somebody may have made this generation, released it, and been followed, before we made it
-        # once more: then a higher one is there.
+        # Another process may have created and released this generation earlier, and been
+        # succeeded: then a higher generation exists.
         if self._highest(key) != number:
-            self.store.remove(claim.name)
+            self.store.remove(lease.name)
             return None
         for name in self.store.names(key):
             if 0 < _number(name) < number:
                 self.store.remove(f"{key}/{name}")
-        return claim
+        return lease
 
     def _is_over(self, seen: LatestGeneration) -> bool:
         owner = seen.read_owner()
         return seen.is_released or (owner is not None and owner.is_gone(self.node))
 
     def _is_elsewhere(self, seen: LatestGeneration) -> bool:
-        """Whether silence says that it is dead: of our own node we know better."""
+        """Return whether silence decides; on this node the process table does."""
         owner = seen.read_owner()
         return owner is None or owner.node != self.node
 
@@ -285,45 +286,44 @@ class Leases:
 
 
 class Lease:
-    """A key that is ours, until it is released or another follows us."""
+    """An acquired key, until it is released or taken over."""
 
-    def __init__(self, claims: Leases, key: str, number: int, owner: LeaseHolder) -> None:
+    def __init__(self, leases: Leases, key: str, number: int, owner: LeaseHolder) -> None:
         self.key = key
         self.number = number
         self.token = owner.token
         self.content = owner.model_dump_json().encode()
         self.is_lost = False
-        self._claims = claims
+        self._leases = leases
         self._over = threading.Event()
         self._ending = threading.Lock()
         self._heartbeat_thread: threading.Thread | None = None
 
     @property
     def name(self) -> str:
-        """Of its file or object."""
+        """Name of its file or object."""
         return f"{self.key}/{_name(self.number)}"
 
     def is_current(self) -> bool:
-        """Whether nobody has followed us."""
-        seen = self._claims.read_latest(self.key)
+        """Return whether this lease was not taken over."""
+        seen = self._leases.read_latest(self.key)
         return seen is not None and (seen.number, seen.owner) == (self.number, self.content)
 
     def lost_error(self) -> StoreError:
-        """The error to raise when it is not."""
-        seen = self._claims.read_latest(self.key)
+        """Return the error to raise after a takeover."""
+        seen = self._leases.read_latest(self.key)
         owner = seen.read_owner() if seen is not None else None
         return StoreError(
-            "this process was not heard of for too long, and another has taken over its work",
+            "lease lost: no heartbeat for too long, and another process took over",
             where=str(owner or self.key),
-            cure="run the same command again: it waits for that process, and goes on from there",
+            cure="run the same command again: it waits for that process and continues its work",
         )
 
     def start_heartbeat(self, *, interrupt_main: bool) -> None:
-        """Let others hear of us from now on, in a thread of its own.
+        """Send heartbeats from a background thread.
 
         Args:
-            interrupts: when another has followed us, interrupt the thread that calls this, if it is
-                the main one: what it does is of no use any more.
+            interrupt_main: interrupt the calling thread after a takeover, if it is the main thread.
         """
         interrupt_main = interrupt_main and threading.current_thread() is threading.main_thread()
         self._heartbeat_thread = threading.Thread(
@@ -332,46 +332,45 @@ class Lease:
         self._heartbeat_thread.start()
 
     def send_heartbeat(self, count: int) -> bool:
-        """Be heard of, by a number that was not said before; whether it is still ours."""
-        self._claims.store.put(self.name + _HEARTBEAT, str(count).encode())
+        """Write a new counter value; return whether the lease is still valid."""
+        self._leases.store.put(self.name + _HEARTBEAT, str(count).encode())
         return self.is_current()
 
     def release(self, *, forget: bool = False) -> None:
-        """Give it to whoever wants it next.
+        """Release the key.
 
-        Where that cannot be said (the disk is full, the shelf is gone), the claim ends with our
-        process, or its silence.
+        If the store cannot be written, the lease ends with this process or by silence.
         """
         with self._ending:
             self._over.set()
         if self._heartbeat_thread is not None:
             self._heartbeat_thread.join()
-        shelf = self._claims.store
+        shelf = self._leases.store
         with contextlib.suppress(OSError, StoreError):
             if self.is_lost or not self.is_current():
                 self.is_lost = True
-            elif forget or not self._say_released():
+            elif forget or not self._mark_released():
                 for name in shelf.names(self.key):
                     if 0 < _number(name) <= self.number and name != _name(self.number):
                         shelf.remove(f"{self.key}/{name}")
-                shelf.remove(self.name)  # the last: it is what counts
+                shelf.remove(self.name)  # last, because it is the valid one
 
-    def _say_released(self) -> bool:
+    def _mark_released(self) -> bool:
         try:
-            self._claims.store.put(self.name + _HEARTBEAT, _RELEASED)
-        except OSError:  # on a full disk something can still be removed
+            self._leases.store.put(self.name + _HEARTBEAT, _RELEASED)
+        except OSError:  # a full disk still allows removal
             return False
         return True
 
     def _run_heartbeat(self, interrupt_main: bool) -> None:
         count = 0
-        while not self._over.wait(self._claims.seconds / HEARTBEATS_PER_LEASE):
+        while not self._over.wait(self._leases.seconds / HEARTBEATS_PER_LEASE):
             count += 1
             try:
                 if self.send_heartbeat(count):
                     continue
             except (OSError, StoreError):
-                continue  # it is tried again: being silent for a while is no harm by itself
+                continue  # retried; a short silence is harmless
             self._interrupt(interrupt_main)
             return
 
@@ -392,7 +391,7 @@ class Lease:
 
 
 def lease_seconds() -> float:
-    """What the variable says, or CLAIM_SECONDS; raises UsageError where it is no such number."""
+    """Return the value of VARIABLE, or LEASE_SECONDS; raise UsageError if it is invalid."""
     text = os.environ.get(VARIABLE, "")
     try:
         seconds = float(text or LEASE_SECONDS)
@@ -400,7 +399,7 @@ def lease_seconds() -> float:
         seconds = 0
     if not MIN_SECONDS <= seconds <= 24 * 3600:
         raise UsageError(
-            f"{ascii(text)[:80]} is no number of seconds after which a silent process is dead",
+            f"{ascii(text)[:80]} is not a valid lease duration in seconds",
             where=f"the variable {VARIABLE}",
             cure=f"set it to a number from {MIN_SECONDS:g} to 86400, the same on all nodes",
         )
@@ -412,6 +411,6 @@ def _name(number: int) -> str:
 
 
 def _number(name: str) -> int:
-    """The generation that a file belongs to; 0 of one that is none of ours."""
+    """Return the generation of a file; 0 for an unrelated file."""
     digits = name.partition(".")[0]
     return int(digits) if digits.isdecimal() and len(digits) <= MAX_DIGITS else 0

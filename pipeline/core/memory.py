@@ -1,4 +1,4 @@
-"""How much memory this machine has."""
+"""Size of this machine's memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),  # version 2: a container sees its own here
+    Path("/sys/fs/cgroup/memory.max"),  # version 2, as seen in the container
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1
 )
 
 
 def memory_bytes() -> int:
-    """All memory, whoever uses it now; less where a container is limited."""
+    """Return the total memory, or the container's limit if it is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *(limit for file in CGROUP_LIMITS if (limit := _limit(file)))])
 
@@ -22,4 +22,4 @@ def _limit(file: Path) -> int | None:
         text = file.read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None  # "max" where there is none
+    return int(text) if text.isdigit() else None  # "max" means no limit

@@ -1,12 +1,11 @@
-"""Locks of this node, which hold across processes and users, and end with whoever holds them.
+"""Locks of one node, across processes and users, which end with their holder.
 
-A lock is a file in a folder of the node that every user may write into, never in a home, which
-nodes may share; `flock` holds it, so the kernel frees it when the last process that has its
-descriptor is gone, however it went. Nothing is ever written into such a file, so everybody opens it
-for reading only: in a sticky folder the kernel refuses to open another user's file with O_CREAT
-(`fs.protected_regular`), and a lock needs no more.
+A lock is a file in a directory that every user can write to, never in a home directory, which nodes
+may share. `flock` holds it, so the kernel releases it when the last process with the descriptor
+ends. The files stay empty and are opened read-only: in a sticky directory the kernel refuses
+O_CREAT on another user's file (`fs.protected_regular`).
 
-Runs in containers see each other only where they share that folder: $PREPARE_NODE_LOCKS names one.
+Runs in containers share locks only if they share the directory that $PREPARE_NODE_LOCKS names.
 """
 
 from __future__ import annotations
@@ -26,31 +25,32 @@ from pipeline.core.errors import UsageError
 FOLDERS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 FOLDER_VARIABLE = "PREPARE_NODE_LOCKS"
 FOR_ALL = stat.S_ISVTX | stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
-RESERVATION_S = 3.0  # that a wish counts; whoever still has it says so more often
+RESERVATION_S = 3.0  # validity; a waiting process renews it earlier
 
 
 class NodeLocks:
     """The locks of this node.
 
     Args:
-        folder: where they lie; None for the one that all users of the node agree on.
+        folder: lock directory; None for the one that all users share.
 
     Raises:
-        UsageError: $PREPARE_NODE_LOCKS names no folder that can be written.
+        UsageError: $PREPARE_NODE_LOCKS is not a writable directory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or lock_folder()
 
     def try_acquire(self, name: str, *, shared: bool = False) -> int | None:
-        """Take the lock now, or find that another has it.
+        """Acquire the lock without waiting.
 
         Returns:
-            a descriptor: the lock is held until it and all its copies, in whatever process, are
-            closed. None where another has the lock.
+            a descriptor; the lock is held until it and all its copies in any process are closed.
+                None
+            if another process has the lock.
 
         Raises:
-            UsageError: something that is no lock lies in its place.
+            UsageError: the lock's path is not a regular file.
         """
         path = self._path(name)
         while True:
@@ -64,26 +64,26 @@ class NodeLocks:
             except BlockingIOError:
                 os.close(descriptor)
                 return None
-            os.close(descriptor)  # somebody tidied the folder meanwhile: nobody else will see ours
+            os.close(descriptor)  # the file was removed, so others cannot see this lock
 
     def reserve(self, name: str) -> None:
-        """Say that we wait for something that many small takers would keep us from for ever.
+        """Reserve the lock, so that a stream of small users does not starve this one.
 
-        It counts for WISH_SECONDS, for all users; whoever still waits says it again.
+        The reservation lasts RESERVATION_S for all users; a waiting process renews it.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with contextlib.suppress(OSError):  # without it we only may wait longer
+        with contextlib.suppress(OSError):  # without it the wait may only be longer
             descriptor = os.open(self._reservation_path(name, os.getuid()), flags, 0o600)
             os.utime(descriptor)
             os.close(descriptor)
 
     def cancel_reservation(self, name: str) -> None:
-        """Take back what this user wishes; who of their runs still waits says it again."""
+        """Cancel this user's reservation; another waiting run renews it."""
         with contextlib.suppress(OSError):
             self._reservation_path(name, os.getuid()).unlink()
 
     def is_reserved(self, name: str) -> bool:
-        """Whether somebody waits so, of whatever process and user."""
+        """Return whether any process of any user has reserved the lock."""
         return any(
             abs(time.time() - seconds) < RESERVATION_S
             for path in self.folder.glob(self._reservation_path(name, "*").name)
@@ -94,7 +94,7 @@ class NodeLocks:
         return self.folder / f"prepare.{name.replace('/', '_')}.lock"
 
     def _reservation_path(self, name: str, user: int | str) -> Path:
-        return self.folder / f"prepare.{name}.wished.{user}"
+        return self.folder / f"prepare.{name}.reserved.{user}"
 
     def _open(self, path: Path) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -108,17 +108,17 @@ class NodeLocks:
                 if stat.S_ISREG(os.fstat(descriptor).st_mode):
                     return descriptor
                 os.close(descriptor)
-                raise OSError(errno.EINVAL, "it is no file", str(path))
+                raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
     def _make(self, path: Path) -> None:
-        """Make the file under its name at once with rights for all, whatever the umask."""
-        beside, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=self.folder)
+        """Create the file with its final mode, regardless of the umask."""
+        temporary, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=self.folder)
         try:
-            os.fchmod(beside, 0o444)
+            os.fchmod(temporary, 0o444)
             with contextlib.suppress(FileExistsError):
                 os.link(name, path)
         finally:
-            os.close(beside)
+            os.close(temporary)
             Path(name).unlink()
 
     @contextlib.contextmanager
@@ -129,27 +129,27 @@ class NodeLocks:
             raise UsageError(
                 f"a lock of this node cannot be used: {error.strerror}",
                 where=str(path),
-                cure=f"remove what lies there, or name a folder that all users of this node may "
-                f"write into by the variable {FOLDER_VARIABLE}",
+                cure=f"remove it, or set {FOLDER_VARIABLE} to a directory that all users of this "
+                "node can write to",
             ) from error
 
 
 def lock_folder() -> Path:
-    """The folder of the node's locks, the same for all users; raises UsageError as NodeLocks."""
+    """Return the node's lock directory; raise UsageError as NodeLocks does."""
     if named := os.environ.get(FOLDER_VARIABLE):
         if os.access(named, os.W_OK | os.X_OK) and Path(named).is_dir():
             return Path(named)
         raise UsageError(
-            f"{FOLDER_VARIABLE} names no folder that can be written",
+            f"{FOLDER_VARIABLE} is not a writable directory",
             where=f"{FOLDER_VARIABLE}={named}",
-            cure="make the folder with `mkdir -m 1777`, or unset the variable",
+            cure="create the directory with `mkdir -m 1777`, or unset the variable",
         )
     shared = (folder for folder in FOLDERS if _is_for_all(folder))
     return next(shared, Path(tempfile.gettempdir()))
 
 
 def _is_for_all(folder: Path) -> bool:
-    """Whether all users may write there, and none may remove what is another's."""
+    """Return whether all users can write there, and none can remove another user's files."""
     try:
         mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError:
@@ -158,7 +158,7 @@ def _is_for_all(folder: Path) -> bool:
 
 
 def _is_file(path: Path, descriptor: int) -> bool:
-    """Whether that is the file under the name now."""
+    """Return whether the path still refers to the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""An object store as a shelf and a place for files: S3, Google Cloud Storage, Azure, by obstore.
+"""Object store for key-value pairs and files: S3, Google Cloud Storage, Azure, through obstore.
 
-Credentials come from the environment, as each cloud's own tools read them, and stay there. What
-fails because the store is away for a while is tried again for PATIENCE_SECONDS, and said once.
+Credentials come from the environment, in each cloud's own variables. Temporary failures are retried
+for RETRY_TIMEOUT_S and logged once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_PAUSE_S = 5.0
 _CHUNK_BYTES = 64 * 1024 * 1024
 _PROBE = ".probe"
 MAX_OBJECTS = 1_000_000
-"""Of one listing."""
-# How a local file system and S3's servers report that there is no room, and what stays as it is:
-# a name that is too long, a folder or a file in the way, a read-only disk. None is an outage.
+"""Limit of one listing."""
+# Messages for a full disk, and for permanent errors: a name that is too long, a directory or file
+# in the way, a read-only disk. They are not outages.
 _FULL = re.compile(r"\(os error (28|122)\)|StorageFull|507 Insufficient Storage|QuotaExceeded")
 _LASTING = re.compile(r"\(os error (20|21|22|27|30|36|40)\)")
 
@@ -41,26 +41,26 @@ Answer = TypeVar("Answer")
 
 
 def is_url(address: str) -> bool:
-    """Whether a store's address is an object store's, and no folder's."""
+    """Return whether a store's address is an object store instead of a directory."""
     return "://" in address
 
 
 def check_url(url: str, where: str) -> str:
-    """The URL without a slash at its end.
+    """Return the URL without a trailing slash.
 
     Raises:
-        UsageError: it is none of an object store, or the library for those is not installed.
+        UsageError: it is not an object store's URL, or the required library is not installed.
     """
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise UsageError(
-            f"no store has a URL of the scheme {ascii(parts.scheme)[:40]}",
+            f"{ascii(parts.scheme)[:40]} is not the scheme of a store's URL",
             where=where,
             cure=f"known: {', '.join(f'{scheme}://' for scheme in SCHEMES)}; or a folder",
         )
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
-            "a store's URL has no credentials and no options",
+            "a store's URL cannot have credentials or options",
             where=where,
             cure="credentials come from the environment, as AWS_ACCESS_KEY_ID",
         )
@@ -74,7 +74,7 @@ def check_url(url: str, where: str) -> str:
         import obstore  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            "a store in an object store needs a library that is not installed",
+            "an object store needs a library that is not installed",
             where=where,
             cure=f"pip install '{EXTRA}'",
         ) from error
@@ -83,7 +83,7 @@ def check_url(url: str, where: str) -> str:
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing tells of an object."""
+    """Facts about an object in a listing."""
 
     written: datetime  # by the store's clock
     size: int  # bytes
@@ -94,10 +94,10 @@ _loggers: list[Callable[[str], None]] = []
 
 @contextmanager
 def log_outages(log: Callable[[str], None]) -> Iterator[None]:
-    """Have it told there, once an outage, that something is tried again; else standard error is.
+    """Send messages about outages to `log` instead of standard error.
 
     Args:
-        tell: is called in whatever thread.
+        log: is called from any thread, once for each outage.
     """
     _loggers.append(log)
     try:
@@ -114,15 +114,15 @@ def _log(text: str) -> None:
 
 
 class ObjectStore:
-    """What lies under one URL; see Shelf for the small things.
+    """Objects below one URL; implements KeyValueStore.
 
     Args:
-        url: as `check_url` has it.
-        prefix: of all names, within it.
-        patience: seconds for which what fails is tried again.
+        url: as `check_url` returns it.
+        prefix: of all names.
+        retry_timeout_s: for temporary failures.
 
     Raises:
-        StoreError: from each method: the store cannot be reached, or refuses.
+        StoreError: from each method: the store is unreachable, or rejects the request.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ObjectStore:
         self._retry_timeout_s = retry_timeout_s
 
     def below(self, prefix: str) -> ObjectStore:
-        """The same, of names that begin so."""
+        """Return the objects whose names start with the prefix."""
         below = ObjectStore(
             self.url, f"{self._prefix}{prefix}/", retry_timeout_s=self._retry_timeout_s
         )
@@ -145,7 +145,7 @@ class ObjectStore:
         return below
 
     def check(self) -> None:
-        """Raise UsageError where there is no such bucket, or we may not look into it."""
+        """Raise UsageError if the bucket does not exist or is not readable."""
         from obstore.exceptions import BaseError
 
         try:
@@ -159,7 +159,7 @@ class ObjectStore:
             ) from error
 
     def put_if_absent(self, name: str, content: bytes) -> bool:
-        """See Shelf."""
+        """Implement KeyValueStore."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         def create() -> bool:
@@ -169,15 +169,15 @@ class ObjectStore:
                 return False
             return True
 
-        # Of a request whose answer was lost the second try says that it exists: it is ours.
+        # If the first response was lost, the retry finds our own object.
         return self._retry(create) or self.get(name) == content
 
     def put(self, name: str, content: bytes) -> None:
-        """See Shelf; here a reader sees all of it or nothing."""
+        """Implement KeyValueStore; a reader sees the complete value or none."""
         self._retry(lambda: self._client.put(self._name(name), content, use_multipart=False))
 
     def get(self, name: str) -> bytes | None:
-        """See Shelf."""
+        """Implement KeyValueStore."""
 
         def get() -> bytes | None:
             found = self._open(name, MAX_BYTES)
@@ -186,13 +186,13 @@ class ObjectStore:
         return self._retry(get)
 
     def names(self, folder: str = "") -> list[str]:
-        """See Shelf; what lies in folders of the folder comes with their names."""
+        """Implement KeyValueStore, including nested names."""
         return sorted(self.list_objects(folder))
 
     def list_objects(self, folder: str = "") -> dict[str, ObjectInfo]:
-        """What lies in the folder, and in folders of it, by name.
+        """Return the objects in the folder and its subfolders, by name.
 
-        An object whose name is none of a file is not prepare's, and is left out.
+        Names that are not plain paths are not prepare's, and are left out.
         """
         start = self._name(f"{folder}/" if folder else "")
 
@@ -213,7 +213,7 @@ class ObjectStore:
         return {name: each for name, each in self._retry(find).items() if not name.startswith(".")}
 
     def remove(self, name: str) -> None:
-        """See Shelf."""
+        """Implement KeyValueStore."""
 
         def remove() -> None:
             try:
@@ -224,7 +224,7 @@ class ObjectStore:
         self._retry(remove)
 
     def age(self, name: str) -> float | None:
-        """See Shelf: what is written now tells what time the store has."""
+        """Implement KeyValueStore; a new probe object gives the store's time."""
         if (written := self._written_at(name)) is None:
             return None
         self.put(_PROBE, b"")
@@ -232,19 +232,15 @@ class ObjectStore:
         return (now - written).total_seconds() if now is not None else None
 
     def has(self, name: str) -> bool:
-        """Whether something is there."""
+        """Return whether the object exists."""
         return self._written_at(name) is not None
 
     def upload(self, file: Path, name: str) -> None:
-        """Put a file there, however large."""
+        """Upload a file of any size."""
         self._retry(lambda: self._client.put(self._name(name), file, chunk_size=_CHUNK_BYTES))
 
     def download(self, name: str, file: Path, limit: int) -> bool:
-        """Write what is there into a file; False where nothing is.
-
-        Args:
-            limit: the most bytes that it may have.
-        """
+        """Write the object, of at most `limit` bytes, to a file; return False if absent."""
 
         def download() -> bool:
             found = self._open(name, limit)
@@ -267,7 +263,7 @@ class ObjectStore:
             "client_options": {
                 "connect_timeout": "4s",
                 "timeout": "1h",
-                # An endpoint of the site's own may be one without TLS, where it is said to be.
+                # A local endpoint may be configured without TLS.
                 "allow_http": os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"),
             },
         }
@@ -286,18 +282,18 @@ class ObjectStore:
         return f"{self._prefix}{name}"
 
     def _open(self, name: str, limit: int) -> Any:
-        """The object, of which nothing is read yet; None where nothing is.
+        """Return the object before reading its content; None if absent.
 
         Raises:
-            StoreError: it is larger than `limit` bytes, or no regular file.
+            StoreError: it is larger than `limit` bytes, or not a regular file.
         """
-        if self.url.startswith("file:"):  # to open a pipe waits for ever, /dev/zero has no end
+        if self.url.startswith("file:"):  # opening a pipe blocks, and /dev/zero is endless
             path = Path(unquote(urlsplit(self.url).path), self._name(name))
             try:
                 if not stat.S_ISREG(path.stat().st_mode):
                     raise self._unreadable_error("no regular file", name)
             except OSError:
-                pass  # what follows reports it
+                pass  # reported below
         try:
             found = self._client.get(self._name(name))
         except FileNotFoundError:
@@ -308,9 +304,9 @@ class ObjectStore:
 
     def _unreadable_error(self, what: str, name: str) -> StoreError:
         return StoreError(
-            f"what lies in the store is not read: it is {what}",
+            f"an object in the store is invalid: it is {what}",
             where=f"{self.url}/{self._name(name)}",
-            cure="see who has put it there, and remove it",
+            cure="find out who created it, and remove it",
         )
 
     def _written_at(self, name: str) -> Any:
@@ -353,7 +349,7 @@ class ObjectStore:
                 if time.monotonic() + pause > until:
                     raise self._failure_error("cannot be reached", error) from error
                 if not told:
-                    _log(f"the store {self.url} does not answer; it is tried again")
+                    _log(f"the store {self.url} does not respond; retrying")
                     told = True
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_S)
@@ -362,18 +358,18 @@ class ObjectStore:
         return StoreError(
             f"the disk under the store is full: {_reason(error)}",
             where=self.url,
-            cure="free some space there; the same command continues from what is finished",
+            cure="free some space there; the same command continues from the finished stages",
         )
 
     def _failure_error(self, what: str, error: Exception) -> StoreError:
         return StoreError(
             f"the store {what}: {_reason(error)}",
             where=self.url,
-            cure="see that it is there and that the credentials in the environment are right; "
-            "the same command continues from what is finished",
+            cure="check that it exists and that the credentials in the environment are valid; "
+            "the same command continues from the finished stages",
         )
 
 
 def _reason(error: Exception) -> str:
-    """The first lines of what the library says; it adds its own debug text."""
+    """Return the library's message without its debug text."""
     return " ".join(str(error).partition("\n\nDebug source")[0].split())[:500]

@@ -1,8 +1,7 @@
-"""Files and folders that nobody else may read: questions, answers and weights may be private.
+"""Files and directories private to the user: questions, answers and weights may be confidential.
 
-A folder whose owner has shared it with its group (`chmod 2770`: the group may write, and what is
-made in it is the group's, too) is the exception: what is made in it the whole group may read,
-change and remove. Nothing is shared because something above it is: that is said of one folder.
+A directory that its owner shared with its group (`chmod 2770`) is the exception: the group may
+read, change and remove everything in it. Sharing applies to one directory, not to those below it.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _SHARED = stat.S_ISGID | stat.S_IRWXG
 
 
 def masked_permissions(folder: Path) -> int:
-    """The permission bits that nothing has which is made in that folder."""
+    """Return the permission bits that new files in the folder must not have."""
     return stat.S_IRWXO if is_shared(folder) else FOR_OTHERS
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether the folder was shared with its group; one that is not there was not."""
+    """Return whether the folder is shared with its group; False if it does not exist."""
     try:
         return folder.stat().st_mode & _SHARED == _SHARED
     except (FileNotFoundError, NotADirectoryError):
@@ -35,7 +34,7 @@ def is_shared(folder: Path) -> bool:
 
 @contextmanager
 def private_umask(folder: Path | None = None) -> Iterator[None]:
-    """What is made meanwhile is 0700 or 0600; the group's, too, where the folder is shared."""
+    """Create files as 0700 or 0600, and for the group if the folder is shared."""
     before = os.umask(masked_permissions(folder) if folder is not None else FOR_OTHERS)
     try:
         yield
@@ -45,7 +44,7 @@ def private_umask(folder: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def unwritable_umask() -> Iterator[None]:
-    """Create files and folders that other users may not write to, whatever the umask."""
+    """Create files that other users cannot write to, regardless of the umask."""
     before = os.umask(FOR_OTHERS)
     os.umask(before | _FOR_OTHERS_TO_WRITE)
     try:
@@ -55,9 +54,9 @@ def unwritable_umask() -> Iterator[None]:
 
 
 def untrusted_reason(*folders: Path) -> str:
-    """Return why another user may have put something there; '' if none may, or nothing is there.
+    """Return why another user may have written there; '' if none can, or nothing exists.
 
-    Trusted are folders that root or this user owns, and that no other user may write to.
+    A directory is trusted if root or this user owns it and no other user can write to it.
     """
     for folder in folders:
         try:
@@ -72,26 +71,26 @@ def untrusted_reason(*folders: Path) -> str:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Open the file to append to it; a new one is for the users who may read its folder.
+    """Open a log to append; a new one is readable by the users of its folder.
 
     Raises:
-        OSError: it is a link or no regular file, or it cannot be opened.
+        OSError: it is a link or not a regular file, or it cannot be opened.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with private_umask(path.parent):
         descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(descriptor, "ab")
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder ours alone, or take others' rights from one that is there.
+    """Create a private folder, or make an existing one private.
 
     Raises:
-        PermissionError: it is another user's, and open to others.
-        OSError: it cannot be made.
+        PermissionError: another user owns it, and it is open to others.
+        OSError: it cannot be created.
     """
     with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +100,7 @@ def make_private(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder in one that is there, with the rights that this says, whatever the umask."""
+    """Create one folder with its parent's sharing, regardless of the umask."""
     withheld = masked_permissions(folder.parent)
     try:
         folder.mkdir(mode=0o777 & ~withheld)
@@ -112,13 +111,13 @@ def make_folder(folder: Path) -> None:
 
 
 def share_with_group(folder: Path) -> None:
-    """Give the group what the owner may, and others nothing, of all below that is ours.
+    """Give the group the owner's rights, and others none, on all files below that we own.
 
-    The umask does so, but for what libraries make with rights of their own choice.
+    The umask covers most files, except those that libraries create with explicit modes.
     """
     for path in (folder, *folder.rglob("*")):
         found = path.lstat()
         wanted = (found.st_mode | (found.st_mode & stat.S_IRWXU) >> 3) & ~stat.S_IRWXO
         if not stat.S_ISLNK(found.st_mode) and wanted != found.st_mode:
-            with suppress(PermissionError):  # another's, who had it before us
+            with suppress(PermissionError):  # owned by another user
                 path.chmod(stat.S_IMODE(wanted))

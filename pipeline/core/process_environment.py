@@ -1,9 +1,8 @@
-"""Which environment variables a process that we start is given: those of a list, and no others.
+"""Environment variables of child processes: an allowlist.
 
-A shell holds tokens, `LD_PRELOAD` and another engine's settings. A checkpoint's own code may run in
-workers and in the model server, and what a shell happens to set would change what is measured
-without being part of any key. So nothing is inherited that does not stand here, and a credential
-goes only to a process that has to show it.
+A shell holds tokens, `LD_PRELOAD` and other engines' settings. Checkpoint code may run in workers
+and in the model server, and a shell's settings could change measurements without being part of a
+key. So a child inherits only listed variables, and credentials only if it needs them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 
 
 class NetworkAccess(StrEnum):
-    """What a process has to reach that asks for a credential, or lies behind a proxy."""
+    """Service that a process accesses with a credential or through a proxy."""
 
     HUB = "hub"
     REGISTRY = "registry"
@@ -27,19 +26,19 @@ class NetworkAccess(StrEnum):
     STORE = "store"
 
 
-# A name that ends in '*' stands for all that begin so.
+# A trailing '*' matches any suffix.
 _ALWAYS_PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TMP", "TEMP", "TZ", "XDG_*"),
     *("LANG", "LANGUAGE", "LC_*"),
-    # Where a driver's libraries lie that the system's own list does not name, as in containers.
+    # Driver libraries outside the system's search path, as in containers.
     "LD_LIBRARY_PATH",
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
     *("NCCL_*", "GLOO_SOCKET_IFNAME"),
-    # Threads. What of the CPU is used is in the keys, so PREPARE_CPU_FEATURES says it alone.
+    # Threads. CPU features are part of keys, so only PREPARE_CPU_FEATURES selects them.
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_*"),
-    # Compilers that an engine calls, and where it keeps what they made.
+    # An engine's compilers and their caches.
     *("CC", "CXX", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"),
-    # Where models, data sets and word lists that were downloaded before are found.
+    # Caches of downloaded models, data sets and word lists.
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_HUB_OFFLINE"),
     *("HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "NLTK_DATA"),
     *("NO_PROXY", "no_proxy"),
@@ -52,7 +51,7 @@ _HUB = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "H
 ENDPOINT_KEY = "OPENAI_API_KEY"
 _BY_NETWORK_ACCESS: dict[NetworkAccess, tuple[str, ...]] = {
     NetworkAccess.HUB: _HUB,
-    # MLflow's client reads its own; what a managed server or a database asks for beside.
+    # MLflow's own variables, and those of managed servers and databases.
     NetworkAccess.REGISTRY: (
         *(ADDRESSES_VARIABLE, "MLFLOW_*", "DATABRICKS_*", "PGPASSWORD", "PGPASSFILE", "PGSSL*"),
         *("AWS_*", "GOOGLE_*", "AZURE_*"),
@@ -60,13 +59,13 @@ _BY_NETWORK_ACCESS: dict[NetworkAccess, tuple[str, ...]] = {
         *("GITHUB_ACTOR", "GITLAB_USER_LOGIN"),
     ),
     NetworkAccess.ENDPOINT: (ENDPOINT_KEY, ADDRESSES_VARIABLE),
-    # uv installs, and takes pip's index and links for its own; an index may ask for a password.
+    # uv also reads pip's index settings; an index may require a password.
     NetworkAccess.PACKAGES: ("UV_*", "PIP_*", "NETRC"),
-    # As object stores' own clients read them.
+    # Variables of the object stores' clients.
     NetworkAccess.STORE: (*("AWS_*", "GOOGLE_*", "AZURE_*"), REMOTE_STORE_VARIABLE),
 }
-_LOADS_CODE = ("OMP_TOOL",)  # names of libraries, which a process would load
-# A stage runs in our own interpreter; of our variables it has no use for credentials.
+_LOADS_CODE = ("OMP_TOOL",)  # libraries that a process would load
+# A stage runs in prepare's interpreter and needs prepare's variables, except credentials.
 _STAGE_VARIABLES = ("PREPARE_*", "PYTHON*", "CI", "COLUMNS")
 _NEVER_FOR_STAGES = (
     *("PREPARE_KEY_PASSWORD", "PREPARE_REGISTRY", "PREPARE_BASELINE", "PREPARE_CANDIDATE"),
@@ -76,20 +75,20 @@ _MACHINE_VARIABLES = (
     *("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS"),
     *("UV_CACHE_DIR", "UV_CONFIG_FILE", "PIP_CACHE_DIR", "PIP_CONFIG_FILE", "NETRC"),
 )
-# Stages whose process has to reach something; their workers are given less, see `run_worker`.
+# Network access of stage processes; workers get less, see `run_worker`.
 _STAGE_ACCESS: dict[str, tuple[NetworkAccess, ...]] = {
     "demo_checkpoint": (NetworkAccess.PACKAGES,),
     "questions": (NetworkAccess.HUB,),
     "quantize": (NetworkAccess.HUB,),
     "dry_run": (NetworkAccess.HUB,),
     "promote": (NetworkAccess.REGISTRY,),
-    # It builds the environments of its stages where they are not there, on whatever node.
-    "sitting": (NetworkAccess.PACKAGES,),
+    # It builds missing environments of its stages on any node.
+    "serving_task": (NetworkAccess.PACKAGES,),
 }
-# The folder that the command is given in is no place to import from: it may be one that was pulled,
-# with Python code beside the weights. Python 3.10 and older knows no such variable.
+# Never import from the working directory: it may be a pulled model with Python code next to the
+# weights. Python 3.10 and older ignores this variable.
 SAFE_PATH_VARIABLES = {"PYTHONSAFEPATH": "1"}
-# Variables that keep a server or worker from phoning home, or looking on the Hub for a local model.
+# No telemetry, and no Hugging Face Hub requests for local models.
 OFFLINE_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -104,13 +103,13 @@ def server_environment(
     python: Path | None = None,
     needs: Collection[NetworkAccess] = (),
 ) -> dict[str, str]:
-    """Variables of a model server or worker: the listed ones, offline, then its own.
+    """Return variables of a model server or worker: the listed ones, offline mode, then `own`.
 
     Args:
-        base: the environment that we run in.
-        own: what a profile sets, or a stage for its worker; wins.
-        python: the interpreter that runs there; programs beside it are found first.
-        needs: what it has to reach; with the Hub among them it is not offline.
+        base: this process's environment.
+        own: set by a profile, or by a stage for its worker; takes precedence.
+        python: interpreter of the process; its directory comes first in PATH.
+        needs: network access; with the Hub the process is not offline.
     """
     given = dict(_select_listed(base, needs, _ALWAYS_PASSED))
     for name in ("NO_PROXY", "no_proxy"):
@@ -128,10 +127,10 @@ def server_environment(
 def stage_environment(
     base: Mapping[str, str], stage: str, needs: Collection[NetworkAccess] = ()
 ) -> dict[str, str]:
-    """Variables of the process that runs one of our stages, in which no foreign code runs.
+    """Return variables of a stage's process, in which no untrusted code runs.
 
     Args:
-        needs: beside what that stage always has to reach.
+        needs: in addition to the stage's own network access.
     """
     asked = [*_stage_access(stage, base), *needs]
     return dict(_select_listed(base, asked, (*_ALWAYS_PASSED, *_STAGE_VARIABLES)))
@@ -140,13 +139,13 @@ def stage_environment(
 def forwarded_environment(
     base: Mapping[str, str], stage: str, needs: Collection[NetworkAccess] = ()
 ) -> dict[str, str]:
-    """Variables that go with a stage to another node, whose own they replace there.
+    """Return variables that a stage takes to another node, where they replace the node's own.
 
-    The user's credentials for what the stage has to reach, where packages come from, since the node
-    may have to build an environment, and what of our own says nothing of one machine.
+    They are the credentials that the stage needs, package sources for building an environment, and
+    prepare's settings that do not describe one machine.
 
     Args:
-        needs: beside what that stage always has to reach.
+        needs: in addition to the stage's own network access.
     """
     needs = {*_stage_access(stage, base), *needs, NetworkAccess.PACKAGES}
     names = [name for need in needs for name in _BY_NETWORK_ACCESS[need]]
@@ -155,9 +154,9 @@ def forwarded_environment(
 
 
 def merge_node_environment(node: Mapping[str, str], travelled: Mapping[str, str]) -> dict[str, str]:
-    """Variables on a node of what came there: its own, and those that travelled, which win.
+    """Merge the node's environment with forwarded variables, which take precedence.
 
-    A node that says itself where packages come from, in whatever variable, knows better.
+    Exception: if the node configures any package source, its own sources are used.
     """
     if any(_select_listed(node, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES])):
         sources = dict(_select_listed(travelled, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES]))

@@ -1,7 +1,7 @@
-"""Which node and process this is, so that others can tell whether it still lives.
+"""Identity of a node and a process, so that other processes can detect its end.
 
-Process ids mean something only to who sees the same processes: the node is told by its kernel's
-boot and by its process namespace, so a container is a node of its own.
+Process ids are valid only within one boot and one process namespace, so a container counts as a
+separate node.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from pipeline.core.digest import digest_json
 
-_ENDED = ("Z", "X", "x")  # ended, and not yet reaped
+_ENDED = ("Z", "X", "x")  # ended, but not reaped
 
 
 @cache
 def node_identity() -> str:
-    """Names all processes that see each other: machine, boot and process namespace, as a digest."""
+    """Return a digest of machine, boot and process namespace."""
     return digest_json(
         [
             platform.node(),
@@ -30,21 +30,22 @@ def node_identity() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; None where no such process lives.
+    """Return the start time in clock ticks since boot; None if the process does not exist.
 
-    With its id it names a process for good: ids come round again. 0 where it may not be looked at.
+    Together with the id it identifies a process, since ids are reused. 0 means that it is not
+    readable.
     """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return None
     except PermissionError:
-        pass  # another user's
+        pass  # it belongs to another user
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
-    # The command's name is in parentheses and may hold blanks; state and field 22 follow it.
+    # The command name is in parentheses and can contain spaces; state and field 22 follow it.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in _ENDED else int(fields[19])
 

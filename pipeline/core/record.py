@@ -1,4 +1,4 @@
-"""The base of everything that is written down."""
+"""Base classes of all serialized records."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 
 
 class Record(BaseModel):
-    """Frozen, and strict about keys."""
+    """Frozen record that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class SparseRecord(Record):
-    """A record that is written without the keys that are None."""
+    """Record that is serialized without keys whose value is None."""
 
     @model_serializer(mode="wrap")
     def _leave_out_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

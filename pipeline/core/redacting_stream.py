@@ -1,7 +1,7 @@
-"""A worker's standard output and error, which are its log: libraries write there what they like.
+"""Redaction of a worker's standard output and error, which are its log.
 
-aiohttp's errors, for one, have a request's headers in them, and lm-eval logs such errors whole. The
-log goes into the evidence. Standard library only: workers import this.
+Libraries log whole requests; aiohttp's errors include request headers, for example. The log is part
+of the evidence. Standard library only: workers import this module.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pipeline.core.redaction import redact
 
 
 class RedactingStream:
-    """A text stream that writes no credential which is known."""
+    """Text stream that redacts known credentials."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text without its credentials."""
+        """Write the text without credentials."""
         self.stream.write(redact(text))
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """Write each."""
+        """Write each line without credentials."""
         for line in lines:
             self.write(line)
 
@@ -33,5 +33,5 @@ class RedactingStream:
 
 
 def redact_streams() -> None:
-    """From now on, for the rest of this process."""
+    """Redact standard output and error for the rest of this process."""
     sys.stdout, sys.stderr = RedactingStream(sys.stdout), RedactingStream(sys.stderr)

@@ -1,17 +1,17 @@
-"""What of a store lies in an object store; the store's folder on a node is then its cache.
+"""The part of a store that is in an object store; the store's directory on a node is its cache.
 
 Layout, below the store's URL::
 
-    stages/<stage>/<key>.json     a finished stage: its record, and what its folder has, by digest
-    blobs/<sha256>                the content of files, each once
-    claims/<key>/...              claims.py
-    answers/<digest>.*.jsonl      parts of answer books
-    unfinished/<stage>/...        what a try has measured that is not to be measured anew
-    attempts/, measurements/, runs/<run>.json      as in the folder
+    stages/<stage>/<key>.json     a finished stage: its record, and its files by digest
+    blobs/<sha256>                contents of files, each once
+    claims/<key>/...              leases.py
+    answers/<digest>.*.jsonl      segments of answer logs
+    unfinished/<stage>/...        partial results that must not be measured again
+    attempts/, measurements/, runs/<run>.json      as in the directory
 
-A stage is there if and only if its first object is, which is written last, and only if there is
-none: so it is whole, whoever else wrote to the same stage meanwhile. In the cache, `blobs/` has
-each content once, and the files of stages are hard links to it.
+A stage exists if and only if its first object exists. That object is written last, and only if it
+is absent, so a stage is always complete. In the cache, `blobs/` has each content once; the files of
+stages are hard links to it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from pipeline.core.untrusted.names import check_tree
 from pipeline.core.untrusted.record import parse_record
 
 FILE = "origin"
-"""In the cache: the store's URL."""
+"""File in the cache with the store's URL."""
 MAX_PART_BYTES = 512 * MEBIBYTE
-"""Of rows that a try has measured, or that a writer has added to an answer log."""
+"""Limit of one file of partial results, or one segment of an answer log."""
 
 
 class Blob(Record):
@@ -59,22 +59,22 @@ def _check_files(files: dict[str, Blob]) -> dict[str, Blob]:
 
 
 Files = Annotated[dict[str, Blob], AfterValidator(_check_files)]
-"""What a folder has, by path in it."""
+"""Contents of a directory by relative path."""
 
 
 class StageManifest(Record):
-    """A finished stage, as it is told to all."""
+    """Record and files of a finished stage, as published."""
 
     schema_version: int = Field(1, description="of this record")
     record: StageRecord
-    files: Files = Field(description="of the stage's folder")
+    files: Files = Field(description="files of the stage's directory")
 
 
 def cache_folder(url: str, home: Path) -> Path:
-    """The folder of this node that stands for the store of that URL, made if it is not there.
+    """Return this node's cache directory for the URL; create it if necessary.
 
     Raises:
-        StoreError: another user may have put something there, or it names another store.
+        StoreError: another user may have written there, or it belongs to another URL.
     """
     folder = home / "cache" / _cache_name(url)
     if not (folder / FILE).is_file():
@@ -84,10 +84,10 @@ def cache_folder(url: str, home: Path) -> Path:
 
 
 def remote_url(folder: Path) -> str | None:
-    """The URL of the store that the folder is a cache of, if it says that it is one.
+    """Return the URL that the directory is a cache of; None if it is not a cache.
 
     Raises:
-        StoreError: we may not look into the folder.
+        StoreError: the directory is not readable.
     """
     try:
         return (folder / FILE).read_text(encoding="utf-8").strip()
@@ -95,23 +95,23 @@ def remote_url(folder: Path) -> str | None:
         return None
     except PermissionError as error:
         raise StoreError(
-            "the store is another user's, and we may not look into it",
+            "the store belongs to another user and is not readable",
             where=str(folder),
-            cure="name a folder of your own with --store DIR, or have its owner share it with a "
-            f"group that you are in: `chgrp -R GROUP {folder}`, `chmod 2770 {folder}`",
+            cure="use your own folder with --store DIR, or ask its owner to share it with one of "
+            f"your groups: `chgrp -R GROUP {folder}`, `chmod 2770 {folder}`",
         ) from error
 
 
 def open_remote(folder: Path) -> RemoteStore | None:
-    """The object store that the folder is a cache of, if it is one."""
+    """Return the object store behind a cache; None for an ordinary directory."""
     url = remote_url(folder)
     if url is None:
         url = os.environ.get(REMOTE_STORE_VARIABLE, "")
         if not url or folder.name != _cache_name(url):
             return None
-        _write_url(folder, url)  # of a run that began on another node
+        _write_url(folder, url)  # the run started on another node
     _check_cache(folder, url)
-    os.environ[REMOTE_STORE_VARIABLE] = url  # for the stages that we start
+    os.environ[REMOTE_STORE_VARIABLE] = url  # for child stages
     return RemoteStore(ObjectStore(check_url(url, str(folder / FILE))), folder)
 
 
@@ -124,47 +124,47 @@ def _check_cache(folder: Path, url: str) -> None:
         folder.parent, folder, folder / FILE, folder / "blobs", folder / "stages"
     )
     if not why and (folder.name != _cache_name(url) or remote_url(folder) != url):
-        why = f"it names the store {url}, whose cache has another folder"
+        why = f"it contains the URL {url}, whose cache is another folder"
     if why:
         raise StoreError(
-            f"the cache of an object store is not used: {why}",
+            f"the cache of an object store cannot be used: {why}",
             where=str(folder),
             cure="delete the folder if it is yours, or set PREPARE_HOME to a folder that only you "
-            "may write to",
+            "can write to",
         )
 
 
 def _write_url(folder: Path, url: str) -> None:
-    beside = folder / f".{FILE}.{os.getpid()}"
+    temporary = folder / f".{FILE}.{os.getpid()}"
     with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
-        beside.write_text(url + "\n", encoding="utf-8")
-    beside.replace(folder / FILE)
+        temporary.write_text(url + "\n", encoding="utf-8")
+    temporary.replace(folder / FILE)
 
 
 class RemoteStore:
-    """The object store behind a cache.
+    """Object store behind a cache.
 
     Args:
-        objects: all that lies below the store's URL.
-        cache: the store's folder on this node, which exists.
+        objects: everything below the store's URL.
+        cache: the store's directory on this node, which exists.
     """
 
     def __init__(self, objects: ObjectStore, cache: Path) -> None:
         self.objects = objects
         self._cache = cache
-        # Of this node alone: who fetches what into the cache.
+        # Coordinates downloads of this node's processes.
         self._fetching = Leases(FileKeyValueStore(cache / "fetching"))
 
     def find(self, stage: str, key: str) -> StageManifest | None:
-        """The finished stage; raises StoreError where it is damaged."""
+        """Return a finished stage, or None; raise StoreError if it is damaged."""
         content = self.objects.get(_manifest_name(stage, key))
         if content is None:
             return None
         try:
             marker = parse_record(content, StageManifest)
             if (marker.record.stage, marker.record.key) != (stage, key):
-                raise ValueError("it is another stage's")
+                raise ValueError("it belongs to another stage")
         except ValueError as error:
             raise StoreError(
                 "a stage's record is damaged",
@@ -174,20 +174,20 @@ class RemoteStore:
         return marker
 
     def keys(self, stage: str) -> list[tuple[str, str]]:
-        """Name and key of the finished stages of that name, or of any for `*`, sorted."""
+        """Return sorted (name, key) pairs of finished stages; `*` selects all names."""
         names = self.objects.names("stages" if stage == "*" else f"stages/{stage}")
         paths = [PurePosixPath(name if stage == "*" else f"{stage}/{name}") for name in names]
         return [(path.parts[0], path.stem) for path in paths if len(path.parts) == 2]
 
     def publish(self, folder: Path, record: StageRecord, may: Callable[[], bool]) -> bool:
-        """Have everyone find the stage in that folder; False where there is one, or we may not.
+        """Publish the stage; return False if it exists already or `may` returns False.
 
         Args:
-            may: is asked last, for sending the content may take hours.
+            may: is called last, because the upload can take hours.
         """
         files = {}
         for path in sorted(folder.rglob("*")):
-            if path.is_file():  # also one that a link leads to, which no other node would find
+            if path.is_file():  # follows links, which other nodes lack
                 files[path.relative_to(folder).as_posix()] = self._upload(path)
         marker = StageManifest(record=record, files=files)
         content = marker.model_dump_json().encode()
@@ -196,32 +196,32 @@ class RemoteStore:
         )
 
     def unpublish(self, stage: str, key: str) -> None:
-        """Have nobody find the stage; what its files had stays."""
+        """Remove the stage's manifest; contents stay until garbage collection."""
         self.objects.remove(_manifest_name(stage, key))
 
     def fetch(self, marker: StageManifest, final: Path) -> None:
-        """Make the stage's folder in the cache, unless it is there already."""
-        beside = final.with_name(f"{final.name}.fetched.{os.getpid()}")
+        """Download the stage into the cache, unless it is there."""
+        temporary = final.with_name(f"{final.name}.fetched.{os.getpid()}")
         with self._fetching.hold(final.name):
             if final.is_dir():
                 return
             with private_umask():
                 for left in _abandoned(final.parent.glob(f"{final.name}.fetched.*")):
                     shutil.rmtree(left, ignore_errors=True)
-                beside.mkdir(parents=True)
+                temporary.mkdir(parents=True)
                 for name, blob in marker.files.items():
-                    path = beside / name
+                    path = temporary / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     self._link(self._fetch_blob(blob), path)
-            flush_folder(beside)
-            beside.rename(final)
+            flush_folder(temporary)
+            temporary.rename(final)
 
     def upload_unfinished(self, folder: Path, names: Iterable[str]) -> None:
-        """Let a try at a stage on another node go on with these files of the folder.
+        """Upload these files, so that an attempt on another node can continue them.
 
         Args:
-            folder: of a try that has ended, named by its claim.
-            names: files, or folders, which stay: they are large, and can be made again.
+            folder: of an ended attempt, named after its lease.
+            names: files to upload; directories stay, since they are large and can be recomputed.
         """
         for name in names:
             if (folder / name).is_file():
@@ -229,49 +229,49 @@ class RemoteStore:
                 self.objects.put(f"unfinished/{folder.parent.name}/{folder.name}/{name}", content)
 
     def fetch_unfinished(self, final: Path, latest: str) -> None:
-        """Have here what a later try than `latest`, of a folder's name, has left elsewhere."""
+        """Download the partial results of an attempt later than `latest`, if any."""
         place = f"unfinished/{final.parent.name}"
         paths = [PurePosixPath(name) for name in self.objects.names(place)]
-        found = [path for path in paths if len(path.parts) == 2]  # a try's folder has no folders
+        found = [path for path in paths if len(path.parts) == 2]  # uploaded attempts are flat
         tries = {path.parts[0] for path in found if path.parts[0].startswith(f"{final.name}.")}
         last = max(tries, default="")
         if last <= latest:
             return
-        beside = final.with_name(f".{last}.{os.getpid()}")
+        temporary = final.with_name(f".{last}.{os.getpid()}")
         with private_umask():
-            beside.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir(parents=True, exist_ok=True)
             for path in found:
                 if path.parts[0] == last:
-                    file = beside / path.name
+                    file = temporary / path.name
                     self.objects.download(f"{place}/{path}", file, MAX_PART_BYTES)
         with suppress(FileExistsError, OSError):
-            beside.rename(final.with_name(last))
+            temporary.rename(final.with_name(last))
 
     def remove_unfinished(self, final: Path) -> None:
-        """The stage is done: nobody goes on with it."""
+        """Remove partial results of a finished stage."""
         place = f"unfinished/{final.parent.name}"
         for name in self.objects.names(place):
             if name.startswith(f"{final.name}."):
                 self.objects.remove(f"{place}/{name}")
 
     def download_files(self, folder: str, names: Iterable[str]) -> None:
-        """Have these small objects of a folder as files of the cache."""
+        """Download small objects of a folder into the cache, unless present."""
         with private_umask():
             (self._cache / folder).mkdir(parents=True, exist_ok=True)
         for name in names:
             path = self._cache / folder / PurePosixPath(name).name
             if path.exists():
                 continue
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
             with private_umask():
-                if self.objects.download(f"{folder}/{name}", beside, MAX_PART_BYTES):
-                    beside.replace(path)
+                if self.objects.download(f"{folder}/{name}", temporary, MAX_PART_BYTES):
+                    temporary.replace(path)
 
     def _upload(self, file: Path) -> Blob:
         blob = upload_blob(self.objects, file)
         kept = self._blob(blob)
         if not file.is_symlink():
-            with suppress(OSError):  # there already, or without hard links
+            with suppress(OSError):  # present already, or no hard links
                 os.link(file, kept)
         return blob
 
@@ -279,15 +279,15 @@ class RemoteStore:
         kept = self._blob(blob)
         if _has_size(kept, blob):
             return kept
-        # Two stages may have one content, and two processes may want it.
+        # Two stages may share a content, and two processes may download it.
         with self._fetching.hold(blob.sha256, forget=True):
             if _has_size(kept, blob):
                 return kept
             for left in _abandoned(kept.parent.glob(f".{blob.sha256}.*")):
                 left.unlink(missing_ok=True)
-            beside = kept.with_name(f".{blob.sha256}.{os.getpid()}")
-            fetch_blob(self.objects, blob, beside)
-            beside.rename(kept)
+            temporary = kept.with_name(f".{blob.sha256}.{os.getpid()}")
+            fetch_blob(self.objects, blob, temporary)
+            temporary.rename(kept)
         return kept
 
     def _blob(self, blob: Blob) -> Path:
@@ -307,7 +307,7 @@ def _has_size(file: Path, blob: Blob) -> bool:
 
 
 def _abandoned(found: Iterable[Path]) -> list[Path]:
-    """Of files and folders that end with their process's id those whose process is gone, or us."""
+    """Return paths whose process id suffix is ours or belongs to an ended process."""
     own = str(os.getpid())
     return [
         path
@@ -318,7 +318,7 @@ def _abandoned(found: Iterable[Path]) -> list[Path]:
 
 
 def upload_blob(objects: ObjectStore, file: Path) -> Blob:
-    """Have the file's content in the store, once."""
+    """Upload the file's content unless it exists."""
     with file.open("rb") as content:
         blob = Blob(
             sha256=hashlib.file_digest(content, "sha256").hexdigest(), size=file.stat().st_size
@@ -329,11 +329,11 @@ def upload_blob(objects: ObjectStore, file: Path) -> Blob:
 
 
 def fetch_blob(objects: ObjectStore, blob: Blob, file: Path) -> None:
-    """Write the content into a new file; raises StoreError where it is gone, or damaged."""
+    """Download the content into a new file; raise StoreError if it is missing or damaged."""
     where = f"{objects.url}/blobs/{blob.sha256}"
     if not objects.download(f"blobs/{blob.sha256}", file, blob.size):
         raise StoreError(
-            "content of a finished stage is gone from the store",
+            "content of a finished stage is missing in the store",
             where=where,
             cure="delete the stage's record there, below stages/, to have it run again",
         )

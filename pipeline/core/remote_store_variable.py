@@ -1,4 +1,4 @@
-"""The variable that tells the stages that we start of which object store the store is a cache."""
+"""Environment variable that passes the object store's URL to stages."""
 
 REMOTE_STORE_VARIABLE = "PREPARE_ORIGIN"
-"""The store's URL; set by us, wherever a stage runs, and not by users."""
+"""The store's URL; set by prepare, not by users."""

@@ -1,4 +1,4 @@
-"""What a piece of work needs of the node that it runs on."""
+"""Resources that a work item requests on its node."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from pipeline.core.record import Record
 
 
 class ResourceRequest(Record):
-    """The room that a stage, or a model's server with all who ask it, takes on its node."""
+    """Resources of a stage, or of a model server with its clients."""
 
-    gpus: int = Field(0, ge=0, description="GPUs, or slices of them, that nobody else may use")
+    gpus: int = Field(0, ge=0, description="GPUs or MIG slices, for exclusive use")
     cpus: Literal["one", "all"] = Field(
         "one",
-        description="'all': it computes on every core, as quantizing and serving on a CPU do; two "
-        "such pieces of work on one node would only slow each other down",
+        description="'all': it uses every core, as CPU quantization and CPU serving do; two such "
+        "work items on one node would slow each other down",
     )
     exclusive: bool = Field(
-        False, description="nothing else of ours may run on the node: it measures speed"
+        False, description="no other work item of prepare may run on the node: it measures speed"
     )
-    memory_bytes: int = Field(
-        0, ge=0, description="of the node's memory, by estimate; 0: little, or nobody knows"
-    )
+    memory_bytes: int = Field(0, ge=0, description="estimated node memory; 0: little or unknown")

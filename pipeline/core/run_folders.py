@@ -1,6 +1,6 @@
-"""The runs of a store: a folder each, with its record and its logs.
+"""Run directories of a store: one for each run, with its record and logs.
 
-Where the store is in an object store, others see the record while it grows; logs stay on the node.
+With an object store, other nodes see the record while it grows; logs stay on the node.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pipeline.core.store import Store, write_atomically
 
 RUN_RECORD = "run.json"
 RUNNING = "running"
-"""In an object store: of runs that are not over, the record as it stands, and who makes it."""
+"""Prefix in an object store: current records and leases of unfinished runs."""
 IN_USE = "work"
-"""Below a run's claims, or in its folder: claims of those who do its work."""
+"""Folder of the leases of processes that use a run."""
 GROWING = ".growing"
-"""In a run's folder: its record came from elsewhere, and may have grown there since."""
+"""Marker file: the record was fetched from another node and may have grown since."""
 
 
 class RunFolders:
-    """Those of one store."""
+    """Run directories of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._folder = store.root / "runs"
 
     def make(self, run_id: str) -> Path:
-        """Make and return the folder of one run; raises StoreError when it cannot be made."""
+        """Create and return a run's folder; raise StoreError if that fails."""
         folder, store = self._folder / run_id, self._store
         if store.remote is not None:
             store.remote.objects.check()
@@ -43,7 +43,7 @@ class RunFolders:
         return folder
 
     def all(self) -> list[Path]:
-        """Folders of all runs, oldest first."""
+        """Return the folders of all runs, oldest first."""
         if self._store.remote is not None:
             with self._store.explain_errors(), private_umask():
                 _fetch_records(self._store.remote.objects, self._folder)
@@ -52,45 +52,45 @@ class RunFolders:
         return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
     def maybe_running(self) -> list[Path]:
-        """Folders of the runs that may go on, as far as that is known without asking of each."""
+        """Return folders of runs that may be unfinished, without checking each."""
         if self._store.remote is None:
             return [run for run in self.all() if (run / RUN_RECORD).is_file()]
         begun = self._store.remote.objects.names(RUNNING)
         return [self._folder / name for name in sorted({PurePosixPath(n).parts[0] for n in begun})]
 
     def leases(self, folder: Path) -> Leases:
-        """Where who makes the run of that folder says that it lives."""
+        """Return the leases that show whether the run's main process is alive."""
         if self._store.remote is not None:
             return Leases(self._store.remote.objects.below(f"{RUNNING}/{folder.name}"))
         return Leases(FileKeyValueStore(folder))
 
     @contextmanager
     def hold_in_use(self, folder: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Say that something is done for the run of that folder, whether who made it lives or not.
+        """Mark the run as in use by this process, whether its main process lives or not.
 
-        What it uses is not removed meanwhile; who removes things now is waited for.
+        Garbage collection keeps what the run uses; a collection in progress is waited for.
 
         Args:
-            waits: is told of that.
+            on_wait: receives a message about the wait.
         """
-        claims, key = self._user_leases(folder), uuid.uuid4().hex
+        leases, key = self._user_leases(folder), uuid.uuid4().hex
         with self._store.explain_errors():
-            claim = claims.create(key)
+            lease = leases.create(key)
         try:
             with self._store.explain_errors():
                 self._store.wait_for_collection(on_wait)
             yield
         finally:
-            claim.release(forget=True)
+            lease.release(forget=True)
             with suppress(OSError):
                 (folder / IN_USE / key).rmdir()
 
     def is_in_use(self, folder: Path) -> bool:
-        """Whether something is being done for that run, as far as can be known without waiting."""
-        claims = self._user_leases(folder)
+        """Return whether any process uses the run, without waiting."""
+        leases = self._user_leases(folder)
         return any(
-            claims.is_held(key)
-            for key in {PurePosixPath(name).parts[0] for name in claims.store.names("")}
+            leases.is_held(key)
+            for key in {PurePosixPath(name).parts[0] for name in leases.store.names("")}
         )
 
     def _user_leases(self, folder: Path) -> Leases:
@@ -99,7 +99,7 @@ class RunFolders:
         return Leases(FileKeyValueStore(folder / IN_USE))
 
     def publish_record(self, folder: Path, *, is_over: bool) -> None:
-        """Have others find the record of a run as it stands."""
+        """Upload the run's current record, if the store is remote."""
         if self._store.remote is not None:
             objects, growing = self._store.remote.objects, f"{RUNNING}/{folder.name}/{RUN_RECORD}"
             content = (folder / RUN_RECORD).read_bytes()
@@ -109,7 +109,7 @@ class RunFolders:
 
 
 def _fetch_records(objects: ObjectStore, runs: Path) -> None:
-    """Have here the records of runs on other nodes, as they stand."""
+    """Download the current records of runs on other nodes."""
     running = {
         path.parts[0]: f"{RUNNING}/{path}"
         for path in map(PurePosixPath, objects.names(RUNNING))
@@ -123,10 +123,10 @@ def _fetch_records(objects: ObjectStore, runs: Path) -> None:
     for run, name in {**running, **over}.items():
         folder, growing = runs / run, runs / run / GROWING
         if (folder / RUN_RECORD).exists() and not growing.exists():
-            continue  # of this node, or over
+            continue  # local, or finished
         content = objects.get(name)
         if content is None:
-            continue  # it was over just now
+            continue  # finished in the meantime
         folder.mkdir(parents=True, exist_ok=True)
         growing.touch()
         write_atomically(folder / RUN_RECORD, content.decode(errors="replace"))

@@ -1,5 +1,6 @@
-"""What a stage is declared to be: its name, its code's revision, and the shapes of what it is given
-and what it leaves. What is read of a record that lies somewhere goes through these shapes.
+"""Declaration of a stage: its name, code revision, parameters and result.
+
+Stored records are validated against these models.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ Shape = TypeVar("Shape", bound=Record)
 
 
 class NoRuntime(Record):
-    """Of a stage that finds all that it needs in its parameters and inputs."""
+    """Runtime of a stage that needs only its parameters and inputs."""
 
 
 class WorkerRuntime(Record):
-    """Of a stage whose work is done in an environment."""
+    """Runtime of a stage whose work runs in an environment."""
 
-    environment: str = Field("", description="its name")
-    accelerator: str = Field("", description="that it is for")
+    environment: str = Field("", description="name of the environment")
+    accelerator: str = Field("", description="accelerator of the environment")
     python: str = Field(
         "",
-        description="its interpreter, known when the stage is submitted; where it is not on the "
-        "node that runs the stage, it is found or built there",
+        description="its interpreter when the stage is submitted; a node that lacks it finds or "
+        "builds its own",
     )
 
 
@@ -45,12 +46,12 @@ class Stage(Generic[Parameters, Runtime, Result]):
     """One kind of stage.
 
     Attributes:
-        name: of it, of the module that declares it, and of the one that has its code.
-        revision: of the code; raised when the stage or its worker would write something else for
-            the same parameters.
-        parameters: everything that can change what it leaves.
-        runtime: where to do it, which cannot.
-        result: the facts that later stages and reports read.
+        name: of the stage, the module that declares it, and the module with its code.
+        revision: of the code; increment it if the stage or its worker writes something else for the
+        same parameters.
+        parameters: everything that can change the output.
+        runtime: settings that cannot change the output.
+        result: facts that later stages and reports read.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Stage(Generic[Parameters, Runtime, Result]):
         runtime: Runtime,
         store: Path,
     ) -> StageSpec:
-        """The stage to run, with its key."""
+        """Return the work item of this stage, with its key."""
         references = {
             role: each.as_reference() if isinstance(each, StageSpec) else each
             for role, each in inputs.items()
@@ -84,47 +85,47 @@ class Stage(Generic[Parameters, Runtime, Result]):
         )
 
     def parameters_of(self, asked: StageSpec | StageRecord) -> Parameters:
-        """What it was asked; raises EvidenceError where the record says what no such stage is."""
+        """Return the parameters; raise EvidenceError if they are invalid."""
         return _read_shape(self.parameters, asked.parameters, asked, "parameters")
 
     def runtime_of(self, spec: StageSpec) -> Runtime:
-        """Where it is done; raises EvidenceError as `parameters_of`."""
+        """Return the runtime; raise EvidenceError if it is invalid."""
         return _read_shape(self.runtime, spec.runtime, spec, "runtime")
 
     def result_of(self, record: StageRecord) -> Result:
-        """What it found; raises EvidenceError as `parameters_of`."""
+        """Return the result; raise EvidenceError if it is invalid."""
         return _read_shape(self.result, record.result, record, "result")
 
     def typed(self, record: StageRecord) -> TypedStageRecord[Parameters, Result]:
-        """The record, as one of this stage's."""
+        """Return the record with typed parameters and result."""
         return TypedStageRecord(self, record)
 
 
-_Asked = TypeVar("_Asked", bound=Record, covariant=True)
-_Left = TypeVar("_Left", bound=Record, covariant=True)
+_Parameters = TypeVar("_Parameters", bound=Record, covariant=True)
+_Result = TypeVar("_Result", bound=Record, covariant=True)
 
 
 @dataclass(frozen=True)
-class TypedStageRecord(Generic[_Asked, _Left]):
-    """A finished stage's record with its parameters and result in their shapes.
+class TypedStageRecord(Generic[_Parameters, _Result]):
+    """A finished stage's record with typed parameters and result.
 
     Raises:
-        EvidenceError: where one is asked for that is not of its shape.
+        EvidenceError: on access, if the record does not fit the stage.
     """
 
     stage: Stage[Any, Any, Any]
     record: StageRecord
 
     @cached_property
-    def parameters(self) -> _Asked:
-        """Everything that can have changed the result."""
-        found: _Asked = self.stage.parameters_of(self.record)
+    def parameters(self) -> _Parameters:
+        """Everything that can change the result."""
+        found: _Parameters = self.stage.parameters_of(self.record)
         return found
 
     @cached_property
-    def result(self) -> _Left:
-        """The facts that it found."""
-        found: _Left = self.stage.result_of(self.record)
+    def result(self) -> _Result:
+        """Facts for later stages and reports."""
+        found: _Result = self.stage.result_of(self.record)
         return found
 
 
@@ -135,7 +136,7 @@ def _read_shape(
         return shape.model_validate(plain)
     except ValidationError as error:
         raise EvidenceError(
-            f"the {part} of a stage '{of.stage}' are none that this prepare knows: "
+            f"the {part} of a stage '{of.stage}' are not supported by this version: "
             f"{first_fault(error)}",
             where=f"stages/{of.stage}/{of.key}",
             cure="it was changed, or another version of prepare wrote it",

@@ -1,4 +1,4 @@
-"""The keys by which stages' outputs are found again."""
+"""Keys that identify the output of a stage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pipeline.core.stage_record import StageReference
 def stage_key(
     stage: str, revision: int, parameters: Mapping[str, Any], inputs: Mapping[str, StageReference]
 ) -> str:
-    """The digest of everything that can change a stage's output.
+    """Return the digest of everything that can change a stage's output.
 
     Args:
-        stage: its name.
+        stage: name of the stage.
         revision: of the stage's code.
-        parameters: its own, as plain data.
+        parameters: as plain data.
         inputs: earlier stages, by role.
     """
     return digest_json(

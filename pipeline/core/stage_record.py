@@ -1,4 +1,4 @@
-"""What is written down of a stage: what it was asked, and what it left."""
+"""Records of a stage: its specification and its outcome."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ class StageReference(Record):
 
 
 class WorkItem(Record):
-    """A piece of work, as it is handed to whatever node does it."""
+    """A unit of work that any node can run."""
 
     prepare: str = Field(
         "",
-        description="version of prepare that hands it out, to another machine with a digest of its "
-        "code; not of one that only lies there",
+        description="version of prepare that submits it, with a digest of its code if it runs on "
+        "another machine",
     )
 
 
 class StageSpec(WorkItem):
-    """All that `prepare stage run` needs: what to do (part of the key) and where (not part)."""
+    """Input of `prepare stage run`: what to do (part of the key) and where (not part)."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="of this record")
     stage: str = Field(description="name of the stage, a module of pipeline.stages")
-    variant: str = Field(description="name of the recipe whose variant this is about")
+    variant: str = Field(description="name of the variant's recipe")
     key: str = Field(description="digest of stage, revision, parameters and inputs' keys")
     parameters: dict[str, Any] = Field(description="everything that can change the output")
     inputs: dict[str, StageReference] = Field(description="earlier stages, by role")
     runtime: dict[str, Any] = Field(
         description="where to do it: an endpoint's URL, an interpreter; never changes the output"
     )
-    store: str = Field(description="folder of the store")
+    store: str = Field(description="directory of the store")
 
     def as_reference(self) -> StageReference:
-        """This stage as an input of a later one."""
+        """Return this stage as an input of a later one."""
         return StageReference(stage=self.stage, key=self.key)
 
 
 class StageRecord(Record):
-    """What a finished stage left beside its outputs, as stage.json."""
+    """Outcome of a finished stage, stored as stage.json."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="of this record")
     stage: str = Field(description="name of the stage")
-    variant: str = Field(description="name of the recipe it was first run for")
-    key: str = Field(description="digest that the folder is named by")
+    variant: str = Field(description="name of the first recipe that ran it")
+    key: str = Field(description="name of its directory")
     parameters: dict[str, Any] = Field(description="as in the spec")
     inputs: dict[str, StageReference] = Field(description="as in the spec")
     input_digests: dict[str, str] = Field(
-        description="by role, digest of the input's result as it was; an input that was made "
-        "again with another result makes this stage stale"
+        description="digest of each input's result, by role; an input that was recomputed with "
+        "another result makes this stage stale"
     )
     result: dict[str, Any] = Field(description="facts that later stages and reports read")
-    notes: list[str] = Field(description="the notes that it reported")
+    notes: list[str] = Field(description="notes that it reported")
     seconds: float = Field(description="wall time")
     finished: str = Field(description="UTC time, ISO 8601")
     peak_memory_bytes: int | None = Field(
-        None, description="largest resident set of the stage's worker, when there was one"
+        None, description="peak resident set size of the stage's worker, if any"
     )
 
     def as_reference(self) -> StageReference:
-        """This stage as an input of a later one."""
+        """Return this stage as an input of a later one."""
         return StageReference(stage=self.stage, key=self.key)

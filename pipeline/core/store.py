@@ -1,25 +1,22 @@
-"""The store: finished stages by key, each written beside its place and renamed into it.
+"""The store: finished stages by key, each written to a temporary directory and renamed.
 
 Layout::
 
     STORE/stages/<stage>/<key>/           a finished stage: stage.json and its outputs
-    STORE/stages/<stage>/<key>.*.partial/ one being written, or left by a killed run
-    STORE/claims/<key>/                   who writes the stage, or did last: claims.py
-    STORE/runs/<run id>/                  run.json and the logs of one `prepare model`
+    STORE/stages/<stage>/<key>.*.partial/ in progress, or left by a killed run
+    STORE/claims/<key>/                   lease of the stage's writer: leases.py
+    STORE/runs/<run id>/                  run.json and the logs of one run
 
-It is its owner's alone (0700), and so is what lies in it, unless the owner has shared it with a
-group (private_files.py). A folder is whole if and only if it lies
-under its final name: `rename` is the last step. Two runs on one store are safe: whoever comes
-second to a stage waits for the first, then reuses. The folder may lie on NFS: nothing rests on
-`flock`.
+The store is private to its owner (0700) unless the owner shared it with a group (private_files.py).
+A directory with its final name is complete, because `rename` is the last step. Two runs can share a
+store: the second waits for a stage of the first, then reuses it. The directory may be on NFS;
+nothing depends on `flock`.
 
-A process that was stopped or cut off for long, and was followed by another, must do no harm when it
-comes back. Each writes under a name of its own, `<key>.<claim>.partial`; the follower renames that
-folder before it does anything else. So the former one finds neither its folder nor anything to
-rename into place, and of two who are done the first one's result counts.
+A process that was suspended and lost its lease must do no harm when it resumes. Each process writes
+to `<key>.<lease>.partial`; its successor renames that directory first. The suspended process then
+finds no directory to rename. If two processes finish, the first result is used.
 
-A record that is there and cannot be read, a full disk or a store that is not writable is a
-StoreError.
+An unreadable record, a full disk or a read-only store raises StoreError.
 """
 
 from __future__ import annotations
@@ -48,32 +45,29 @@ from pipeline.core.untrusted.record import MAX_BYTES, parse_record
 RECORD = "stage.json"
 PARTIAL = ".partial"
 COLLECTION = "collection"
-"""The key of who removes what is not needed."""
+"""Lease key of garbage collection."""
 POLL_INTERVAL_S = 1.0
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP)
 
 
 class Store:
-    """One folder of finished stages and runs, made on first use."""
+    """Directory of finished stages and runs, created on first use."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._here: set[tuple[str, str]] = set()
 
     def stage_folder(self, stage: str, key: str) -> Path:
-        """Where the outputs of that stage lie, or will lie.
-
-        Of a store in an object store they are brought to this node now, unless they are here.
-        """
+        """Return the directory of the stage's outputs; fetch it from an object store."""
         folder = self._folder(stage, key)
         if self.remote is not None and (stage, key) not in self._here:
             self._fetch(self.remote, stage, key, folder)
         return folder
 
     def fetch_named_stages(self, said: object) -> None:
-        """Have the folders of finished stages here that texts name by their place in the store.
+        """Fetch finished stages whose store paths occur in the data.
 
-        Whoever wrote the texts may have had them there, and this node not yet.
+        The paths come from another node, and this one may not have the stages yet.
 
         Args:
             said: plain data, such as a stage's runtime.
@@ -93,17 +87,17 @@ class Store:
 
     @cached_property
     def remote(self) -> RemoteStore | None:
-        """The object store that the folder is a cache of, if it is one."""
+        """The object store that the directory is a cache of, if any."""
         return open_remote(self.root)
 
     def key_value_store(self, name: str) -> KeyValueStore:
-        """A place for small things that all who share the store see; they are on disk at once."""
+        """Return a durable key-value store that all users of this store share."""
         if self.remote is not None:
             return self.remote.objects.below(name)
         return FileKeyValueStore(self.root / name, flush=True)
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
-        """Where it writes, and a killed try has left what it wrote."""
+        """Return the directory that an unfinished stage uses."""
         final = self._folder(stage, key)
         if self.remote is not None:
             self.remote.fetch_unfinished(final, _latest_attempt(final))
@@ -111,17 +105,17 @@ class Store:
 
     @cached_property
     def leases(self) -> Leases:
-        """Who has a stage or an answer book to itself, by key.
+        """Leases on stages and answer logs, by key.
 
         Raises:
-            UsageError: the variable that says how long a silent owner is waited for is wrong.
+            UsageError: the variable for the lease duration is invalid.
         """
         if self.remote is not None:
             return Leases(self.remote.objects.below("claims"))
         return Leases(FileKeyValueStore(self.root / "claims"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
-        """The record of a finished stage; None when it has not been done."""
+        """Return the record of a finished stage; None if it is not finished."""
         if self.remote is not None:
             marker = self.remote.find(stage, key)
             return marker.record if marker is not None else None
@@ -143,7 +137,7 @@ class Store:
         try:
             record = parse_record(content, StageRecord)
             if (record.stage, record.key) != (stage, key):
-                raise ValueError("it is another stage's")
+                raise ValueError("it belongs to another stage")
         except ValueError as error:
             raise StoreError(
                 "a stage's record is damaged",
@@ -155,10 +149,10 @@ class Store:
     def records(
         self, stage: str = "*", *, leave_out_damaged: bool = False
     ) -> Iterator[StageRecord]:
-        """Records of finished stages, sorted by stage and key.
+        """Yield records of finished stages, sorted by stage and key.
 
         Args:
-            leave_out_damaged: where a damaged record says no more than one that is not there.
+            leave_out_damaged: skip damaged records instead of raising StoreError.
         """
         for name, key in self._keys(stage):
             try:
@@ -175,14 +169,15 @@ class Store:
             return self.remote.keys(stage)
         found = sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}"))
         keys = [(path.parent.parent.name, path.parent.name) for path in found]
-        return [(name, key) for name, key in keys if "." not in key]  # not written, or removed
+        return [
+            (name, key) for name, key in keys if "." not in key
+        ]  # excludes partial and discarded ones
 
     def find_current(self, stage: str, key: str) -> StageRecord | None:
-        """The record of a finished stage, unless an input was made again with another result.
+        """Return the record of a finished stage unless an input was recomputed with another result.
 
-        A key names what goes into a stage, not what comes out, and quantizing on a GPU is not
-        bit-stable: answers of weights that are gone say nothing of the new ones. Of an input that
-        is not there nothing is known, so it changes nothing.
+        A key covers a stage's inputs, not its output, and GPU quantization is not bit-stable.
+        Answers of replaced weights do not apply to new ones. A missing input changes nothing.
         """
         record = self.find(stage, key)
         if record is None:
@@ -194,41 +189,41 @@ class Store:
         return record
 
     def discard(self, stage: str, key: str, *, forget: bool = False) -> None:
-        """Remove a finished stage, so that it runs again; no error when it is gone already.
+        """Remove a finished stage, so that it runs again; ignore a missing one.
 
         Args:
-            forget: it is not meant to run again, so nothing is kept of who made it.
+            forget: the stage will not run again, so remove its lease as well.
         """
         folder = self._folder(stage, key)
         self._here.discard((stage, key))
-        with self.hold(key, forget=forget) as claim, self.explain_errors():
+        with self.hold(key, forget=forget) as lease, self.explain_errors():
             if self.remote is not None:
-                if not claim.is_current():
-                    raise claim.lost_error()
+                if not lease.is_current():
+                    raise lease.lost_error()
                 self.remote.unpublish(stage, key)
             if not folder.exists():
                 return
-            # Renamed first: a folder under its final name is always whole.
-            doomed = folder.with_name(f"{folder.name}.{_lease_name(claim)}.discarded")
+            # Rename first: a directory with its final name is always complete.
+            doomed = folder.with_name(f"{folder.name}.{_lease_name(lease)}.discarded")
             folder.rename(doomed)
-            if not claim.is_current():
-                # We were away: it may be another's, made since.
+            if not lease.is_current():
+                # Our lease expired: another process may have created it.
                 with contextlib.suppress(OSError):
                     doomed.rename(folder)
-                raise claim.lost_error()
+                raise lease.lost_error()
             shutil.rmtree(doomed)
 
     def reopen(self, stage: str, key: str, resumed: Collection[str]) -> None:
-        """Make a finished stage an unfinished one, which continues these files of its folder."""
+        """Make a finished stage unfinished, so that it continues these files of its directory."""
         self.stage_folder(stage, key)
         folder = self._folder(stage, key)
         self._here.discard((stage, key))
-        with self.hold(key) as claim, self.explain_errors(), _explain_loss(claim):
+        with self.hold(key) as lease, self.explain_errors(), _explain_loss(lease):
             if not folder.exists():  # another process has reopened it
                 return
-            if not claim.is_current():
-                raise claim.lost_error()
-            partial = folder.with_name(f"{key}.{_lease_name(claim)}{PARTIAL}")
+            if not lease.is_current():
+                raise lease.lost_error()
+            partial = folder.with_name(f"{key}.{_lease_name(lease)}{PARTIAL}")
             folder.rename(partial)
             flush_folder(folder.parent)
             if self.remote is not None:
@@ -243,38 +238,36 @@ class Store:
         resumed: Collection[str] = (),
         waits: Callable[[str], None] = lambda text: None,
     ) -> Iterator[Path | None]:
-        """Claim the stage and hand out an empty folder to write into.
+        """Acquire the stage's lease and yield a directory to write to.
 
-        Yields None when another process finished the stage while we waited. When the block
-        ends without an exception, and has put a record into the folder, the folder is flushed
-        to disk and renamed to its final name; otherwise it is kept as `<key>.*.partial` so that
-        its log can be read, and emptied by the next try, which finds only what `resumed` names
-        in it: files and folders that the stage continues. Such a stage may end without a record,
-        and is to be run again.
+        Yields None if another process finished the stage during the wait. If the block ends without
+        an exception and wrote a record, the directory is flushed and renamed to its final name.
+        Otherwise it stays as `<key>.*.partial` for its log. The next attempt keeps only the entries
+        in `resumed`, which the stage continues. A stage with `resumed` may end without a record, to
+        run again later.
 
         Args:
-            waits: is told for whom we wait.
+            waits: receives a message about the lease holder.
 
         Raises:
-            StoreError: the disk is full or the store is not writable, or we were not heard of for
-                so long that another process has taken over.
+            StoreError: the disk is full, the store is not writable, or the lease was lost.
         """
         final = self._folder(stage, key)
-        with self.hold(key, waits) as claim, _explain_loss(claim):
+        with self.hold(key, waits) as lease, _explain_loss(lease):
             with self.explain_errors():
                 self.wait_for_collection(waits)
                 if self.remote is not None and resumed:
                     self.remote.fetch_unfinished(final, _latest_attempt(final))
-                partial = _take_unfinished(final, claim)
-            # Only now: who had it before us cannot finish it any more.
+                partial = _take_unfinished(final, lease)
+            # Check after renaming: the previous holder can no longer finish it.
             if self._is_done(stage, key):
                 shutil.rmtree(partial, ignore_errors=True)
                 yield None
                 return
             with self.explain_errors():
-                if final.exists():  # someone discarded it, or removed its record
-                    if not claim.is_current():  # or it was published just now
-                        raise claim.lost_error()
+                if final.exists():  # discarded, or its record removed
+                    if not lease.is_current():  # published in the meantime
+                        raise lease.lost_error()
                     shutil.rmtree(final)
                 with private_umask(self.root):
                     final.parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +278,7 @@ class Store:
             except BaseException as error:
                 with contextlib.suppress(StoreError, OSError):
                     self._leave_unfinished(partial, resumed)
-                # Of what goes wrong in a stage, only this is surely the store's trouble.
+                # Other errors may be the stage's own.
                 if isinstance(error, OSError) and _means_full_disk(error):
                     raise self._disk_full() from error
                 raise
@@ -298,11 +291,11 @@ class Store:
                 if is_shared(self.root):
                     share_with_group(partial)
                 flush_to_disk(partial)
-                self._publish(partial, handed_out, final, claim)
+                self._publish(partial, handed_out, final, lease)
                 flush_folder(final.parent)
 
     def _leave_unfinished(self, partial: Path, resumed: Collection[str]) -> None:
-        """Let a try on another node go on with what this one leaves."""
+        """Let an attempt on another node continue this one."""
         if self.remote is not None:
             self.remote.upload_unfinished(partial, resumed)
 
@@ -321,25 +314,25 @@ class Store:
         with self.explain_errors():
             if folder.exists() and self._find_here(stage, key) != marker.record:
                 stale = folder.with_name(f"{folder.name}.{os.getpid()}.discarded")
-                folder.rename(stale)  # it was made again elsewhere
+                folder.rename(stale)  # recomputed on another node
                 shutil.rmtree(stale)
             origin.fetch(marker, folder)
         self._here.add((stage, key))
 
     def _publish(
-        self, partial: Path, handed_out: os.stat_result, final: Path, claim: Lease
+        self, partial: Path, handed_out: os.stat_result, final: Path, lease: Lease
     ) -> None:
-        """Give the folder its final name, if it is still the one that we were given.
+        """Rename the directory to its final name, if it is still the one that was handed out.
 
         Raises:
-            StoreError: another has taken over, and is not done.
+            StoreError: another process took over and has not finished.
         """
         stage, key = final.parent.name, final.name
         try:
-            if os.path.samestat(partial.stat(), handed_out) and claim.is_current():
+            if os.path.samestat(partial.stat(), handed_out) and lease.is_current():
                 if self.remote is not None:
                     record = StageRecord.model_validate_json((partial / RECORD).read_bytes())
-                    if self.remote.publish(partial, record, claim.is_current):
+                    if self.remote.publish(partial, record, lease.is_current):
                         self._here.add((stage, key))
                         partial.rename(final)
                         self.remote.remove_unfinished(final)
@@ -348,26 +341,26 @@ class Store:
                     partial.rename(final)
                     return
         except OSError as error:
-            # FileNotFoundError is NFS's answer, too, to a request that it got twice, and granted.
+            # NFS also reports FileNotFoundError for a repeated request that succeeded.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise
         if not self._is_done(stage, key):
-            raise claim.lost_error()
+            raise lease.lost_error()
 
     @contextmanager
     def collect(self, on_wait: Callable[[str], None] = lambda text: None) -> Iterator[Lease]:
-        """Have all who would begin to use the store wait, so that something may be removed.
+        """Block new users of the store during garbage collection; wait for another collection.
 
-        Who is at that already is waited for. Where the claim is not ours any more, what we found
-        may be in use again.
+        If the lease is lost, objects that were unused may be in use again.
         """
-        with self.hold(COLLECTION, on_wait, forget=True) as claim:
-            yield claim
+        with self.hold(COLLECTION, on_wait, forget=True) as lease:
+            yield lease
 
     def wait_for_collection(self, on_wait: Callable[[str], None] = lambda text: None) -> None:
-        """Wait while somebody removes things; whoever is announced before it asks is heeded.
+        """Wait until no garbage collection is in progress.
 
-        Who was to remove things, and is not heard of, is to remove nothing when it comes back.
+        Announce the run first: a collection that starts later will see it. The lease of a silent
+        collection is revoked, so that it deletes nothing when it resumes.
         """
         told = False
         while self.leases.is_held(COLLECTION):
@@ -379,7 +372,7 @@ class Store:
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
-        """Turn a full disk or a missing permission into a StoreError with its cure."""
+        """Convert a full disk or a missing permission to a StoreError with a hint."""
         try:
             yield
         except OSError as error:
@@ -387,16 +380,16 @@ class Store:
                 raise self._disk_full() from error
             if isinstance(error, UntrustedFileError) or error.errno in _NAME_ERRORS:
                 raise StoreError(
-                    f"what lies in the store is not read: {error.strerror}",
+                    f"a file in the store cannot be read: {error.strerror}",
                     where=str(error.filename or self.root),
-                    cure="see who has put it there, and remove it",
+                    cure="find out who created it, and remove it",
                 ) from error
             if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
                 raise StoreError(
                     f"the store cannot be written: {error.strerror}",
                     where=str(error.filename or self.root),
-                    cure="name a folder that you may write with --store DIR; one of another user "
-                    f"is shared with a group by `chgrp -R GROUP {self.root}`, `chmod -R g+rwX` and "
+                    cure="use a writable folder with --store DIR; another user's store is "
+                    f"shared with a group by `chgrp -R GROUP {self.root}`, `chmod -R g+rwX` and "
                     "`chmod g+s` of its folders",
                 ) from error
             raise
@@ -409,15 +402,15 @@ class Store:
         *,
         forget: bool = False,
     ) -> Iterator[Lease]:
-        """Have a key to oneself among all who share the store: see Claims.hold."""
+        """Hold a key exclusively among all users of the store: see Leases.hold."""
         self.make_root()
         with ExitStack() as held:
             with self.explain_errors():
-                claim = held.enter_context(self.leases.hold(key, on_wait, forget=forget))
-            yield claim
+                lease = held.enter_context(self.leases.hold(key, on_wait, forget=forget))
+            yield lease
 
     def make_root(self) -> None:
-        """Make the store's folder, which only its owner may read."""
+        """Create the store's directory, readable by its owner only."""
         with self.explain_errors():
             try:
                 make_private(self.root)
@@ -425,7 +418,7 @@ class Store:
                 if not os.access(self.root, os.W_OK, effective_ids=True):
                     raise
                 raise StoreError(
-                    "the store is another user's, and others may look into it",
+                    "the store belongs to another user and is readable by others",
                     where=str(self.root),
                     cure=f"have its owner run `chmod go= {self.root}`, or share it with a group "
                     f"that you are in: `chmod 2770 {self.root}`; or name a folder of your own with "
@@ -436,19 +429,19 @@ class Store:
         return StoreError(
             "the disk is full",
             where=str(self.root),
-            cure="free some space, or name another place with --store DIR; "
-            "finished stages are kept and will be reused",
+            cure="free some space, or use another folder with --store DIR; "
+            "finished stages stay and will be reused",
         )
 
 
 @contextmanager
-def _explain_loss(claim: Lease) -> Iterator[None]:
-    """Say of a file that is not there that another has our folder now, under another name."""
+def _explain_loss(lease: Lease) -> Iterator[None]:
+    """Convert a missing file to a lost lease, if another process renamed our directory."""
     try:
         yield
     except OSError as error:
-        if not claim.is_current():
-            raise claim.lost_error() from error
+        if not lease.is_current():
+            raise lease.lost_error() from error
         raise
 
 
@@ -457,49 +450,49 @@ def _means_full_disk(error: OSError) -> bool:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` beside `path`, flush it to disk and rename it into place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a temporary file, flush it to disk and rename it to `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with private_umask(path.parent):
-        opened = beside.open("w", encoding="utf-8")
+        opened = temporary.open("w", encoding="utf-8")
     with opened as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)
 
 
-def _lease_name(claim: Lease) -> str:
-    """Of one claim: no other's folder ever has the name."""
-    return f"{claim.number:06d}-{claim.token[:8]}"
+def _lease_name(lease: Lease) -> str:
+    """Return a directory name that is unique to this lease."""
+    return f"{lease.number:06d}-{lease.token[:8]}"
 
 
 def _unfinished(final: Path) -> list[Path]:
-    """What tries at that stage have left, the latest first."""
+    """Return directories of unfinished attempts, latest first."""
     names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}")
     found = [path for name in names for path in final.parent.glob(name)]
-    # A folder without a lease in its name belongs to a process that only looks at what is to do.
+    # A name without a lease belongs to a process that only inspects the stage.
     return sorted(found, key=lambda path: (path.name.count("."), path.name), reverse=True)
 
 
 def _latest_attempt(final: Path) -> str:
-    """The name of what the last try at that stage has left here; "" where no claim names any."""
+    """Return the directory name of the last attempt with a lease; "" if there is none."""
     return next((p.name for p in _unfinished(final) if p.name.count(".") > 1), "")
 
 
-def _take_unfinished(final: Path, claim: Lease) -> Path:
-    """Rename what the last try has left, if there is any, so that only we know its name.
+def _take_unfinished(final: Path, lease: Lease) -> Path:
+    """Rename the last attempt's directory, if any, so that only this process knows its name.
 
     Raises:
-        StoreError: another follows us, and what lies there may be its own.
+        StoreError: the lease was lost, so the directory may belong to the new holder.
     """
-    taken = final.with_name(f"{final.name}.{_lease_name(claim)}{PARTIAL}")
+    taken = final.with_name(f"{final.name}.{_lease_name(lease)}{PARTIAL}")
     found = _unfinished(final)
-    # Asked after looking: whatever was seen was there before anybody followed us.
-    if not claim.is_current():
-        raise claim.lost_error()
+    # Check after listing: everything listed existed before any takeover.
+    if not lease.is_current():
+        raise lease.lost_error()
     for number, left in enumerate(found):
         if number == 0:
-            with contextlib.suppress(FileNotFoundError):  # it was finished just now
+            with contextlib.suppress(FileNotFoundError):  # finished in the meantime
                 left.rename(taken)
         else:
             shutil.rmtree(left, ignore_errors=True)
@@ -507,7 +500,7 @@ def _take_unfinished(final: Path, claim: Lease) -> Path:
 
 
 def _empty(folder: Path, but: Collection[str]) -> None:
-    """Make the folder, or remove all that is in it but these entries."""
+    """Create the folder, or remove everything in it except these entries."""
     folder.mkdir(exist_ok=True)
     for entry in folder.iterdir():
         if entry.name in but:
@@ -519,7 +512,7 @@ def _empty(folder: Path, but: Collection[str]) -> None:
 
 
 def flush_to_disk(folder: Path) -> None:
-    """Wait until every file and folder below has reached the disk."""
+    """Flush every file and directory below to disk."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             descriptor = os.open(path, os.O_RDONLY)

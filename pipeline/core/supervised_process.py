@@ -1,4 +1,4 @@
-"""Starts processes that end with us, each in its own session under pipeline.core.supervisor."""
+"""Child processes that end with this process, each in a session under pipeline.core.supervisor."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ POLL_SECONDS = 0.05
 
 
 class SupervisedProcess:
-    """A running command whose whole process group ends when it ends, we end, or `stop` is called.
+    """A running command whose process group ends when it, this process or `stop` ends it.
 
     Args:
         command: program and arguments; no shell.
-        output: receives standard output and standard error, unless `errors` takes the latter.
+        output: receives standard output, and standard error unless `errors` is given.
         errors: receives standard error.
-        pass_descriptors: inherited file descriptors.
-        held_descriptors: those that stay open until the whole group has ended, of locks of what it
-            uses; the command does not inherit them.
+        pass_descriptors: descriptors that the command inherits.
+        held_descriptors: locks that stay open until the whole group has ended; not inherited.
         grace_seconds: between SIGTERM and SIGKILL.
     """
 
@@ -72,30 +71,30 @@ class SupervisedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the guard, which is also the id of the process group."""
+        """Process id of the supervisor, which is also the process group's id."""
         return self._process.pid
 
     @property
     def output(self) -> IO[bytes]:
-        """What the process prints, when it was started with a pipe."""
+        """Output of the process; it must have been started with a pipe."""
         if self._process.stdout is None:
             raise ValueError("the process was not started with a pipe")
         return self._process.stdout
 
     def poll(self) -> int | None:
-        """Exit code as a shell gives it, or None while it runs; the process is not reaped."""
+        """Return the exit code as a shell reports it, or None; do not reap the process."""
         if self._exit_code is None:
             self._poll_exit(os.WNOHANG)
         return self._exit_code
 
     def wait(self) -> int:
-        """Wait for the end; the exit code as a shell gives it."""
+        """Wait for the end; return the exit code as a shell reports it."""
         while self._exit_code is None:
             self._poll_exit(0)
         return self._exit_code
 
     def stop(self) -> None:
-        """End the whole group and wait until nothing of it is left; may be called again."""
+        """End the whole group and wait for it; further calls do nothing."""
         if self._lifeline is None:
             return
         os.close(self._lifeline)
@@ -103,8 +102,8 @@ class SupervisedProcess:
         deadline = time.monotonic() + 2 * self._grace_seconds + SUPERVISOR_GRACE_S
         while self.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        # The group is empty by now, unless the guard itself was killed or is stuck. Until it is
-        # reaped, its number is the group's and cannot be anybody else's.
+        # The group is empty unless the supervisor was killed or is stuck. Its id cannot be
+        # reused until it is reaped.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -112,7 +111,7 @@ class SupervisedProcess:
             self._process.stdout.close()
 
     def _poll_exit(self, options: int) -> None:
-        """Take the exit code without reaping the process."""
+        """Read the exit code without reaping the process."""
         found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options)
         if found is not None:
             killed = found.si_code != os.CLD_EXITED

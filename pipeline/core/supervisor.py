@@ -1,13 +1,13 @@
-"""A small parent for every process we start, so that nothing outlives us.
+"""Supervisor process: a small parent of each child process, so that no child outlives prepare.
 
-Run as ``python guard.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` in a session of its own. It
-starts the command in its own process group and ends the whole group (SIGTERM, then SIGKILL after
-the grace) as soon as the command ends, or the lifeline closes: the other end of that pipe is held
-by whoever started us, and the kernel closes it however that process dies, SIGKILL included. Then it
-waits for what the group has left in sessions of their own, such as guards that it had started. What
-other descriptors are named stay open until nothing of all that is left: locks of what it uses.
+Run as ``python supervisor.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` in a new session. It
+starts the command in its process group and ends the whole group (SIGTERM, then SIGKILL after the
+grace period) when the command ends or the lifeline pipe closes. The starting process holds the
+other end of that pipe; the kernel closes it however the process dies, including SIGKILL. The
+supervisor then waits for descendants in other sessions, such as nested supervisors. Other listed
+descriptors are locks; they stay open until no descendant is left.
 
-Standard library only: it is run by path with any interpreter.
+Standard library only: any interpreter runs it by path.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ from typing import Protocol
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-PARENT, GROUP = 1, 2  # fields of proc(5)'s stat after the command's name
-# Loaded beforehand: between fork and exec nothing may take a lock.
+PARENT, GROUP = 1, 2  # fields of /proc/PID/stat after the command name
+# Loaded in advance: no lock may be taken between fork and exec.
 LIBC = ctypes.CDLL(None)
 POLL_SECONDS = 0.05
 
 
 def die_with_parent() -> None:
-    """In a child before its program starts: be killed when the parent ends, however it ends."""
+    """Have the kernel kill this child when its parent ends; for use as preexec_fn."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def find_running(field: int, number: int) -> list[int]:
-    """Ids of processes, ourselves left out, that run and have the number in that field of stat."""
+    """Return ids of other running processes with this number in that field of stat."""
     own, found = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:
             continue
         with contextlib.suppress(OSError, IndexError, ValueError):
-            # The command's name is in parentheses and may hold blanks; fields follow the last one.
+            # The command name is in parentheses and can contain spaces; fields follow the last one.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             if int(fields[field]) == number and fields[0] != "Z":
                 found.append(int(entry.name))
@@ -50,12 +50,12 @@ def find_running(field: int, number: int) -> list[int]:
 
 
 def find_group_members() -> list[int]:
-    """Process ids of our process group that still run, ourselves left out."""
+    """Return ids of other running processes in this process group."""
     return find_running(GROUP, os.getpgrp())
 
 
 def end_group(grace_seconds: float) -> None:
-    """SIGTERM, then after the grace SIGKILL, to every other process of our group."""
+    """Send SIGTERM, then SIGKILL after the grace period, to the rest of this process group."""
     deadline = time.monotonic() + grace_seconds
     for number in (signal.SIGTERM, signal.SIGKILL):
         while members := find_group_members():
@@ -68,15 +68,12 @@ def end_group(grace_seconds: float) -> None:
 
 
 def become_subreaper() -> bool:
-    """From now on, have whatever a descendant of ours leaves behind for a child of our own.
-
-    Whether the kernel does that.
-    """
+    """Make orphaned descendants children of this process; return whether that worked."""
     return bool(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1) == 0)
 
 
 def has_children() -> bool:
-    """Whether a child of ours is left that runs, or has not been waited for."""
+    """Return whether a child runs or has not been reaped."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -85,8 +82,8 @@ def has_children() -> bool:
 
 
 def end_children(grace_seconds: float) -> None:
-    """SIGTERM, once, then after the grace SIGKILL, to every child that is left; see them gone."""
-    deadline, told = time.monotonic() + grace_seconds, set[int]()
+    """Send SIGTERM once, then SIGKILL after the grace period, to each child; reap all."""
+    deadline, signaled = time.monotonic() + grace_seconds, set[int]()
     while True:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
@@ -96,15 +93,15 @@ def end_children(grace_seconds: float) -> None:
             continue
         is_late = time.monotonic() > deadline
         for pid in find_running(PARENT, os.getpid()):
-            if is_late or pid not in told:
-                told.add(pid)
+            if is_late or pid not in signaled:
+                signaled.add(pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
         time.sleep(POLL_SECONDS)
 
 
 def watch_end(pid: int) -> list[int]:
-    """A descriptor that can be read once the child has ended; none where the kernel has no such."""
+    """Return a descriptor that is readable once the child ends; none without kernel support."""
     try:
         return [os.pidfd_open(pid)]
     except (AttributeError, OSError):
@@ -112,22 +109,22 @@ def watch_end(pid: int) -> list[int]:
 
 
 class Child(Protocol):
-    """A process that was started, as subprocess.Popen is one."""
+    """Started process with the interface of subprocess.Popen."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while it runs."""
 
     def wait(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for the end; return the exit code."""
 
 
 def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], Child]) -> int:
-    """Run what `start` starts to its end or the lifeline's; its exit code as a shell gives it.
+    """Run the child until it or the lifeline ends; return the exit code as a shell reports it.
 
     Args:
-        descriptors: the lifeline, and what else a program that is started is not to inherit.
+        descriptors: the lifeline, and others that the child must not inherit.
     """
     lifeline, asked_to_stop = descriptors[0], False
 
@@ -137,7 +134,7 @@ def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], 
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
-    # The command inherits whatever descriptors it was meant to get, but none of these.
+    # The command inherits other descriptors, but none of these.
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     adopts = become_subreaper()
@@ -154,7 +151,7 @@ def supervise(descriptors: list[int], grace_seconds: float, start: Callable[[], 
     code = child.poll()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # All that it has left would be our children: to look through all processes takes a while.
+    # Orphans are our children; scanning all processes is slow.
     if code is None or not adopts or has_children():
         end_group(grace_seconds)
         if code is None:

@@ -1,6 +1,6 @@
-"""Paths that a user wrote: in a recipe, a policy, the settings, on the command line.
+"""Paths in recipes, policies, settings and on the command line.
 
-Standard library only: suites read them too.
+Standard library only: suites import this module.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from pathlib import Path
 
 from pipeline.core.errors import UsageError
 
-MAX_BYTES = 4095  # Linux's PATH_MAX without its last NUL; no call takes a longer one
+MAX_BYTES = 4095  # Linux's PATH_MAX without the final NUL
 
 
 def user_path(text: str | Path, where: str) -> Path:
-    """The path that the text means, `~` expanded; nothing is looked up.
+    """Return the path with `~` expanded; do not access the file system.
 
     Args:
-        where: the file and key, option or variable that it stands in, for the message.
+        where: the file and key, option or variable that contains it, for the message.
 
     Raises:
-        UsageError: no file can have this path, or it names the home folder of an unknown user.
+        UsageError: the path is impossible, or contains the home directory of an unknown user.
     """
     problem = _find_problem(str(text))
     if not problem:
         try:
             return Path(text).expanduser()
         except RuntimeError:
-            problem = "it names the home folder of an unknown user"
+            problem = "it contains the home folder of an unknown user"
     raise UsageError(
         f"{str(text)[:80]!r} is not a path: {problem}",
         where=where,
-        cure="correct the path; an absolute one begins with /, one of your own with ~/",
+        cure="correct the path; an absolute path starts with /, a path in your home folder with ~/",
     )
 
 
@@ -39,7 +39,7 @@ def _find_problem(text: str) -> str:
     try:
         length = len(os.fsencode(text))
     except UnicodeEncodeError:
-        return "it has half of a surrogate pair"
+        return "it has an unpaired surrogate"
     if "\0" in text:
         return "it has a NUL"
     if length > MAX_BYTES:

@@ -41,7 +41,9 @@ from recipes.engines import find_engine
 class ServingTask(WorkItem):
     """What is asked of whom; `prepare stage run` does it."""
 
-    stage: Literal["sitting"] = Field("sitting", description="where a stage's spec has its name")
+    stage: Literal["serving_task"] = Field(
+        "serving_task", description="where a stage's spec has its name"
+    )
     store: str = Field(description="folder of the store")
     accelerator: Accelerator = Field(description="that the environments of its stages are for")
     folder: str = Field(description="of the run, for logs")

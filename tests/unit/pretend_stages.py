@@ -157,7 +157,7 @@ class PretendExecutor:
         """Do it; what goes wrong is told by the job."""
         job = PretendJob(log.parents[1])
         try:
-            if stage_in(task) == "sitting":
+            if stage_in(task) == "serving_task":
                 stages = SubmittedStageRunner(
                     self.store,
                     PretendExecutor(self.store, self.models),

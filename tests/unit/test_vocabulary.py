@@ -41,8 +41,6 @@ UNFINISHED_PACKAGES: tuple[str, ...] = (
     "pipeline/capacity",
     "pipeline/checkpoint",
     "pipeline/cli",
-    "pipeline/core",
-    "pipeline/core/untrusted",
     "pipeline/environments",
     "pipeline/environments/plugins/vllm_cpu_kernels/src/prepare_vllm_cpu_kernels",
     "pipeline/inspection",

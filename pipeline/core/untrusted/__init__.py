@@ -1,5 +1,5 @@
-"""Readers of what others wrote, each within limits: files, JSON, YAML, lines, HTTP, text.
+"""Bounded readers of untrusted files, JSON, YAML and text.
 
-A file that is no regular one, too large or unreadable is an OSError (`file.py`). What is damaged,
-ambiguous or beyond a limit in it is a ValueError of the reader's own, which names the place.
+A file that is not regular, too large or unreadable raises an OSError (`file.py`). Damaged,
+ambiguous or oversized content raises the reader's own ValueError, which includes the location.
 """

@@ -1,10 +1,9 @@
-"""Opens files that others wrote: regular ones alone, up to a size, and without ever waiting.
+"""Bounded access to untrusted files: regular files only, up to a size limit, without blocking.
 
-A checkpoint, a bundle, a registry's folder or a data file may hold a named pipe, on which an
-ordinary `open` waits for ever, a link to /dev/zero, which has no end, or 60 GB instead of a
-manifest. Everything that is not ours is opened here.
+A checkpoint, bundle, registry or data directory may contain a named pipe, which blocks `open`, a
+link to the endless /dev/zero, or 60 GB instead of a manifest.
 
-Standard library only: workers and suites read with it too.
+Standard library only: workers and suites import this module.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 MEBIBYTE = 2**20
-MAX_NAMES = 20_000  # in one folder
+MAX_NAMES = 20_000  # in one directory
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -28,31 +27,30 @@ _KINDS = (
 
 
 class UntrustedFileError(OSError):
-    """A file that is not read for what it is: no regular file, too large, or no possible path.
+    """A file that is not regular, too large, or has an impossible path.
 
-    An OSError, and its `strerror` is the reason, so whoever says that a file cannot be read says
-    this as well.
+    It is an OSError whose `strerror` is the reason, so generic handlers report it.
     """
 
 
 def open_regular(path: Path, limit: int | None) -> FileIO:
-    """Open a foreign file for reading, unbuffered; links are followed.
+    """Open an untrusted file unbuffered for reading; follow links.
 
     Args:
-        limit: the most bytes that it may have now; None for any, as of weights. Whoever reads to
-            the end of a file that may grow meanwhile counts for himself, or takes `read_regular`.
+        limit: maximum size in bytes at opening; None for any, as for weights. A growing file needs
+        `read_regular`, or a count by the caller.
 
     Raises:
-        UntrustedFileError: it is no regular file, larger than that, or the path has a NUL in it.
-        OSError: it is not there, may not be read, or its links lead in a circle.
+        UntrustedFileError: it is not regular, too large, or its path has a NUL.
+        OSError: it does not exist, is not readable, or its links form a loop.
     """
     try:
-        _check(Path(path).stat(), path, limit)  # before opening: to open a device can do something
+        _check(Path(path).stat(), path, limit)  # opening a device can have effects
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except ValueError as error:  # a NUL, or half of a surrogate pair
-        raise UntrustedFileError(errno.EINVAL, "no file can have this path", str(path)) from error
+    except ValueError as error:  # a NUL or an unpaired surrogate
+        raise UntrustedFileError(errno.EINVAL, "the path is impossible", str(path)) from error
     try:
-        _check(os.fstat(descriptor), path, limit)  # and after: another may lie there by now
+        _check(os.fstat(descriptor), path, limit)  # it may have been replaced
         return os.fdopen(descriptor, "rb", buffering=0)
     except BaseException:
         os.close(descriptor)
@@ -60,7 +58,7 @@ def open_regular(path: Path, limit: int | None) -> FileIO:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The content of a foreign file, which may have `limit` bytes at most."""
+    """Return the content of an untrusted file with at most `limit` bytes."""
     with open_regular(path, limit) as file:
         parts, left = [], limit + 1
         while left and (part := file.read(min(left, 16 * MEBIBYTE))):
@@ -72,11 +70,11 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Names of what lies in a foreign folder, sorted.
+    """Return the sorted names in an untrusted directory.
 
     Raises:
-        UntrustedFileError: more than MAX_NAMES do.
-        OSError: it is no folder, or may not be read.
+        UntrustedFileError: it has more than MAX_NAMES entries.
+        OSError: it is not a readable directory.
     """
     names = []
     with os.scandir(folder) as entries:
@@ -84,7 +82,7 @@ def list_names(folder: Path) -> list[str]:
             names.append(entry.name)
             if len(names) > MAX_NAMES:
                 raise UntrustedFileError(
-                    errno.EFBIG, f"more than {MAX_NAMES:,} files lie in it, the limit", str(folder)
+                    errno.EFBIG, f"more than {MAX_NAMES:,} files are in it, the limit", str(folder)
                 )
     return sorted(names)
 

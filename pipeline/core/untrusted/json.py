@@ -1,10 +1,10 @@
-"""Reads JSON that others wrote, within limits, and with one meaning.
+"""Bounded, unambiguous reading of untrusted JSON.
 
-Python's own reader takes the last of two equal keys, NaN, numbers that overflow to infinity, and
-any size and depth: 32 million empty lists fit into 96 MB of text and take 2 GB, and what is nested
-900 deep is read, and then ends whoever walks it. Here these are errors.
+Python's reader accepts duplicate keys, NaN, overflowing numbers, and any size and depth. 96 MB of
+text can hold 32 million empty lists, which take 2 GB; a depth of 900 parses but then overflows the
+stack of recursive code. Here these are errors.
 
-Standard library only: workers and suites read with it too.
+Standard library only: workers and suites import this module.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from typing import Any, NoReturn
 from pipeline.core.untrusted.file import MEBIBYTE, open_regular, read_regular
 
 MAX_BYTES = 32 * MEBIBYTE
-MAX_VALUES = 1_000_000  # some 250 MB where they are small objects, 1 s
+MAX_VALUES = 1_000_000  # about 250 MB and 1 s for small objects
 MAX_DEPTH = 64
-MAX_ITEM_CHARACTERS = 8_000_000  # of one item of a long list
+MAX_ITEM_CHARACTERS = 8_000_000  # one item of a long list
 CHUNK_CHARACTERS = 1_000_000  # read at a time
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class UntrustedJsonError(ValueError):
-    """Text that is no JSON, or more, deeper or more ambiguous than is read."""
+    """Text that is not JSON, or is too large, too deep or ambiguous."""
 
 
 def read_json_file(path: Path, *, limit: int = MAX_BYTES, finite: bool = True) -> Any:
-    """What a foreign JSON file says."""
+    """Return the value in an untrusted JSON file."""
     return parse_json(read_regular(path, limit), finite=finite)
 
 
 def parse_json(
     content: bytes | str, *, finite: bool = True, whole_text: bool = True, values: int = MAX_VALUES
 ) -> Any:
-    """What foreign JSON says.
+    """Return the value of untrusted JSON.
 
     Args:
-        content: text, or its UTF-8; its size is the caller's to bound.
-        finite: NaN, Infinity and numbers that overflow are errors. Off for config.json:
-            transformers writes `Infinity` into those of Mamba's relatives.
-        whole_text: half of a surrogate pair in a text is an error. Off for what models wrote.
-        values: the most numbers, texts, lists and objects, keys not counted.
+        content: text or UTF-8 bytes; the caller limits its size.
+        finite: reject NaN, Infinity and numbers that overflow. Off for config.json: transformers
+        writes `Infinity` for Mamba-like models.
+        whole_text: reject unpaired surrogates in strings. Off for model output.
+        values: limit for numbers, strings, lists and objects, without keys.
     """
-    # Each value but the first follows one of these, so this is never too few.
+    # Each value except the first follows one of these, so this is an upper bound.
     if isinstance(content, str):
         least = sum(content.count(mark) for mark in ",[{")
     else:
@@ -73,7 +73,7 @@ def parse_json(
         raise
     except json.JSONDecodeError as error:
         raise UntrustedJsonError(str(error)) from error
-    except ValueError as error:  # Python's limit on the digits of a whole number
+    except ValueError as error:  # Python's limit on the digits of an integer
         raise UntrustedJsonError("a number in it has thousands of digits") from error
     if _is_deeper(found, MAX_DEPTH):
         raise _depth_error()
@@ -83,10 +83,10 @@ def parse_json(
 
 
 def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
-    """Each item of the one list that a long foreign JSON file is; the others are not kept.
+    """Yield the items of a large untrusted JSON list, one at a time.
 
     Args:
-        limit: bytes of the file.
+        limit: file size in bytes.
     """
     decoder = json.JSONDecoder(
         object_pairs_hook=_refuse_repeated,
@@ -96,7 +96,7 @@ def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
     with open_regular(path, limit) as file:
         text = _LongText(io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8"))
         if text.skip() != "[":
-            raise UntrustedJsonError("it is no list")
+            raise UntrustedJsonError("it is not a list")
         text.take(1)
         number, mark = 0, text.skip()
         while mark != "]":
@@ -104,7 +104,7 @@ def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
             yield text.take_item(decoder, number)
             mark = text.skip()
             if mark not in (",", "]"):
-                raise UntrustedJsonError(f"the list does not go on, or end, after item {number}")
+                raise UntrustedJsonError(f"expected ',' or ']' after item {number}")
             if mark == ",":
                 text.take(1)
                 text.skip()
@@ -114,14 +114,14 @@ def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
 
 
 class _LongText:
-    """A text of which the beginning is there, and of that what was not taken yet."""
+    """Text that is read in chunks; consumed parts are dropped."""
 
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
         self._text, self._place = "", 0
 
     def skip(self) -> str:
-        """Go to the next letter that is no space; '' at the end."""
+        """Skip white space; return the next character, or '' at the end."""
         while True:
             while self._place < len(self._text):
                 letter = self._text[self._place]
@@ -142,7 +142,7 @@ class _LongText:
                 raise _depth_error() from error
             except UntrustedJsonError as error:
                 raise UntrustedJsonError(f"item {number}: {error}") from error
-            except json.JSONDecodeError as error:  # damaged, or not there as a whole
+            except json.JSONDecodeError as error:  # damaged or incomplete
                 left = len(self._text) - self._place
                 if left > MAX_ITEM_CHARACTERS or not self._read_on(at_least=left):
                     raise UntrustedJsonError(f"item {number}: {error.msg}") from error
@@ -151,7 +151,7 @@ class _LongText:
                     f"item {number} has a number of too many digits"
                 ) from error
             else:
-                # A number that ends with what was read may go on.
+                # A number at the end of the buffer may continue.
                 if end < len(self._text) or not self._read_on():
                     if _is_deeper(item, MAX_DEPTH - 1):
                         raise _depth_error()
@@ -190,15 +190,15 @@ def _parse_finite(text: str) -> float:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Whether lists and objects lie more than `depth` deep; level by level, since they may."""
+    """Return whether nesting exceeds `depth`, without recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(depth):
         if not level:
             return False
         level = [
             child
-            for each in level
-            for child in (each.values() if isinstance(each, dict) else each)
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
             if isinstance(child, (dict, list))
         ]
     return bool(level)
@@ -212,4 +212,4 @@ def _check_text(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UntrustedJsonError("a text in it has half of a surrogate pair") from error
+        raise UntrustedJsonError("a string in it has an unpaired surrogate") from error

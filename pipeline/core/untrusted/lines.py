@@ -1,6 +1,6 @@
-"""Reads the lines of text files that users bring, plain or gzipped, within limits.
+"""Bounded reading of users' text files, plain or gzipped.
 
-Standard library only: workers and suites read with it too.
+Standard library only: workers and suites import this module.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from pathlib import Path
 
 from pipeline.core.untrusted.file import open_regular
 
-MAX_LINE_CHARACTERS = 8_000_000  # a line is one question, or one text to calibrate with
-MAX_CHARACTERS = 1_000_000_000  # of all lines, unpacked
+MAX_LINE_CHARACTERS = 8_000_000  # a line is one question or calibration text
+MAX_CHARACTERS = 1_000_000_000  # all lines, decompressed
 MAX_LINES = 1_000_000
 
 
 class UntrustedLinesError(ValueError):
-    """A file of lines that is damaged, no text, or has more or longer ones than are read."""
+    """A damaged text file, or one with too many or too long lines."""
 
 
 def read_lines(
     path: Path, *, max_lines: int = MAX_LINES, max_characters: int = MAX_CHARACTERS
 ) -> Iterator[str]:
-    """The lines of a UTF-8 text file without their ends; gzipped where its name ends in .gz.
+    """Yield the lines of a UTF-8 file without line ends; `.gz` files are decompressed.
 
     Args:
-        most_lines: that it may have.
-        most_letters: that all lines may have, unpacked.
+        max_lines: limit for the number of lines.
+        max_characters: limit for all lines, decompressed.
     """
     letters, number = 0, 0
     with open_regular(path, None) as file:
@@ -41,11 +41,11 @@ def read_lines(
                 letters += len(line)
                 if len(line) > MAX_LINE_CHARACTERS:
                     raise UntrustedLinesError(
-                        f"line {number} has more than {MAX_LINE_CHARACTERS:,} letters"
+                        f"line {number} has more than {MAX_LINE_CHARACTERS:,} characters"
                     )
                 if letters > max_characters or number > max_lines:
                     raise UntrustedLinesError(
-                        f"it has more than {max_lines:,} lines or {max_characters:,} letters"
+                        f"it has more than {max_lines:,} lines or {max_characters:,} characters"
                     )
                 yield line.removesuffix("\n")
         except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:

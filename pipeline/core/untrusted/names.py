@@ -1,4 +1,4 @@
-"""Names and paths that others chose, of which files are to be made here."""
+"""Checks of untrusted names and paths before files are created from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_PATH_DEPTH = 16
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a file of any Linux file system may have this name, and a terminal may show it."""
+    """Return whether any Linux file system accepts the name and a terminal can print it."""
     return (
         name.isprintable()
         and "/" not in name
@@ -22,21 +22,21 @@ def is_plain_name(name: str) -> bool:
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether it is a relative path of plain names, written in the one usual way."""
+    """Return whether it is a normalized relative path of plain names."""
     parts = path.split("/")
     return len(parts) <= MAX_PATH_DEPTH and all(map(is_plain_name, parts))
 
 
 def check_tree(paths: Collection[str]) -> None:
-    """Raise ValueError unless these can be all the files of one folder.
+    """Raise ValueError unless these paths can be all files of one directory.
 
-    A path leads outside or is too deep, one file lies in another, or there are too many.
+    Errors are a path outside, one that is too deep or below another file, and too many paths.
     """
     if len(paths) > MAX_NAMES:
         raise ValueError(f"more than {MAX_NAMES:,} files, the limit")
     for path in paths:
         if not is_plain_path(path):
-            raise ValueError(f"{path[:80]!a} is no path of a file in a folder")
+            raise ValueError(f"{path[:80]!a} is not a valid relative path")
         for folder in PurePosixPath(path).parents:
             if str(folder) in paths:
-                raise ValueError(f"{path[:80]!a} lies in a file")
+                raise ValueError(f"{path[:80]!a} is below a file")

@@ -1,8 +1,8 @@
-"""Reads records that others wrote: JSON within limits, checked by a model, one fault reported.
+"""Bounded reading of untrusted records: JSON that a model validates, with one fault reported.
 
-A model alone keeps every fault that it finds, and 4 MB of `{}` in the place of a list of files are
-three million: minutes, and gigabytes. A list in such a record ends at its first fault (`fail_fast`
-of its field); here bytes, depth and values are bounded before.
+Pydantic alone collects every fault; 4 MB of `{}` in a list of files produce three million, which
+take minutes and gigabytes. Lists in such records use `fail_fast`; here bytes, depth and values are
+limited first.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pipeline.core.untrusted.file import MEBIBYTE, read_regular
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 
 MAX_BYTES = 16 * MEBIBYTE
-MAX_VALUES = 400_000  # a list of 80,000 files, or the trails of some thousand gates
-MAX_FAULT_CHARACTERS = 300  # letters
+MAX_VALUES = 400_000  # 80,000 files, or the e-process paths of about a thousand gates
+MAX_FAULT_CHARACTERS = 300
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_record(path: Path, model: type[Model]) -> Model:
-    """The record in a foreign file."""
+    """Return the record in an untrusted file."""
     return parse_record(read_regular(path, MAX_BYTES), model)
 
 
 def parse_record(content: bytes, model: type[Model]) -> Model:
-    """The record that this JSON is; its size is the caller's to bound."""
-    # Twice, since only a model that reads JSON itself takes a list for a tuple, and no more.
+    """Return the record; the caller limits the content's size."""
+    # Parsed twice: only model_validate_json converts lists to tuples and is otherwise strict.
     parse_json(content, finite=False, whole_text=False, values=MAX_VALUES)
     try:
         return model.model_validate_json(content)
@@ -38,7 +38,7 @@ def parse_record(content: bytes, model: type[Model]) -> Model:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first of what is wrong, with its place."""
+    """Return the first fault with its location."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place}: {first['msg']}"[:MAX_FAULT_CHARACTERS]

@@ -1,7 +1,7 @@
-"""Reads the answers and questions that evidence keeps, a JSON object a line, within limits.
+"""Bounded reading of recorded answers and questions, one JSON object on each line.
 
-Row by row, and without what is nested in them: whoever judges, or looks who was asked what, needs
-numbers and texts alone, and 128 MB of text can be 40 million lists.
+Rows are read one at a time without nested values: verdicts and comparisons need only numbers and
+strings, and 128 MB of text can contain 40 million lists.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pipeline.core.untrusted.file import MEBIBYTE
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 
-# Of one file in a bundle, unpacked. MMLU's 14,042 questions with five examples each are 50 MB.
+# Decompressed size of one file. MMLU's 14,042 questions with five examples each are 50 MB.
 MAX_CHARACTERS = 128 * MEBIBYTE
 MAX_LINES = 250_000
-MAX_VALUES = 1_000_000  # numbers and texts, some 150 MB
+MAX_VALUES = 1_000_000  # numbers and strings, about 150 MB
 _MAX_VALUES_PER_LINE = 100_000
 
 
 def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows, each without the lists and objects in it."""
+    """Yield the rows without nested lists and objects."""
     kept = 0
     lines = read_lines(path, max_lines=MAX_LINES, max_characters=MAX_CHARACTERS)
     for number, line in enumerate(lines, start=1):
@@ -31,7 +31,7 @@ def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
         except UntrustedJsonError as error:
             raise UntrustedLinesError(f"line {number}: {error}") from error
         if not isinstance(row, dict):
-            raise UntrustedLinesError(f"line {number} is no JSON object")
+            raise UntrustedLinesError(f"line {number} is not a JSON object")
         kept += len(row := without_nested(row))
         if kept > MAX_VALUES:
             raise UntrustedLinesError(f"it has more than {MAX_VALUES:,} values")
@@ -39,5 +39,5 @@ def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def without_nested(row: dict[str, Any]) -> dict[str, Any]:
-    """The row's numbers and texts."""
+    """Return the row's numbers and strings."""
     return {key: value for key, value in row.items() if not isinstance(value, (dict, list))}

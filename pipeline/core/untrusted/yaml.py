@@ -1,9 +1,8 @@
-"""Reads YAML that somebody wrote by hand, within limits, and with one meaning.
+"""Bounded, unambiguous reading of users' YAML.
 
-PyYAML takes the last of two equal keys, follows aliases that multiply to 10^9 values or lead in a
-circle, and lets its own slips out (KeyError, AttributeError, IndexError) where a tag does not fit.
-Here each is an error that names the line. Dates stay texts: nothing asks for one, a revision may
-look like one, and `2001-99-99` is none.
+PyYAML accepts duplicate keys, follows aliases that expand to 10^9 values or form a loop, and raises
+KeyError, AttributeError or IndexError for a wrong tag. Here each is an error with the line number.
+Dates stay strings: no key needs one, and a revision can look like one.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import yaml
 from pipeline.core.untrusted.file import MEBIBYTE, read_regular
 
 MAX_BYTES = MEBIBYTE
-MAX_VALUES = 20_000  # aliases counted as often as they are used
+MAX_VALUES = 20_000  # including each use of an alias
 MAX_DEPTH = 64
-CHARACTERS_PER_VALUE = 100  # a longer text counts as several values
+CHARACTERS_PER_VALUE = 100  # a longer string counts as several values
 MAX_INTEGER = 2**63
 
 MAX_NUMBER_CHARACTERS = 64
@@ -29,29 +28,28 @@ _PLAIN = frozenset(
     f"tag:yaml.org,2002:{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge", "value")
 )
-# libyaml's parser where PyYAML was built with it: ten times faster.
+# libyaml's parser, if available, is ten times faster.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UntrustedYamlError(ValueError):
-    """Text that is no YAML, or more, deeper or more ambiguous than is read; names the line."""
+    """Text that is not YAML, or is too large, too deep or ambiguous; includes the line."""
 
 
 def read_yaml_file(path: Path) -> Any:
-    """What a YAML file says; the keys and errors are those of `parse_yaml`."""
+    """Return the value in a YAML file; see `parse_yaml`."""
     return parse_yaml(read_regular(path, MAX_BYTES))
 
 
 def parse_yaml(
     content: bytes, *, finite: bool = True, function: Callable[[str], Any] | None = None
 ) -> Any:
-    """What YAML of one document says: mappings, lists, texts, numbers, true, false and null.
+    """Return the value of one YAML document: mappings, lists, strings, numbers, booleans and null.
 
     Args:
-        content: UTF-8; its size is the caller's to bound.
-        finite: `.nan`, `.inf` and numbers that overflow are errors.
-        function: what becomes of the text after lm-eval's tag `!function`; without it the tag is
-            as unknown as any other.
+        content: UTF-8; the caller limits its size.
+        finite: reject `.nan`, `.inf` and numbers that overflow.
+        function: handles lm-eval's tag `!function`; without it the tag is unknown.
     """
     try:
         text = content.decode("utf-8")
@@ -71,7 +69,7 @@ def parse_yaml(
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """PyYAML's safe loader, with the errors above."""
+    """PyYAML's safe loader with stricter errors."""
 
     finite = True
     function: Callable[[str], Any] | None = None
@@ -82,11 +80,11 @@ class _Loader(_Base):  # type: ignore[misc]
     yaml_constructors: ClassVar[dict[str | None, Any]] = {
         tag: construct
         for tag, construct in _Base.yaml_constructors.items()
-        if tag in _PLAIN or tag is None  # what answers for every other tag
+        if tag in _PLAIN or tag is None  # None handles every other tag
     }
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """One value; PyYAML's own slips become errors that name the line."""
+        """Construct one value; convert PyYAML's internal errors."""
         kind = node.tag.rpartition(":")[2]
         written = node.value[:40] if isinstance(node, yaml.ScalarNode) else "a collection"
         if kind in ("int", "float") and len(node.value) > MAX_NUMBER_CHARACTERS:
@@ -102,7 +100,7 @@ class _Loader(_Base):  # type: ignore[misc]
         return value
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A mapping; a key given twice is an error, one over a merged mapping's is not."""
+        """Construct a mapping; reject duplicate keys, except over a merged mapping's."""
         seen = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
@@ -112,7 +110,7 @@ class _Loader(_Base):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
     def construct_function(self, node: yaml.ScalarNode) -> Any:
-        """What the tag `!function` makes of its text."""
+        """Apply `function` to the text of a `!function` tag."""
         if self.function is None:
             return self.construct_undefined(node)
         return self.function(str(self.construct_scalar(node)))
@@ -122,9 +120,9 @@ _Loader.add_constructor("!function", _Loader.construct_function)
 
 
 def _check_shape(text: str) -> None:
-    """Depth and number of values, from the parser's events: nothing is built before."""
-    weights: dict[str, int] = {}  # values of what each anchor names, aliases counted in full
-    opened: list[tuple[str | None, int]] = []  # anchor of what is open, and values before it
+    """Check depth and number of values from parser events, before any value is built."""
+    weights: dict[str, int] = {}  # number of values of each anchor, with aliases expanded
+    opened: list[tuple[str | None, int]] = []  # anchor and preceding values of each open collection
     count = 0
     for event in yaml.parse(text, Loader=_Base):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -140,7 +138,7 @@ def _check_shape(text: str) -> None:
                 raise UntrustedYamlError(_locate("an alias refers to what contains it", event))
             count += weights.get(event.anchor or "", 0)
         elif isinstance(event, yaml.ScalarEvent):
-            event.value.encode()  # half of a surrogate pair, escaped, is a UnicodeEncodeError
+            event.value.encode()  # an escaped unpaired surrogate raises UnicodeEncodeError
             count += len(event.value) // CHARACTERS_PER_VALUE
             if event.anchor:
                 weights[event.anchor] = 1 + len(event.value) // CHARACTERS_PER_VALUE

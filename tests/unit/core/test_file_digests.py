@@ -183,7 +183,7 @@ def test_unwritable_cache_is_said_aloud(tmp_path: Path) -> None:
     listener = Listener()
     digests = FileDigests(tmp_path / "file" / "cache.json", in_ten_seconds)
     assert digests.digest(tmp_path / "weights", listener) == hashlib.sha256(b"abc").hexdigest()
-    assert "digests are not remembered" in listener.notes[0]
+    assert "cannot write the digest cache" in listener.notes[0]
 
 
 def test_entries_of_files_that_are_gone_are_dropped(tmp_path: Path) -> None:

@@ -171,10 +171,10 @@ def test_to_another_node_goes_only_what_that_cannot_know() -> None:
 def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> None:
     site = {"UV_INDEX": "http://me:word@index", "PIP_FIND_LINKS": "/wheels"}
     shell = {**SHELL, **site, "UV_CACHE_DIR": "/of/this/machine", "NETRC": "/netrc"}
-    assert not {"UV_CACHE_DIR", "NETRC"} & forwarded_environment(shell, "sitting").keys()
+    assert not {"UV_CACHE_DIR", "NETRC"} & forwarded_environment(shell, "serving_task").keys()
     assert site.items() <= forwarded_environment(shell, "quantize").items()
-    assert site.items() <= forwarded_environment(shell, "sitting").items()
-    sitting = stage_environment(shell, "sitting")
+    assert site.items() <= forwarded_environment(shell, "serving_task").items()
+    sitting = stage_environment(shell, "serving_task")
     assert site.items() <= sitting.items()
     for stage in ("coherence", "evaluate", "speed"):  # that it starts
         assert not site.keys() & stage_environment(sitting, stage).keys()

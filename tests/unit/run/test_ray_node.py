@@ -13,7 +13,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.run.executors.ray import keep_log
 from pipeline.run.executors.ray_node import LogTail, WorkItemFile, is_there, place_task, run
 
-NO_STAGE = b'{"stage": "sitting", "store": 1}'
+NO_STAGE = b'{"stage": "serving_task", "store": 1}'
 
 
 @pytest.fixture

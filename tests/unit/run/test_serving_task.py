@@ -25,7 +25,7 @@ def sitting(run: FakeRun) -> ServingTask:
     """The baseline's first one."""
     plan = run.plan()
     return ServingTask(
-        stage="sitting",
+        stage="serving_task",
         store=str(run.root),
         accelerator=Accelerator.CPU,
         folder=str(run.root),

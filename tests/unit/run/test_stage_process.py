@@ -19,7 +19,7 @@ from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_i
 from pipeline.run.serving_task import ServingTask
 
 
-@pytest.mark.parametrize("kind", ["judge", "sitting"])
+@pytest.mark.parametrize("kind", ["judge", "serving_task"])
 @pytest.mark.parametrize("theirs", ["99.1", f"{__version__}+code.0123456789ab"])
 def test_work_of_another_prepare_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, theirs: str
