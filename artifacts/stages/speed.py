@@ -31,6 +31,11 @@ class SpeedParameters(Record):
     measurement: int = Field(1, ge=1, description="number of the measurement")
 
     @property
+    def kind(self) -> str:
+        """What its duration depends on most."""
+        return f"{self.claim} {self.name}"
+
+    @property
     def alternates(self) -> bool:
         """Whether each pair or round has lives of servers of its own, one up at a time."""
         return self.rule.get("lives") == "alternate"

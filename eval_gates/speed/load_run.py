@@ -27,6 +27,7 @@ LETTERS_OF_A_REQUEST = 96  # four times of 17 digits, two counts and no error, b
 MAX_REQUESTS = 50_000  # of one load: eight values each, within what a record may hold
 # At least, of a load of a fixed concurrency: eight count, the first and the last are cut off.
 WAVES = 10
+SPARE = 1.2  # such loads are sized by a short one, and should not come out too short
 
 Side = Literal["baseline", "candidate"]
 Seconds = Annotated[float, Field(ge=0, le=1e7)]

@@ -52,6 +52,18 @@ MORE_FOR_LOST = 2.0
 costs: 4 at a share of one half, 10 at 0.8."""
 
 
+def warm_up_units(rule: SequentialGateRule, unit_seconds: float) -> int:
+    """Expected number of units of one life that count for nothing.
+
+    Args:
+        rule: that decides.
+        unit_seconds: that each unit lasts.
+    """
+    if not rule.warm_up:
+        return 0
+    return max(rule.warm_up, math.ceil(WARM_UP_SECONDS / unit_seconds))
+
+
 class SequentialGateRule(ServerRunRule):
     """What decides a claim on speed."""
 

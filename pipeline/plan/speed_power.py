@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eval_gates.speed.gate_rule import arrive_as_claimed
+from eval_gates.speed.load_run import SPARE
 from eval_gates.speed.power import PassProbability, speed_power
 from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.report import claim_in_words
 from eval_gates.speed.rule_from_config import rule_of
+from eval_gates.speed.sequential_rule import warm_up_units
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.errors import UsageError
 from pipeline.plan.speed_plan import find_claims
@@ -97,7 +99,9 @@ def _power_of(
     starts = 0 if lives.loads is None else len(lives.sides) * rule.cap
     seconds = None
     if workload is not None:
-        seconds = lives.unit * (rule.cap + rule.warm_up) * _seconds_of(workload) + starts * start
+        unit_seconds = lives.unit * _seconds_of(workload)
+        units = rule.cap + warm_up_units(rule, unit_seconds)
+        seconds = units * unit_seconds + starts * start
     return PlannedGatePower(
         gate=claim.name,
         tier=claim.tier,
@@ -141,7 +145,11 @@ def _carried(claim: SpeedGate, speed: SpeedPolicy) -> AnyWorkload | None:
 
 
 def _seconds_of(workload: AnyWorkload) -> float:
-    """How long one load of it lasts at least, warm-up and end included."""
+    """How long one load of it lasts at least, warm-up and end included.
+
+    Long answers make it longer: a load of a fixed concurrency by its first and last wave, a round
+    of a rate until it lasts ten of them.
+    """
     if workload.arrivals.concurrency is not None:
-        return workload.seconds
+        return SPARE * workload.seconds
     return workload.seconds + 2 * workload.warmup_seconds

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # both need more than the standard library
 
 FIRST_LOOK = 2  # waves of the load that says how many requests the counted ones need
 GROWTH = 2.0  # of a load over the one before, at most
-SPARE = 1.2  # loads are sized by a short one, and should not come out too short
 
 Measure = Callable[[str, int, int, float | None], dict[str, Any]]
 """(side, requests, seed, requests/s) to the fields of a load that come from measuring; the rate is
@@ -238,7 +237,7 @@ def count_requests(
     A short load of each side tells how fast it is, and warms it up: the faster one is to be busy
     for the workload's seconds. So many requests a second are `known` of an earlier life.
     """
-    from eval_gates.speed.load_run import MAX_REQUESTS, WAVES
+    from eval_gates.speed.load_run import MAX_REQUESTS, SPARE, WAVES
 
     at_once = int(workload["arrivals"]["concurrency"] or 0)
     if not at_once:

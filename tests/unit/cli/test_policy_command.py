@@ -147,7 +147,7 @@ class TestCheck:
             assert word in said
         ratio, slo = json.loads(prepare(*asked, "--json"))["speed"]
         assert (ratio["gate"], ratio["unit"], ratio["fewest"]) == ("ratio.chat", "blocks", 10)
-        assert ratio["minutes"] == 22
+        assert ratio["minutes"] == pytest.approx(2 * 22 * 1.2 * 30 / 60)
         assert slo["alpha"] == pytest.approx(0.045)
         content["speed"]["ratio"]["blocks"] = 10
         content["alpha"] = 0.001

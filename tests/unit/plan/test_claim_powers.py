@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from eval_gates.speed.sequential_rule import WARM_UP_SECONDS
 from pipeline.core.errors import UsageError
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from recipes.catalog import load_profile
@@ -81,8 +82,8 @@ def test_a_profiles_lives_cost_power() -> None:
     profile = load_profile("cpu")
     (alone,), (served,) = claim_powers(mine, 1), claim_powers(mine, 1, profile)
     assert profile.life_spread > 0
-    assert alone.minutes == 22
-    assert served.minutes == 2 * 22 * profile.workloads["chat"].seconds / 60
+    assert alone.minutes == pytest.approx(2 * 22 * 1.2 * 30 / 60)
+    assert served.minutes == pytest.approx(2 * 22 * 1.2 * profile.workloads["chat"].seconds / 60)
     for before, after in zip(alone.chances, served.chances, strict=True):
         assert after.passes < before.passes or before.passes == after.passes == 1
 
@@ -96,4 +97,15 @@ def test_starts_of_servers_are_in_the_minutes() -> None:
     (claim,) = claim_powers(mine, 1, alternating, start_seconds=100)
     assert (together.unit, together.starts) == ("blocks", 0)
     assert (claim.unit, claim.most, claim.starts) == ("pairs of lives", 20, 40)
-    assert claim.minutes == pytest.approx((40 * 100 + 20 * 2 * 3 * seconds) / 60)
+    assert claim.minutes == pytest.approx((40 * 100 + 20 * 2 * 3 * 1.2 * seconds) / 60)
+
+
+def test_the_warm_up_of_short_blocks_takes_its_time() -> None:
+    """Blocks of the first half minute count for nothing, however many they are."""
+    short = {"kind": "random", "input_tokens": 8, "output_tokens": 8, "seconds": 2}
+    workloads = {"short": {**short, "arrivals": {"concurrency": 2}}}
+    ratio = {"minimum": {"cpu": 1.0}, "workloads": ["short"]}
+    (claim,) = claim_powers(policy(ratio=ratio, workloads=workloads), 1, load_profile("cpu"))
+    block = 2 * 1.2 * 2
+    assert claim.minutes == pytest.approx((20 * block + 7 * block) / 60)
+    assert 7 * block >= WARM_UP_SECONDS > 6 * block

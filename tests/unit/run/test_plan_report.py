@@ -309,6 +309,12 @@ class TestTimes:
         assert rows(planning.forecast())["quantize"] == ["to run", "20 s"]
         assert planning.forecast().expected_seconds() is None
 
+    def test_speed_under_another_load_is_not_comparable(self, planning: Planning) -> None:
+        for name, seconds in (("short", 40.0), ("chat", 900.0)):
+            parameters = {"claim": "ratio", "name": name}
+            planning.remember("speed", f"old {name}", parameters, seconds)
+        assert rows(planning.forecast())[SPEED] == ["to run", "40 s"]
+
     def test_the_sum_when_every_kind_was_seen(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.remember(spec.stage, f"old {spec.key}", spec.parameters, 6.0)
