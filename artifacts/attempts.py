@@ -55,6 +55,13 @@ class AttemptScope(Record):
         return digest_json(self.model_dump())
 
 
+class StartSpread(Record):
+    """How much starts of one server differ on a machine, as a store has measured it."""
+
+    stddev: float = Field(ge=0, le=1, description="of ln(output tokens/s) between starts")
+    starts: int = Field(ge=2, description="that it was estimated from")
+
+
 class Attempt(Record):
     """Variants that are tried together, and the error rate that they have."""
 
@@ -66,6 +73,11 @@ class Attempt(Record):
     )
     alpha: float = Field(description="the policy's error rate")
     spending: Attempts = Field(description="the policy's `attempts`")
+    start_spread: StartSpread | None = Field(
+        None,
+        description="that the store had measured when the attempt began. It is part of what a "
+        "ratio is decided by, so later starts do not change it",
+    )
     run: str = Field("", description="id of the run that began it")
 
     @property
@@ -171,9 +183,21 @@ class AttemptLedger:
     # --- attempts -----------------------------------------------------------------------------
 
     def foresee(
-        self, scope: AttemptScope, variants: Mapping[str, str], policy: Policy, run: str = ""
+        self,
+        scope: AttemptScope,
+        variants: Mapping[str, str],
+        policy: Policy,
+        run: str = "",
+        start_spread: StartSpread | None = None,
     ) -> Attempt:
         """The attempt that these variants are part of, or would be; nothing is written.
+
+        Args:
+            scope: what is counted together.
+            variants: as of `Attempt`.
+            policy: that decides.
+            run: id of the run.
+            start_spread: as measured so far; an attempt that has begun keeps its own.
 
         Raises:
             StoreError: a record is damaged or gone.
@@ -185,6 +209,7 @@ class AttemptLedger:
             variants=dict(variants),
             alpha=policy.alpha,
             spending=policy.attempts,
+            start_spread=start_spread,
             run=run,
         )
 

@@ -40,9 +40,8 @@ def find_data(choices: ResolvedOptions, settings: Settings, progress: Progress) 
     counts = sources.counts(choices.policy)
     check_decidable(choices.policy, choices.recipes, counts, progress)
     check_likely(choices.policy, choices.recipes, counts)
-    check_claims_decidable(
-        choices.policy, claim_powers(choices.policy, len(choices.recipes), choices.profile)
-    )
+    powers = claim_powers(choices.policy, len(choices.recipes), choices.measuring_profile)
+    check_claims_decidable(choices.policy, powers)
     return sources
 
 
@@ -100,6 +99,7 @@ def make_planner(
         rungs=choices.rungs,
         dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
         draft=draft,
+        start_spread=choices.start_spread,
     )
 
 

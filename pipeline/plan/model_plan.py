@@ -14,6 +14,7 @@ from artifacts.attempts import (
     AttemptLedger,
     AttemptScope,
     Remeasured,
+    StartSpread,
     variant_key,
 )
 from artifacts.served_model import ServedModel, ServerRuntime
@@ -51,6 +52,7 @@ from pipeline.plan.speed_plan import (
     pin_files,
     speed_stages,
 )
+from pipeline.plan.start_spread import takes_measured_spread, with_measured_spread
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization
@@ -74,6 +76,7 @@ class ModelPlanner:
         draft: the checkpoint that drafts for variants, where the profile names one.
         run: id of the run; '' to look ahead only.
         remeasured: what is measured again though it is over.
+        start_spread: of servers on that node, as the store has measured it; None: not known.
     """
 
     checkpoint: Checkpoint
@@ -93,6 +96,7 @@ class ModelPlanner:
     draft: Checkpoint | None = None
     run: str = ""
     remeasured: Remeasured = NOTHING
+    start_spread: StartSpread | None = None
 
     @cached_property
     def attempt(self) -> Attempt:
@@ -100,6 +104,10 @@ class ModelPlanner:
         made = {name: stage.key for name, stage in self.made.items()}
         baseline = {"checkpoint": self.checkpoint.digest, **made}
         asked = {**self._asking.asked, **asked_of_speed(self.policy, self.profile)}
+        start_spread = None
+        if self.policy.speed is not None and takes_measured_spread(self.profile):
+            # The attempt has the number, so that more starts do not make another attempt.
+            asked["spread of starts"], start_spread = "measured", self.start_spread
         keys = {
             recipe.name: variant_key(
                 self._coherence_of(recipe).key, self.policy, recipe.family, asked
@@ -109,7 +117,14 @@ class ModelPlanner:
         others = {recipe.name: "" for recipe in self.tried if recipe.name not in keys}
         scope = AttemptScope(baseline=baseline, policy=self.policy.name)
         variants = {**keys, **others}
-        return AttemptLedger(Store(self.store)).foresee(scope, variants, self.policy, self.run)
+        return AttemptLedger(Store(self.store)).foresee(
+            scope, variants, self.policy, self.run, start_spread
+        )
+
+    @cached_property
+    def measuring_profile(self) -> ServingProfile:
+        """The profile with the spread of starts that the attempt began with."""
+        return with_measured_spread(self.profile, self.attempt.start_spread)
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
@@ -151,7 +166,7 @@ class ModelPlanner:
             ),
             accelerator=self.profile.accelerator,
             speed_note=self.profile.speed_note,
-            measuring=measuring_of(self.policy, self.profile),
+            measuring=measuring_of(self.policy, self.measuring_profile),
             rungs=self.rungs,
             fallbacks=describe_fallbacks(self.profile),
             attempt=self.attempt,
@@ -230,7 +245,7 @@ class ModelPlanner:
 
         def claims_at(level: float) -> list[SpeedGatePlan]:
             return find_claims(
-                self.policy, self.profile, alpha=level, max_length=self._max_length()
+                self.policy, self.measuring_profile, alpha=level, max_length=self._max_length()
             )
 
         before, after = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.attempts import StartSpread
 from artifacts.stages.speed import SPEED
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.core.credentials import strip_credentials
@@ -22,7 +23,7 @@ from pipeline.plan.serving_profile import (
     refuse_unfit,
 )
 from pipeline.plan.speed_plan import find_claims
-from pipeline.plan.start_spread import with_measured_spread
+from pipeline.plan.start_spread import spread_of_starts, with_measured_spread
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
@@ -87,7 +88,13 @@ class ResolvedOptions:
     dry_run: bool | None = None
     attribute: bool = False
     remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
+    start_spread: StartSpread | None = None  # of servers here, as the store has measured it
     tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
+
+    @property
+    def measuring_profile(self) -> ServingProfile:
+        """The profile with the spread of starts that a new attempt would allow for."""
+        return with_measured_spread(self.profile, self.start_spread)
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -152,11 +159,6 @@ def choose(
     recipes, rungs = choose_recipes(recipe_names)
     node = node or this_node()
     profile = choose_profile(request.profile, node)
-    profile = with_measured_spread(
-        profile,
-        Store(settings.store).records(SPEED.name, leave_out_damaged=True),
-        node.measured_on(profile.accelerator),
-    )
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
@@ -188,6 +190,10 @@ def choose(
         dry_run=request.dry_run,
         attribute=request.attribute,
         remeasured=remeasured,
+        start_spread=spread_of_starts(
+            Store(settings.store).records(SPEED.name, leave_out_damaged=True),
+            node.measured_on(profile.accelerator),
+        ),
         tuned_check=check_told_gain(profile, request.profile, settings, node),
     )
 

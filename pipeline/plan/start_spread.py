@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from statistics import fmean
 
+from artifacts.attempts import StartSpread
 from artifacts.stages import known_of
 from artifacts.stages.speed import SpeedParameters, SpeedResult
 from pipeline.core.digest import digest_json
@@ -19,13 +20,13 @@ from recipes.schema import ServingProfile
 FEWEST = 10
 """Starts from which a spread is taken; of fewer, Student's quantile makes too much of it."""
 STEP = 0.005
-"""What a spread is rounded up to. It is part of what a gate is decided by, so it should not change
-with each run."""
+"""What a spread is rounded up to. It is part of what a gate is decided by, and attempts should
+rarely differ in it."""
 COUNTS = (10, 20, 50, 100, 1_000)
 """What a number of starts is rounded down to, for the same reason."""
 
 
-def spread_of_starts(records: Iterable[StageRecord], machine: str) -> tuple[float, int] | None:
+def spread_of_starts(records: Iterable[StageRecord], machine: str) -> StartSpread | None:
     """Standard deviation of ln(output tokens/s) between starts of one server, and how many.
 
     Pooled over all servers that were started at least twice under one workload. The number is the
@@ -56,16 +57,22 @@ def spread_of_starts(records: Iterable[StageRecord], machine: str) -> tuple[floa
     if freedom + 1 < FEWEST:
         return None
     spread = STEP * max(1, math.ceil(math.sqrt(squares / freedom) / STEP))
-    return round(spread, 6), max(count for count in COUNTS if count <= freedom + 1)
+    starts = max(count for count in COUNTS if count <= freedom + 1)
+    return StartSpread(stddev=round(spread, 6), starts=starts)
 
 
-def with_measured_spread(
-    profile: ServingProfile, records: Iterable[StageRecord], machine: str
-) -> ServingProfile:
-    """The profile with this machine's spread in the place of an assumed one, where it is known."""
-    if profile.speed_lives != "together" or "life_spread" in profile.model_fields_set:
+def takes_measured_spread(profile: ServingProfile) -> bool:
+    """Whether ratios under the profile allow for the spread that the store has measured."""
+    return profile.speed_lives == "together" and "life_spread" not in profile.model_fields_set
+
+
+def with_measured_spread(profile: ServingProfile, found: StartSpread | None) -> ServingProfile:
+    """The profile with the measured spread in the place of an assumed one.
+
+    Args:
+        profile: as its file has it.
+        found: None where too few starts are known.
+    """
+    if found is None or not takes_measured_spread(profile):
         return profile
-    found = spread_of_starts(records, machine)
-    if found is None:
-        return profile
-    return profile.model_copy(update={"life_spread": found[0], "life_count": found[1]})
+    return profile.model_copy(update={"life_spread": found.stddev, "life_count": found.starts})

@@ -34,6 +34,7 @@ from pipeline.plan.quantizers import environments_for
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import PlannedGatePower, claim_powers
+from pipeline.plan.start_spread import with_measured_spread
 from pipeline.preflight.preflight import line, refusal
 from pipeline.preflight.run_preflight import (
     early_faults,
@@ -221,6 +222,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     not_here, may_ask_more, attempt = "", False, ""
     seen, timeline = seen_seconds(store), None
     level: float | None = None
+    profile = choices.measuring_profile
     preflight = preflight_of(choices, settings)
     early = early_faults(preflight, choices) if preflight is not None else []
     early += registry_faults(choices, settings)
@@ -241,6 +243,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         plan = make_plan(choices, checkpoint, settings, sources, draft=draft)
         assert plan.attempt is not None
         attempt, level = plan.attempt.words, plan.attempt.level()
+        profile = with_measured_spread(choices.profile, plan.attempt.start_spread)
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
         timeline = play_through(
@@ -263,7 +266,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         stages=tuple(with_servers(specs, store, seen)),
         power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy), level),
         claims=claim_powers(
-            choices.policy, len(choices.recipes), choices.profile, level, start_seconds(seen)
+            choices.policy, len(choices.recipes), profile, level, start_seconds(seen)
         ),
         attempt=attempt,
         forms={name: suite.form for name, suite in policy.suites.items()},

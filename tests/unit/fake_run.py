@@ -31,7 +31,7 @@ from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
-from artifacts.attempts import NOTHING, Remeasured
+from artifacts.attempts import NOTHING, Remeasured, StartSpread
 from artifacts.deployable import verdict_tags
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
@@ -182,6 +182,7 @@ class FakeRun:
         uri: of the registry that the run names; a file in the store if not given.
         attribute: say which of weights and KV cache costs what.
         rooms: pieces of work that can be done side by side.
+        start_spread: of servers, as the store is to have measured it.
         check_laid_out: sees what was laid out, before the first question.
     """
 
@@ -198,6 +199,7 @@ class FakeRun:
     uri: str = ""
     attribute: bool = False
     rooms: int = 1
+    start_spread: StartSpread | None = None
     check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
     report: RunReport = field(init=False)
 
@@ -235,6 +237,7 @@ class FakeRun:
             store=self.root,
             run=run,
             remeasured=remeasured,
+            start_spread=self.start_spread,
             trust_remote_code=self.trust_remote_code,
             rungs=self.rungs,
             dry_run=self.dry_run,

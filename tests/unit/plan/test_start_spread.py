@@ -11,6 +11,7 @@ import pytest
 from asked_run import request_for
 from finished_stage import put_record, stage_record
 
+from artifacts.attempts import StartSpread
 from pipeline.core.hardware import this_node
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
@@ -53,8 +54,8 @@ def test_starts_of_one_server_scatter_by_what_was_measured() -> None:
     ]
     found = spread_of_starts(records, "here")
     assert found is not None
-    assert found[0] == pytest.approx(0.03, abs=0.0101)
-    assert found[1] == 50  # 58 degrees of freedom, rounded down
+    assert found.stddev == pytest.approx(0.03, abs=0.0101)
+    assert found.starts == 50  # 58 degrees of freedom, rounded down
     assert spread_of_starts(records, "elsewhere") is None
 
 
@@ -62,25 +63,30 @@ def test_few_starts_are_no_measurement() -> None:
     records = [measured(number, {"baseline": [0.01 * number]}) for number in range(10)]
     assert spread_of_starts(records[:9], "here") is None
     found = spread_of_starts(records, "here")
-    assert found == (pytest.approx(math.ceil(0.0303 / 0.005) * 0.005), 10)
+    assert found is not None
+    assert found.stddev == pytest.approx(math.ceil(0.0303 / 0.005) * 0.005)
+    assert found.starts == 10
     assert spread_of_starts([*records, stage_record(stage="speed")], "here") == found
 
 
 def test_a_profile_takes_it_in_the_place_of_what_is_assumed() -> None:
-    records = [measured(number, {"baseline": [0.1 * number]}) for number in range(10)]
+    spread = StartSpread(stddev=0.3, starts=10)
     cpu, gpu = load_profile("cpu"), load_profile("h100")
-    found = with_measured_spread(cpu, records, "here")
-    assert (found.life_spread > 0.3, found.life_count) == (True, 10)
+    found = with_measured_spread(cpu, spread)
+    assert (found.life_spread, found.life_count) == (0.3, 10)
+    assert with_measured_spread(cpu, None) is cpu
     own = cpu.model_copy(update={"life_spread": 0.01})
-    assert with_measured_spread(own, records, "here") is own
-    assert with_measured_spread(gpu, records, "here") is gpu  # whose starts are what it measures
+    assert with_measured_spread(own, spread) is own
+    assert with_measured_spread(gpu, spread) is gpu  # whose starts are what it measures
 
 
 @pytest.mark.usefixtures("programs")
 def test_a_run_is_chosen_with_it(settings: Settings, tmp_path: Path) -> None:
-    assert choose(request_for("org/model"), settings).profile.life_spread == 0.02
+    assert choose(request_for("org/model"), settings).measuring_profile.life_spread == 0.02
     machine = this_node().measured_on("cpu")
     for number in range(10):
         record = measured(number, {"baseline": [0.1 * number]}, machine=machine)
         put_record(Store(settings.store), record)
-    assert choose(request_for("org/model"), settings).profile.life_count == 10
+    chosen = choose(request_for("org/model"), settings)
+    assert chosen.measuring_profile.life_count == 10
+    assert chosen.profile.life_spread == 0.02

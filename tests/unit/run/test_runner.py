@@ -15,6 +15,7 @@ from listener import Listener
 from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendExecutor, PretendModels, edit
 
+from artifacts.attempts import StartSpread
 from artifacts.evidence.load_log_check import find_misdrawn, find_misruled
 from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
@@ -342,6 +343,25 @@ class TestSpeed:
         fast.models.served.clear()
         assert {stage.status for stage in fast.run().stages} == {"reused"}
         assert fast.models.served == []
+
+    def test_the_starts_of_a_run_do_not_change_what_it_is_decided_by(self, fast: FakeRun) -> None:
+        """Else a store whose tenth start they are measures for the same command once more."""
+
+        def allowances() -> set[float]:
+            return {r.parameters["rule"]["allowance"] for r in fast.store.records("speed")}
+
+        fast.run()
+        before = allowances()
+        fast.start_spread = StartSpread(stddev=0.05, starts=10)
+        report = fast.run()
+        assert {stage.status for stage in report.stages} == {"reused"}
+        assert all(not check.differences for check in check_run(report, fast.store))
+        fast.recipes = ("three",)
+        fast.run()
+        (new,) = allowances() - before
+        assert new > max(before)
+        fast.start_spread = None
+        assert {stage.status for stage in fast.run().stages} == {"reused"}
 
     def loads_of(self, fast: FakeRun, variant: str) -> list[LoadRun]:
         store = Store(fast.root)
