@@ -57,8 +57,8 @@ def spread_of_starts(records: Iterable[StageRecord], machine: str) -> StartSprea
     if freedom + 1 < FEWEST:
         return None
     spread = STEP * max(1, math.ceil(math.sqrt(squares / freedom) / STEP))
-    starts = max(count for count in COUNTS if count <= freedom + 1)
-    return StartSpread(stddev=round(spread, 6), starts=starts)
+    known = max(count for count in COUNTS if count <= freedom + 1)
+    return StartSpread(stddev=round(spread, 6), starts=known)
 
 
 def takes_measured_spread(profile: ServingProfile) -> bool:

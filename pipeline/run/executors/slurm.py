@@ -74,7 +74,9 @@ class SlurmOptions(ExecutorOptions):
     cpus_per_gpu: int | None = Field(None, ge=1, description="cores that go with each GPU")
     time: str | None = Field(None, description="limit of each job, as sbatch has it: '4:00:00'")
     python: str = Field(
-        sys.executable, description="interpreter with this prepare on the nodes, or in a container"
+        default_factory=lambda: sys.executable,
+        description="interpreter with this prepare on the nodes, or in a container; default: the "
+        "one of the driver",
     )
     home: Path | None = Field(
         None,
