@@ -70,7 +70,7 @@ class CapacityPlan:
                     "weights_bytes": weights.bytes,
                     "precision": weights.precision.name if weights.precision else None,
                     "quantized_parameters": inspection.count_quantized(weights),
-                    "left_parameters": inspection.count_left_alone(weights),
+                    "left_parameters": inspection.count_unquantized(weights),
                     "tensor_parallel": chosen.tensor_parallel if chosen else None,
                     "replicas": chosen.replicas if chosen else None,
                 }
@@ -266,5 +266,5 @@ def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:
     for name, made in weights.items():
         if made.precision is None:
             continue
-        if inspection.count_left_alone(made).get("experts"):
+        if inspection.count_unquantized(made).get("experts"):
             yield f"{name} leaves experts in 16 bits: they are stored as stacks, not as matrices"

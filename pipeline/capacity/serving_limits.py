@@ -117,7 +117,7 @@ class ServingLimits:
         """
         inner = -(-shape.expert_inner // tensor_parallel)
         width = max(2 * inner, shape.hidden) + max(inner, shape.hidden)
-        return self.step_tokens * shape.experts_a_token * width * ACTIVATION_BYTES
+        return self.step_tokens * shape.experts_per_token * width * ACTIVATION_BYTES
 
 
 def _defaults(gpu: GpuType) -> tuple[int, int]:

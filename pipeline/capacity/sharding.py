@@ -137,7 +137,7 @@ def _read_per_token(kind: ModuleKind, size: int, inspection: CheckpointInspectio
     """A token reads one row of the embedding, and only the experts that it is sent to."""
     shape = inspection.shape
     if kind == "experts" and shape.experts:
-        return size * shape.experts_a_token // shape.experts
+        return size * shape.experts_per_token // shape.experts
     if kind == "embeddings" and not shape.tied:
         return 0
     return 0 if kind == "vision" else size

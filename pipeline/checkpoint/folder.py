@@ -34,7 +34,7 @@ from pipeline.core.record import Record
 from pipeline.core.untrusted.file import MEBIBYTE
 
 __all__ = [
-    "CARRIED_OVER",
+    "AUXILIARY_FILES",
     "Checkpoint",
     "CheckpointFile",
     "CheckpointReference",
@@ -54,7 +54,7 @@ TOKENIZER_VOCABULARIES = (
     "*.tiktoken",
 )
 # What quantization must leave byte for byte as it is, where the checkpoint has it; shell patterns.
-CARRIED_OVER = (
+AUXILIARY_FILES = (
     "*.model",
     "*.tiktoken",
     "added_tokens.json",
@@ -74,7 +74,7 @@ CARRIED_OVER = (
 QUANTIZER_FILE = "hf_quant_config.json"  # NVIDIA's ModelOpt writes it beside quantized weights
 # Every file but the weights that can change what the model answers; all lie at the top.
 SMALL_FILES = (
-    *CARRIED_OVER,
+    *AUXILIARY_FILES,
     "config.json",
     QUANTIZER_FILE,
     INDEX,
@@ -89,7 +89,7 @@ CODE_KEY = "auto_map"  # names Python classes that come with the checkpoint
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 MAX_SMALL_BYTES = 512 * MEBIBYTE  # of a file that holds no weights; the largest seen has 40
-MAX_NAME_LETTERS = 200  # of an architecture and a model type
+MAX_NAME_CHARACTERS = 200  # of an architecture and a model type
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -181,8 +181,8 @@ def inspect_folder(
         parameters=parameters,
         weights_bytes=sum(file.stat().st_size for file in weights),
         max_position_embeddings=_context_length(config, path),
-        quantized=says_quantized(config, [file.name for file in small]),
-        needs_remote_code=_names_code(config, path),
+        quantized=is_marked_quantized(config, [file.name for file in small]),
+        needs_remote_code=_needs_remote_code(config, path),
     )
 
 
@@ -230,7 +230,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _text(key: str, value: Any, path: Path) -> str:
     """A text that config.json must have."""
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LETTERS:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARACTERS:
         raise CheckpointError(
             f"config.json does not say the model's {key}",
             where=f"{path / 'config.json'}, key {key}",
@@ -249,7 +249,7 @@ def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [config, inner] if isinstance(inner, dict) else [config]
 
 
-def says_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
+def is_marked_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
     """Whether config.json or the names of the files beside it say that it is quantized."""
     return QUANTIZER_FILE in names or any(
         level.get(key) for level in _levels(config) for key in QUANTIZATION_KEYS
@@ -268,7 +268,7 @@ def _context_length(config: dict[str, Any], path: Path) -> int:
     )
 
 
-def _names_code(config: dict[str, Any], path: Path) -> bool:
+def _needs_remote_code(config: dict[str, Any], path: Path) -> bool:
     """Model or tokenizer are classes of the checkpoint's own (or another repository's) code."""
     tokenizer = path / "tokenizer_config.json"
     return CODE_KEY in config or (tokenizer.exists() and CODE_KEY in read_json(tokenizer))
@@ -302,12 +302,12 @@ def _hash_all(
 ) -> tuple[CheckpointFile, ...]:
     hashed = []
     for file, sha256 in zip(files, digests.digest_all(files, progress), strict=True):
-        _check_promise(file, kind, sha256)
+        _check_hub_digest(file, kind, sha256)
         hashed.append(CheckpointFile(name=file.name, size=file.stat().st_size, sha256=sha256))
     return tuple(hashed)
 
 
-def _check_promise(file: Path, kind: Kind, sha256: str) -> None:
+def _check_hub_digest(file: Path, kind: Kind, sha256: str) -> None:
     """Large files of the Hub's cache are named by the sha256 that the Hub gave for them."""
     if kind != "hub" or not file.is_symlink():
         return

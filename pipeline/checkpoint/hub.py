@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # The card names the licence. It changes no answer of the model, so it is in no checkpoint's digest.
 CARD = "README.md"
 FETCHED_FIRST = (*SMALL_FILES, CARD)
-ANSWER_SECONDS = 15.0
-DATASET_SECONDS = 3.0
+ANSWER_TIMEOUT_S = 15.0
+DATASET_TIMEOUT_S = 3.0
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -52,7 +52,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
             reached and the cache lacks it, the disk is full, or there are no safetensors.
     """
     with explain_hub_errors(repo_id, revision):
-        info = ask_hub(repo_id, revision)
+        info = query_hub(repo_id, revision)
         sizes = file_sizes(info) if info is not None else {}
         if info is not None:
             check_has_safetensors(repo_id, sizes)
@@ -81,7 +81,7 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
     from huggingface_hub import try_to_load_from_cache
 
     with explain_hub_errors(repo_id, revision):
-        info = ask_hub(repo_id, revision)
+        info = query_hub(repo_id, revision)
         if info is None:
             return 0
         sizes = file_sizes(info)
@@ -108,25 +108,25 @@ def resolve_dataset_revision(dataset_id: str) -> str | None:
         from huggingface_hub import HfApi
 
         try:
-            answer.append(HfApi().dataset_info(dataset_id, timeout=DATASET_SECONDS).sha)
+            answer.append(HfApi().dataset_info(dataset_id, timeout=DATASET_TIMEOUT_S).sha)
         except (transport_error(), OSError, ValueError):
             answer.append(None)
 
     # A thread, because looking up a host's name heeds no time limit.
     thread = threading.Thread(target=ask, daemon=True, name="resolve dataset")
     thread.start()
-    thread.join(DATASET_SECONDS)
+    thread.join(DATASET_TIMEOUT_S)
     return answer[0] if answer else None
 
 
-def ask_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
+def query_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
     """What the Hub says about the repository at that revision; None when it cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         return HfApi().model_info(
-            repo_id, revision=revision, timeout=ANSWER_SECONDS, files_metadata=True
+            repo_id, revision=revision, timeout=ANSWER_TIMEOUT_S, files_metadata=True
         )
     except HfHubHTTPError as error:
         if error.response.status_code < 500:

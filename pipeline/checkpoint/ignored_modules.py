@@ -18,7 +18,7 @@ def is_ignored(module: str, ignore: Sequence[str]) -> bool:
     return module in names or any(expression.match(module) for expression in expressions)
 
 
-def expression_of(word: str) -> str | None:
+def to_expression(word: str) -> str | None:
     """The regular expression that a word of an ignore list is; None for a plain name."""
     if word.startswith("re:"):
         return word.removeprefix("re:")
@@ -27,7 +27,7 @@ def expression_of(word: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _compile(ignore: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
-    by_word = {word: expression_of(word) for word in ignore}
+    by_word = {word: to_expression(word) for word in ignore}
     return (
         frozenset(word for word, expression in by_word.items() if expression is None),
         tuple(re.compile(each) for each in by_word.values() if each is not None),

@@ -76,7 +76,7 @@ def _exists(text: str) -> bool:
 
 
 def _unknown_error(text: str) -> UsageError:
-    known = [*_DEMO_NAMES, *_neighbours(text)] if len(text) <= MAX_NAME_CHARACTERS else []
+    known = [*_DEMO_NAMES, *_siblings(text)] if len(text) <= MAX_NAME_CHARACTERS else []
     close = get_close_matches(text, known, n=3, cutoff=0.5)
     return UsageError(
         f"'{clip(text, MAX_NAME_CHARACTERS)}' is neither a folder, nor a Hub id, nor a demo"
@@ -87,7 +87,7 @@ def _unknown_error(text: str) -> UsageError:
     )
 
 
-def _neighbours(text: str) -> list[str]:
+def _siblings(text: str) -> list[str]:
     """Paths beside the one that `text` would be, if it were one."""
     try:
         return [str(path) for path in Path(text).parent.iterdir()]

@@ -21,7 +21,7 @@ PREFIX_BYTES = 8
 # The safetensors library's own limit is 100 MB; no checkpoint's comes near, and such a one takes a
 # gigabyte to parse. What counts is how many values it has: 100,000 tensors and more fit.
 MAX_HEADER_BYTES = 40_000_000
-MAX_NAME_LETTERS = 1_000
+MAX_NAME_CHARACTERS = 1_000
 MAX_DIMENSIONS = 64  # torch's own limit; keeps a hostile shape's product small
 METADATA_KEY = "__metadata__"
 ALIGNMENT = 8  # of the first tensor byte; the library pads the header with spaces
@@ -164,8 +164,8 @@ def _metadata(value: Any, path: Path) -> dict[str, str]:
 
 def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
     """One entry of a header; raises CheckpointError where it contradicts itself."""
-    if len(name) > MAX_NAME_LETTERS:
-        raise _damage_error(f"a tensor's name has more than {MAX_NAME_LETTERS} letters", path)
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise _damage_error(f"a tensor's name has more than {MAX_NAME_CHARACTERS} letters", path)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _damage_error(
             f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path

@@ -45,7 +45,7 @@ class CheckpointReport(Record):
     )
 
 
-def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceInfo:
+def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceInfo:
     """What is known of a source, wherever it lies now; what nobody wrote down stays empty."""
     # Where a folder lay on somebody's machine is nobody else's business.
     facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
@@ -65,7 +65,7 @@ def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
     return CheckpointReport(
         ref=checkpoint.ref,
         digest=checkpoint.digest,
-        source=source_of(checkpoint.ref, checkpoint.digest, checkpoint),
+        source=find_source(checkpoint.ref, checkpoint.digest, checkpoint),
     )
 
 

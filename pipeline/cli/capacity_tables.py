@@ -77,7 +77,7 @@ def treatment(plan: CapacityPlan, kind: str) -> list[str]:
     words = []
     for weights in plan.weights.values():
         quantized = any(kind == name for name in inspection.count_quantized(weights))
-        left = any(kind == name for name in inspection.count_left_alone(weights))
+        left = any(kind == name for name in inspection.count_unquantized(weights))
         if not quantized:
             words.append("as it is" if left else "-")
         else:

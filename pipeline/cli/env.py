@@ -13,7 +13,7 @@ from pipeline.cli.display import open_display
 from pipeline.cli.options import MOST_DAYS
 from pipeline.cli.tables import print_table
 from pipeline.core.errors import ExitCode
-from pipeline.environments.definition import OF_EVERY_RUN, Accelerator, EnvironmentName
+from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, EnvironmentName
 
 if TYPE_CHECKING:
     from pipeline.environments.settings import Settings
@@ -87,7 +87,9 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
                 "building for the CPU: no NVIDIA GPU is found here; "
                 "for GPUs: prepare env build --accelerator cuda"
             )
-        built = [ensure(name, chosen, settings, progress) for name in names or list(OF_EVERY_RUN)]
+        built = [
+            ensure(name, chosen, settings, progress) for name in names or list(RUN_ENVIRONMENTS)
+        ]
     if as_json:
         _print_json(map(dataclasses.asdict, built))
         return

@@ -107,8 +107,8 @@ def gate(
                 cure=f"known: {', '.join(FAMILIES)}",
             )
         request = GateRequest(
-            baseline=OpenAIEndpoint.at(baseline, baseline_model),
-            candidate=OpenAIEndpoint.at(candidate, candidate_model),
+            baseline=OpenAIEndpoint.from_url(baseline, baseline_model),
+            candidate=OpenAIEndpoint.from_url(candidate, candidate_model),
             policy=policy,
             family=family,
             tokenizer=tokenizer.expanduser().resolve(),

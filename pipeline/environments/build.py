@@ -21,7 +21,7 @@ from pipeline.environments.record import (
     EnvironmentRecord,
     folder_bytes,
     installed_versions,
-    python_of,
+    interpreter_path,
     write_record,
 )
 
@@ -50,7 +50,7 @@ def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -
     record = EnvironmentRecord(
         key=definition.key,
         identity=definition.identity,
-        python=describe(python_of(folder))[0],
+        python=describe(interpreter_path(folder))[0],
         versions=versions,
         size_bytes=folder_bytes(folder),
         seconds=round(time.monotonic() - started, 1),
@@ -83,7 +83,7 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
     )
     constraints = folder / "constraints.txt"
     constraints.write_text("".join(f"{line}\n" for line in _constraints(definition)))
-    into = ["pip", "install", "--python", str(python_of(folder))]
+    into = ["pip", "install", "--python", str(interpreter_path(folder))]
     overrides = ["--overrides", str(definition.overrides)] if definition.overrides else []
     watcher = InstallProgress(definition, folder, progress)
     run_uv(
@@ -95,10 +95,10 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
         ],
         folder=base,
         variables=variables,
-        watch=watcher.hear,
-        look=watcher.look,
+        on_line=watcher.read_line,
+        on_poll=watcher.report,
     )
-    watcher.look()
+    watcher.report()
     for plugin in definition.plugins:
         # Built from a copy: the sources may lie in a read-only folder, and stay clean anyway.
         with tempfile.TemporaryDirectory(prefix="prepare-plugin-") as scratch:
@@ -135,7 +135,7 @@ class InstallProgress:
         self._downloaded: set[str] = set()
         self._installed = 0
 
-    def hear(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         """Note a line of uv's about a download ("Downloading numpy (16.1MiB)")."""
         begun = re.match(r"Downloading (\S+) \(([\d.]+)([KMG]iB)\)", line)
         ended = re.match(r"Downloaded (\S+)", line)
@@ -144,7 +144,7 @@ class InstallProgress:
         elif ended:
             self._downloaded.add(ended[1])
 
-    def look(self) -> None:
+    def report(self) -> None:
         """Say how far it is: MiB while packages arrive, packages once they are put in place."""
         sizes, downloaded = dict(self._sizes), set(self._downloaded)
         if downloaded < sizes.keys():
@@ -171,8 +171,8 @@ def _check_versions(definition: EnvironmentDefinition, folder: Path) -> dict[str
 
 def _check_imports(definition: EnvironmentDefinition, folder: Path) -> None:
     try:
-        import_modules(python_of(folder), definition.modules)
-        if fault := torch_fault(definition, python_of(folder)):
+        import_modules(interpreter_path(folder), definition.modules)
+        if fault := torch_fault(definition, interpreter_path(folder)):
             raise EnvironmentBuildError(fault, where=str(folder))
     except EnvironmentBuildError as error:
         raise EnvironmentBuildError(

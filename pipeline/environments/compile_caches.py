@@ -42,7 +42,9 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
     """
     folder = caches_folder(home) / identity[:_IDENTITY_CHARACTERS]
     try:
-        is_ours = (_is_volume(folder.parent) or _make_ours(folder.parent)) and _make_ours(folder)
+        is_ours = (_is_volume(folder.parent) or _make_private(folder.parent)) and _make_private(
+            folder
+        )
         if is_ours:
             os.utime(folder)  # for `prepare env gc`
     except OSError:
@@ -61,7 +63,7 @@ def _is_volume(folder: Path) -> bool:
     return facts.st_uid == 0 and not facts.st_mode & stat.S_IWOTH
 
 
-def _make_ours(folder: Path) -> bool:
+def _make_private(folder: Path) -> bool:
     with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
     facts = folder.lstat()  # of a link to a folder, the link's

@@ -45,7 +45,7 @@ class EnvironmentName(StrEnum):
     EVALUATE = "evaluate"
 
 
-OF_EVERY_RUN = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
+RUN_ENVIRONMENTS = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
 """Those that a run uses whatever its recipes are; the others are built when a recipe asks."""
 
 

@@ -28,14 +28,19 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.external import external_identity, require_modules
 from pipeline.environments.folders import (
+    check_trusted,
     environment_folder,
     hold,
     is_buildable,
-    refuse_untrusted,
 )
 from pipeline.environments.health import find_fault
 from pipeline.environments.processes_in_use import processes_using
-from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, python_of, read_record
+from pipeline.environments.record import (
+    RECORD_NAME,
+    EnvironmentRecord,
+    interpreter_path,
+    read_record,
+)
 from pipeline.environments.settings import Settings
 from pipeline.environments.status import EnvironmentState, EnvironmentStatus, status
 
@@ -45,11 +50,11 @@ __all__ = [
     "EnvironmentName",
     "EnvironmentState",
     "EnvironmentStatus",
+    "check_planned_environment",
     "detect_accelerator",
     "ensure",
     "identity",
     "interpreters",
-    "refuse_other",
     "status",
 ]
 
@@ -72,7 +77,9 @@ def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
     return external_identity(override)[0] if override else define(name, accelerator).identity
 
 
-def refuse_other(name: str, accelerator: Accelerator, settings: Settings, planned: str) -> None:
+def check_planned_environment(
+    name: str, accelerator: Accelerator, settings: Settings, planned: str
+) -> None:
     """See that this node has the environment that a result's key and evidence name.
 
     Args:
@@ -125,7 +132,7 @@ def ensure_defined(
 ) -> Environment:
     """The environment of a definition, as :func:`ensure` has it."""
     folder = environment_folder(home, definition)
-    refuse_untrusted(folder, definition.key)
+    check_trusted(folder, definition.key)
     with hold(folder, definition.key, progress):
         record = _usable_record(definition, folder, progress)
         if record is None:
@@ -137,7 +144,7 @@ def ensure_defined(
         name=definition.name,
         accelerator=definition.accelerator,
         identity=record.identity,
-        python=python_of(folder),
+        python=interpreter_path(folder),
         versions=record.versions,
         managed=True,
     )

@@ -61,16 +61,16 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-def why_untrusted_environment(folder: Path) -> str:
+def untrusted_environment_reason(folder: Path) -> str:
     """Return why another user may have changed the environment; '' if none may."""
     home = folder.parents[1]
     code = folder.glob("lib/python3*/site-packages")
     return untrusted_reason(home, folder.parent, folder, folder / "bin", *code)
 
 
-def refuse_untrusted(folder: Path, key: str) -> None:
+def check_trusted(folder: Path, key: str) -> None:
     """Raise EnvironmentBuildError if another user may have changed the environment."""
-    if why := why_untrusted_environment(folder):
+    if why := untrusted_environment_reason(folder):
         raise EnvironmentBuildError(
             f"the {key} environment is not used: {why}",
             where=str(folder),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.definition import EnvironmentDefinition
-from pipeline.environments.folders import why_untrusted_environment
+from pipeline.environments.folders import untrusted_environment_reason
 from pipeline.environments.interpreter import missing_modules, torch_cuda
-from pipeline.environments.record import EnvironmentRecord, installed_versions, python_of
+from pipeline.environments.record import EnvironmentRecord, installed_versions, interpreter_path
 
 
 def find_fault(
@@ -19,7 +19,7 @@ def find_fault(
 
     Nothing of an environment that another user may have changed is run.
     """
-    if why := why_untrusted_environment(folder):
+    if why := untrusted_environment_reason(folder):
         return why
     if record is None or record.identity != definition.identity:
         return "its build did not finish"
@@ -30,8 +30,8 @@ def find_fault(
     if wrong := differences_from_lock(definition, installed):
         return f"its packages are not those of the lock: {', '.join(wrong[:5])}"
     try:
-        missing = missing_modules(python_of(folder), definition.modules)
-        if fault := torch_fault(definition, python_of(folder)):
+        missing = missing_modules(interpreter_path(folder), definition.modules)
+        if fault := torch_fault(definition, interpreter_path(folder)):
             return fault
     except EnvironmentBuildError as error:
         return error.what

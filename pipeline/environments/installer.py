@@ -15,11 +15,11 @@ from pipeline.core.supervisor import die_with_parent
 from pipeline.environments.package_sources import package_source_variables
 
 _LINES_QUOTED = 12
-_SECONDS_BETWEEN_LOOKS = 0.2
+_POLL_INTERVAL_S = 0.2
 
 # What would make uv or Python install into or read from another place than the one we name, or
 # install something else than the lock says.
-_FOREIGN_VARIABLES = (
+_REMOVED_VARIABLES = (
     "PYTHONHOME",
     "PYTHONPATH",
     "VIRTUAL_ENV",
@@ -31,7 +31,7 @@ _FOREIGN_VARIABLES = (
     "UV_SYSTEM_PYTHON",
 )
 
-_CURES: tuple[tuple[str, str], ...] = (
+_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"No space left on device|Disk quota exceeded|os error (28|122)",
         "free some disk, or set PREPARE_HOME (and UV_CACHE_DIR) to a larger one",
@@ -78,7 +78,7 @@ def find_uv() -> Path:
 
 def installer_variables() -> dict[str, str]:
     """The process environment for uv: ours, with pip's package sources, without strays."""
-    environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_VARIABLES}
+    environment = {key: value for key, value in os.environ.items() if key not in _REMOVED_VARIABLES}
     return environment | package_source_variables(environment)
 
 
@@ -87,8 +87,8 @@ def run_uv(
     *,
     folder: Path,
     variables: dict[str, str],
-    watch: Callable[[str], None] | None = None,
-    look: Callable[[], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    on_poll: Callable[[], None] | None = None,
 ) -> None:
     """Run uv to its end; it dies with this process.
 
@@ -114,12 +114,12 @@ def run_uv(
         # Otherwise the uv of a killed build goes on writing into what the next build clears.
         preexec_fn=die_with_parent,
     )
-    reader = threading.Thread(target=_read, args=(process, lines, watch), daemon=True)
+    reader = threading.Thread(target=_read, args=(process, lines, on_line), daemon=True)
     reader.start()
     try:
         while not _has_ended(process):
-            if look is not None:
-                look()
+            if on_poll is not None:
+                on_poll()
     finally:
         if process.poll() is None:
             process.kill()
@@ -131,28 +131,28 @@ def run_uv(
         raise _failure(command, process.returncode, list(lines))
 
 
-def cure_for(output: str) -> str:
+def hint_for(output: str) -> str:
     """What the user can do about a failed installation, by uv's output."""
-    for pattern, cure in _CURES:
+    for pattern, cure in _HINTS:
         if re.search(pattern, output, re.IGNORECASE):
             return cure
     return "run `prepare env doctor`; uv's own message is above"
 
 
 def _read(
-    process: subprocess.Popen[str], lines: deque[str], watch: Callable[[str], None] | None
+    process: subprocess.Popen[str], lines: deque[str], on_line: Callable[[str], None] | None
 ) -> None:
     if process.stdout is None:
         return
     for line in process.stdout:
         lines.append(line.rstrip())
-        if watch is not None:
-            watch(line.strip())
+        if on_line is not None:
+            on_line(line.strip())
 
 
 def _has_ended(process: subprocess.Popen[str]) -> bool:
     try:
-        process.wait(timeout=_SECONDS_BETWEEN_LOOKS)
+        process.wait(timeout=_POLL_INTERVAL_S)
     except subprocess.TimeoutExpired:
         return False
     return True
@@ -164,5 +164,5 @@ def _failure(command: list[str], code: int, lines: list[str]) -> EnvironmentBuil
     return EnvironmentBuildError(
         f"uv could not install (exit code {code}). Its last lines:\n{quoted}",
         where=" ".join(command),
-        cure=cure_for("\n".join(said)),
+        cure=hint_for("\n".join(said)),
     )

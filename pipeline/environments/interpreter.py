@@ -12,8 +12,8 @@ from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.process_environment import server_environment
 from pipeline.core.untrusted.json import parse_json
 
-_SECONDS_TO_ANSWER = 20
-_SECONDS_TO_IMPORT = 600
+_ANSWER_TIMEOUT_S = 20
+_IMPORT_TIMEOUT_S = 600
 
 _FIND_MODULES = """
 import importlib.util, json, sys
@@ -45,27 +45,27 @@ for name in sys.argv[1:]:
 
 def missing_modules(python: Path, modules: Sequence[str]) -> list[str]:
     """Those of the top-level `modules` that `python` cannot find; none of them is imported."""
-    return [str(name) for name in _ask(python, _FIND_MODULES, list, modules)]
+    return [str(name) for name in _query(python, _FIND_MODULES, list, modules)]
 
 
 def torch_cuda(python: Path) -> str | None:
     """The CUDA version that `python`'s torch was built for; None where it was for none."""
-    version = _ask(python, _TORCH_CUDA, (str, type(None)))
+    version = _query(python, _TORCH_CUDA, (str, type(None)))
     return None if version is None else str(version)
 
 
 def describe(python: Path) -> tuple[str, dict[str, str]]:
     """The interpreter's full version, and version by name of every package that it sees."""
-    answer = _ask(python, _DESCRIBE, dict)
+    answer = _query(python, _DESCRIBE, dict)
     return str(answer.get("python")), dict(answer.get("versions") or {})
 
 
 def import_modules(python: Path, modules: Sequence[str]) -> None:
     """Import `modules` for real, which also finds missing shared libraries; takes seconds."""
-    _run(python, _IMPORT, modules, seconds=_SECONDS_TO_IMPORT)
+    _run(python, _IMPORT, modules, seconds=_IMPORT_TIMEOUT_S)
 
 
-def _ask(
+def _query(
     python: Path, code: str, kind: type | tuple[type, ...], arguments: Sequence[str] = ()
 ) -> Any:
     """What `code` printed as JSON, of that kind; a program that is no Python may print anything."""
@@ -83,7 +83,7 @@ def _ask(
 
 
 def _run(
-    python: Path, code: str, arguments: Sequence[str] = (), seconds: int = _SECONDS_TO_ANSWER
+    python: Path, code: str, arguments: Sequence[str] = (), seconds: int = _ANSWER_TIMEOUT_S
 ) -> str:
     """Standard output of `code`, run isolated from PYTHONPATH and from the current folder."""
     try:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _UV_VARIABLES = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
-_ALSO_SET_BY = {"UV_DEFAULT_INDEX": ("UV_INDEX_URL",), "UV_FIND_LINKS": ()}
-_SECONDS_FOR_PIP = 30
+_ALTERNATIVES = {"UV_DEFAULT_INDEX": ("UV_INDEX_URL",), "UV_FIND_LINKS": ()}
+_PIP_TIMEOUT_S = 30
 
 
 def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -26,7 +26,7 @@ def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
     wanted = {
         option: variable
         for option, variable in _UV_VARIABLES.items()
-        if not any(environment.get(name) for name in (variable, *_ALSO_SET_BY[variable]))
+        if not any(environment.get(name) for name in (variable, *_ALTERNATIVES[variable]))
     }
     if not wanted:
         return {}
@@ -52,7 +52,7 @@ def has_cpu_torch(find_links: str) -> bool:
 def pip_settings() -> dict[str, str]:
     """pip's own settings for installing, by option name; none where there is no pip."""
     for interpreter in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", ""))):
-        listing = _ask_pip(interpreter) if interpreter else None
+        listing = _query_pip(interpreter) if interpreter else None
         if listing is not None:
             return parse_pip_settings(listing)
     return {}
@@ -76,7 +76,7 @@ def parse_pip_settings(listing: str) -> dict[str, str]:
     return found["global"] | found["install"]
 
 
-def _ask_pip(interpreter: str) -> str | None:
+def _query_pip(interpreter: str) -> str | None:
     """What ``pip config list`` prints; None where that interpreter has no working pip."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["PYTHONSAFEPATH"] = "1"  # a pip.py in the working directory is not pip
@@ -85,7 +85,7 @@ def _ask_pip(interpreter: str) -> str | None:
             [interpreter, "-m", "pip", "config", "list"],
             capture_output=True,
             text=True,
-            timeout=_SECONDS_FOR_PIP,
+            timeout=_PIP_TIMEOUT_S,
             env=environment,
             check=False,
         )

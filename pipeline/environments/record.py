@@ -50,7 +50,7 @@ def write_record(folder: Path, record: EnvironmentRecord) -> None:
     (folder / RECORD_NAME).chmod(_FOR_ALL_TO_READ)
 
 
-def python_of(folder: Path) -> Path:
+def interpreter_path(folder: Path) -> Path:
     """The interpreter of the environment in `folder`."""
     return folder / "bin" / "python"
 

@@ -56,7 +56,7 @@ def _as_mapping(executor: Any) -> Any:
 
 
 # Its keys are checked by the executor of that kind, see pipeline/run/executors/__init__.py.
-AskedExecutor = Annotated[dict[str, Any], BeforeValidator(_as_mapping)]
+ExecutorChoice = Annotated[dict[str, Any], BeforeValidator(_as_mapping)]
 
 
 class Settings(Record):
@@ -66,7 +66,7 @@ class Settings(Record):
     store: Path = Field(
         description="folder of the stages' outputs, or this node's cache of an object store's"
     )
-    executor: AskedExecutor = Field(
+    executor: ExecutorChoice = Field(
         default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
     )
     environments: dict[str, EnvironmentOverride] = Field(
@@ -93,7 +93,7 @@ class SettingsFile(Record):
     store: str | None = Field(
         default=None, description="folder of the stages' outputs, or URL in an object store"
     )
-    executor: AskedExecutor = Field(
+    executor: ExecutorChoice = Field(
         default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
     )
     environments: dict[EnvironmentName, EnvironmentOverride] = Field(
@@ -117,10 +117,10 @@ def load_settings(
     home = find_home()
     store = (
         (store and absolute_from(Path.cwd(), store, "--store"))
-        or _store_at(
+        or _resolve_store(
             os.environ.get("PREPARE_STORE"), Path.cwd(), "the variable PREPARE_STORE", home
         )
-        or _store_at(said.store, folder, f"{file}, key store", home)
+        or _resolve_store(said.store, folder, f"{file}, key store", home)
         or home / "store"
     )
     overrides = {}
@@ -166,7 +166,7 @@ def find_home() -> Path:
     )
 
 
-def _store_at(address: str | None, folder: Path, where: str, home: Path) -> Path | None:
+def _resolve_store(address: str | None, folder: Path, where: str, home: Path) -> Path | None:
     """The folder of that store, from `folder`, or this node's cache of it; None of no address."""
     if not address:
         return None

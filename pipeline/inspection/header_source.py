@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.folder import read_config, says_quantized
-from pipeline.checkpoint.hub import ask_hub, check_has_safetensors, explain_hub_errors, file_sizes
+from pipeline.checkpoint.folder import is_marked_quantized, read_config
+from pipeline.checkpoint.hub import check_has_safetensors, explain_hub_errors, file_sizes, query_hub
 from pipeline.checkpoint.safetensors_header import TensorEntry, check_tensor
 from pipeline.checkpoint.weight_files import (
     INDEX,
@@ -40,7 +40,7 @@ class HeaderSource:
     @property
     def quantized(self) -> bool:
         """Whether it says that its weights are quantized already."""
-        return says_quantized(self.config, self.names)
+        return is_marked_quantized(self.config, self.names)
 
 
 def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
@@ -77,7 +77,7 @@ def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
 
     name = f"{repo_id}@{revision}" if revision else repo_id
     with explain_hub_errors(repo_id, revision):
-        info = ask_hub(repo_id, revision)
+        info = query_hub(repo_id, revision)
         if info is not None:
             sizes = file_sizes(info)
             check_has_safetensors(repo_id, sizes)

@@ -66,7 +66,7 @@ class CheckpointInspection:
         """What a recipe makes of the tensors."""
         return variant_weights(self.source.tensors, quantization, self.source.config)
 
-    def count_left_alone(self, weights: VariantWeights) -> dict[ModuleKind, int]:
+    def count_unquantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
         """Parameters that a recipe leaves as they are, by kind of module."""
         kept = (each for each in weights.tensors if not each.quantized)
         return self._count((each.name, each.tensor) for each in kept)

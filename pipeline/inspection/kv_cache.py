@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.inspection.model_shape import ModelShape, text_level, whole_number
+from pipeline.inspection.model_shape import ModelShape, read_positive_int, text_level
 
 GIB = 2**30
 ELEMENT_BYTES = {
@@ -136,13 +136,13 @@ def kv_cache(config: dict[str, Any], shape: ModelShape, where: str) -> KvCacheSp
     """What the model caches, from its config.json."""
     level = text_level(config)
     windows, notes = _windows(level, shape.layers, where)
-    rank = whole_number(level, ("kv_lora_rank",), where)
+    rank = read_positive_int(level, ("kv_lora_rank",), where)
     if rank is None:
         kind = "mha" if shape.key_value_heads == shape.heads else "gqa"
         return KvCacheSpec(kind, shape.key_value_heads, 2 * shape.head_width, windows, notes)
-    rotary = whole_number(level, ("qk_rope_head_dim",), where) or 0
+    rotary = read_positive_int(level, ("qk_rope_head_dim",), where) or 0
     if shape.model_type in EXPANDED_LATENT:
-        straight = whole_number(level, ("qk_nope_head_dim",), where) or 0
+        straight = read_positive_int(level, ("qk_nope_head_dim",), where) or 0
         return KvCacheSpec("mha", shape.heads, 2 * (straight + rotary), windows, notes)
     if level.get("index_head_dim"):
         notes = (*notes, "the index cache of sparse attention is not counted")
@@ -160,7 +160,7 @@ def _blocks(window: Window, context: int, block_size: int, in_flight: int) -> in
 def _windows(
     level: dict[str, Any], layers: int, where: str
 ) -> tuple[tuple[Window, ...], tuple[str, ...]]:
-    window = whole_number(level, ("sliding_window",), where)
+    window = read_positive_int(level, ("sliding_window",), where)
     if level.get("use_sliding_window") is False:
         window = None
     kinds = level.get("layer_types")
@@ -171,7 +171,7 @@ def _windows(
     if not level.get("num_kv_shared_layers"):
         return tuple(found), notes
     # The last layers use earlier layers' keys and values (Gemma 3n).
-    shared = whole_number(level, ("num_kv_shared_layers",), where) or 0
+    shared = read_positive_int(level, ("num_kv_shared_layers",), where) or 0
     return tuple(found[: len(found) - shared]), notes
 
 
@@ -192,7 +192,7 @@ def _windows_by_layer_types(
         elif kind == "sliding_attention":
             found.append(window)
         elif kind == "chunked_attention":
-            found.append(whole_number(level, ("attention_chunk_size",), where))
+            found.append(read_positive_int(level, ("attention_chunk_size",), where))
         else:
             without += 1
     note = f"the fixed state of {without} layers without a KV cache is not counted"
@@ -205,7 +205,7 @@ def _windows_by_pattern(
     """Configs without layer_types: all slide, all but every n-th, or those after some layer."""
     if window is None:
         return [None] * layers
-    every = whole_number(level, ("sliding_window_pattern",), where)
+    every = read_positive_int(level, ("sliding_window_pattern",), where)
     if every is None and level.get("model_type") == "gemma2":
         every = 2
     if every is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.checkpoint.folder import CONTEXT_KEYS, MAX_NAME_LETTERS
+from pipeline.checkpoint.folder import CONTEXT_KEYS, MAX_NAME_CHARACTERS
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.linear_layers import is_tied
 from pipeline.inspection.module_kind import EXPERT_COUNTS
@@ -17,11 +17,11 @@ HEADS = ("num_attention_heads", "n_head", "n_heads")
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 INNER = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
-EXPERTS_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 
 # Lists are made with an entry a layer, and memory is counted from all the others.
-MOST_LAYERS = 10_000
-MOST = 10**12
+MAX_LAYERS = 10_000
+MAX_VALUE = 10**12
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ModelShape:
     inner: int
     vocabulary: int  # tokens the model knows
     experts: int  # in a layer; 0 for a dense model
-    experts_a_token: int  # how many of them a token is sent to
+    experts_per_token: int  # how many of them a token is sent to
     expert_inner: int  # width of one expert's MLP; 0 for a dense model
     context: int  # tokens that the model was trained for
     tied: bool  # the output head is the embedding
@@ -57,31 +57,31 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
     level = text_level(config)
     hidden = _require(level, HIDDEN, where)
     heads = _require(level, HEADS, where)
-    experts = whole_number(level, EXPERT_COUNTS, where) or 0
-    chosen = (whole_number(level, EXPERTS_A_TOKEN, where) or 1) if experts else 0
-    dense = whole_number(level, INNER, where) or 4 * hidden
-    expert = (whole_number(level, EXPERT_INNER, where) or dense) if experts else 0
+    experts = read_positive_int(level, EXPERT_COUNTS, where) or 0
+    chosen = (read_positive_int(level, EXPERTS_PER_TOKEN, where) or 1) if experts else 0
+    dense = read_positive_int(level, INNER, where) or 4 * hidden
+    expert = (read_positive_int(level, EXPERT_INNER, where) or dense) if experts else 0
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else "unknown"
     return ModelShape(
-        architecture=str(first)[:MAX_NAME_LETTERS],
-        model_type=str(level.get("model_type", "unknown"))[:MAX_NAME_LETTERS],
+        architecture=str(first)[:MAX_NAME_CHARACTERS],
+        model_type=str(level.get("model_type", "unknown"))[:MAX_NAME_CHARACTERS],
         layers=_require(level, LAYERS, where),
         hidden=hidden,
         heads=heads,
         key_value_heads=_key_value_heads(level, heads, where),
-        head_width=whole_number(level, ("head_dim",), where) or max(1, hidden // heads),
+        head_width=read_positive_int(level, ("head_dim",), where) or max(1, hidden // heads),
         inner=max(dense, chosen * expert),
         vocabulary=_require(level, ("vocab_size",), where),
         experts=experts,
-        experts_a_token=chosen,
+        experts_per_token=chosen,
         expert_inner=expert,
         context=_require(level, CONTEXT_KEYS, where),
         tied=is_tied(config),
     )
 
 
-def whole_number(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int | None:
+def read_positive_int(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int | None:
     """The first of the keys that is there; None where none is, or it is null.
 
     Raises:
@@ -94,7 +94,7 @@ def whole_number(level: dict[str, Any], keys: tuple[str, ...], where: str) -> in
         # A number per layer (OpenELM) is counted as its largest: memory is not to be understated.
         if isinstance(value, list) and value and all(type(item) is int for item in value):
             value = max(value)
-        most = MOST_LAYERS if key in LAYERS else MOST
+        most = MAX_LAYERS if key in LAYERS else MAX_VALUE
         if type(value) is not int or not 1 <= value <= most:
             raise CheckpointError(
                 f"config.json says {key}: {str(value)[:40]!r}, which is not a whole number from 1 "
@@ -107,7 +107,7 @@ def whole_number(level: dict[str, Any], keys: tuple[str, ...], where: str) -> in
 
 
 def _require(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
-    found = whole_number(level, keys, where)
+    found = read_positive_int(level, keys, where)
     if found is None:
         raise CheckpointError(
             f"config.json lacks {keys[0]}, without which memory cannot be counted",
@@ -120,4 +120,4 @@ def _require(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
 def _key_value_heads(level: dict[str, Any], heads: int, where: str) -> int:
     if level.get("multi_query") is True and not level.get("new_decoder_architecture"):
         return 1  # Falcon 7B, StarCoder
-    return whole_number(level, KEY_VALUE_HEADS, where) or heads
+    return read_positive_int(level, KEY_VALUE_HEADS, where) or heads

@@ -46,7 +46,7 @@ class Precision:
 
 # By compressed-tensors' preset. Static FP8 keeps a scale of the activations too; NVFP4 keeps one
 # 32-bit scale of the weights and one of the activations, and an 8-bit float for each group.
-OF_PRESETS = {
+PRESET_PRECISIONS = {
     "FP8_DYNAMIC": Precision("fp8, a scale a row", 8),
     "FP8_BLOCK": Precision("fp8, a scale a block of 128 x 128", 8, group=128, rows=128),
     "FP8": Precision("fp8, a scale a matrix", 8, rows=None, extra_bytes=SCALE_BYTES),
@@ -69,12 +69,12 @@ PRECISIONS = (
 )
 
 
-def precision_of(quantization: Quantization, columns: Iterable[int]) -> Precision | None:
+def choose_precision(quantization: Quantization, columns: Iterable[int]) -> Precision | None:
     """The precision that a recipe gives to matrices of these columns; None for the baseline's."""
     if isinstance(quantization, NoQuantization):
         return None
     if isinstance(quantization, PresetQuantization):
-        return OF_PRESETS[quantization.scheme]
+        return PRESET_PRECISIONS[quantization.scheme]
     if isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8":
         return Precision("int8, a scale a row", 8)
     bits = quantization.bits if isinstance(quantization, AwqQuantization) else 4

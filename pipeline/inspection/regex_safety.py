@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from pipeline.checkpoint.ignored_modules import expression_of
+from pipeline.checkpoint.ignored_modules import to_expression
 from pipeline.core.errors import UsageError
 
-LIMIT_SECONDS = 2  # of a processor: another's load refuses nobody's list
-PATIENCE_SECONDS = 30.0  # for a process that gets no processor
+CPU_LIMIT_S = 2  # of a processor: another's load refuses nobody's list
+WALL_TIMEOUT_S = 30.0  # for a process that gets no processor
 
 _TRY = """
 import json, re, resource, sys
@@ -37,7 +37,7 @@ def check_expressions(ignore: Sequence[str], modules: Iterable[str]) -> None:
     Raises:
         UsageError: they take longer; the one that did is named.
     """
-    tried = tuple(word for each in ignore if (word := expression_of(each)) is not None)
+    tried = tuple(word for each in ignore if (word := to_expression(each)) is not None)
     if tried:
         _check(tried, tuple(modules))
 
@@ -47,17 +47,17 @@ def _check(expressions: tuple[str, ...], modules: tuple[str, ...]) -> None:
     try:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _TRY],
-            input=json.dumps([expressions, modules, LIMIT_SECONDS]).encode(),
+            input=json.dumps([expressions, modules, CPU_LIMIT_S]).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=PATIENCE_SECONDS,
+            timeout=WALL_TIMEOUT_S,
             check=True,
         )
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         begun = (error.stdout or b"").decode(errors="replace").split("\0")[:-1]
         named = begun[-1] if begun else expressions[0]
         raise UsageError(
-            f"the ignore list takes more than {LIMIT_SECONDS} s to match this checkpoint's "
+            f"the ignore list takes more than {CPU_LIMIT_S} s to match this checkpoint's "
             f"{len(modules)} modules; it stood at {named[:80]!r}",
             where="recipe key quantization.ignore",
             cure="write it without a repetition inside a repetition, or name the modules",

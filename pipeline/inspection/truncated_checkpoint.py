@@ -19,10 +19,10 @@ from pipeline.checkpoint.folder import SMALL_FILES, matches
 from pipeline.checkpoint.safetensors_header import TensorEntry, header_bytes, read_header
 from pipeline.checkpoint.weight_files import INDEX, read_json, weight_files
 from pipeline.core.errors import CheckpointError
-from pipeline.inspection.model_shape import LAYERS, text_level, whole_number
+from pipeline.inspection.model_shape import LAYERS, read_positive_int, text_level
 from pipeline.inspection.module_kind import VISION
 
-KEPT_LAYERS = 2
+RETAINED_LAYERS = 2
 WEIGHTS = "model.safetensors"
 COPY_BYTES = 16 * 2**20
 
@@ -75,8 +75,8 @@ def cut_checkpoint(source: Path, target: Path) -> TruncatedCheckpoint:
     """
     config = read_json(source / "config.json")
     layers = choose_layers(config, str(source / "config.json"))
-    places = _places(source)
-    kept = kept_tensors(list(places), layers, layer_count(config, str(source / "config.json")))
+    places = _locate_tensors(source)
+    kept = retained_tensors(list(places), layers, layer_count(config, str(source / "config.json")))
     if not any(_LAYER.fullmatch(name) for name in kept):
         raise CheckpointError(
             "a tensor's name does not say to which layer it belongs, "
@@ -95,7 +95,7 @@ def cut_checkpoint(source: Path, target: Path) -> TruncatedCheckpoint:
 
 def layer_count(config: dict[str, Any], where: str) -> int:
     """Layers of the decoder; raises CheckpointError where config.json does not say."""
-    count = whole_number(text_level(config), LAYERS, where)
+    count = read_positive_int(text_level(config), LAYERS, where)
     if count is None:
         raise CheckpointError(
             "config.json does not say how many layers there are",
@@ -109,7 +109,7 @@ def choose_layers(config: dict[str, Any], where: str) -> tuple[int, ...]:
     """The first layer, and the first of another kind; the first two where all are alike."""
     count = layer_count(config, where)
     level = text_level(config)
-    first = tuple(range(min(KEPT_LAYERS, count)))
+    first = tuple(range(min(RETAINED_LAYERS, count)))
     if any(type(level.get(key)) is int and level[key] > 1 for key in _periods(level)):
         return first
     kinds = [_kind(level, layer, count) for layer in range(count)]
@@ -127,7 +127,7 @@ def cut_config(config: dict[str, Any], layers: tuple[int, ...]) -> dict[str, Any
     return {**cut[0], "text_config": cut[1]} if len(cut) > 1 else cut[0]
 
 
-def kept_tensors(names: list[str], layers: tuple[int, ...], count: int) -> dict[str, str]:
+def retained_tensors(names: list[str], layers: tuple[int, ...], count: int) -> dict[str, str]:
     """The tensors to keep, with their names in the cut checkpoint.
 
     Args:
@@ -198,7 +198,7 @@ def _cut_level(level: dict[str, Any], layers: tuple[int, ...], count: int) -> di
     return cut
 
 
-def _places(folder: Path) -> dict[str, _TensorLocation]:
+def _locate_tensors(folder: Path) -> dict[str, _TensorLocation]:
     """Every tensor of the source with its file and offset."""
     places = {}
     for file in weight_files(folder):

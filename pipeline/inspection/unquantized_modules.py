@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.checkpoint.ignored_modules import expression_of, is_ignored
+from pipeline.checkpoint.ignored_modules import is_ignored, to_expression
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.inspection.model_shape import LAYERS, text_level
@@ -45,7 +45,7 @@ def ignore_list(
         UsageError: the recipe's expressions take too long on these names.
     """
     check_expressions(recipe_ignore, (_module(name) for name in tensors))
-    found = list(dict.fromkeys(_spell_out(word) for word in recipe_ignore))
+    found = list(dict.fromkeys(_to_supported_form(word) for word in recipe_ignore))
     layers = decoder_layers(config)
     matrices = {n: t for n, t in tensors.items() if is_quantizable(n, t, [])}
     kinds = {n: module_kind(n, len(t.shape), layers) for n, t in matrices.items()}
@@ -64,7 +64,7 @@ def ignore_list(
     return found
 
 
-def added_words(
+def describe_added_modules(
     tensors: Mapping[str, TensorEntry],
     config: Mapping[str, Any],
     recipe_ignore: list[str],
@@ -74,7 +74,7 @@ def added_words(
 
     For example: `routers (56 layers), experts (56 stacks)`.
     """
-    before = [_spell_out(word) for word in recipe_ignore]
+    before = [_to_supported_form(word) for word in recipe_ignore]
     layers = decoder_layers(config)
     counts: Counter[ModuleKind] = Counter(
         module_kind(name, len(tensor.shape), layers)
@@ -94,9 +94,9 @@ def _module(tensor: str) -> str:
     return tensor.removesuffix(".weight")
 
 
-def _spell_out(word: str) -> str:
+def _to_supported_form(word: str) -> str:
     """A shell pattern as an expression: it is no word to llm-compressor and vLLM."""
-    expression = expression_of(word)
+    expression = to_expression(word)
     return word if expression is None else f"re:{expression}"
 
 

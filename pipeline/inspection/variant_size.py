@@ -11,7 +11,7 @@ from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.divisibility import find_undivided_columns
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.linear_layers import is_head, is_quantizable, is_tied
-from pipeline.inspection.precision import Precision, precision_of
+from pipeline.inspection.precision import Precision, choose_precision
 from pipeline.inspection.unquantized_modules import ignore_list
 from recipes.quantization import NoQuantization, Quantization
 
@@ -63,7 +63,7 @@ def variant_weights(
         ignore = ignore_list(tensors, config, quantization.ignore)
         chosen = {n for n, t in kept.items() if is_quantizable(n, t, ignore)}
     columns = {kept[name].shape[1] for name in chosen}
-    precision = precision_of(quantization, columns) if chosen else None
+    precision = choose_precision(quantization, columns) if chosen else None
     return VariantWeights(
         tensors=tuple(
             VariantTensor(name, tensor, _bytes(tensor, precision, name in chosen), name in chosen)

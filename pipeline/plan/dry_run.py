@@ -8,7 +8,7 @@ from artifacts.stages.check_weights import CHECK_WEIGHTS
 from artifacts.stages.dry_run import DRY_RUN, DryRunParameters
 from artifacts.stages.quantize import QUANTIZE
 from pipeline.core.stage_record import StageSpec
-from pipeline.inspection.truncated_checkpoint import KEPT_LAYERS
+from pipeline.inspection.truncated_checkpoint import RETAINED_LAYERS
 from recipes.schema import CalibrationLimit
 
 # From this size on a calibration takes so long that a minute before it is well spent.
@@ -41,7 +41,7 @@ def dry_run_stage(quantize: StageSpec, check_weights: StageSpec) -> StageSpec | 
     return DRY_RUN.spec(
         quantize.variant,
         DryRunParameters(
-            layers=KEPT_LAYERS,
+            layers=RETAINED_LAYERS,
             quantize=parameters.model_copy(update={"quantization": few}),
             check_weights=CHECK_WEIGHTS.parameters_of(check_weights),
             revisions={each.name: each.revision for each in (QUANTIZE, CHECK_WEIGHTS)},

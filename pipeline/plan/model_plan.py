@@ -36,7 +36,7 @@ from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.inspection.header_source import HeaderSource, read_folder
-from pipeline.inspection.unquantized_modules import added_words, ignore_list
+from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import dry_run_stage
 from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
@@ -318,7 +318,7 @@ class ModelPlanner:
                 checkpoint=self.checkpoint,
                 environment=environment,
                 recipe=recipe.model_dump(mode="json"),
-                left_alone=added_words(
+                left_alone=describe_added_modules(
                     tensors, config, recipe.quantization.ignore, quantization.ignore
                 ),
                 calibration_file=str(file) if file else None,

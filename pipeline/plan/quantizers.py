@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.environments.definition import OF_EVERY_RUN, EnvironmentName
+from pipeline.environments.definition import RUN_ENVIRONMENTS, EnvironmentName
 
 if TYPE_CHECKING:  # workers ask here too, and start with the standard library alone
     from recipes.quantization import Quantization
@@ -33,7 +33,7 @@ def quantizer_of(kind: str) -> Quantizer:
 def environments_for(quantizations: Iterable[Quantization]) -> tuple[EnvironmentName, ...]:
     """The environments that a run of these recipes may use, in the order of EnvironmentName."""
     asked_for = {quantizer_of(each.kind).environment for each in quantizations}
-    return tuple(name for name in EnvironmentName if name in {*OF_EVERY_RUN, *asked_for})
+    return tuple(name for name in EnvironmentName if name in {*RUN_ENVIRONMENTS, *asked_for})
 
 
 def is_streamed(quantization: Mapping[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from pipeline.core.hardware import this_node
 from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
-    OF_EVERY_RUN,
+    RUN_ENVIRONMENTS,
     Accelerator,
     EnvironmentName,
     define,
@@ -215,7 +215,7 @@ def _check_home(settings: Settings, accelerator: Accelerator) -> Iterator[Doctor
             yield DoctorCheck("home", Severity.OK, str(settings.home))
     except OSError as error:
         usable = {EnvironmentState.READY, EnvironmentState.EXTERNAL}
-        if all(status(name, accelerator, settings).state in usable for name in OF_EVERY_RUN):
+        if all(status(name, accelerator, settings).state in usable for name in RUN_ENVIRONMENTS):
             read_only = f"{settings.home}, read-only; what every run uses is built"
             yield DoctorCheck("home", Severity.OK, read_only)
             return
@@ -246,7 +246,7 @@ def _check_disk(settings: Settings, accelerator: Accelerator) -> Iterator[Doctor
     free = shutil.disk_usage(_nearest_existing(settings.home)).free
     needed = sum(
         define(name, accelerator).disk_bytes
-        for name in OF_EVERY_RUN
+        for name in RUN_ENVIRONMENTS
         if status(name, accelerator, settings).state is EnvironmentState.MISSING
     )
     message = f"{free / 1e9:.0f} GB free, environments still to build need {needed / 1e9:.0f} GB"

@@ -11,7 +11,7 @@ from artifacts.evidence.recompute import claims_of
 from artifacts.run_record import RunReport
 from artifacts.stages.evidence import EVIDENCE, EvidenceParameters, EvidenceRuntime
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
-from pipeline.checkpoint.source_info import source_of
+from pipeline.checkpoint.source_info import find_source
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
@@ -81,7 +81,7 @@ def evidence_stage(
         if v.recipe not in claims.judges and v.verdict not in ("pass", "undecided")
     }
     tried = sorted(claims.tried)
-    source = run.checkpoint.source or source_of(run.checkpoint.ref, run.checkpoint.digest, None)
+    source = run.checkpoint.source or find_source(run.checkpoint.ref, run.checkpoint.digest, None)
     return EVIDENCE.spec(
         recipe,
         EvidenceParameters(

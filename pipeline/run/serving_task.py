@@ -27,7 +27,7 @@ from pipeline.core.stage_record import StageRecord, StageSpec, WorkItem
 from pipeline.core.store import Store
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.definition import Accelerator
-from pipeline.environments.environment import identity, interpreters, refuse_other
+from pipeline.environments.environment import check_planned_environment, identity, interpreters
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan.plan import has_failed
 from pipeline.run.endpoints import Endpoints, LocalServers
@@ -130,7 +130,7 @@ def check_engines(sitting: ServingTask, store: Store, settings: Settings) -> Non
     asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
     for served in (each for spec in asking for each in served_in(spec)):
         name = find_engine(served.serving.engine).environment
-        refuse_other(name, sitting.accelerator, settings, served.engine)
+        check_planned_environment(name, sitting.accelerator, settings, served.engine)
 
 
 def other_node(node: NodeInfo, how: str) -> ServingError:

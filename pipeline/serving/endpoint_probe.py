@@ -23,13 +23,13 @@ from pipeline.serving.openai_endpoint import OpenAIEndpoint
 if TYPE_CHECKING:
     from pipeline.core.bounded_http import HttpResponse
 
-PROBE_SECONDS = 30.0
-SHOWN = 300  # characters of an endpoint's own reason
+PROBE_TIMEOUT_S = 30.0
+MAX_REASON_CHARACTERS = 300  # characters of an endpoint's own reason
 TOKENS = (1, 2, 3, 4)  # ids that every vocabulary has
 ITEM = OneTokenItem(TOKENS[:2], ((0, 3), (1, 4)))
 STREAMED_TOKENS = 4
 CHAT = "/v1/chat/completions"
-STATUSES_OF_NO_SUCH_PATH = (404, 405, 501)
+MISSING_PATH_STATUSES = (404, 405, 501)
 
 
 class Capability(StrEnum):
@@ -67,7 +67,7 @@ def try_completions(endpoint: OpenAIEndpoint) -> str:
     """Return why a text is not continued; "" where it is."""
     body = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 1}
     answer, reason = post(endpoint, body)
-    if answer is not None and answer.status in STATUSES_OF_NO_SUCH_PATH:
+    if answer is not None and answer.status in MISSING_PATH_STATUSES:
         asked = {"role": "user", "content": "Is Paris in France?"}
         chat = {"model": endpoint.model, "messages": [asked], "max_tokens": 1}
         if not post(endpoint, chat, CHAT)[1]:
@@ -153,11 +153,11 @@ def post(
     import httpx
 
     try:
-        answer = endpoint.ask("POST", path, seconds=PROBE_SECONDS, json=body)
+        answer = endpoint.request("POST", path, seconds=PROBE_TIMEOUT_S, json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return None, f"it does not answer: {error}"
     if answer.status != 200:
-        return answer, f"it answered {answer.status}: {answer.text[:SHOWN]}"
+        return answer, f"it answered {answer.status}: {answer.text[:MAX_REASON_CHARACTERS]}"
     return answer, ""
 
 

@@ -10,7 +10,7 @@ from pipeline.core.errors import ServingError, raise_as
 from pipeline.core.process_environment import server_environment
 from recipes.engines import find_engine
 
-ANSWER_SECONDS = 120
+ANSWER_TIMEOUT_S = 120
 
 
 def engine_version(engine: str, python: Path) -> str:
@@ -31,7 +31,7 @@ def engine_version(engine: str, python: Path) -> str:
             env=server_environment(os.environ, {}, python=python),
             capture_output=True,
             text=True,
-            timeout=ANSWER_SECONDS,
+            timeout=ANSWER_TIMEOUT_S,
             check=True,
         )
     lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]

@@ -41,7 +41,7 @@ def check_host(text: str, key: str, key_variable: str) -> str:
     return str(address)
 
 
-def reachable(host: str) -> str:
+def reachable_address(host: str) -> str:
     """The address under which we ourselves ask who listens on that one."""
     address = ip_address(host)
     if not address.is_unspecified:
@@ -49,12 +49,12 @@ def reachable(host: str) -> str:
     return HOST if address.version == 4 else "::1"
 
 
-def in_url(host: str) -> str:
+def format_for_url(host: str) -> str:
     """As it stands in a URL."""
     return f"[{host}]" if ip_address(host).version == 6 else host
 
 
-def in_tables(host: str) -> frozenset[str] | None:
+def socket_table_addresses(host: str) -> frozenset[str] | None:
     """How the kernel's tables of sockets write who listens there; None: whatever the address.
 
     Whoever listens on all addresses does so on this one, too.
@@ -63,10 +63,10 @@ def in_tables(host: str) -> frozenset[str] | None:
     if address.is_unspecified:
         return None
     # In hexadecimal, words of 32 bits in the machine's byte order, which is little-endian.
-    return frozenset({_in_words(address), "0" * 8, "0" * 32})
+    return frozenset({_to_table_format(address), "0" * 8, "0" * 32})
 
 
-def _in_words(address: IPv4Address | IPv6Address) -> str:
+def _to_table_format(address: IPv4Address | IPv6Address) -> str:
     packed = address.packed
     words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
     return "".join(f"{int.from_bytes(word, 'little'):08X}" for word in words)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pipeline.core.bounded_http import HttpResponse
 
 # Of an endpoint that does not say how long its prompts may be; vLLM's does.
-USUAL_MAX_LENGTH = 4096
-ANSWER_SECONDS = 30.0
+DEFAULT_MAX_LENGTH = 4096
+ANSWER_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class OpenAIEndpoint:
 
     url: str  # without the `/v1` at its end
     model: str = ""  # as the endpoint calls it; "" for the only one that it serves
-    max_length: int = USUAL_MAX_LENGTH  # tokens that a prompt and its answer may have together
+    max_length: int = DEFAULT_MAX_LENGTH  # tokens that a prompt and its answer may have together
 
     @classmethod
-    def at(cls, url: str, model: str | None) -> OpenAIEndpoint:
+    def from_url(cls, url: str, model: str | None) -> OpenAIEndpoint:
         """The endpoint at a URL as users write it, with or without `/v1`."""
         return cls(url.rstrip("/").removesuffix("/v1"), model or "")
 
@@ -54,10 +54,10 @@ class OpenAIEndpoint:
         model = self.model or next(iter(served))
         length = served[model].get("max_model_len")
         if not isinstance(length, int) or not 0 < length <= MAX_CONTEXT:
-            length = USUAL_MAX_LENGTH
+            length = DEFAULT_MAX_LENGTH
         return replace(self, model=model, max_length=length)
 
-    def ask(self, method: str, path: str, *, seconds: float, json: Any = None) -> HttpResponse:
+    def request(self, method: str, path: str, *, seconds: float, json: Any = None) -> HttpResponse:
         """The answer to one request, which carries the key of the environment.
 
         Args:
@@ -79,7 +79,7 @@ class OpenAIEndpoint:
 
         place = f"{self.url}/v1/models"
         try:
-            answer = self.ask("GET", "/v1/models", seconds=ANSWER_SECONDS)
+            answer = self.request("GET", "/v1/models", seconds=ANSWER_TIMEOUT_S)
             if answer.status != 200:
                 raise ValueError(f"it answered {answer.status}: {answer.text[:200]}")
             return {str(entry["id"]): dict(entry) for entry in answer.json()["data"]}

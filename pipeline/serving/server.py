@@ -15,7 +15,7 @@ from pipeline.core.process_environment import server_environment
 from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.serving.listening_host import HOST
 from pipeline.serving.server_address import ServerAddress, private_socket
-from pipeline.serving.server_log import cure_for, engine_facts, reason_in_log
+from pipeline.serving.server_log import engine_facts, find_reason, hint_for
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.engines import LaunchSpec, find_engine
 
@@ -133,7 +133,7 @@ class Server:
         if (code := self._process.poll()) is not None:
             raise self._failure(f"the model server {describe_exit(code)}")
         # Nobody else can enter a socket's folder.
-        if self._has_port and not self.address.is_of(self._process.pid):
+        if self._has_port and not self.address.is_owned_by(self._process.pid):
             raise self._failure("something other than our model server listens in its place")
 
     def stop(self) -> None:
@@ -153,7 +153,7 @@ class Server:
         """
         import httpx
 
-        if self._process is None or not self.address.is_of(self._process.pid):
+        if self._process is None or not self.address.is_owned_by(self._process.pid):
             return False
         try:
             with self.address.client(timeout_seconds=5) as client:
@@ -177,11 +177,11 @@ class Server:
             raise self._failure(f"the model server answered {answer.status_code}: {answer.text}")
 
     def _failure(self, what: str) -> ServingError:
-        reason = reason_in_log(self._log, self._engine)
+        reason = find_reason(self._log, self._engine)
         return ServingError(
             what + (f"; its log says: {reason}" if reason else ""),
             where=str(self._log),
-            cure=cure_for(reason, self._engine),
+            cure=hint_for(reason, self._engine),
         )
 
 

@@ -19,12 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ServingError
-from pipeline.serving.listening_host import HOST, in_tables, in_url, reachable
+from pipeline.serving.listening_host import (
+    HOST,
+    format_for_url,
+    reachable_address,
+    socket_table_addresses,
+)
 
 if TYPE_CHECKING:
     import httpx
 
-LONGEST_SOCKET_PATH = 107  # bytes; of Linux's sockaddr_un
+MAX_SOCKET_PATH_BYTES = 107  # bytes; of Linux's sockaddr_un
 _LISTENING = "0A"
 
 
@@ -42,18 +47,18 @@ class ServerAddress:
         """What requests are addressed to; through the socket, where there is one."""
         if self.socket is not None:
             return "http://localhost"
-        return f"http://{in_url(reachable(self.host))}:{self.port}"
+        return f"http://{format_for_url(reachable_address(self.host))}:{self.port}"
 
     def client(self, timeout_seconds: float) -> httpx.Client:
         """A client of the server, which no proxy comes between."""
         return open_client(self.url, self.socket, timeout_seconds, self.key)
 
-    def is_of(self, group: int) -> bool:
+    def is_owned_by(self, group: int) -> bool:
         """Whether a process of that group listens there, not a stranger who was there first."""
         if self.socket is None:
             inodes = _listening_inodes(self.host, self.port)
-            return bool(inodes) and inodes <= _sockets_of(group)
-        pid = _listener_of(self.socket)
+            return bool(inodes) and inodes <= _find_sockets(group)
+        pid = _find_listener(self.socket)
         with contextlib.suppress(ProcessLookupError):
             return pid is not None and os.getpgid(pid) == group
         return False
@@ -76,7 +81,7 @@ def private_socket() -> ServerAddress:
         except OSError:
             continue
         path = folder / "server"
-        if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return ServerAddress(path)
         folder.rmdir()
     raise ServingError(
@@ -116,13 +121,13 @@ def free_port(host: str = HOST) -> int:
 
 def port_is_free(port: int, host: str = HOST) -> bool:
     """Whether nothing answers on that port of that address."""
-    asked = reachable(host)
+    asked = reachable_address(host)
     with socket.socket(socket.AF_INET6 if ":" in asked else socket.AF_INET) as probe:
         probe.settimeout(1)
         return probe.connect_ex((asked, port)) != 0
 
 
-def _listener_of(path: Path) -> int | None:
+def _find_listener(path: Path) -> int | None:
     """Process that listens on the socket, as the kernel knows it; None where nobody does."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
@@ -137,7 +142,7 @@ def _listener_of(path: Path) -> int | None:
 
 def _listening_inodes(host: str, port: int) -> set[str]:
     """Inodes of the sockets that take connections to that port, whoever owns them."""
-    hosts = in_tables(host)
+    hosts = socket_table_addresses(host)
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -150,7 +155,7 @@ def _listening_inodes(host: str, port: int) -> set[str]:
     return found
 
 
-def _sockets_of(group: int) -> set[str]:
+def _find_sockets(group: int) -> set[str]:
     """Inodes of the sockets that the group's processes hold."""
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):

@@ -13,7 +13,7 @@ _NOISE = re.compile(
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*error: ")
 
 
-def reason_in_log(log: Path, engine: Engine) -> str:
+def find_reason(log: Path, engine: Engine) -> str:
     """The first line of the log that names an exception and is not just an echo of another.
 
     Where there is only the echo, that; where no exception is named, the log's last line.
@@ -35,7 +35,7 @@ def reason_in_log(log: Path, engine: Engine) -> str:
 
 
 # What helps with any engine, where it knows nothing better.
-_CURES: tuple[tuple[str, str], ...] = (
+_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"space in /dev/shm",
         "give the container more shared memory: --shm-size 1g of podman and docker run, in "
@@ -54,9 +54,9 @@ _CURES: tuple[tuple[str, str], ...] = (
 )
 
 
-def cure_for(reason: str, engine: Engine) -> str:
+def hint_for(reason: str, engine: Engine) -> str:
     """What a user can do about a server's last words."""
-    for words, cure in (*engine.cures, *_CURES):
+    for words, cure in (*engine.cures, *_HINTS):
         if re.search(words, reason, re.IGNORECASE):
             return cure
     return "read the log; a profile (--profile PATH) can change the engine's arguments"

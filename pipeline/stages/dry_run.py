@@ -23,7 +23,7 @@ from pipeline.core.errors import PrepareError, StageError, StoreError
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
-from pipeline.inspection.truncated_checkpoint import KEPT_LAYERS, cut_checkpoint
+from pipeline.inspection.truncated_checkpoint import RETAINED_LAYERS, cut_checkpoint
 from pipeline.stages import check_weights, quantize
 from pipeline.stages.context import StageContext
 
@@ -123,7 +123,7 @@ def explain(error: PrepareError, context: StageContext[Any, Any]) -> PrepareErro
     """The error, saying that it came up before the whole checkpoint was worked on."""
     kind = type(error) if isinstance(error, (StageError, StoreError)) else StageError
     return kind(
-        f"the dry run on {KEPT_LAYERS} layers failed, the whole checkpoint was not tried: "
+        f"the dry run on {RETAINED_LAYERS} layers failed, the whole checkpoint was not tried: "
         f"{error.what}",
         where=error.where or str(context.folder),
         cure=error.cure or "fix the cause; to try the whole nevertheless, add --no-dry-run",

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from artifacts.stages.quantize import QuantizeParameters, QuantizeResult, QuantizeRuntime
-from pipeline.checkpoint.folder import CARRIED_OVER, Checkpoint, matches
+from pipeline.checkpoint.folder import AUXILIARY_FILES, Checkpoint, matches
 from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import StoreError
@@ -92,10 +92,10 @@ def copy_carried_over(source: Checkpoint, output: Path) -> None:
     names = {
         file.name
         for file in source.files
-        if matches(file.name, CARRIED_OVER) or file.name.endswith(".py")  # code of the model
+        if matches(file.name, AUXILIARY_FILES) or file.name.endswith(".py")  # code of the model
     }
     for file in list(output.iterdir()):
-        if matches(file.name, CARRIED_OVER):
+        if matches(file.name, AUXILIARY_FILES):
             file.unlink()
     for name in names:
         shutil.copyfile(source.path / name, output / name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.definition import Accelerator
-from pipeline.environments.environment import ensure, refuse_other
+from pipeline.environments.environment import check_planned_environment, ensure
 from pipeline.environments.settings import load_settings
 
 
@@ -22,6 +22,6 @@ def with_interpreter(spec: StageSpec, progress: Progress) -> StageSpec:
         return spec
     accelerator = Accelerator(spec.runtime["accelerator"])
     settings = load_settings()
-    refuse_other(name, accelerator, settings, spec.parameters.get("environment", ""))
+    check_planned_environment(name, accelerator, settings, spec.parameters.get("environment", ""))
     python = ensure(name, accelerator, settings, progress).python
     return spec.model_copy(update={"runtime": {**spec.runtime, "python": str(python)}})

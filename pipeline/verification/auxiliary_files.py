@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.folder import CARRIED_OVER, matches
+from pipeline.checkpoint.folder import AUXILIARY_FILES, matches
 from pipeline.checkpoint.weight_files import read_json, weight_files
 from pipeline.core.errors import VerificationError
 
@@ -74,7 +74,7 @@ def check_carried_over(source: Path, variant: Path) -> None:
     The generation config may differ in the version of transformers that wrote it.
     """
     names = {path.name for folder in (source, variant) for path in folder.iterdir()}
-    for name in sorted(name for name in names if matches(name, CARRIED_OVER)):
+    for name in sorted(name for name in names if matches(name, AUXILIARY_FILES)):
         before, after = source / name, variant / name
         if before.is_file() != after.is_file():
             raise VerificationError(

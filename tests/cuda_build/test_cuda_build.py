@@ -181,7 +181,7 @@ def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dic
         "bodies": BODIES,
         "memory": MEMORY,
         "experts": [
-            (STEP_TOKENS, shape.experts_a_token, shape.hidden, shape.expert_inner)
+            (STEP_TOKENS, shape.experts_per_token, shape.hidden, shape.expert_inner)
             for shape in (model_shape(config, "config.json") for config in MIXTURES.values())
         ],
     }

@@ -41,7 +41,7 @@ from artifacts.stages.judge import policy_digest
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
-from pipeline.checkpoint.source_info import CheckpointReport, source_of
+from pipeline.checkpoint.source_info import CheckpointReport, find_source
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.run_folders import RUN_RECORD
 from pipeline.core.stage_record import StageRecord
@@ -258,7 +258,7 @@ class FakeRun:
             "registry": self.uri,
         }
         log = RunRecorder(store, "model", command)
-        source = source_of(checkpoint.ref, checkpoint.digest, checkpoint)
+        source = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
         log.note_checkpoint(
             CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source), NAME
         )

@@ -38,7 +38,7 @@ from artifacts.evidence.card_text import (
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.quantize import QuantizeResult
 from artifacts.verdict_inputs import VerdictInputs
-from pipeline.checkpoint.source_info import SourceInfo, front_matter, source_of
+from pipeline.checkpoint.source_info import SourceInfo, find_source, front_matter
 from pipeline.core.hardware import Hardware
 from pipeline.core.stage import TypedStageRecord
 from recipes.quantization import AwqQuantization, Calibration, GptqQuantization, NoQuantization
@@ -253,18 +253,18 @@ class TestHubResults:
 
 class TestSource:
     def test_a_folder_gives_its_licence_and_no_path(self, run: FakeRun) -> None:
-        source = source_of(str(run.checkpoint.path), "d", run.checkpoint)
+        source = find_source(str(run.checkpoint.path), "d", run.checkpoint)
         assert (source.ref, source.licence, source.base_model) == ("source", "apache-2.0", "")
 
     def test_the_hub_gives_its_id(self, run: FakeRun) -> None:
         on_hub = run.checkpoint.model_copy(
             update={"kind": "hub", "ref": "org/model@main", "revision": "abc"}
         )
-        source = source_of("org/model@main", "d", on_hub)
+        source = find_source("org/model@main", "d", on_hub)
         assert (source.base_model, source.revision) == ("org/model", "abc")
 
     def test_the_demo(self) -> None:
-        source = source_of("demo:smollm2-135m", "d", None)
+        source = find_source("demo:smollm2-135m", "d", None)
         assert source.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
     @pytest.mark.parametrize("content", ["", "---\n: : :\n---\n", "---\n- a\n---\n", "no dashes"])

@@ -114,8 +114,8 @@ def test_command_line_without_asked_options() -> None:
 
 def test_of_two_endpoints() -> None:
     request = GateRequest(
-        baseline=OpenAIEndpoint.at("http://me:secret@a:1/v1", None),
-        candidate=OpenAIEndpoint.at("http://b:2", "mine"),
+        baseline=OpenAIEndpoint.from_url("http://me:secret@a:1/v1", None),
+        candidate=OpenAIEndpoint.from_url("http://b:2", "mine"),
         policy="default",
         family="int4",
         tokenizer=Path("/models/tokenizer"),

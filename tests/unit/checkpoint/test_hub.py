@@ -22,7 +22,7 @@ from small_checkpoint import checkpoint_files, safetensors
 
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.checkpoint.hub import explain_hub_errors
-from pipeline.checkpoint.source_info import source_of
+from pipeline.checkpoint.source_info import find_source
 from pipeline.core.errors import HubError
 from pipeline.core.file_digests import FileDigests
 
@@ -168,7 +168,7 @@ def test_whole_download_then_offline(
         tmp_path / "bare", ref="bare", kind="folder", revision=None, digests=digests
     )
     assert bare.digest == found.digest
-    assert source_of("org/name", found.digest, found).licence == "apache-2.0"
+    assert find_source("org/name", found.digest, found).licence == "apache-2.0"
 
     hub.requests.clear()
     with Child(hub.url, home, HF_HUB_OFFLINE="1") as offline:

@@ -15,7 +15,7 @@ from tiny_environment import Heard, TinySource
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.build import InstallProgress
-from pipeline.environments.installer import cure_for, find_uv, installer_variables, run_uv
+from pipeline.environments.installer import find_uv, hint_for, installer_variables, run_uv
 
 
 def test_uv_is_found() -> None:
@@ -47,7 +47,7 @@ def test_failure_quotes_uv_and_names_a_cure(tmp_path: Path) -> None:
 
 def test_lines_are_heard(tmp_path: Path) -> None:
     lines: list[str] = []
-    run_uv(["--version"], folder=tmp_path, variables=dict(os.environ), watch=lines.append)
+    run_uv(["--version"], folder=tmp_path, variables=dict(os.environ), on_line=lines.append)
     assert len(lines) == 1
     assert lines[0].startswith("uv ")
 
@@ -97,7 +97,7 @@ def test_lines_are_heard(tmp_path: Path) -> None:
     ],
 )
 def test_cures(said: str, cure: str) -> None:
-    assert cure in cure_for(said)
+    assert cure in hint_for(said)
 
 
 def test_uv_dies_with_a_killed_parent(tmp_path: Path) -> None:
@@ -144,18 +144,18 @@ def _runs(process: int) -> bool:
 
 def test_progress_of_downloads_and_packages(tiny: TinySource, tmp_path: Path, heard: Heard) -> None:
     watcher = InstallProgress(tiny.definition, tmp_path / "environment", heard)
-    watcher.look()
+    watcher.report()
     assert heard.events == []
     for line in ("Downloading torch (1.5GiB)", "Downloading numpy (16.1MiB)", "Downloaded numpy"):
-        watcher.hear(line)
-    watcher.look()
-    watcher.hear("Downloaded torch")
-    watcher.look()
+        watcher.read_line(line)
+    watcher.report()
+    watcher.read_line("Downloaded torch")
+    watcher.report()
     information = tmp_path / "environment/lib/python3.11/site-packages/tiny_thing-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").touch()
-    watcher.look()
-    watcher.look()
+    watcher.report()
+    watcher.report()
     assert heard.events == [
         ("download serve-cpu", 16, 1552, "MiB"),
         ("install serve-cpu", 1, 1, "packages"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.inspection.precision import PRECISIONS, precision_of
+from pipeline.inspection.precision import PRECISIONS, choose_precision
 from recipes.catalog import load_recipe
 from recipes.quantization import AwqQuantization
 
@@ -31,7 +31,7 @@ def test_one_group_size_for_all_layers() -> None:
     awq = load_recipe("awq-w4a16").quantization
     assert isinstance(awq, AwqQuantization)
     for columns, group in ([1024], 128), ([1024, 576], 64), ([1024, 576, 96], 32), ([72], None):
-        precision = precision_of(awq, columns)
+        precision = choose_precision(awq, columns)
         assert precision is not None
         assert precision.group == group
-    assert precision_of(load_recipe("baseline").quantization, [1024]) is None
+    assert choose_precision(load_recipe("baseline").quantization, [1024]) is None

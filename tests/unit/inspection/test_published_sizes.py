@@ -57,7 +57,7 @@ def test_fp8_of_a_70b_is_half_but_for_the_ends() -> None:
     model = inspected(LLAMA_3_70B)
     fp8 = model.variant(catalog.load_recipe("fp8-dynamic").quantization)
     assert fp8.bytes / 1e9 == pytest.approx(72.7, rel=0.005)
-    left = model.count_left_alone(fp8)
+    left = model.count_unquantized(fp8)
     assert set(left) == {"embeddings", "norms", "lm_head"}
     assert left["embeddings"] == left["lm_head"] == 128256 * 8192
     quantized = model.count_quantized(fp8)
@@ -91,7 +91,7 @@ def test_stacked_experts_are_left_and_shown() -> None:
     model = inspected(config, shapes)
     assert model.parameters["experts"] == 4 * 32 * (64 + 32)
     fp8 = model.variant(catalog.load_recipe("fp8-dynamic").quantization)
-    assert model.count_left_alone(fp8)["experts"] == model.parameters["experts"]
+    assert model.count_unquantized(fp8)["experts"] == model.parameters["experts"]
     # At a precision they are counted as what they are: 4 bits of each weight, and scales.
     assert model.bytes_at(PRECISIONS[1]) < model.source.weights_bytes
 
@@ -122,7 +122,7 @@ def test_a_config_without_what_memory_depends_on(missing: str) -> None:
 @pytest.mark.parametrize("key", EXPERT_COUNTS)
 def test_the_keys_of_experts(key: str) -> None:
     model = inspected(LLAMA_3_8B | {key: 64})
-    assert (model.shape.experts, model.shape.experts_a_token) == (64, 1)
+    assert (model.shape.experts, model.shape.experts_per_token) == (64, 1)
 
 
 def test_no_weights_at_all() -> None:

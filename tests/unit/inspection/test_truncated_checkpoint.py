@@ -31,7 +31,7 @@ from pipeline.inspection.truncated_checkpoint import (
     choose_layers,
     cut_checkpoint,
     cut_config,
-    kept_tensors,
+    retained_tensors,
 )
 
 GEMMA_3_27B: dict[str, Any] = {
@@ -158,7 +158,7 @@ class TestNames:
     def test_of_deepseek(self) -> None:
         config = DEEPSEEK_V3 | {"first_k_dense_replace": 3, "n_routed_experts": 2}
         names = list(deepseek(config))
-        kept = kept_tensors(names, (0, 3), 61)
+        kept = retained_tensors(names, (0, 3), 61)
         assert set(kept.values()) >= {
             "model.embed_tokens.weight",
             "model.norm.weight",
@@ -185,7 +185,7 @@ class TestNames:
         ],
     )
     def test_of_other_families(self, name: str, kept: bool) -> None:
-        assert (name in kept_tensors([name], (0, 1), 30)) is kept
+        assert (name in retained_tensors([name], (0, 1), 30)) is kept
 
 
 def content(shapes: Shapes, seed: int = 1) -> dict[str, bytes]:

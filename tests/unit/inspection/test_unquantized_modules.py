@@ -22,7 +22,7 @@ from published_models import (
 from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.linear_layers import is_quantizable
-from pipeline.inspection.unquantized_modules import added_words, ignore_list
+from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
 
 # Qwen3-MoE, shared experts and a second router as in Qwen2-MoE, and a head for prediction.
 QWEN_MOE: Shapes = {
@@ -61,7 +61,7 @@ def quantized(config: dict[str, Any], shapes: Shapes, recipe: list[str] | None =
 def words(config: dict[str, Any], shapes: Shapes) -> str:
     """The note on what the architecture adds to a recipe's lm_head."""
     tensors, own = source(config, shapes).tensors, ["lm_head"]
-    return added_words(tensors, config, own, ignore_list(tensors, config, own))
+    return describe_added_modules(tensors, config, own, ignore_list(tensors, config, own))
 
 
 def test_a_dense_model_needs_no_more_than_the_recipe_says() -> None:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from pipeline.environments.definition import OF_EVERY_RUN, EnvironmentName
+from pipeline.environments.definition import RUN_ENVIRONMENTS, EnvironmentName
 from pipeline.plan.quantizers import environments_for, quantizer_of
 from recipes import catalog
 
@@ -32,8 +32,8 @@ def test_every_recipe_has_a_worker_that_is_there(name: str) -> None:
 def test_autoawqs_environment_is_asked_for_by_its_recipe_alone() -> None:
     ours = catalog.load_recipe("awq-w4a16").quantization
     theirs = catalog.load_recipe("autoawq-w4a16").quantization
-    assert environments_for([ours]) == OF_EVERY_RUN
-    assert environments_for([]) == OF_EVERY_RUN
+    assert environments_for([ours]) == RUN_ENVIRONMENTS
+    assert environments_for([]) == RUN_ENVIRONMENTS
     assert environments_for([ours, theirs]) == (
         EnvironmentName.QUANTIZE,
         EnvironmentName.QUANTIZE_AUTOAWQ,

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
-from pipeline.serving.listening_host import check_host, in_tables, in_url, reachable
+from pipeline.serving.listening_host import (
+    check_host,
+    format_for_url,
+    reachable_address,
+    socket_table_addresses,
+)
 from pipeline.serving.server_address import ServerAddress, free_port, port_is_free
 
 
@@ -39,11 +44,15 @@ def test_what_is_no_address_of_this_machine(text: str) -> None:
 
 
 def test_its_url_is_one_that_we_can_ask() -> None:
-    assert (reachable("0.0.0.0"), reachable("::"), reachable("10.0.0.7")) == (
+    assert (
+        reachable_address("0.0.0.0"),
+        reachable_address("::"),
+        reachable_address("10.0.0.7"),
+    ) == (
         *("127.0.0.1", "::1"),
         "10.0.0.7",
     )
-    assert (in_url("::1"), in_url("10.0.0.7")) == ("[::1]", "10.0.0.7")
+    assert (format_for_url("::1"), format_for_url("10.0.0.7")) == ("[::1]", "10.0.0.7")
     assert ServerAddress(None, 80, host="::").url == "http://[::1]:80"
 
 
@@ -57,7 +66,7 @@ def test_the_kernel_writes_it_so(last: int) -> None:
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     # Others may listen on that port of other addresses.
     addresses = {f[1][:-5] for f in lines if f[1].endswith(f":{port:04X}") and f[3] == "0A"}
-    (own,) = (in_tables(host) or frozenset()) - {"0" * 8, "0" * 32}
+    (own,) = (socket_table_addresses(host) or frozenset()) - {"0" * 8, "0" * 32}
     assert own in addresses
 
 

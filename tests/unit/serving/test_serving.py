@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.serving_arguments import ServingArguments
-from pipeline.serving.server_log import cure_for, engine_facts, reason_in_log
+from pipeline.serving.server_log import engine_facts, find_reason, hint_for
 from recipes.catalog import load_profile
 from recipes.engines.vllm import Vllm
 
@@ -169,8 +169,8 @@ LOGS = [
 def test_the_logs_own_reason_is_found(tmp_path: Path, text: str, reason: str, cure: str) -> None:
     log = tmp_path / "server.log"
     log.write_text(text)
-    assert reason_in_log(log, VLLM) == reason
-    assert cure in cure_for(reason, VLLM)
+    assert find_reason(log, VLLM) == reason
+    assert cure in hint_for(reason, VLLM)
 
 
 @given(st.binary(max_size=3000))
@@ -179,13 +179,13 @@ def test_any_log_gives_a_short_reason_or_none(
 ) -> None:
     log = tmp_path_factory.getbasetemp() / "any.log"
     log.write_bytes(content)
-    reason = reason_in_log(log, VLLM)
+    reason = find_reason(log, VLLM)
     assert len(reason) <= 500
     assert "\n" not in reason
 
 
 def test_no_log_no_reason(tmp_path: Path) -> None:
-    assert reason_in_log(tmp_path / "missing.log", VLLM) == ""
+    assert find_reason(tmp_path / "missing.log", VLLM) == ""
     assert engine_facts(tmp_path / "missing.log", VLLM) == {}
 
 

@@ -222,7 +222,7 @@ def test_a_stranger_who_comes_later_is_noticed(
         httpx.post(f"{served.url}/die", trust_env=False)
     ours.wait()
     with Stranger(port, str(tmp_path / "weights"), []):
-        assert not served.address.is_of(ours.pid)
+        assert not served.address.is_owned_by(ours.pid)
         with pytest.raises(ServingError):
             served.check_alive()
     served.stop()
