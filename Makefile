@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 	4) echo "make demo: a variant failed a gate (see the table), which an intact model does not; please report it with the output of '$(BIN)/prepare runs show'." ;; \
 	5) echo "make demo: a gate is undecided (see the table), mostly because the machine was busy; 'make demo' continues where this run ended." ;; \
 	130) echo "make demo: it was interrupted; 'make demo' continues where this run ended." ;; \
-	*) echo "make demo: it failed with exit code $$code; the error above states the cause and its cure, then 'make demo' continues." ;; \
+	*) echo "make demo: it failed with exit code $$code; the error above states the cause and its hint, then 'make demo' continues." ;; \
 	esac >&2; exit $$code; }
 
 # Unit tests first: they say in minutes what the end-to-end tests would say in half an hour. These

@@ -244,7 +244,7 @@ class AttemptLedger:
         raise AttemptChangedError(
             f"another run began attempt {attempt.number} against this baseline",
             where=str(where),
-            cure="run the same command again: what is stored is used",
+            hint="run the same command again: what is stored is used",
         )
 
     def find(self, scope: AttemptScope, number: int) -> Attempt | None:
@@ -268,7 +268,7 @@ class AttemptLedger:
                 raise StoreError(
                     f"the record of attempt {number} is gone, and {name} is there",
                     where=str(self._root / "attempts" / key / _name(number)),
-                    cure=RESTORE,
+                    hint=RESTORE,
                 )
             yield attempt
 
@@ -322,7 +322,7 @@ class AttemptLedger:
             raise AttemptChangedError(
                 f"what was kept of measurement {wanted.number} is gone, or is of other weights",
                 where=str(where / _name(wanted.number)),
-                cure="run the same command again: it measures under the next number",
+                hint="run the same command again: it measures under the next number",
             )
 
     def _read(

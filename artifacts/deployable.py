@@ -85,7 +85,7 @@ class Deployable(Record, serialize_by_alias=True):
                 f"version {version.version} of '{version.name}' does not say how it was judged: "
                 f"{_words(error)}",
                 where=f"{version.name} version {version.version}, tags prepare.*",
-                cure="it was not registered by `prepare`, or its tags were changed",
+                hint="it was not registered by `prepare`, or its tags were changed",
             ) from error
 
     @property
@@ -181,7 +181,7 @@ def unservable_error(error: Exception, where: str) -> EvidenceError:
     return EvidenceError(
         f"what was judged cannot be served: {_words(error)}",
         where=where,
-        cure="the evidence was changed, or another version of prepare wrote it",
+        hint="the evidence was changed, or another version of prepare wrote it",
     )
 
 

@@ -33,7 +33,7 @@ def read_run(folder: Path) -> RunReport:
                 f"this run's record has schema version {version}, this prepare reads "
                 f"{SCHEMA_VERSION}",
                 where=str(path),
-                cure="read it with the version of prepare that wrote it, or run the command again",
+                hint="read it with the version of prepare that wrote it, or run the command again",
             )
         report = RunReport.model_validate_json(content)
         return report if report.status != "running" else _as_it_is_now(report, folder)
@@ -60,7 +60,7 @@ def find_run(store: Store, name: str) -> RunReport:
         raise UsageError(
             "there is no run here yet",
             where=str(store.root / "runs"),
-            cure="make one (prepare model demo:smollm2-135m), or name another store with --store",
+            hint="make one (prepare model demo:smollm2-135m), or name another store with --store",
         )
     matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
     if len(matching) != 1:
@@ -68,6 +68,6 @@ def find_run(store: Store, name: str) -> RunReport:
         raise UsageError(
             f"{'more than one run starts' if matching else 'no run starts'} with '{name}'",
             where=str(store.root / "runs"),
-            cure=f"the newest runs: {known}; or 'latest'",
+            hint=f"the newest runs: {known}; or 'latest'",
         )
     return read_run(matching[0])

@@ -94,7 +94,7 @@ def headline(report: RunReport) -> str:
             f"{report.registered_name} version {champion.registry_version}"
         )
     if report.error is not None:
-        return from_dict(report.error).what
+        return from_dict(report.error).message
     if report.exit_code is None:
         return f"the run is {report.status}"
     if report.tuning is not None and report.tuning.verdict is not None:
@@ -212,7 +212,7 @@ def next_steps(report: RunReport) -> list[str]:
         ]
     if verdict == "interrupted":
         return [how_to_continue(report)]
-    cures = [from_dict(report.error).cure] if report.error is not None else []
+    hints = [from_dict(report.error).hint] if report.error is not None else []
     look = [f"{command} names the logs."] if report.run else []
     again = [how_to_continue(report)] if report.run else []
-    return [*(cure for cure in cures if cure), *look, *again]
+    return [*(hint for hint in hints if hint), *look, *again]

@@ -32,7 +32,7 @@ class VariantReport(Record):
     verdict: Verdict | Literal["error", "skipped"] = Field(
         description="skipped: a rung of a ladder that was not needed, since one before it passed"
     )
-    reason: str = Field(description="why, in words; for an error what, where and the cure")
+    reason: str = Field(description="why, in words; for an error: message, where and hint")
     p_value: float | None = Field(
         None, description="of 'worse than allowed', the largest of its gates'; None if not judged"
     )

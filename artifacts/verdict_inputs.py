@@ -56,7 +56,7 @@ class VerdictInputs:
             raise EvidenceError(
                 "this verdict is on endpoints that someone else serves: there are no weights",
                 where=f"stage judge {key}",
-                cure="`prepare model CHECKPOINT` makes variants that can be bundled",
+                hint="`prepare model CHECKPOINT` makes variants that can be bundled",
             )
         check_weights = record_of(find, candidate.inputs["weights"])
         made = record_of(find, check_weights.inputs["weights"])
@@ -120,13 +120,13 @@ class VerdictInputs:
         checked, made = self.check_weights.result, self.quantize.result
         return weights == checked.weights_digest == made.weights_digest
 
-    def has_carried(self, files: str) -> bool:
+    def has_auxiliary_files(self, files: str) -> bool:
         """Return whether the files beside the weights are the checked ones, by their digest.
 
         The record of adopted weights has no such digest: adopting them checks each file.
         """
         is_adopted = self.quantize.record.stage == ADOPT.name
-        return is_adopted or self.check_weights.result.carried_digest == files
+        return is_adopted or self.check_weights.result.auxiliary_files_digest == files
 
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:
@@ -136,7 +136,7 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
         raise EvidenceError(
             f"the stage '{reference.stage}' that the verdict rests on is gone",
             where=f"stages/{reference.stage}/{reference.key}",
-            cure="run the model again; what is still there is reused",
+            hint="run the model again; what is still there is reused",
         )
     return record
 

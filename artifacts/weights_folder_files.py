@@ -33,7 +33,7 @@ def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple
             raise EvidenceError(
                 "there is something that is neither a file nor a folder",
                 where=str(file),
-                cure="copy what links point to in their place; a copy from the Hub's cache is made "
+                hint="copy what links point to in their place; a copy from the Hub's cache is made "
                 "of links, one by `hf download --local-dir` is not",
             )
 

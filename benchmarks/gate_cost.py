@@ -163,7 +163,7 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "questions": len(pairs),
         "subjects": found["subjects"],
-        "shots": SHOTS,
+        "num_fewshot": SHOTS,
         "ours": ours,
         "lm_eval": theirs,
         "requests_ratio": theirs["requests"] / ours["requests"],
@@ -321,7 +321,7 @@ def carry(sizes: list[int], chance: random.Random) -> Rows:
     """Carried questions in groups that share their examples, and so have to share a subject."""
     from eval_gates.suites import mmlu
 
-    questions = chance.sample(mmlu.read_carried().questions, sum(sizes) + SHOTS * len(sizes))
+    questions = chance.sample(mmlu.read_builtin().questions, sum(sizes) + SHOTS * len(sizes))
     rows: Rows = []
     for size in sizes:
         subject = questions[0]["subject"]

@@ -132,7 +132,7 @@ class RecipeResults:
         source, features = read_folder(checkpoint.path), cpu_features()
         found = {
             recipe.name: [
-                fault.what
+                fault.message
                 for fault in find_unsuitable(
                     recipe,
                     source,

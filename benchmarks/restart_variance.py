@@ -82,7 +82,7 @@ def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float
         "life": asdict(ServerRun(0, ("candidate",), 0, seed)),
         "workload": profile.workloads["chat"].model_dump(),
         "rule": {
-            **{"limits": {"ttft_ms_p95": 1e6}, "share": 0.9, "alpha": 0.01, "rounds": 1},
+            **{"limits": {"ttft_ms_p95": 1e6}, "slo_attainment": 0.9, "alpha": 0.01, "rounds": 1},
             **{"lives": "alternate", "loads_per_life": loads + WARM_UP},
         },
         **{"tokenizer": str(model), "trust_remote_code": False},

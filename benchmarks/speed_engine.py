@@ -62,7 +62,7 @@ QUIET_RATE, SLOWER, STEPS = 1.0, 4.0, 7  # requests/s; times the quiet TTFT; rat
 ANY_TTFT_MS = 1e6
 # A policy needs a suite: the smallest.
 SUITE = {
-    **{"kind": "rouge", "about": "benchmark", "margins": {"fp8": 0.08}, "sources": ["carried"]},
+    **{"kind": "rouge", "about": "benchmark", "margins": {"fp8": 0.08}, "sources": ["builtin"]},
     **{"questions": 32, "batch": 32, "max_tokens": 8},
 }
 SHORT = {"kind": "random", "input_tokens": 16, "output_tokens": 8}
@@ -231,7 +231,7 @@ def against_itself(bench: Bench) -> dict[str, Any]:
     """Two servers alike, so many tries."""
     names = [f"try-{number:02d}" for number in range(1, bench.tries + 1)]
     workload = {**SHORT, "arrivals": {"concurrency": 4}, "seconds": 1.0}
-    ratio = {"minimum": 1.0, "workloads": names, "blocks": bench.blocks, **TIER}
+    ratio = {"min_ratio": 1.0, "workloads": names, "blocks": bench.blocks, **TIER}
     with bench.serve({}, {}) as (one, other):
         reports = bench.judge(
             "aa", one, other, {"ratio": ratio, "workloads": dict.fromkeys(names, workload)}
@@ -281,7 +281,7 @@ def holds_one(verdict: str, lower: float | None, upper: float | None, refused: l
 def a_quarter_at_once(bench: Bench) -> dict[str, Any]:
     """A quarter of `max-num-seqs`."""
     workload = {**SHORT, "arrivals": {"concurrency": WIDE}, "seconds": 1.0}
-    ratio = {"minimum": NARROW_MINIMUM, "workloads": ["short"], "blocks": bench.blocks, **TIER}
+    ratio = {"min_ratio": NARROW_MINIMUM, "workloads": ["short"], "blocks": bench.blocks, **TIER}
     with bench.serve({"max-num-seqs": WIDE}, {"max-num-seqs": WIDE // 4}) as (baseline, narrow):
         speed = {"ratio": ratio, "workloads": {"short": workload}}
         report = bench.judge("narrow", baseline, narrow, speed)["ratio.short"]
@@ -292,7 +292,7 @@ def a_quarter_at_once(bench: Bench) -> dict[str, Any]:
 def no_prefix_cache(bench: Bench) -> dict[str, Any]:
     """Hits are declared, and the candidate can have none."""
     workload = {**SHARED, "arrivals": {"concurrency": 4}, "seconds": 1.0}
-    ratio = {"minimum": 0.5, "workloads": ["shared"], "blocks": bench.blocks, **TIER}
+    ratio = {"min_ratio": 0.5, "workloads": ["shared"], "blocks": bench.blocks, **TIER}
     with bench.serve({}, {"no-enable-prefix-caching": True}) as (baseline, candidate):
         speed = {"ratio": ratio, "workloads": {"shared": workload}}
         report = bench.judge("cache", baseline, candidate, speed)["ratio.shared"]

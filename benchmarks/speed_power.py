@@ -155,7 +155,7 @@ def decided(rule: SequentialGateRule, margins: Floats) -> Decisions:
     )
 
 
-RATIO = ThroughputRatioRule(minimum=1.0, alpha=ALPHA, blocks=BLOCKS)
+RATIO = ThroughputRatioRule(min_ratio=1.0, alpha=ALPHA, blocks=BLOCKS)
 IN_TURN = RATIO.model_copy(update={"lives": "alternate"})
 
 
@@ -396,7 +396,7 @@ def p95_of_rounds(chance: Chance, rounds: int, slots: int, load: float) -> Float
     )
 
 
-SLO = SloRule(limits={"ttft_ms_p95": 1.0}, share=0.5, alpha=ALPHA, rounds=ROUNDS)
+SLO = SloRule(limits={"ttft_ms_p95": 1.0}, slo_attainment=0.5, alpha=ALPHA, rounds=ROUNDS)
 
 
 def ours_of_rounds(p95: Floats, limit: float, runs: int) -> Decisions:
@@ -435,7 +435,7 @@ def start_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
 
     The logarithm of a round's P95 scatters by 3 % around its start's, which scatter as told.
     """
-    rule = SLO.model_copy(update={"share": 0.8, "rounds": 40})
+    rule = SLO.model_copy(update={"slo_attainment": 0.8, "rounds": 40})
     several = rule.model_copy(update={"lives": "alternate"})
     rows = {}
     for spread in (0.0, 0.02, 0.03, 0.05):
@@ -563,7 +563,7 @@ def saturation_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
 
 def arrival_rows(chance: Chance, runs: int, rounds: int) -> dict[str, dict[str, float]]:
     """False passes of limits that exactly 90 % of Poisson rounds keep, by how requests are sent."""
-    rule = SLO.model_copy(update={"share": 0.9, "rounds": 60})
+    rule = SLO.model_copy(update={"slo_attainment": 0.9, "rounds": 60})
     rows = {}
     for slots, load in ((1, 0.7), (8, 0.7), (8, 0.85), (64, 0.85)):
         measured = round_seconds(slots, load)

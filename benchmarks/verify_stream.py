@@ -34,7 +34,7 @@ SHAPES = {
     "mlp.up_proj": (14336, 4096),
     "mlp.down_proj": (4096, 14336),
 }
-CALIBRATION = {"dataset": "carried"}
+CALIBRATION = {"dataset": "builtin"}
 RECIPES: dict[str, dict[str, Any]] = {
     "fp8-dynamic": {"kind": "preset", "scheme": "FP8_DYNAMIC"},
     "nvfp4": {"kind": "preset", "scheme": "NVFP4", "calibration": CALIBRATION},

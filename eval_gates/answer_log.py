@@ -106,7 +106,7 @@ class AnswerLog:
                 raise EvaluationDataError(
                     f"line {number + 1} is not the answer to the question whose turn it is",
                     where=str(part.path),
-                    cure="delete the file; its questions will be asked again",
+                    hint="delete the file; its questions will be asked again",
                 )
             yield row
 

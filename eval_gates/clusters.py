@@ -1,8 +1,8 @@
 """Questions that belong together, such as those of one passage, as one unit of evidence.
 
 Answers to several questions about one text rise and fall together, so each is not evidence of its
-own. A suite with the key `cluster` is asked cluster by cluster, each whole, and its tests see the
-mean of each; in a row of answers the key `cluster` says to which it belongs.
+own. A suite with the key `cluster_by` is asked cluster by cluster, each whole, and its tests see
+the mean of each; in a row of answers the key `cluster` says to which it belongs.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class GateReport(Record):
     tier: Tier = Field(
         description="critical must pass, supporting must not fail, advisory never blocks"
     )
-    form: str = Field(description="how it was asked: chat, base, letter or cloze")
+    prompt_format: str = Field(description="how it was asked: chat, base, letter or cloze")
     test: Literal["sequential", "fixed"] = Field(description="how it was decided")
     about: Literal["population", "benchmark"] = Field(
         description="what the verdict is a claim about: all such questions, or this finite list"

@@ -95,7 +95,7 @@ def judge_suite(
         suite=name,
         metric=metric,
         tier=suite.tier,
-        form=suite.form,
+        prompt_format=suite.prompt_format,
         test=suite.test,
         about=suite.about,
         n=n,
@@ -118,7 +118,7 @@ def judge_suite(
             ChanceBaseline(ignorance=each.ignorance, score=each.score, p_value=each.p_blind)
             for each in sights
         ],
-        cluster=suite.cluster,
+        cluster=suite.cluster_by,
         method=finding.method,
         interval=(companion.lower, companion.upper),
         interval_method=companion.method,

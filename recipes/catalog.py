@@ -210,7 +210,7 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
         raise UsageError(
             f"there is no {noun} '{shorten(name)}'" + (" that is a file" if path.exists() else ""),
             where=shorten(str(path)) if is_path else f"--{noun} {shorten(name)}",
-            cure=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
+            hint=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
         )
     return path
 
@@ -226,7 +226,7 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError(
             f"more than {MAX_EXTENDED} recipes extend one another",
             where=f"{path}, key extends",
-            cure="let one of them stand alone, without the key 'extends'",
+            hint="let one of them stand alone, without the key 'extends'",
         )
     data = read(path, "recipe", Recipe)
     if data.get("extends") is None:
@@ -238,24 +238,24 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
             f"the recipe is wrong at 'extends': {shorten(repr(parent))} should be the name of one "
             "recipe",
             where=where,
-            cure=f"known: {', '.join(_names(RECIPES))}; or give the path of a YAML file",
+            hint=f"known: {', '.join(_names(RECIPES))}; or give the path of a YAML file",
         )
     if "name" not in data:
         raise UsageError(
             f"the recipe extends '{shorten(parent)}' and has no name of its own",
             where=f"{path}, key name",
-            cure="add the key 'name': tables, files and tags distinguish variants by it",
+            hint="add the key 'name': tables, files and tags distinguish variants by it",
         )
     try:
         found = _find(_locate_beside(parent, path, where), RECIPES, "recipe")
     except UsageError as error:
-        raise UsageError(error.what, where=where, cure=error.cure) from error
+        raise UsageError(error.message, where=where, hint=error.hint) from error
     if found.resolve() in chain:
         circle = " -> ".join(file.name for file in (*chain, found))
         raise UsageError(
             f"the recipe extends itself: {circle}",
             where=where,
-            cure="let one of them stand alone, without the key 'extends'",
+            hint="let one of them stand alone, without the key 'extends'",
         )
     base = _merge_recipe(found, chain)
     # Faults of the extended recipe are reported as such, with its own file.

@@ -38,7 +38,7 @@ def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise UsageError(
-            f"the {noun} is not a mapping of keys", where=str(path), cure=_list_known(kind)
+            f"the {noun} is not a mapping of keys", where=str(path), hint=_list_known(kind)
         )
     return data
 
@@ -55,7 +55,7 @@ def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> 
         raise UsageError(
             f"the {noun} is wrong at '{key}': {_explain(first)}",
             where=f"{path}, key {key}",
-            cure=_cure(kind, first),
+            hint=_hint(kind, first),
         ) from error
 
 
@@ -96,7 +96,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
 
 
-def _cure(kind: type[BaseModel], fault: ErrorDetails) -> str:
+def _hint(kind: type[BaseModel], fault: ErrorDetails) -> str:
     """What the faulty key is for; or, where a key is not known or missing, which ones there are."""
     if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
         return f"write {number}: YAML takes what is in quotes, and 1e7 or 1.0e7, as text"

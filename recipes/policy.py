@@ -12,9 +12,9 @@ from recipes.config_model import ConfigModel, Name, Tier
 from recipes.schema import Family
 from recipes.speed import Accelerator, SpeedGate, SpeedPolicy
 
-Source = Literal["eval-data", "hub", "packages", "carried"]
+Source = Literal["eval-data", "hub", "packages", "builtin"]
 Form = Annotated[
-    Literal["auto", "base", "chat"],
+    Literal["auto", "completion", "chat"],
     Field(
         description="chat: with the chat template; base: text to go on from; auto: chat where the "
         "tokenizer has a template, else base"
@@ -59,7 +59,7 @@ class Margin(ConfigModel):
 class EvalTask(ConfigModel):
     """What a question's answer depends on."""
 
-    cluster: str | None = Field(
+    cluster_by: str | None = Field(
         None,
         min_length=1,
         description="a field of the questions that says which belong together, such as the passage "
@@ -92,7 +92,7 @@ class Suite(ConfigModel):
         None, ge=1, le=10_000_000, description="how many at most; all when absent"
     )
     batch: int = Field(64, ge=1, le=1_000_000, description="questions asked between two looks")
-    minutes: float | None = Field(
+    time_budget_minutes: float | None = Field(
         None,
         gt=0,
         le=43_200,
@@ -105,7 +105,7 @@ class Suite(ConfigModel):
         description="share of answers expected to change; sizes the first round, and chooses the "
         "bet with half of a sequential test's stake",
     )
-    repeat: int = Field(
+    noise_floor_questions: int = Field(
         0,
         ge=0,
         le=10_000_000,
@@ -120,9 +120,10 @@ class Suite(ConfigModel):
                 "'test: fixed' bounds the population that the questions come from; for a claim "
                 "about the benchmark alone take 'test: sequential'"
             )
-        if self.test == "fixed" and self.minutes is not None:
+        if self.test == "fixed" and self.time_budget_minutes is not None:
             raise ValueError(
-                "'test: fixed' asks all questions, so 'minutes' cannot end it; remove 'minutes', "
+                "'test: fixed' asks all questions, so 'time_budget_minutes' cannot end it; remove "
+                "'time_budget_minutes', "
                 "or take 'test: sequential'"
             )
         return self
@@ -132,10 +133,10 @@ class MmluTask(EvalTask):
     """Questions with four choices."""
 
     kind: Literal["mmlu"] = "mmlu"
-    form: Literal["letter", "cloze"] = Field(
+    prompt_format: Literal["letter", "cloze"] = Field(
         "letter", description="letter: answer A-D; cloze: the answer's text (for small models)"
     )
-    shots: int = Field(5, ge=0, le=5)
+    num_fewshot: int = Field(5, ge=0, le=5)
 
 
 class MmluSuite(MmluTask, Suite):
@@ -147,7 +148,7 @@ class MmluSuite(MmluTask, Suite):
 class CodeTask(EvalTask):
     """Functions to write, how many of each, and how their tests are run."""
 
-    form: Form = "auto"
+    prompt_format: Form = "auto"
     max_tokens: int = Field(512, ge=16, le=1_000_000)
     k: int = Field(1, ge=1, le=1_000, description="the metric is pass@k, by the unbiased estimator")
     samples: int = Field(
@@ -233,7 +234,7 @@ class RougeTask(EvalTask):
 
     kind: Literal["rouge"] = "rouge"
     metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
-    form: Form = "auto"
+    prompt_format: Form = "auto"
     max_tokens: int = Field(96, ge=8, le=1_000_000)
 
 
@@ -248,7 +249,7 @@ class RougeSuite(RougeTask, Suite):
         description="share of scores expected to change; sizes the first round, and chooses the "
         "bet with half of a sequential test's stake",
     )
-    sources: list[Source] = Field(default=["eval-data", "hub", "carried"])
+    sources: list[Source] = Field(default=["eval-data", "hub", "builtin"])
 
 
 class LmEvalTask(EvalTask):
@@ -257,10 +258,10 @@ class LmEvalTask(EvalTask):
     kind: Literal["lm_eval"] = "lm_eval"
     task: str = Field(min_length=1, description="lm-eval's name of one task, or a task's YAML file")
     metric: str | None = Field(None, description="one of the task's own; its first when absent")
-    shots: int | None = Field(
+    num_fewshot: int | None = Field(
         None, ge=0, le=1_000, description="few-shot examples; the task's own if absent"
     )
-    form: Form = "auto"
+    prompt_format: Form = "auto"
     max_tokens: int = Field(
         256, ge=1, le=1_000_000, description="of a generated answer, unless the task says"
     )

@@ -14,12 +14,12 @@ class Calibration(ConfigModel):
     """Texts that the quantizer runs through the model to see its activations."""
 
     dataset: str | None = Field(
-        None, description="Hub dataset id, 'carried' for the project's own texts, or a file path"
+        None, description="Hub dataset id, 'builtin' for the project's own texts, or a file path"
     )
     split: str = Field("train", description="split of a Hub dataset")
     column: str = Field("text", description="column or JSON key that holds the text or messages")
     revision: str | None = Field(None, description="commit or tag of a Hub dataset")
-    fallback: Literal["carried"] | None = Field(
+    fallback: Literal["builtin"] | None = Field(
         None, description="what to use when the Hub cannot be reached; its use is reported"
     )
     samples: int = Field(

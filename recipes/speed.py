@@ -33,7 +33,7 @@ LimitName = Literal[
 class ThroughputRatioGate(ConfigModel):
     """Output tokens a second of the variant over the baseline's, block by block."""
 
-    minimum: dict[Accelerator, Annotated[float, Field(ge=1e-3, le=1_000)]] = Field(
+    min_ratio: dict[Accelerator, Annotated[float, Field(ge=1e-3, le=1_000)]] = Field(
         min_length=1,
         description="of the typical block: one number, or by accelerator, since FP8 is emulated on "
         "CPUs; nothing is claimed on one that is not named",
@@ -48,7 +48,7 @@ class ThroughputRatioGate(ConfigModel):
     )
     tier: Tier = "critical"
 
-    @field_validator("minimum", mode="before")
+    @field_validator("min_ratio", mode="before")
     @classmethod
     def _a_number_is_for_all(cls, value: Any) -> Any:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -65,8 +65,8 @@ class ThroughputRatioGate(ConfigModel):
     def is_about(self, accelerator: Accelerator | None) -> bool:
         """Whether it has a minimum there; None: of endpoints whose machine nobody knows."""
         if accelerator is None:
-            return len(self.minimum) > 1 and len(set(self.minimum.values())) == 1
-        return accelerator in self.minimum
+            return len(self.min_ratio) > 1 and len(set(self.min_ratio.values())) == 1
+        return accelerator in self.min_ratio
 
     def minimum_on(self, accelerator: Accelerator | None) -> float:
         """The smallest acceptable ratio; None: of endpoints whose machine nobody knows.
@@ -76,7 +76,7 @@ class ThroughputRatioGate(ConfigModel):
         """
         if not self.is_about(accelerator):
             raise ValueError(f"no one minimum for {accelerator or 'endpoints of unknown machines'}")
-        return next(v for k, v in self.minimum.items() if accelerator in (k, None))
+        return next(v for k, v in self.min_ratio.items() if accelerator in (k, None))
 
     def rule(
         self, accelerator: Accelerator | None, alpha: float, hit_rate: float | None
@@ -92,7 +92,7 @@ class ThroughputRatioGate(ConfigModel):
             ValueError: as `minimum_on`.
         """
         return {
-            "minimum": self.minimum_on(accelerator),
+            "min_ratio": self.minimum_on(accelerator),
             "alpha": alpha,
             "blocks": self.blocks,
             "hit_rate": hit_rate,
@@ -117,14 +117,14 @@ class SloGate(ConfigModel):
         "requests (errors: 0 when absent). With `compare: baseline`, latencies over the "
         "baseline's of the same round",
     )
-    acceptance_at_least: float | None = Field(
+    min_acceptance_length: float | None = Field(
         None,
         gt=1,
         le=65,
         description="of speculative decoding: tokens that a step with drafts gives in a round, the "
         "model's own among them (vLLM's mean acceptance length)",
     )
-    share_of_rounds: float = Field(
+    slo_attainment: float = Field(
         0.8,
         ge=0.05,
         le=0.99,
@@ -142,7 +142,7 @@ class SloGate(ConfigModel):
     @model_validator(mode="after")
     def _limits_can_be_kept(self) -> SloGate:
         check_limits(self.limits)
-        if self.acceptance_at_least is None:
+        if self.min_acceptance_length is None:
             check_latency(self.limits)
         return self
 
@@ -151,11 +151,15 @@ class SloGate(ConfigModel):
         return {
             "limits": dict(self.limits),
             "compare": self.compare,
-            "share": self.share_of_rounds,
+            "slo_attainment": self.slo_attainment,
             "alpha": alpha,
             "rounds": self.rounds,
             "hit_rate": hit_rate,
-            **({"acceptance": self.acceptance_at_least} if self.acceptance_at_least else {}),
+            **(
+                {"min_acceptance_length": self.min_acceptance_length}
+                if self.min_acceptance_length
+                else {}
+            ),
         }
 
 

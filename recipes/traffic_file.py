@@ -51,7 +51,7 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
             raise UsageError(
                 f"a hit_rate of {workload.hit_rate:g} is declared, and no two prompts begin alike",
                 where=f"{where}, key hit_rate",
-                cure="remove 'hit_rate', or declare 0",
+                hint="remove 'hit_rate', or declare 0",
             )
     elif workload.kind == "shared_prefix":
         key = "prefix_tokens"
@@ -60,7 +60,7 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
             f"the longest prompt with its answer has {longest:,} tokens, and the model is served "
             f"with {max_length:,}",
             where=f"{where}, key {key}",
-            cure="shorten the workload, or serve with a larger max-model-len",
+            hint="shorten the workload, or serve with a larger max-model-len",
         )
 
 
@@ -72,24 +72,24 @@ def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
             raise UsageError(
                 "the file has another content than the one that is named",
                 where=f"{where}, key sha256: {path}",
-                cure="name the file that was meant, or leave 'sha256' out",
+                hint="name the file that was meant, or leave 'sha256' out",
             )
         found = _trace(workload, path) if isinstance(workload, TraceWorkload) else _requests(path)
     except OSError as error:
         raise UsageError(
             f"the file cannot be read: {error.strerror}",
             where=f"{where}, key file: {path}",
-            cure="name a file that is there",
+            hint="name a file that is there",
         ) from error
     except (UntrustedLinesError, UntrustedJsonError) as error:
         raise UsageError(
-            f"the file is damaged: {error}", where=f"{where}, key file: {path}", cure="fix the file"
+            f"the file is damaged: {error}", where=f"{where}, key file: {path}", hint="fix the file"
         ) from error
     if not found.requests:
         raise UsageError(
             "there is not one request in the file",
             where=f"{where}, key file: {path}",
-            cure="name a file with requests",
+            hint="name a file with requests",
         )
     return found
 
@@ -102,7 +102,7 @@ def trace_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             row = _parse(line, place)
             if not isinstance(row, dict):
                 raise UsageError(
-                    "a line of the trace is no JSON object", where=place, cure=f"write {A_LINE}"
+                    "a line of the trace is no JSON object", where=place, hint=f"write {A_LINE}"
                 )
             yield place, row
 
@@ -113,7 +113,7 @@ def _parse(line: str, place: str) -> Any:
     except UntrustedJsonError as error:
         words = str(error).replace("line 1 column", "column")  # of this line
         raise UsageError(
-            f"the line is no JSON: {words}", where=place, cure="write one object a line"
+            f"the line is no JSON: {words}", where=place, hint="write one object a line"
         ) from error
 
 
@@ -128,7 +128,7 @@ def _trace(workload: TraceWorkload, path: Path) -> TrafficFile:
             raise UsageError(
                 f"the timestamp {time:g} is before the one of the request above, {times[-1]:g}",
                 where=f"{place}, key timestamp",
-                cure="sort the trace by its timestamps",
+                hint="sort the trace by its timestamps",
             )
         needed = -(-int(asked) // workload.block_tokens)
         if len(hashes) < needed:
@@ -136,7 +136,7 @@ def _trace(workload: TraceWorkload, path: Path) -> TrafficFile:
                 f"an input_length of {asked:g} has {needed} blocks of {workload.block_tokens} "
                 f"tokens, and there are {len(hashes)} hash_ids",
                 where=f"{place}, key hash_ids",
-                cure="give one for each block, or the trace's own size as 'block_tokens'",
+                hint="give one for each block, or the trace's own size as 'block_tokens'",
             )
         shares |= hashes[0] in first_blocks
         first_blocks.add(hashes[0])
@@ -160,7 +160,7 @@ def _number(row: dict[str, Any], key: str, place: str) -> float:
             if key in row
             else f"'{key}' is missing",
             where=f"{place}, key {key}",
-            cure=f"write {A_LINE}",
+            hint=f"write {A_LINE}",
         )
     return float(value)
 
@@ -175,7 +175,7 @@ def _hashes(row: dict[str, Any], place: str) -> list[int]:
         raise UsageError(
             "'hash_ids' is no list of whole numbers",
             where=f"{place}, key hash_ids",
-            cure=f"write {A_LINE}",
+            hint=f"write {A_LINE}",
         )
     return value
 
@@ -216,6 +216,6 @@ def _text(value: Any, place: str, key: str, example: str) -> str:
         raise UsageError(
             f"'{key}' is no text" if value is not None else f"'{key}' is missing",
             where=f"{place}, key {key}",
-            cure=f"write {example}",
+            hint=f"write {example}",
         )
     return value

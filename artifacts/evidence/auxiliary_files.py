@@ -15,7 +15,7 @@ from artifacts.weights_folder_files import ADDED_LATER
 WRITTEN_LATER = (BUNDLE, CARD, RESULTS, *ADDED_LATER)
 
 
-def digest_carried_files(folder: Path) -> str:
+def digest_auxiliary_files(folder: Path) -> str:
     """Digest of their names and contents, before and after card and evidence were written.
 
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from artifacts.evidence.auxiliary_files import digest_carried_files
+from artifacts.evidence.auxiliary_files import digest_auxiliary_files
 from artifacts.evidence.bundle import (
     BUNDLE,
     RESOLVED,
@@ -66,7 +66,7 @@ def find_bundle(folder: Path) -> Path | None:
                 raise EvidenceError(
                     "the evidence is a link to somewhere else",
                     where=str(path),
-                    cure="name the folder that it leads to, or get it again with `prepare pull`",
+                    hint="name the folder that it leads to, or get it again with `prepare pull`",
                 )
         return place
     return None
@@ -83,7 +83,7 @@ def check_bundle(folder: Path) -> BundleCheck:
         raise EvidenceError(
             "there is no evidence bundle here",
             where=str(folder / BUNDLE),
-            cure="name a folder that `prepare pull` made, or its prepare-evidence/",
+            hint="name a folder that `prepare pull` made, or its prepare-evidence/",
         )
     manifest = read_manifest(bundle)
     has_weights = bundle != folder
@@ -103,12 +103,12 @@ def check_bundle(folder: Path) -> BundleCheck:
             if has_weights:
                 problems += find_other_weights(folder, manifest, verdict, source)
         except EvidenceError as error:  # a record is gone or damaged, which the checks report too
-            problems.append(f"{error.where}: {error.what}")
+            problems.append(f"{error.where}: {error.message}")
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise EvidenceError(
             f"the records of the bundle cannot be understood: {type(error).__name__}: {error}",
             where=str(bundle),
-            cure="it was changed, or another version of prepare wrote it: "
+            hint="it was changed, or another version of prepare wrote it: "
             f"{manifest.prepare_version}",
         ) from error
     return BundleCheck(
@@ -242,12 +242,12 @@ def find_other_weights(
     listed = {each.path: each.sha256 for each in manifest.beside}
     try:
         digest = weights_digest(folder, lambda file: listed.get(file.name, ""))
-        carried = digest_carried_files(folder)
+        carried = digest_auxiliary_files(folder)
     except CheckpointError as error:
-        return [f"{folder}: {error.what}"]
+        return [f"{folder}: {error.message}"]
     found = []
     if not judged.is_of(digest):
         found.append(f"{folder}: the weights are not those that were judged")
-    if not judged.has_carried(carried):
+    if not judged.has_auxiliary_files(carried):
         found.append(f"{folder}: config, tokenizer and other files are not those that were judged")
     return found

@@ -43,7 +43,7 @@ class BundledEvidence:
                 raise EvidenceError(
                     f"its stage '{stage}' is of a revision that this prepare does not know",
                     where=str(folder),
-                    cure="it was changed, or a newer prepare made it: verify it with that",
+                    hint="it was changed, or a newer prepare made it: verify it with that",
                 )
 
     @property

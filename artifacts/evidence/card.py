@@ -304,7 +304,8 @@ def hub_entries(
                     task_id=known[1],
                     value=percent(gate.candidate),
                     date=evaluation.record.finished,
-                    notes=f"{gate.metric}, form {suite.form}, quantized by {verdict.recipe}",
+                    notes=f"{gate.metric}, format {suite.prompt_format}, quantized by "
+                    f"{verdict.recipe}",
                 )
             )
     return eval_result_entries_to_yaml(entries)

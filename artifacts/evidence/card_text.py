@@ -95,7 +95,7 @@ def calibration_words(quantization: Quantization, result: QuantizeResult) -> str
     if not calibration:
         return ""
     name = str(calibration.dataset)
-    data = "the texts that `prepare` carries" if name == "carried" else f"`{markdown_code(name)}`"
+    data = "the texts that `prepare` carries" if name == "builtin" else f"`{markdown_code(name)}`"
     blocks = result.calibration_blocks or calibration.samples
     return f"Calibrated with {blocks} blocks of {calibration.max_tokens} tokens from {data}."
 

@@ -34,7 +34,7 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
         yield f"{role}: its record counts {count} answers, and there are {len(answers)}"
     if kept.parameters.rule is None:
         wanted = min(kept.parameters.upto or len(questions), len(questions))
-        if kept.parameters.suite.cluster:
+        if kept.parameters.suite.cluster_by:
             wanted = whole_end(labels_of(questions), wanted)
         if len(answers) != wanted:
             yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
@@ -45,9 +45,9 @@ def find_miscounted(role: str, record: StageRecord, questions: Rows) -> Iterator
     told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
     if told.questions != len(questions):
         yield f"{role}: its record counts {told.questions} questions of {len(questions)}"
-    if suite.cluster and told.clusters != len(set(labels_of(questions))):
+    if suite.cluster_by and told.clusters != len(set(labels_of(questions))):
         yield f"{role}: its record counts other clusters than its questions have"
-    if not suite.cluster and told.clusters:
+    if not suite.cluster_by and told.clusters:
         yield f"{role}: its record counts clusters, and the suite has none"
     # A quarter before revision 5 of the stage, and never less; who says more only makes the gate
     # harder to pass. The choices, that it follows from, are not among what is read of a row.

@@ -71,7 +71,7 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
         raise UsageError(
             f"no variant of run {report.run} was judged, so there is no verdict to compute again",
             where=f"{store.root}/runs/{report.run}",
-            cure="`prepare runs list` names the runs and their verdicts",
+            hint="`prepare runs list` names the runs and their verdicts",
         )
     missing = find_missing(report) if report.status == "finished" else []
     return [
@@ -255,7 +255,7 @@ class VariantEvidence:
         try:
             self.problems += self._find_misasked()
         except PrepareError as error:
-            self.problems.append(f"{error.where}: {error.what}; its evidence is missing")
+            self.problems.append(f"{error.where}: {error.message}; its evidence is missing")
 
     def _find_misasked(self) -> Iterator[str]:
         """Where answers are not those to the questions."""
@@ -285,7 +285,7 @@ class VariantEvidence:
         try:
             record = self._source.find(reference.stage, reference.key)
         except PrepareError as error:
-            self.problems.append(f"{place}: {error.what}; its evidence is missing")
+            self.problems.append(f"{place}: {error.message}; its evidence is missing")
             return None
         if record is None:
             self.problems.append(f"{place} is missing")
@@ -333,7 +333,7 @@ class VariantEvidence:
         try:
             digest = self._source.digest(reference.stage, reference.key, name)
         except PrepareError as error:
-            self.problems.append(f"{role}: {file}: {error.what}; its evidence is missing")
+            self.problems.append(f"{role}: {file}: {error.message}; its evidence is missing")
             return
         if digest is None:
             self.problems.append(f"{role}: {file} is missing")
@@ -347,7 +347,7 @@ class VariantEvidence:
             try:
                 source = self._source.find(reference.stage, reference.key)
             except PrepareError as error:
-                self.problems.append(f"{role}: its '{name}', {place}: {error.what}")
+                self.problems.append(f"{role}: its '{name}', {place}: {error.message}")
                 continue
             if source is None:
                 if self._source.is_whole:

@@ -195,7 +195,7 @@ def _refusal(folder: Path, why: str, signer: str) -> EvidenceError:
     return EvidenceError(
         f"the signature does not hold: {why}",
         where=f"{folder / SIGNATURE}, against {signer}",
-        cure="do not use this folder; get it, and the key, again from whom you trust",
+        hint="do not use this folder; get it, and the key, again from whom you trust",
     )
 
 
@@ -205,7 +205,7 @@ def _signature_of(folder: Path) -> Path:
         raise EvidenceError(
             "the folder is not signed, or its signature was removed",
             where=str(signature),
-            cure="without --public-key no signature is checked, only that everything is consistent",
+            hint="without --public-key no signature is checked, only that everything is consistent",
         )
     with raise_as(EvidenceError, "the signature cannot be read", signature):
         open_regular(signature, SIGNATURE_BYTES).close()
@@ -247,7 +247,7 @@ def _library_errors(verb: str, folder: Path) -> Iterator[None]:
         raise EvidenceError(
             f"model-signing, which can {verb} a folder, is not installed",
             where=str(error.name),
-            cure="in the clone of prepare: pip install '.[sign]'",
+            hint="in the clone of prepare: pip install '.[sign]'",
         ) from error
     except OSError:
         raise
@@ -256,5 +256,5 @@ def _library_errors(verb: str, folder: Path) -> Iterator[None]:
         raise EvidenceError(
             f"could not {verb} the folder: {str(error).strip() or type(error).__name__}",
             where=str(folder),
-            cure="with --private-key it needs no network; a folder with links cannot be signed",
+            hint="with --private-key it needs no network; a folder with links cannot be signed",
         ) from error

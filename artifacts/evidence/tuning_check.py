@@ -40,7 +40,7 @@ def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
         raise UsageError(
             f"run {report.run} measured no winner against stock, so there is nothing to compute",
             where=f"run {report.run}",
-            cure="`prepare runs show` has the race",
+            hint="`prepare runs show` has the race",
         )
     computed: SpeedGateReport | None = None
     differences: list[str] = []
@@ -77,7 +77,7 @@ def _find_changed(
     if source.digest(SPEED.name, record.key, LOADS) != kept.result.loads_digest:
         yield f"{place}/{LOADS}: the timings are not those that were measured"
     asked = kept.parameters
-    if (asked.claim, asked.rule.get("minimum")) != ("ratio", 1.0):
+    if (asked.claim, asked.rule.get("min_ratio")) != ("ratio", 1.0):
         yield f"{place}: it is no claim to be faster than stock"
     if asked.sides["baseline"].serving.engine_arguments != tuning.stock:
         yield f"{place}: what it compares with is not the stock of this run"

@@ -161,7 +161,7 @@ def _has_tables(file: Path, uri: str) -> bool:
     raise RegistryError(
         "the SQLite file has other tables than those of the installed MLflow",
         where=uri,
-        cure=f"copy the file, then run `mlflow db upgrade {uri}` where prepare is installed; or "
+        hint=f"copy the file, then run `mlflow db upgrade {uri}` where prepare is installed; or "
         "name another registry with --registry",
     )
 
@@ -183,5 +183,5 @@ def _unopenable_error(uri: str, why: str) -> RegistryError:
     return RegistryError(
         f"the model registry cannot be opened: {why}",
         where=uri,
-        cure="name with --registry an SQLite file of MLflow's that you may write, or a new one",
+        hint="name with --registry an SQLite file of MLflow's that you may write, or a new one",
     )

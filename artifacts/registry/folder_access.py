@@ -54,5 +54,5 @@ def _unusable_error(what: str, where: str) -> RegistryError:
     return RegistryError(
         f"the registry's folder cannot be used: {what}",
         where=where,
-        cure="name with --registry a folder that you may write",
+        hint="name with --registry a folder that you may write",
     )

@@ -58,5 +58,5 @@ def _refusal(what: str, where: str) -> RegistryError:
     return RegistryError(
         what,
         where=where,
-        cure=f"{LOG_IN}, {WRITE_TOKEN}, or name another namespace in --registry",
+        hint=f"{LOG_IN}, {WRITE_TOKEN}, or name another namespace in --registry",
     )

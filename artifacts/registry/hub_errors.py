@@ -22,7 +22,7 @@ def status_of(error: Exception) -> int:
 
 @contextmanager
 def explain_hub_errors(where: str) -> Iterator[None]:
-    """Turn any error that the library is known to raise into a RegistryError with a cure."""
+    """Turn any error that the library is known to raise into a RegistryError with a hint."""
     from huggingface_hub import constants, errors
 
     endpoint = constants.ENDPOINT
@@ -40,7 +40,7 @@ def explain_hub_errors(where: str) -> Iterator[None]:
         raise RegistryError(
             f"the Hub does not accept this name: {_first_line(error)}",
             where=where,
-            cure="give a name (--name) of letters, digits, '-', '_' and '.'",
+            hint="give a name (--name) of letters, digits, '-', '_' and '.'",
         ) from error
     except errors.HfHubHTTPError as error:
         raise _refusal(endpoint, where, error) from error
@@ -48,7 +48,7 @@ def explain_hub_errors(where: str) -> Iterator[None]:
         raise RegistryError(
             f"no token is available from the CI system: {_first_line(error)}",
             where=where,
-            cure="give the job the right to ask for an ID token (on GitHub `permissions: id-token: "
+            hint="give the job the right to ask for an ID token (on GitHub `permissions: id-token: "
             f"write`), or put one into HF_OIDC_ID_TOKEN; or unset HF_OIDC_RESOURCE and {LOG_IN}",
         ) from error
     except transport_error() as error:
@@ -58,25 +58,25 @@ def explain_hub_errors(where: str) -> Iterator[None]:
         raise RegistryError(
             f"the upload broke off: {_first_line(reason)}",
             where=where,
-            cure="run the command again; files that are there already are not sent again",
+            hint="run the command again; files that are there already are not sent again",
         ) from error
     except OSError as error:
         raise RegistryError(
             f"a file cannot be read or written: {error.strerror or error}",
             where=str(error.filename or where),
-            cure="name a folder on a disk with room that you may write",
+            hint="name a folder on a disk with room that you may write",
         ) from error
     except (ValueError, KeyError) as error:
         if isinstance(error.__cause__, errors.BadRequestError):  # it looked at the README.md
             raise RegistryError(
                 f"the Hub refuses the card: {' '.join(str(error).split())[:300]}",
                 where=where,
-                cure="report it; the card's front matter has a value that the Hub does not know",
+                hint="report it; the card's front matter has a value that the Hub does not know",
             ) from error
         raise RegistryError(
             f"{endpoint} does not answer as a Hub: {_first_line(error)}",
             where=where,
-            cure="check HF_ENDPOINT, and whether a proxy is in between",
+            hint="check HF_ENDPOINT, and whether a proxy is in between",
         ) from error
 
 
@@ -85,7 +85,7 @@ def token_error(where: str) -> RegistryError:
     return RegistryError(
         "the Hub has no such repository, or does not show it, and we have no token",
         where=where,
-        cure=f"{LOG_IN}, {WRITE_TOKEN}",
+        hint=f"{LOG_IN}, {WRITE_TOKEN}",
     )
 
 
@@ -93,40 +93,40 @@ def _refusal(endpoint: str, where: str, error: Exception) -> RegistryError:
     from huggingface_hub import errors, get_token
 
     if isinstance(error, errors.GatedRepoError):
-        cure = f"accept the model's terms on its page at {endpoint}, then {LOG_IN}"
-        return RegistryError("the repository is gated", where=where, cure=cure)
+        hint = f"accept the model's terms on its page at {endpoint}, then {LOG_IN}"
+        return RegistryError("the repository is gated", where=where, hint=hint)
     if isinstance(error, errors.RepositoryNotFoundError):
         if get_token() is None:
             return token_error(where)
         return RegistryError(
             f"{endpoint} has no such repository, or does not show it to the token's owner",
             where=where,
-            cure=f"check the namespace in --registry; {LOG_IN}, {WRITE_TOKEN}",
+            hint=f"check the namespace in --registry; {LOG_IN}, {WRITE_TOKEN}",
         )
     status = status_of(error)
     said = getattr(error, "server_message", None)
     what = f"{endpoint} answered with status {status}" + (f": {said}" if said else "")
     if status == 401:
         return RegistryError(
-            "the Hub does not know the token", where=where, cure=f"{LOG_IN}, {WRITE_TOKEN}"
+            "the Hub does not know the token", where=where, hint=f"{LOG_IN}, {WRITE_TOKEN}"
         )
     if status == 403:
         return RegistryError(
             f"the token may not do this{f': {said}' if said else ''}",
             where=where,
-            cure=f"{LOG_IN}, {WRITE_TOKEN}, or name another namespace in --registry",
+            hint=f"{LOG_IN}, {WRITE_TOKEN}, or name another namespace in --registry",
         )
     if status == 429:
-        return RegistryError(what, where=where, cure="it wants fewer requests: wait some minutes")
-    cure = "try again in a while" if status >= 500 else "check --registry and HF_ENDPOINT"
-    return RegistryError(what, where=where, cure=cure)
+        return RegistryError(what, where=where, hint="it wants fewer requests: wait some minutes")
+    hint = "try again in a while" if status >= 500 else "check --registry and HF_ENDPOINT"
+    return RegistryError(what, where=where, hint=hint)
 
 
 def _offline_error(where: str) -> RegistryError:
     return RegistryError(
         "HF_HUB_OFFLINE is set, and what a registry on the Hub holds is known only there",
         where=where,
-        cure="unset HF_HUB_OFFLINE, or name a registry on this machine",
+        hint="unset HF_HUB_OFFLINE, or name a registry on this machine",
     )
 
 
@@ -134,7 +134,7 @@ def _unreachable_error(endpoint: str, where: str, error: Exception) -> RegistryE
     return RegistryError(
         f"{endpoint} cannot be reached: {_first_line(error)}",
         where=where,
-        cure="check the network (HF_ENDPOINT names a mirror), then run the command again",
+        hint="check the network (HF_ENDPOINT names a mirror), then run the command again",
     )
 
 

@@ -64,7 +64,7 @@ class HubRegistry(Registry):
             raise RegistryError(
                 f"'{uri}' is not a registry on the Hub",
                 where="--registry",
-                cure=f"write {SCHEME}NAMESPACE, a user or an organisation; "
+                hint=f"write {SCHEME}NAMESPACE, a user or an organisation; "
                 f"{SCHEME}NAMESPACE?{PUBLIC} makes public repositories",
             )
         from huggingface_hub import HfApi
@@ -229,7 +229,7 @@ class HubRegistry(Registry):
         raise RegistryError(
             f"others took the next number {ATTEMPTS} times in a row while we tried",
             where=f"{SCHEME}{repository.repo_id}",
-            cure="run the command again",
+            hint="run the command again",
         )
 
     def _record(self, repository: HubRepository, number: str, version: RegisteredVersion) -> str:

@@ -120,7 +120,7 @@ class HubRepository:
                 raise RegistryError(
                     f"'{self.repo_id}' has no branch '{HISTORY}'",
                     where=self._uri,
-                    cure="it was not registered by prepare, or somebody deleted the branch",
+                    hint="it was not registered by prepare, or somebody deleted the branch",
                 )
             wanted = change(state.ledger)
             if wanted is None:
@@ -164,7 +164,7 @@ class HubRepository:
                 raise RegistryError(
                     "the Hub did not take every file of the version",
                     where=f"{self.repo_id}, branch {branch}",
-                    cure="look for a .gitignore on the repository's main branch, and remove it",
+                    hint="look for a .gitignore on the repository's main branch, and remove it",
                 )
         raise self._busy_error()
 
@@ -244,7 +244,7 @@ class HubRepository:
             raise RegistryError(
                 f"the Hub has a model repository '{self.repo_id}' that prepare did not make",
                 where=self._uri,
-                cure="register under another name (--name); nothing was written there",
+                hint="register under another name (--name); nothing was written there",
             )
         return files
 
@@ -273,14 +273,14 @@ class HubRepository:
             raise RegistryError(
                 f"the history of '{self.repo_id}' is damaged: {error}",
                 where=f"{self._uri}, branch {HISTORY}, file {LEDGER}, commit {commit}",
-                cure="somebody changed it; put the branch back to the commit before with git",
+                hint="somebody changed it; put the branch back to the commit before with git",
             ) from error
 
     def _busy_error(self) -> RegistryError:
         return RegistryError(
             f"others wrote to '{self.repo_id}' {ATTEMPTS} times in a row while we tried",
             where=self._uri,
-            cure="run the command again",
+            hint="run the command again",
         )
 
 

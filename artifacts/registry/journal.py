@@ -87,7 +87,7 @@ class Journal:
         for alias in (move.alias, move.previous_alias):
             if alias is not None and not can_be_alias(alias):
                 raise RegistryError(
-                    f"'{alias}' cannot be an alias", where=self._storage.uri, cure=f"give {RULE}"
+                    f"'{alias}' cannot be an alias", where=self._storage.uri, hint=f"give {RULE}"
                 )
 
         def entry_of(state: AliasState) -> HistoryEntry | None:
@@ -129,7 +129,7 @@ class Journal:
                     if not way
                     else f"'{alias}' of '{self._name}' is at version {current} already",
                     where=self._storage.uri,
-                    cure=f"`prepare registry history {self._name}` shows the moves so far",
+                    hint=f"`prepare registry history {self._name}` shows the moves so far",
                 )
             changes: dict[str, str | None] = {}
             before = self._previous_alias_of(state, alias)
@@ -172,7 +172,7 @@ class Journal:
         raise RegistryError(
             f"others moved aliases of '{self._name}' {ATTEMPTS} times in a row while we tried",
             where=self._storage.uri,
-            cure="run the command again",
+            hint="run the command again",
         )
 
     @contextmanager
@@ -190,9 +190,9 @@ class Journal:
                     raise
                 what = f"entry {held.number} of the history is recorded, and was not completed"
             raise RecordedMoveError(
-                f"'{entry.alias}' of '{self._name}': {what}: {error.what}",
+                f"'{entry.alias}' of '{self._name}': {what}: {error.message}",
                 where=error.where or self._storage.uri,
-                cure=f"`prepare registry history {self._name}` shows the entry once the registry "
+                hint=f"`prepare registry history {self._name}` shows the entry once the registry "
                 "works. The next promote, rollback, pull, push, serve, recheck or verify of "
                 f"{self._name} completes it; `prepare rollback {self._name} --alias {entry.alias}` "
                 "undoes it",
@@ -282,7 +282,7 @@ class Journal:
             f"'{alias}' of '{self._name}' moved meanwhile: it is {_words(current)}, "
             f"not {_words(replaces)}, which this was to replace; {_describe(last)}",
             where=self._storage.uri,
-            cure=f"look at `prepare registry history {self._name}`; the same command again "
+            hint=f"look at `prepare registry history {self._name}`; the same command again "
             "replaces the one that is there now",
         )
 
@@ -297,7 +297,7 @@ def no_version(uri: str, name: str, version: str) -> RegistryError:
     return RegistryError(
         f"version {version} of '{name}' was not found in the registry",
         where=uri,
-        cure=f"`prepare registry show {name}` lists its versions",
+        hint=f"`prepare registry show {name}` lists its versions",
     )
 
 

@@ -111,7 +111,7 @@ class MlflowRegistry(Registry):
             raise RegistryError(
                 f"'{name}' would be the history of '{name.removesuffix(HISTORY)}'",
                 where=self.uri,
-                cure=f"give a name (--name) that does not end in '{HISTORY}'",
+                hint=f"give a name (--name) that does not end in '{HISTORY}'",
             )
         with self.lock(name), self._explain_errors():
             existing = self.find_same(name, tags)
@@ -143,7 +143,7 @@ class MlflowRegistry(Registry):
                 raise RegistryError(
                     f"no run holds the files of version {version.version} of '{version.name}'",
                     where=version.source,
-                    cure="it was not registered by prepare; copy the files from its source",
+                    hint="it was not registered by prepare; copy the files from its source",
                 )
             self._client.download_artifacts(run, ARTIFACTS, str(folder))
             for path in (folder / ARTIFACTS).iterdir():
@@ -172,7 +172,7 @@ class MlflowRegistry(Registry):
                 raise RegistryError(
                     f"entry {version.version} of the history of '{name}' is damaged: {error}",
                     where=f"{self.uri}, model {name}{HISTORY}",
-                    cure="somebody changed its tags; delete that version to leave the entry out",
+                    hint="somebody changed its tags; delete that version to leave the entry out",
                 ) from error
             entries.append(entry.model_copy(update={"number": int(version.version)}))
         return entries
@@ -257,7 +257,7 @@ class MlflowRegistry(Registry):
             raise RegistryError(
                 f"the model registry failed: {_first_line(error)}",
                 where=self.uri,
-                cure="check --registry: a tracking server's URI that answers, "
+                hint="check --registry: a tracking server's URI that answers, "
                 "or sqlite:////folder/registry.db in a folder that you may write",
             ) from error
 
@@ -273,7 +273,7 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
         raise RegistryError(
             "the version's source is not a checkpoint's folder",
             where=str(source),
-            cure="it was not registered by prepare, or somebody changed its source",
+            hint="it was not registered by prepare, or somebody changed its source",
         )
     for path, file in list(plain_files(source)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ def pack(
         raise RegistryError(
             f"there is no file to pack for '{name}'",
             where=name,
-            cure="name a folder with a checkpoint in it",
+            hint="name a folder with a checkpoint in it",
         )
     check_tags(tags)
     config = as_json(
@@ -155,7 +155,7 @@ def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
         raise RegistryError(
             f"prepare cannot unpack this manifest: {_words(error)}",
             where=Blob.of(manifest).digest,
-            cure="name an artifact that was made by `prepare`, or is a CNCF ModelPack with one "
+            hint="name an artifact that was made by `prepare`, or is a CNCF ModelPack with one "
             "file a layer (media types ending in .raw)",
         ) from error
     return ModelPack(manifest, read_blob(config), files)
@@ -202,7 +202,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
             raise RegistryError(
                 f"'{key}' cannot be a tag: annotations of that name belong to another standard",
                 where=key,
-                cure=f"choose a name that does not begin with {' or '.join(RESERVED)}",
+                hint=f"choose a name that does not begin with {' or '.join(RESERVED)}",
             )
 
 

@@ -232,7 +232,7 @@ def _damaged_index(file: Path, reason: str) -> RegistryError:
     return RegistryError(
         f"the index of the OCI layout is damaged: {reason}",
         where=str(file),
-        cure="restore a copy of it; the manifests that it lists are still in blobs/",
+        hint="restore a copy of it; the manifests that it lists are still in blobs/",
     )
 
 
@@ -240,6 +240,6 @@ def _damaged_blob(path: Path, what: str) -> RegistryError:
     return RegistryError(
         f"a blob of the OCI layout {what}",
         where=str(path),
-        cure="restore a copy of it: a file of the model is copied from the store again, once this "
+        hint="restore a copy of it: a file of the model is copied from the store again, once this "
         "one is deleted, by `prepare promote RUN --replaces VERSION` with the run of the version",
     )

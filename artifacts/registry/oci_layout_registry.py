@@ -70,7 +70,7 @@ class OciLayoutRegistry(Registry):
             raise RegistryError(
                 "an OCI registry that aliases are moved in is a folder of this machine",
                 where=uri,
-                cure="--registry oci:///FOLDER, and `prepare push` sends a version of it to a "
+                hint="--registry oci:///FOLDER, and `prepare push` sends a version of it to a "
                 "registry of the network, which has no compare-and-swap for an alias",
             )
         self.uri = f"{SCHEME}{self.folder}"
@@ -208,7 +208,7 @@ class OciLayoutRegistry(Registry):
                 raise RegistryError(
                     f"line {place} of the history of '{name}' is damaged: {why}",
                     where=str(file),
-                    cure="somebody changed it; delete that line to leave the entry out",
+                    hint="somebody changed it; delete that line to leave the entry out",
                 ) from error
         return sorted(entries, key=lambda entry: entry.number)
 
@@ -274,7 +274,7 @@ class OciLayoutRegistry(Registry):
             raise RegistryError(
                 f"'{name}' cannot be the name of a model here: it is to be a folder's",
                 where=self.uri,
-                cure="give a name (--name) without '/' that does not begin with '.'",
+                hint="give a name (--name) without '/' that does not begin with '.'",
             )
         return OciLayout(self.folder / name)
 

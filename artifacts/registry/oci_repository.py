@@ -69,7 +69,7 @@ class OciRepository:
             raise RegistryError(
                 "an OCI registry of the network needs the extra 'oci', which is not installed",
                 where=reference,
-                cure="in the clone of prepare: pip install '.[oci]'; a folder of this machine "
+                hint="in the clone of prepare: pip install '.[oci]'; a folder of this machine "
                 "(oci:///FOLDER) needs no extra",
             ) from error
         except ValueError:
@@ -152,7 +152,7 @@ class OciRepository:
             raise RegistryError(
                 "there is no such artifact in the registry",
                 where=str(self._container),
-                cure="check the repository's name, and the tag or digest",
+                hint="check the repository's name, and the tag or digest",
             )
         self._check(client, response.ok)
         wanted = self._container.digest
@@ -160,7 +160,7 @@ class OciRepository:
             raise RegistryError(
                 "the registry sent another manifest than the one that was asked for",
                 where=str(self._container),
-                cure="do not use it; ask whoever runs the registry",
+                hint="do not use it; ask whoever runs the registry",
             )
         return bytes(response.content)
 
@@ -178,7 +178,7 @@ class OciRepository:
             raise RegistryError(
                 f"the registry keeps another manifest than was sent: {got}",
                 where=f"{self.repository}:{tag}",
-                cure="do not use what it has; ask whoever runs it",
+                hint="do not use what it has; ask whoever runs it",
             )
 
     def _has(self, client: OrasClient, blob: Blob) -> bool:
@@ -226,7 +226,7 @@ class OciRepository:
             raise RegistryError(
                 "a file is not what the manifest says: its digest differs",
                 where=f"{self.repository}@{blob.digest}",
-                cure="pull again; if that does not help, ask whoever runs the registry",
+                hint="pull again; if that does not help, ask whoever runs the registry",
             )
 
     def _count_bytes(self, client: OrasClient, total: int) -> None:
@@ -247,7 +247,7 @@ class OciRepository:
         return RegistryError(
             f"the OCI registry failed: {said or reason}",
             where=self.repository,
-            cure=f"`docker login {self._host}` where it wants a login that may write; "
+            hint=f"`docker login {self._host}` where it wants a login that may write; "
             "--insecure where it speaks HTTP only. What was sent is not sent again",
         )
 
@@ -269,7 +269,7 @@ class OciRepository:
                 raise RegistryError(
                     "the OCI registry wants a login",
                     where=self.repository,
-                    cure=f"docker login {self._host}, or ORAS_USER and ORAS_PASS",
+                    hint=f"docker login {self._host}, or ORAS_USER and ORAS_PASS",
                 )
             yield client
         except (requests.RequestException, ValueError) as error:
@@ -280,7 +280,7 @@ def _no_repository(reference: str) -> UsageError:
     return UsageError(
         f"'{reference}' is not a repository of an OCI registry",
         where="HOST[:PORT]/REPOSITORY[:TAG]",
-        cure="such as registry.example.com/models/smollm2:champion, localhost:5000/smollm2; a "
+        hint="such as registry.example.com/models/smollm2:champion, localhost:5000/smollm2; a "
         "folder of this machine is oci:///FOLDER",
     )
 

@@ -24,10 +24,10 @@ def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
 
     try:
         if suite.kind == "mmlu":
-            config = mmlu.task_config(suite.form)
+            config = mmlu.task_config(suite.prompt_format)
             return shorten(_render(config["description"] + config["doc_to_text"], question))
         if suite.kind == "rouge":
-            form: rouge.Form = "base" if suite.form == "base" else "chat"
+            form: rouge.Form = "completion" if suite.prompt_format == "completion" else "chat"
             return shorten(_render(rouge.PROMPTS[form], question))
         return shorten(str(question["request"]))
     except (KeyError, UndefinedError):  # the row has no such field
@@ -62,7 +62,7 @@ def find_choice(suite: AnySuite, question: Row | None, likelihoods: list[float])
     """The choice that scores: the likeliest; in MMLU's cloze form, by character of its text."""
     values = list(likelihoods)
     choices = _choices(question)
-    if suite.kind == "mmlu" and suite.form == "cloze" and len(choices) == len(values):
+    if suite.kind == "mmlu" and suite.prompt_format == "cloze" and len(choices) == len(values):
         values = [value / len(choice) for value, choice in zip(values, choices, strict=True)]
     return max(range(len(values)), key=values.__getitem__)
 

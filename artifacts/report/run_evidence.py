@@ -174,7 +174,7 @@ class RunEvidence:
         try:
             _ = kept.parameters, kept.result
         except EvidenceError as error:
-            self._miss(f"{record.variant}: {error.what}")
+            self._miss(f"{record.variant}: {error.message}")
             return None
         return kept
 
@@ -198,7 +198,7 @@ class RunEvidence:
         try:
             record = self.store.find(of.stage, of.key)
         except StoreError as error:
-            self._miss(f"{of.stage}: {error.what}")
+            self._miss(f"{of.stage}: {error.message}")
             return None
         if record is not None and record.schema_version != SCHEMA_VERSION:
             self._miss(f"{of.stage}: a record has schema version {record.schema_version}, not read")

@@ -19,8 +19,8 @@ class VariantSection:
 
     recipe: str  # that made it
     verdict: str  # `promoted`, or the verdict's own word
-    reason: str  # in words; `cure` holds the further lines of an error
-    cure: str
+    reason: str  # in words; `hint` holds the further lines of an error
+    hint: str
     size: str  # of its weights
     rows: list[GateRow]  # its gates
     collected: list[str]  # what was measured of a variant that was not judged
@@ -37,7 +37,7 @@ def variant_parts(evidence: RunEvidence) -> list[VariantSection]:
             recipe=recipe,
             verdict="no verdict",
             reason=f"the run is {report.status}: it ended before this variant was judged",
-            cure="",
+            hint="",
             size="-",
             rows=[],
             collected=collected_words(evidence, recipe),
@@ -65,7 +65,7 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantSection:
         recipe=variant.recipe,
         verdict=verdict_word(variant),
         reason=reason,
-        cure=rest,
+        hint=rest,
         size=format_megabytes(variant.weights_bytes),
         rows=rows,
         collected=[] if rows else collected_words(evidence, variant.recipe),

@@ -39,7 +39,7 @@ class CheckWeightsResult(Record):
     weights_digest: str = Field(
         description="so that what was measured of other weights is stale when they are made again"
     )
-    carried_digest: str | None = Field(
+    auxiliary_files_digest: str | None = Field(
         None,
         description="of every file beside the weights: config, tokenizer, chat template, code; "
         "None for adopted weights, whose registered digests are checked instead",
@@ -48,7 +48,7 @@ class CheckWeightsResult(Record):
     planned_bytes: int | None = None
     size_ratio: float | None = Field(None, description="to the source's")
     quantized_tensors: int | None = None
-    kept_tensors: int | None = None
+    unquantized_tensors: int | None = None
     merged_tensors: int | None = None
     altered_tensors: dict[str, str] = Field({}, description="how each is stored otherwise")
     scales_checked: int | None = None

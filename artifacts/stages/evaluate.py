@@ -24,7 +24,7 @@ class GateRule(Record):
     alpha: float
     planned_bet: float = Field(description="has half of the stake against 'inferior'")
     about: Literal["population", "benchmark"]
-    minutes: float | None = None
+    time_budget_minutes: float | None = None
     cap: int | None = Field(
         None, description="what a time budget left open, a higher cap continues"
     )
@@ -80,7 +80,7 @@ EVALUATE = Stage("evaluate", 1, EvaluateParameters, EvaluateRuntime, EvaluateRes
 NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
 NOT_OF_THE_MODEL = ("baseline", "coherence")
 # Not known of weights that are taken in again, which are held against the version's own digests.
-NOT_ALWAYS_KNOWN = ("carried_digest",)
+NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 
 
 def measurement_key(spec: StageSpec) -> str:

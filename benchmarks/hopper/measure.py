@@ -501,7 +501,7 @@ def measure_blocks(
         arrivals=Arrivals(concurrency=at_once),
         seconds=arguments.seconds,
     ).model_dump()
-    rule = {"minimum": 1.0, "alpha": 1e-9, "blocks": arguments.blocks, "hit_rate": 0.0}
+    rule = {"min_ratio": 1.0, "alpha": 1e-9, "blocks": arguments.blocks, "hit_rate": 0.0}
     spec.write_text(
         json.dumps(
             {

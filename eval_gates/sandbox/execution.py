@@ -266,7 +266,7 @@ def _sandbox_error(why: str, isolation: Isolation) -> SandboxError:
     return SandboxError(
         f"model-written code could not be run: {why or 'no reason given'}",
         where=f"isolation {isolation.kind}, {interpreter()}",
-        cure="raise the suite's seconds or memory per problem if they are low, free memory on this "
+        hint="raise the suite's seconds or memory per problem if they are low, free memory on this "
         "machine, or see which isolation works here: prepare env doctor",
     )
 

@@ -118,7 +118,7 @@ def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
     raise SandboxError(
         f"there is no sandbox for model-written code on this machine: {'; '.join(reasons)}",
         where=f"isolation wanted: {wanted}",
-        cure="install bubblewrap (package bubblewrap), or let this user make user namespaces "
+        hint="install bubblewrap (package bubblewrap), or let this user make user namespaces "
         "(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
         "kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp profile that "
         "allows unshare, mount and pivot_root), or, where the machine itself is "
@@ -133,7 +133,7 @@ def _probe_all(kind: Literal["bubblewrap", "namespaces"], reasons: list[str]) ->
         try:
             return _probe(variant)
         except SandboxError as error:
-            reason = reason or error.what
+            reason = reason or error.message
     reasons.append(f"{kind}: {reason or _missing(kind)}")
     return None
 

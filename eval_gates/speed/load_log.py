@@ -65,7 +65,7 @@ class LoadLog:
             raise StoreError(
                 "what was kept of a measurement that had begun is damaged",
                 where=str(self._begun),
-                cure="delete the file: the next measurement has a smaller share of the error rate",
+                hint="delete the file: the next measurement has a smaller share of the error rate",
             ) from error
 
     def loads(self) -> list[LoadRun]:
@@ -80,7 +80,7 @@ class LoadLog:
             raise StoreError(
                 f"loads that were kept cannot be read: {error}",
                 where=str(self._loads),
-                cure="delete the file to have them measured again",
+                hint="delete the file to have them measured again",
             ) from error
 
     def begin_life(self, begun: MeasurementInProgress, loads: int) -> None:

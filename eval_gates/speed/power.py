@@ -67,11 +67,11 @@ def speed_power(rule: Rule) -> SpeedGatePower:
         noise = chance.normal(0, of_one * math.sqrt(2), shape)
         for ahead in AHEAD:
             margins = noise + math.log1p(ahead)
-            chances.append(_chance(rule, margins, rule.minimum * (1 + ahead)))
+            chances.append(_chance(rule, margins, rule.min_ratio * (1 + ahead)))
     else:
         drawn = chance.random(shape)
         for kept in KEPT:
-            if kept > rule.share:
+            if kept > rule.slo_attainment:
                 chances.append(_chance(rule, kept - drawn, kept))
     clearest = np.full((1, rule.cap), np.inf)
     crossed = rule.log_evidence(clearest)[0][0] >= -math.log(rule.level)

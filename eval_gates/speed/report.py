@@ -231,25 +231,27 @@ def _beside(totals: Mapping[str, Any]) -> Iterator[str]:
 
 def threshold_of(rule: Rule) -> float:
     """The smallest ratio, or the share of rounds, that is claimed."""
-    return rule.share if isinstance(rule, SloRule) else rule.minimum
+    return rule.slo_attainment if isinstance(rule, SloRule) else rule.min_ratio
 
 
 def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
     """What a pass says, such as 'p95 of TTFT at most 800 ms in at least 50 % of rounds'."""
     of = f"{workload}{f' at {at}' if at else ''}"
     if isinstance(rule, ThroughputRatioRule):
-        least = f"at least {rule.minimum:g} of the baseline's output tokens/s"
+        least = f"at least {rule.min_ratio:g} of the baseline's output tokens/s"
         of_one = " of one start of both servers" if rule.lives == "together" else ""
-        broken = f", {ONLY_BROKEN}" if rule.minimum <= OF_A_BROKEN_SERVER else ""
+        broken = f", {ONLY_BROKEN}" if rule.min_ratio <= OF_A_BROKEN_SERVER else ""
         return f"{of}: {least} in the typical {unit_of(rule)}{of_one}{broken}"
     if rule.compare == "baseline":
         limits = [f"{limit:g} of the baseline's {name}" for name, limit in rule.limits.items()]
     else:
         limits = [f"{name} {limit:g}" for name, limit in rule.limits.items()]
     kept = [f"at most {', '.join(limits)}"] if limits else []
-    if rule.acceptance is not None:
-        kept.append(f"at least {rule.acceptance:g} tokens a step by speculative decoding")
-    said = f"{' and '.join(kept)} in at least {100 * rule.share:g} % of rounds"
+    if rule.min_acceptance_length is not None:
+        kept.append(
+            f"at least {rule.min_acceptance_length:g} tokens a step by speculative decoding"
+        )
+    said = f"{' and '.join(kept)} in at least {100 * rule.slo_attainment:g} % of rounds"
     said += " of one start of the server" if rule.lives == "together" else ", each of its own start"
     return f"{of}: {said}"
 
@@ -281,10 +283,10 @@ def reason_of(rule: Rule, found: SpeedTestResult) -> str:
     told = f"{shown(found.estimate)} "
     if isinstance(rule, ThroughputRatioRule):
         told += f"of the baseline's output tokens/s in the typical of {found.n} {rule.unit}"
-        asked = f"{rule.minimum:g} is asked for"
+        asked = f"{rule.min_ratio:g} is asked for"
     else:
         told += f"of {found.n} {rule.unit} kept the limits"
-        asked = f"{100 * rule.share:g} % is claimed"
+        asked = f"{100 * rule.slo_attainment:g} % is claimed"
     lost = f"; {faults_in_words(rule, found, found.voided)}" if found.lost else ""
     if found.withheld is not None:
         return f"{told}, but {found.withheld}{lost}"

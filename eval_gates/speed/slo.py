@@ -50,9 +50,9 @@ class SloRule(SequentialGateRule):
 
     limits: dict[str, float] = Field(description="by name, such as ttft_ms_p95, or errors")
     compare: Literal["absolute", "baseline"] = "absolute"
-    share: float = Field(gt=0, lt=1, description="of all rounds, that is claimed")
+    slo_attainment: float = Field(gt=0, lt=1, description="of all rounds, that is claimed")
     rounds: int = Field(ge=1, description="at most")
-    acceptance: float | None = Field(
+    min_acceptance_length: float | None = Field(
         None, ge=1, description="tokens that a step with drafts gives at least, in each round"
     )
 
@@ -69,7 +69,7 @@ class SloRule(SequentialGateRule):
     @property
     def claimed(self) -> float:
         """As the policy says."""
-        return self.share
+        return self.slo_attainment
 
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
         """ln(limit / time) of each round's tightest limit, below 0 where it does not keep all.
@@ -179,11 +179,11 @@ class SloRule(SequentialGateRule):
         if over_saturated(load) or found["errors"] > limits.get("errors", 0.0):
             return -FAR
         margins = [_log_margin(found[name], limits[name]) for name in limits if name != "errors"]
-        if self.acceptance is not None:
+        if self.min_acceptance_length is not None:
             drafted = drafted_in(load)
             length = drafted.length if drafted is not None else None
             # Of what was not drafted nothing is accepted.
-            margins.append(_log_margin(self.acceptance, length or 0.0))
+            margins.append(_log_margin(self.min_acceptance_length, length or 0.0))
         return min(margins, default=FAR)
 
     def distrusted(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
@@ -197,7 +197,10 @@ class SloRule(SequentialGateRule):
             loads, declared=self.hit_rate, judged_s=judged, must_count=self.must_count_hits
         )
         uncounted = [
-            cause for load in loads for cause in undrafted(load) if self.acceptance is not None
+            cause
+            for load in loads
+            for cause in undrafted(load)
+            if self.min_acceptance_length is not None
         ]
         pairs = paired(loads) if self.compare == "baseline" else []
         percentiles = [int(name.rpartition("_p")[2]) for name in self.limits if name != "errors"]

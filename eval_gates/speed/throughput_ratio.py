@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class ThroughputRatioRule(SequentialGateRule):
     """What decides a ratio."""
 
-    minimum: float = Field(gt=0, description="smallest acceptable ratio")
+    min_ratio: float = Field(gt=0, description="smallest acceptable ratio")
     blocks: int = Field(ge=1, description="at most; pairs of lives where these alternate")
     allowance: float = Field(0.0, ge=0, description="of ln(ratio), for how lives differ")
     allowance_alpha: float = Field(0.0, ge=0, lt=0.5, description="the share of alpha in it")
@@ -75,7 +75,7 @@ class ThroughputRatioRule(SequentialGateRule):
         import numpy as np
 
         of_a_pair = self.loads_per_life if self.lives == "alternate" else 1
-        return np.array(log_ratios(paired(loads), of_a_pair)) - math.log(self.minimum)
+        return np.array(log_ratios(paired(loads), of_a_pair)) - math.log(self.min_ratio)
 
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Beyond the allowance, above and below."""
@@ -95,7 +95,7 @@ class ThroughputRatioRule(SequentialGateRule):
         """The ratio of the typical block, as the median of those so far; its bounds."""
         import numpy as np
 
-        logs = margins + math.log(self.minimum)
+        logs = margins + math.log(self.min_ratio)
         first = int((~np.isnan(logs)).argmax())  # its value is the estimate before it
         medians = np.array([np.nanmedian(logs[: max(n, first) + 1]) for n in range(logs.size)])
         lower = surely_typical(logs - slack[0], self.level, continued) - self.allowance
@@ -145,7 +145,7 @@ class ThroughputRatioRule(SequentialGateRule):
     def withholds(self, loads: Sequence[LoadRun]) -> str | None:
         """A few blocks may lose so much that all tokens over all time are below the minimum."""
         total = self.total_ratio(loads)
-        if total is None or total >= self.minimum:
+        if total is None or total >= self.min_ratio:
             return None
         return "all output tokens over all time are below the minimum"
 

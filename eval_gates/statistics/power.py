@@ -264,8 +264,8 @@ def visible_words(visible: float | None, passed: float) -> str:
         if visible is None
         else f"a true drop of {100 * visible:.1f} points is seen in {100 * WANTED_CHANCE:.0f} %"
     )
-    cure = "" if passed >= WANTED_CHANCE else "; needs more questions or a wider margin"
-    return seen + cure
+    hint = "" if passed >= WANTED_CHANCE else "; needs more questions or a wider margin"
+    return seen + hint
 
 
 def pass_words(nothing_lost: float, half_lost: float) -> str:

@@ -12,11 +12,11 @@ import re
 import textwrap
 from typing import Literal
 
-Form = Literal["base", "chat"]
+Form = Literal["completion", "chat"]
 
 # Where a completed function has ended. vLLM's server refuses more than four.
 STOPS: dict[Form, list[str]] = {
-    "base": ["\nclass", "\ndef", "\nif __name__", "\nprint"],
+    "completion": ["\nclass", "\ndef", "\nif __name__", "\nprint"],
     "chat": [],
 }
 
@@ -48,7 +48,7 @@ def extract_code(completion: str, problem_prompt: str, entry_point: str, form: F
     its body. An answer that broke off (no closing fence) loses its last lines until it parses; a
     closed block is taken as it is, wrong syntax and all.
     """
-    if form == "base":
+    if form == "completion":
         return problem_prompt + _cut_at_stops(completion)
     code = _choose_code(_without_thoughts(completion), entry_point)
     if _defines(code, entry_point):
@@ -64,7 +64,7 @@ def preamble(problem_prompt: str, entry_point: str) -> str:
 
 def _cut_at_stops(completion: str) -> str:
     """The server cuts here already; an endpoint that ignores stops is brought to the same."""
-    ends = [at for stop in STOPS["base"] if (at := completion.find(stop)) >= 0]
+    ends = [at for stop in STOPS["completion"] if (at := completion.find(stop)) >= 0]
     return completion[: min(ends)] if ends else completion
 
 

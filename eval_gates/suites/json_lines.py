@@ -24,7 +24,7 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
         raise EvaluationDataError(
             "the folder of evaluation data does not exist",
             where=str(folder),
-            cure="give a folder that exists to --eval-data",
+            hint="give a folder that exists to --eval-data",
         )
     with raise_as(
         EvaluationDataError,
@@ -46,7 +46,7 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
             raise EvaluationDataError(
                 f"{name} and {name}.gz are both there, and would count every question twice",
                 where=str(folder),
-                cure="remove one of the two",
+                hint="remove one of the two",
             )
     return files
 
@@ -87,12 +87,12 @@ def data_lines(path: Path) -> Iterator[str]:
         yield from read_lines(path)
 
 
-def text_of(row: dict[str, Any], key: str, place: str, cure: str) -> str:
+def text_of(row: dict[str, Any], key: str, place: str, hint: str) -> str:
     """The text under `key`, which must be there and not be empty."""
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         problem = "is missing" if key not in row else "is not a non-empty text"
-        raise EvaluationDataError(f"'{key}' {problem}", where=place, cure=cure)
+        raise EvaluationDataError(f"'{key}' {problem}", where=place, hint=hint)
     return value
 
 
@@ -109,12 +109,12 @@ def _object(line: str, place: str) -> dict[str, Any]:
         row = parse_json(line, whole_text=False)
     except ValueError as error:
         raise EvaluationDataError(
-            f"this line is not JSON: {error}", where=place, cure="fix or remove the line"
+            f"this line is not JSON: {error}", where=place, hint="fix or remove the line"
         ) from error
     if not isinstance(row, dict):
         raise EvaluationDataError(
             f"this line is a JSON {type(row).__name__}, not an object",
             where=place,
-            cure="write one object a line",
+            hint="write one object a line",
         )
     return row

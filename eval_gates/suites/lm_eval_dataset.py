@@ -62,7 +62,7 @@ def used_splits(config: dict[str, Any]) -> dict[str, int | None]:
         raise EvaluationDataError(
             "the task names no split to ask",
             where=f"lm-eval task {config['task']}",
-            cure="add test_split or validation_split to it",
+            hint="add test_split or validation_split to it",
         )
     used: dict[str, int | None] = {}
     if examples is not None:

@@ -46,7 +46,7 @@ def read_task_file(path: Path) -> TaskYaml:
         raise EvaluationDataError(
             "this file does not describe one task",
             where=str(path),
-            cure="name a YAML file with 'task: <name>', not a group's",
+            hint="name a YAML file with 'task: <name>', not a group's",
         )
     with raise_as(
         EvaluationDataError,
@@ -74,7 +74,7 @@ def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             raise EvaluationDataError(
                 f"the task's data is '{dataset}', but no file is named",
                 where=str(folder),
-                cure="add dataset_kwargs: {data_files: {test: FILE}} to the task",
+                hint="add dataset_kwargs: {data_files: {test: FILE}} to the task",
             )
         options["data_files"] = _make_absolute(files, folder)
         return {**config, "dataset_kwargs": options}
@@ -96,7 +96,7 @@ def _make_absolute(files: Any, folder: Path) -> Any:
         raise EvaluationDataError(
             "a data file of the task does not exist",
             where=str(folder / str(files)),
-            cure="paths in dataset_kwargs.data_files are relative to the task's YAML file",
+            hint="paths in dataset_kwargs.data_files are relative to the task's YAML file",
         )
     return found
 
@@ -149,7 +149,7 @@ def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
         config = parse_yaml(read_regular(path, MAX_BYTES), function=function_name)
     if not isinstance(config, dict):
         raise EvaluationDataError(
-            "the file is not a mapping of keys", where=str(path), cure="see lm-eval's task guide"
+            "the file is not a mapping of keys", where=str(path), hint="see lm-eval's task guide"
         )
     code.extend(file for file in [path, *modules] if file not in code)
     included = config.pop("include", [])
@@ -160,11 +160,11 @@ def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
             raise EvaluationDataError(
                 f"the task is made of more than {MAX_FILES} files",
                 where=str(path),
-                cure="write the task in fewer files",
+                hint="write the task in fewer files",
             )
         if file in code:
             raise EvaluationDataError(
-                "files include each other", where=f"{path} and {file}", cure="remove one include"
+                "files include each other", where=f"{path} and {file}", hint="remove one include"
             )
         merged |= _read_yaml(file, code)
     return merged | config

@@ -57,7 +57,7 @@ def choose_metric(
         raise EvaluationDataError(
             f"the task has no metric '{name}'",
             where=f"lm-eval task {task}",
-            cure=f"metrics that a gate can use: {listed}",
+            hint=f"metrics that a gate can use: {listed}",
         )
     if not found.usable:
         why = "is loaded from the Hub" if found.needs_hub else "is not a mean over documents"
@@ -65,14 +65,14 @@ def choose_metric(
             f"the metric '{found.name}' {why} ({found.aggregation}), so it cannot be judged "
             "question by question",
             where=f"lm-eval task {task}",
-            cure=f"set 'metric' in the policy; metrics that a gate can use: {listed}",
+            hint=f"set 'metric' in the policy; metrics that a gate can use: {listed}",
         )
     chosen_filter = filter_name.strip() or filters[0]
     if chosen_filter not in filters:
         raise EvaluationDataError(
             f"the task has no filter '{chosen_filter}'",
             where=f"lm-eval task {task}, metric {wanted}",
-            cure=f"filters of this task: {', '.join(filters)}",
+            hint=f"filters of this task: {', '.join(filters)}",
         )
     return found._replace(filter=chosen_filter)
 
@@ -91,7 +91,7 @@ def score_of(value: Any, metric: Metric, question: str) -> float:
         raise EvaluationDataError(
             f"the metric '{metric.name}' is {value!r} here, not a number from 0 to 1",
             where=f"question {question}",
-            cure="set 'metric' in the policy to one of the task's that is bounded so, such as "
+            hint="set 'metric' in the policy to one of the task's that is bounded so, such as "
             "acc or exact_match",
         )
     bounded = min(1.0, max(0.0, number))

@@ -52,7 +52,7 @@ def lay_out(
     """Write what the task needs into a folder, and list its documents.
 
     Args:
-        suite: task, metric, shots, max_tokens, as in the policy.
+        suite: task, metric, num_fewshot, max_tokens, as in the policy.
         file: the task's YAML file, if it is not one of lm-eval's own.
         revision: of the Hub's dataset; the newest when None.
         folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
@@ -77,7 +77,7 @@ def lay_out(
             "doc_index": n,
             "doc_sha256": digest_of(document),
             ASKED: asked_digest(task, document),
-            **({FIELDS: dict(document)} if suite.get("cluster") else {}),
+            **({FIELDS: dict(document)} if suite.get("cluster_by") else {}),
         }
         for n, document in enumerate(task.eval_docs)
     ]
@@ -142,7 +142,7 @@ def open_task(
             raise EvaluationDataError(
                 f"document {row['doc_index']} of the task is not the one that was laid out",
                 where=f"question {row['id']}",
-                cure="its processing is not repeatable; choose another task, or fix its "
+                hint="its processing is not repeatable; choose another task, or fix its "
                 "process_docs",
             )
     choices = config["output_type"] == "multiple_choice"
@@ -162,7 +162,7 @@ def _find_installed(name: str) -> str:
         raise EvaluationDataError(
             f"lm-eval knows no task '{name}'",
             where="policy key 'task'",
-            cure=f"did you mean {', '.join(close)}?" if close else "see lm-eval's list of tasks",
+            hint=f"did you mean {', '.join(close)}?" if close else "see lm-eval's list of tasks",
         )
     if name in manager.all_groups or name in manager.all_tags:
         members = sorted(entry.tags) or [
@@ -173,7 +173,7 @@ def _find_installed(name: str) -> str:
         raise EvaluationDataError(
             f"'{name}' is a group of tasks, and a gate judges one",
             where="policy key 'task'",
-            cure=f"its members: {', '.join(members[:_SHOWN])}{more}; make a suite of each you need",
+            hint=f"its members: {', '.join(members[:_SHOWN])}{more}; make a suite of each you need",
         )
     return str(Path(entry.yaml_path).relative_to(Path(tasks.__file__).parent))
 
@@ -207,13 +207,13 @@ def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
         raise EvaluationDataError(
             f"the task's own code cannot be loaded: {type(error).__name__}: {error}",
             where=str(path),
-            cure="check the modules that it names with !function, and what they import",
+            hint="check the modules that it names with !function, and what they import",
         ) from error
     for key in ("tag", "group", "task_list"):  # lm-eval's own way of telling task from structure
         config.pop(key, None)
     config.setdefault("output_type", "generate_until")
-    if suite["shots"] is not None:
-        _set_shots(config, suite["shots"])
+    if suite["num_fewshot"] is not None:
+        _set_shots(config, suite["num_fewshot"])
     if config["output_type"] == "generate_until":
         config["generation_kwargs"] = _generation(config, suite["max_tokens"])
     return config
@@ -244,7 +244,7 @@ def _refuse(config: dict[str, Any]) -> None:
             raise EvaluationDataError(
                 f"the task cannot be a gate: {reason}",
                 where=f"lm-eval task {config.get('task')}",
-                cure="choose another task",
+                hint="choose another task",
             )
 
 
@@ -253,7 +253,7 @@ def _set_shots(config: dict[str, Any], shots: int) -> None:
         raise EvaluationDataError(
             f"{shots} worked examples were asked, but the task itself fixes none",
             where=f"lm-eval task {config['task']}, num_fewshot: 0",
-            cure="remove 'shots' from the policy",
+            hint="remove 'num_fewshot' from the policy",
         )
     config["num_fewshot"] = shots
     others = (config.get(f"{name}_split") for name in ("fewshot", "training", "validation"))

@@ -64,7 +64,7 @@ def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Proble
             left_out.append(error)
     if len(left_out) > LARGEST_SHARE_LEFT_OUT * len(rows):
         raise left_out[0]
-    return problems, [f"{error.where}: {error.what}" for error in left_out]
+    return problems, [f"{error.where}: {error.message}" for error in left_out]
 
 
 def problem_of(row: dict[str, Any], place: str) -> Problem:
@@ -72,7 +72,7 @@ def problem_of(row: dict[str, Any], place: str) -> Problem:
     sentence, code = (text_of(row, key, place, _CURE) for key in ("prompt", "code"))
     asserts = _texts_of(row, "test_list", place)
     if not asserts:
-        raise EvaluationDataError("'test_list' has no assert in it", where=place, cure=_CURE)
+        raise EvaluationDataError("'test_list' has no assert in it", where=place, hint=_CURE)
     function = _function(_parse(code, "code", place), asserts[0], place)
     imports = _texts_of(row, "test_imports", place)
     test = "\n".join([*imports, text_of(row, "test", place, _CURE)]) + "\n"
@@ -117,7 +117,7 @@ def _texts_of(row: dict[str, Any], key: str, place: str) -> list[str]:
     value = row.get(key)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         problem = "is missing" if key not in row else "is not a list of texts"
-        raise EvaluationDataError(f"'{key}' {problem}", where=place, cure=_CURE)
+        raise EvaluationDataError(f"'{key}' {problem}", where=place, hint=_CURE)
     return value
 
 
@@ -128,7 +128,7 @@ def _parse(text: str, key: str, place: str) -> ast.Module:
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise EvaluationDataError(
-            f"'{key}' is not Python: {error}", where=place, cure="fix or remove the row"
+            f"'{key}' is not Python: {error}", where=place, hint="fix or remove the row"
         ) from error
 
 
@@ -141,7 +141,7 @@ def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
             "the first of 'test_list' must use one function that 'code' defines at its top level, "
             f"and uses {', '.join(called) or 'none'}",
             where=place,
-            cure="fix or remove the row: the sandbox asks a solution for one function",
+            hint="fix or remove the row: the sandbox asks a solution for one function",
         )
     return defined[called[0]]
 
@@ -155,7 +155,7 @@ def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) ->
         arguments = ast.unparse(function.args)
     except RecursionError as error:
         raise EvaluationDataError(
-            "'code' nests a default value too deeply", where=place, cure="fix or remove the row"
+            "'code' nests a default value too deeply", where=place, hint="fix or remove the row"
         ) from error
     text = f"{sentence.strip()}\n\n{shown.strip()}".replace("\\", "\\\\").replace('"""', '\\"""')
     lines = [f"    {line}".rstrip() for line in text.splitlines()]
@@ -181,7 +181,7 @@ def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
         raise EvaluationDataError(
             f"'test' {problem}",
             where=place,
-            cure="fix or remove the row: of a solution a test gets its one function alone",
+            hint="fix or remove the row: of a solution a test gets its one function alone",
         )
 
 

@@ -58,7 +58,7 @@ def read_folder(folder: Path) -> list[Question]:
         raise EvaluationDataError(
             "there are no MMLU questions",
             where=str(folder),
-            cure=f"put them in mmlu_test.jsonl or mmlu_test.jsonl.gz there; {_FIELDS}",
+            hint=f"put them in mmlu_test.jsonl or mmlu_test.jsonl.gz there; {_FIELDS}",
         )
     return questions
 
@@ -73,7 +73,7 @@ def read_quiz() -> list[Question]:
     return [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
 
 
-def read_carried() -> BuiltinQuestions:
+def read_builtin() -> BuiltinQuestions:
     """MMLU's development questions as the installed lm-eval carries them."""
     path = package_file("lm_eval", "tasks", "mmlu", "flan_cot_fewshot", "_cot_prompts.json")
     if path is not None:
@@ -81,7 +81,7 @@ def read_carried() -> BuiltinQuestions:
     raise EvaluationDataError(
         "MMLU's development questions are not installed here",
         where="lm_eval/tasks/mmlu/flan_cot_fewshot/_cot_prompts.json",
-        cure="run in the evaluate environment (prepare env build evaluate), or give --eval-data",
+        hint="run in the evaluate environment (prepare env build evaluate), or give --eval-data",
     )
 
 
@@ -169,7 +169,7 @@ def _question(row: dict[str, Any], place: str) -> Question:
         or len(choices) != len(LETTERS)
         or not all(isinstance(choice, str) and choice for choice in choices)
     ):
-        raise EvaluationDataError("'choices' is not four texts", where=place, cure=_FIELDS)
+        raise EvaluationDataError("'choices' is not four texts", where=place, hint=_FIELDS)
     return {
         "subject": text_of(row, "subject", place, _FIELDS),
         "question": text_of(row, "question", place, _FIELDS),
@@ -184,7 +184,7 @@ def _answer(answer: Any, place: str) -> int:
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(LETTERS):
         return answer
     raise EvaluationDataError(
-        f"'answer' is {answer!r}, which names none of the four choices", where=place, cure=_FIELDS
+        f"'answer' is {answer!r}, which names none of the four choices", where=place, hint=_FIELDS
     )
 
 
@@ -201,7 +201,8 @@ def _examples_for(
         raise EvaluationDataError(
             f"{shots} worked examples were asked, but {subject} has {len(others)}",
             where=f"question {question['question'][:60]!r}",
-            cure=f"set shots to {len(others)} in the policy, or give a folder with mmlu_dev.jsonl",
+            hint=f"set num_fewshot to {len(others)} in the policy, or give a folder with "
+            "mmlu_dev.jsonl",
         )
     return "".join(_example(example, form) for example in others[:shots])
 

@@ -12,7 +12,7 @@ from pipeline.core.record import SparseRecord
 class QuestionSource(SparseRecord):
     """One source; where it lies on a machine is of no account."""
 
-    kind: Literal["folder", "hub", "packages", "carried", "task"]
+    kind: Literal["folder", "hub", "packages", "builtin", "task"]
     digest: str | None = Field(None, description="of what a folder, a file or a task's files hold")
     environment: str | None = Field(None, description="identity of the one with the packages")
     id: str | None = Field(None, description="of the dataset on the Hub")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
 from pipeline.core.errors import EvaluationDataError
 
-Form = Literal["base", "chat"]
+Form = Literal["completion", "chat"]
 Document = dict[str, Any]
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -26,13 +26,13 @@ CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
 
 PROMPTS: dict[Form, str] = {
     "chat": "Summarize the following text in one sentence.\n\n{{document}}",
-    "base": (
+    "completion": (
         "Summarize the following text in one sentence.\n\nText: {{document}}\n\n"
         "Summary in one sentence:"
     ),
 }
 # A base model goes on writing after its sentence; a chat model may begin with a short heading.
-STOPS: dict[Form, list[str]] = {"base": ["\n"], "chat": ["\n\n"]}
+STOPS: dict[Form, list[str]] = {"completion": ["\n"], "chat": ["\n\n"]}
 
 # A sentence ends at its mark and any quotes or brackets, before a space and what can begin one.
 _SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*)\s+(?=["'(\[“‘A-Z0-9])""")
@@ -51,12 +51,12 @@ def read_folder(folder: Path) -> list[Document]:
         raise EvaluationDataError(
             "there are no documents to summarize",
             where=str(folder),
-            cure=f"put them in summarization_test.jsonl[.gz] there; {_FIELDS}",
+            hint=f"put them in summarization_test.jsonl[.gz] there; {_FIELDS}",
         )
     return documents
 
 
-def read_carried() -> list[Document]:
+def read_builtin() -> list[Document]:
     """The short documents that were written for this project, with their summaries."""
     return [_document(row, place) for place, row in read_rows(CARRIED_FILE)]
 
@@ -156,6 +156,6 @@ def _references(row: dict[str, Any], place: str) -> list[str]:
         or not all(isinstance(text, str) and text.strip() for text in references)
     ):
         raise EvaluationDataError(
-            "'references' is not a list of one text or more", where=place, cure=_FIELDS
+            "'references' is not a list of one text or more", where=place, hint=_FIELDS
         )
     return references

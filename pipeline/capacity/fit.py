@@ -30,7 +30,7 @@ class FitResult:
     tokens_per_s_at_most: float  # of one sequence, by the memory's bandwidth alone
     obstacle: Obstacle  # what stands in the way; empty where it can be served
     reason: str  # the obstacle in words
-    cure: str = ""  # what to do about it
+    hint: str = ""  # what to do about it
 
     @property
     def fits(self) -> bool:

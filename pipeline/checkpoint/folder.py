@@ -151,7 +151,7 @@ def inspect_folder(
         raise CheckpointError(
             "the checkpoint has no tokenizer",
             where=str(path),
-            cure=f"add the model's tokenizer files, one of {', '.join(TOKENIZER_VOCABULARIES)}",
+            hint=f"add the model's tokenizer files, one of {', '.join(TOKENIZER_VOCABULARIES)}",
         )
     files = sorted({*weights, *small})
     for file in files:
@@ -161,7 +161,7 @@ def inspect_folder(
             raise CheckpointError(
                 f"the file has {file.stat().st_size:,} bytes; no checkpoint's is that large",
                 where=str(file),
-                cure="download it again",
+                hint="download it again",
             )
     tensors = [tensor for h in read_headers(path).values() for tensor in h.tensors.values()]
     parameters = sum(tensor.elements for tensor in tensors)
@@ -192,25 +192,25 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Raise CheckpointError, with its cure, for what is no folder that can be read."""
+    """Raise CheckpointError, with its hint, for what is no folder that can be read."""
     if path.is_file() and path.suffix == gguf.SUFFIX:
         raise gguf.gguf_error(str(path.parent), path.name, str(path))
     if path.is_file():
         raise CheckpointError(
             "a checkpoint is a folder, this is a file",
             where=str(path),
-            cure=f"name its folder: {path.parent}",
+            hint=f"name its folder: {path.parent}",
         )
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise CheckpointError("the folder may not be read", where=str(path))
     if not path.is_dir():
         raise CheckpointError(
-            "there is no such folder", where=str(path), cure="check the path for a typo"
+            "there is no such folder", where=str(path), hint="check the path for a typo"
         )
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json, with a cure for the folders that people name by mistake."""
+    """config.json, with a hint for the folders that people name by mistake."""
     check_folder(path)
     if not (path / "config.json").exists():
         if files := sorted(path.glob(f"*{gguf.SUFFIX}")):
@@ -221,7 +221,7 @@ def read_config(path: Path) -> dict[str, Any]:
             if adapter
             else "the folder has no config.json",
             where=str(path),
-            cure="merge it into its base model first: peft's merge_and_unload(), save_pretrained()"
+            hint="merge it into its base model first: peft's merge_and_unload(), save_pretrained()"
             if adapter
             else "name the folder that holds config.json, the weights and the tokenizer",
         )
@@ -234,7 +234,7 @@ def _text(key: str, value: Any, path: Path) -> str:
         raise CheckpointError(
             f"config.json does not say the model's {key}",
             where=f"{path / 'config.json'}, key {key}",
-            cure="save the checkpoint again with transformers' save_pretrained()",
+            hint="save the checkpoint again with transformers' save_pretrained()",
         )
     return value
 
@@ -264,7 +264,7 @@ def _context_length(config: dict[str, Any], path: Path) -> int:
     raise CheckpointError(
         "config.json does not say how many tokens of context the model has",
         where=f"{path / 'config.json'}, key {CONTEXT_KEYS[0]}",
-        cure=f"add the key {CONTEXT_KEYS[0]} with the length the model was trained for",
+        hint=f"add the key {CONTEXT_KEYS[0]} with the length the model was trained for",
     )
 
 
@@ -287,13 +287,13 @@ def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
         raise CheckpointError(
             f"the file is a link that leaves the checkpoint's folder, to {target}",
             where=str(file),
-            cure="if that is intended, copy the folder with its contents: cp -rL FOLDER COPY",
+            hint="if that is intended, copy the folder with its contents: cp -rL FOLDER COPY",
         )
     if not target.is_file():
         raise CheckpointError(
             "the file is a broken link" if file.is_symlink() else "it is not a file",
             where=str(file),
-            cure="download it again",
+            hint="download it again",
         )
 
 
@@ -316,7 +316,7 @@ def _check_hub_digest(file: Path, kind: Kind, sha256: str) -> None:
         raise CheckpointError(
             f"the file is damaged: its sha256 is {sha256}, the Hub's is {promised}",
             where=str(file.resolve()),
-            cure="delete it and run the command again, to download it again",
+            hint="delete it and run the command again, to download it again",
         )
 
 

@@ -36,7 +36,7 @@ def gguf_error(
         f"the weights are a GGUF file ({file}), which is quantized already; a run starts from "
         "safetensors in 16 bits",
         where=where,
-        cure="name the checkpoint that it was made from; or widen it in Python with transformers, "
+        hint="name the checkpoint that it was made from; or widen it in Python with transformers, "
         "torch and gguf, and look at the tokenizer, which the conversion may change. The weights "
         f"keep the rounding of the GGUF file:\n{lines}",
     )

@@ -174,7 +174,7 @@ def _check_disk(snapshot: Path, missing: int) -> None:
         raise HubError(
             f"the weights need {missing / 1e9:.1f} GB more, and the disk has {free / 1e9:.1f} GB",
             where=str(snapshot),
-            cure="free some space, or set HF_HOME to a folder on a larger disk",
+            hint="free some space, or set HF_HOME to a folder on a larger disk",
         )
 
 
@@ -246,17 +246,17 @@ def check_has_safetensors(repo_id: str, sizes: dict[str, int]) -> None:
 def _no_safetensors(repo_id: str, names: list[str]) -> CheckpointError:
     suffixes = {Path(name).suffix for name in names}
     if suffixes & {".bin", ".pt", ".pth"}:
-        cure = "it has pickled weights, which are not loaded; look for a revision with safetensors"
+        hint = "it has pickled weights, which are not loaded; look for a revision with safetensors"
     elif files := sorted(name for name in names if name.endswith(gguf.SUFFIX)):
         return gguf.gguf_error(repo_id, files[0], repo_id, HubError)
     else:
-        cure = "name the repository of a language model's weights"
-    return HubError("the repository has no safetensors weights", where=repo_id, cure=cure)
+        hint = "name the repository of a language model's weights"
+    return HubError("the repository has no safetensors weights", where=repo_id, hint=hint)
 
 
 @contextmanager
 def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Turn the library's errors into a HubError with a cure."""
+    """Turn the library's errors into a HubError with a hint."""
     from huggingface_hub import errors
 
     where = f"{repo_id}@{revision}" if revision else repo_id
@@ -265,34 +265,34 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
-        cure = f"accept the model's terms on its page at {endpoint}, then {LOG_IN}"
-        raise HubError("the repository is gated", where=where, cure=cure) from error
+        hint = f"accept the model's terms on its page at {endpoint}, then {LOG_IN}"
+        raise HubError("the repository is gated", where=where, hint=hint) from error
     except errors.RevisionNotFoundError as error:
-        cure = "name a branch, tag or commit that the repository has, or leave out the @"
-        raise HubError(f"there is no revision '{revision}'", where=where, cure=cure) from error
+        hint = "name a branch, tag or commit that the repository has, or leave out the @"
+        raise HubError(f"there is no revision '{revision}'", where=where, hint=hint) from error
     except errors.RepositoryNotFoundError as error:
-        cure = f"check the name for a typo; if the repository is private, {LOG_IN}"
+        hint = f"check the name for a typo; if the repository is private, {LOG_IN}"
         what = f"{endpoint} has no such repository, or does not show it{no_folder}"
-        raise HubError(what, where=where, cure=cure) from error
+        raise HubError(what, where=where, hint=hint) from error
     except errors.LocalEntryNotFoundError as error:
         raise _unreachable_error(where, endpoint, no_folder) from error
     except errors.HFValidationError as error:
-        cure = "a Hub id is org/name; a folder is named ./path/to/model"
-        raise HubError(f"this is not a Hub id{no_folder}", where=where, cure=cure) from error
+        hint = "a Hub id is org/name; a folder is named ./path/to/model"
+        raise HubError(f"this is not a Hub id{no_folder}", where=where, hint=hint) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        cure = LOG_IN if status in (401, 403) else "try again in a while"
+        hint = LOG_IN if status in (401, 403) else "try again in a while"
         raise HubError(
-            f"{endpoint} answered with status {status}", where=where, cure=cure
+            f"{endpoint} answered with status {status}", where=where, hint=hint
         ) from error
     except transport_error() as error:
-        cure = "check the network and run the command again; complete files are kept"
-        raise HubError(f"the download broke off: {error}", where=where, cure=cure) from error
+        hint = "check the network and run the command again; complete files are kept"
+        raise HubError(f"the download broke off: {error}", where=where, hint=hint) from error
     except OSError as error:
         raise _disk_error(error, where) from error
     except ValueError as error:
-        cure = "check HF_ENDPOINT, and whether a proxy is in between"
-        raise HubError(f"{endpoint} does not answer as a Hub", where=where, cure=cure) from error
+        hint = "check HF_ENDPOINT, and whether a proxy is in between"
+        raise HubError(f"{endpoint} does not answer as a Hub", where=where, hint=hint) from error
 
 
 def _unreachable_error(where: str, endpoint: str, no_folder: str) -> HubError:
@@ -302,12 +302,12 @@ def _unreachable_error(where: str, endpoint: str, no_folder: str) -> HubError:
         return HubError(
             f"HF_HUB_OFFLINE is set, and the Hub's cache does not hold all of it{no_folder}",
             where=where,
-            cure="unset HF_HUB_OFFLINE once to download it, or name a folder that holds it",
+            hint="unset HF_HUB_OFFLINE once to download it, or name a folder that holds it",
         )
     return HubError(
         f"{endpoint} cannot be reached, and its cache here does not hold all of it{no_folder}",
         where=where,
-        cure="check the network (HF_ENDPOINT names a mirror), or name a folder that holds it",
+        hint="check the network (HF_ENDPOINT names a mirror), or name a folder that holds it",
     )
 
 
@@ -316,11 +316,11 @@ def _disk_error(error: OSError, where: str) -> HubError:
         return HubError(
             "the disk is full",
             where=str(error.filename or where),
-            cure="free some space, or set HF_HOME to a folder on a larger disk; "
+            hint="free some space, or set HF_HOME to a folder on a larger disk; "
             "complete files are kept",
         )
     return HubError(
         f"the download failed: {error}",
         where=where,
-        cure="run the command again; complete files are kept",
+        hint="run the command again; complete files are kept",
     )

@@ -82,7 +82,7 @@ def _unknown_error(text: str) -> UsageError:
         f"'{clip(text, MAX_NAME_CHARACTERS)}' is neither a folder, nor a Hub id, nor a demo"
         + (f"; close to it: {', '.join(close)}" if close else ""),
         where=WHERE,
-        cure="name an existing folder (./path/to/model), a Hub id (org/name or "
+        hint="name an existing folder (./path/to/model), a Hub id (org/name or "
         f"org/name@revision), or a demo ({', '.join(_DEMO_NAMES)})",
     )
 

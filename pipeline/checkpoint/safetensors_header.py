@@ -104,7 +104,7 @@ def read_header(path: Path) -> SafetensorsHeader:
             f"the file has {size} bytes, its header promises {promised}"
             + (": it is cut short" if size < promised else ""),
             where=str(path),
-            cure=DOWNLOAD_AGAIN,
+            hint=DOWNLOAD_AGAIN,
         )
     return SafetensorsHeader(tensors, metadata, PREFIX_BYTES + length, data_bytes)
 
@@ -129,7 +129,7 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
         raise CheckpointError(
             "the file is a Git LFS pointer, not the weights themselves",
             where=str(path),
-            cure=f"fetch the weights: git -C {path.parent} lfs pull",
+            hint=f"fetch the weights: git -C {path.parent} lfs pull",
         )
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
@@ -175,7 +175,7 @@ def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
         raise CheckpointError(
             f"tensor '{name}' has the unknown type {dtype!r}",
             where=str(path),
-            cure=f"known are {', '.join(DTYPE_BITS)}; otherwise {DOWNLOAD_AGAIN}",
+            hint=f"known are {', '.join(DTYPE_BITS)}; otherwise {DOWNLOAD_AGAIN}",
         )
     if not _are_sizes(shape):
         raise _damage_error(f"tensor '{name}' has the shape {str(shape)[:80]}", path)
@@ -211,4 +211,4 @@ def _check_coverage(tensors: dict[str, TensorEntry], path: Path) -> int:
 
 
 def _damage_error(what: str, path: Path) -> CheckpointError:
-    return CheckpointError(f"the weights are damaged: {what}", where=str(path), cure=DOWNLOAD_AGAIN)
+    return CheckpointError(f"the weights are damaged: {what}", where=str(path), hint=DOWNLOAD_AGAIN)

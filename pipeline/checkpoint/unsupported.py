@@ -18,7 +18,7 @@ def architecture_error(architecture: str, config: str) -> PrepareError | None:
         f"the architecture '{architecture}' is not supported: "
         "only text-generating decoders are (names that end in ForCausalLM)",
         where=f"{config}, key architectures",
-        cure="give a decoder-only language model",
+        hint="give a decoder-only language model",
     )
 
 
@@ -28,7 +28,7 @@ def quantized_error(config: str, names: Collection[str]) -> PrepareError:
     return CheckpointError(
         "the checkpoint is already quantized",
         where=beside if QUANTIZER_FILE in names else f"{config}, key quantization_config",
-        cure="give the original 16-bit checkpoint",
+        hint="give the original 16-bit checkpoint",
     )
 
 
@@ -37,5 +37,5 @@ def own_code_error(config: str) -> PrepareError:
     return CheckpointError(
         "the checkpoint comes with Python code of its own that would have to be run",
         where=f"{config}, key {CODE_KEY}",
-        cure="read that code; if you trust it, add --yes-trust-remote-code",
+        hint="read that code; if you trust it, add --yes-trust-remote-code",
     )

@@ -45,7 +45,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(
             "the weights are in several files, and the index that names them is missing",
             where=str(index),
-            cure="download it from where the weights are from",
+            hint="download it from where the weights are from",
         )
     return found
 
@@ -64,7 +64,7 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
             raise CheckpointError(
                 f"the index says that '{name}' holds the tensor '{tensor}', and it does not",
                 where=str(index),
-                cure="download index and weights again, both of one revision",
+                hint="download index and weights again, both of one revision",
             )
     return headers
 
@@ -85,21 +85,21 @@ def read_index(index: Path) -> dict[str, str]:
         raise CheckpointError(
             "the index does not say which file holds which tensor",
             where=f"{index}, key weight_map",
-            cure="download it again",
+            hint="download it again",
         )
     names = set(weight_map.values())
     if len(names) > MAX_SHARDS:
         raise CheckpointError(
             f"the index names {len(names):,} files; more than {MAX_SHARDS:,} are not read",
             where=f"{index}, key weight_map",
-            cure="save the checkpoint again in larger shards",
+            hint="save the checkpoint again in larger shards",
         )
     for name in names:
         if not is_plain_name(name) or Path(name).suffix != ".safetensors":
             raise CheckpointError(
                 f"the index names {name[:80]!r}, which is not a .safetensors file beside it",
                 where=f"{index}, key weight_map",
-                cure="do not use this checkpoint unless you know who made it, and why like this",
+                hint="do not use this checkpoint unless you know who made it, and why like this",
             )
     return weight_map
 
@@ -130,7 +130,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = read_json_file(path, finite=False)
     if not isinstance(value, dict):
         raise CheckpointError(
-            "the file holds no JSON object", where=str(path), cure="download it again"
+            "the file holds no JSON object", where=str(path), hint="download it again"
         )
     return value
 
@@ -142,7 +142,7 @@ def _check_shards(shards: list[Path], index: Path) -> None:
             f"{len(missing)} of {len(shards)} weight files are missing: {', '.join(missing[:3])}"
             + (" and more" if len(missing) > 3 else ""),
             where=str(index),
-            cure="download them: their names are in the index",
+            hint="download them: their names are in the index",
         )
 
 
@@ -151,18 +151,18 @@ def _check_one_set(single: Path, shards: list[Path], index: Path) -> None:
         raise CheckpointError(
             "there are two sets of weights: libraries differ in which one they load",
             where=f"{single} and {index}",
-            cure="delete the one that is out of date",
+            hint="delete the one that is out of date",
         )
 
 
 def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
-    """The error for a folder without safetensors, with the cure for what it has instead."""
+    """The error for a folder without safetensors, with the hint for what it has instead."""
     if kinds & {".bin", ".pt", ".pth"}:
         return CheckpointError(
             "the folder has pickled weights only, and those are not loaded: "
             "a pickle can run any program",
             where=str(folder),
-            cure="where you trust them, convert them with transformers: "
+            hint="where you trust them, convert them with transformers: "
             "model.save_pretrained(FOLDER, safe_serialization=True)",
         )
     if files := sorted(folder.glob(f"*{gguf.SUFFIX}")):
@@ -170,5 +170,5 @@ def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
     return CheckpointError(
         "the folder has no .safetensors file",
         where=str(folder),
-        cure="name the folder that holds the weights, or download them",
+        hint="name the folder that holds the weights, or download them",
     )

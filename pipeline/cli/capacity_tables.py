@@ -44,7 +44,7 @@ def print_capacity(plan: CapacityPlan) -> None:
         [stage_row(stage) for stage in plan.stages()],
     )
     print_schedule(plan.timeline)
-    for line in (*refusals(plan), *cures(plan), *(f"note: {note}" for note in plan.notes)):
+    for line in (*refusals(plan), *hints(plan), *(f"note: {note}" for note in plan.notes)):
         print(line)
     print(f"disk: {gigabytes(plan.disk_bytes())} for the checkpoint and its variants")
 
@@ -142,13 +142,13 @@ def refusals(plan: CapacityPlan) -> list[str]:
     ]
 
 
-def cures(plan: CapacityPlan) -> list[str]:
+def hints(plan: CapacityPlan) -> list[str]:
     """What to do about each variant that cannot be served on these GPUs in any way."""
     lines = []
     for variant in plan.weights:
         if plan.best(variant) is None:
             widest = [fit for fit in plan.fits if fit.variant == variant][-1]
-            lines.append(f"{variant} cannot be served here; cure: {widest.cure}")
+            lines.append(f"{variant} cannot be served here; hint: {widest.hint}")
     return lines
 
 

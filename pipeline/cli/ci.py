@@ -146,9 +146,9 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
     code: int = ExitCode.UNEXPECTED
     error_facts: dict[str, str] = {
         "kind": type(error).__name__,
-        "what": f"unexpected {type(error).__name__}: {error}",
+        "message": f"unexpected {type(error).__name__}: {error}",
         "where": "the job's log names the file with the traceback",
-        "cure": "this is a defect of prepare; please report it with that file",
+        "hint": "this is a defect of prepare; please report it with that file",
     }
     if isinstance(error, typer.Abort) or is_interruption(error):
         code = ExitCode.INTERRUPTED
@@ -171,6 +171,6 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
     )
 
 
-def interruption_facts(cure: str) -> dict[str, str]:
+def interruption_facts(hint: str) -> dict[str, str]:
     """An interruption in the shape of an error, so that no report of it looks like a success."""
-    return {"kind": "Interrupted", "what": "interrupted", "where": "", "cure": cure}
+    return {"kind": "Interrupted", "message": "interrupted", "where": "", "hint": hint}

@@ -143,8 +143,8 @@ def doctor(
         _print_json(map(dataclasses.asdict, findings))
     else:
         print_table(
-            ("", "what", "found", "cure"),
-            [(str(item.severity), item.subject, item.message, item.cure) for item in findings],
+            ("", "what", "found", "hint"),
+            [(str(item.severity), item.subject, item.message, item.hint) for item in findings],
             width=WIDTH_WITHOUT_TERMINAL,
         )
     if any(item.severity is Severity.PROBLEM for item in findings):

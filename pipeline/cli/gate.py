@@ -104,7 +104,7 @@ def gate(
             raise UsageError(
                 f"there is no family '{family}'",
                 where="--family",
-                cure=f"known: {', '.join(FAMILIES)}",
+                hint=f"known: {', '.join(FAMILIES)}",
             )
         request = GateRequest(
             baseline=OpenAIEndpoint.from_url(baseline, baseline_model),

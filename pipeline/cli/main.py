@@ -44,7 +44,7 @@ from pipeline.environments.settings_file import unread_settings_file, use_settin
 NO_TEMPORARY_FOLDER = UsageError(
     "no temporary folder can be written to",
     where="/tmp",  # noqa: S108
-    cure="mount one there (podman run --tmpfs /tmp; in Kubernetes an emptyDir), or set TMPDIR",
+    hint="mount one there (podman run --tmpfs /tmp; in Kubernetes an emptyDir), or set TMPDIR",
 )
 
 app = typer.Typer(
@@ -167,7 +167,7 @@ def full_disk(error: OSError) -> StoreError:
     return StoreError(
         "the disk is full",
         where=str(error.filename or "the store, or where standard output goes"),
-        cure="free some space, then run the same command again",
+        hint="free some space, then run the same command again",
     )
 
 
@@ -186,7 +186,7 @@ def report_unexpected(error: BaseException) -> int:
     print(
         f"error: unexpected {type(error).__name__}: {redact(str(error))}\n"
         f"  where: {log.name} has the traceback\n"
-        "  cure:  this is a defect of prepare; please report it with that file",
+        "  hint:  this is a defect of prepare; please report it with that file",
         file=sys.stderr,
     )
     return ExitCode.UNEXPECTED

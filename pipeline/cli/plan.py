@@ -80,7 +80,7 @@ def plan(
         raise UsageError(
             "nothing is planned for these without a kind of GPU",
             where="--gpus, --context, or PREPARE_GPUS, PREPARE_CONTEXT",
-            cure="name it, such as --gpu h100; or leave them out",
+            hint="name it, such as --gpu h100; or leave them out",
         )
     request = ModelRequest(
         checkpoint=checkpoint,

@@ -152,5 +152,5 @@ def refuse_unknown(registry: Registry, name: str) -> None:
         raise UsageError(
             f"nothing is registered as '{name}'",
             where=registry.uri,
-            cure=f"known: {', '.join(registry.names()) or 'nothing yet'}",
+            hint=f"known: {', '.join(registry.names()) or 'nothing yet'}",
         )

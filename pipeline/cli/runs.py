@@ -142,7 +142,7 @@ def attach(
         raise StoreError(
             f"the run {report.run} was killed",
             where=str(found.root / "runs" / report.run),
-            cure=how_to_continue(report),
+            hint=how_to_continue(report),
         )
     raise typer.Exit(report.exit_code or 0)
 

@@ -48,13 +48,13 @@ def sign(
         raise UsageError(
             "say with what to sign: a key, or a login",
             where="prepare sign",
-            cure="--private-key FILE, or --keyless",
+            hint="--private-key FILE, or --keyless",
         )
     if find_bundle(folder) == folder:
         raise UsageError(
             "this is the evidence alone; a signature is on the weights with their evidence",
             where=str(folder),
-            cure=f"prepare sign {folder.parent}",
+            hint=f"prepare sign {folder.parent}",
         )
     refuse_in_a_store(folder)
     check = check_bundle(folder)
@@ -63,7 +63,7 @@ def sign(
         raise EvidenceError(
             f"the evidence does not verify, so it is not signed: {problems[0]}",
             where=str(folder),
-            cure=f"`prepare verify {folder}` names every difference",
+            hint=f"`prepare verify {folder}` names every difference",
         )
     signature = sign_keyless(folder) if private_key is None else sign_with_key(folder, private_key)
     print(f"{check.recipe}: {check.files} files signed\n  {signature}")
@@ -77,5 +77,5 @@ def refuse_in_a_store(folder: Path) -> None:
         raise UsageError(
             "a store's own folders are not changed afterwards",
             where=str(folder),
-            cure="sign a copy: prepare pull NAME@ALIAS DEST, or cp -r",
+            hint="sign a copy: prepare pull NAME@ALIAS DEST, or cp -r",
         )

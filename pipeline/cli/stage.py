@@ -72,7 +72,7 @@ def unexpected(error: Exception, stage: str, spec: Path) -> InternalStageError:
     return InternalStageError(
         f"the stage '{stage}' failed unexpectedly: {type(error).__name__}: {error}",
         where=f"{spec.with_suffix('.log')} has the traceback",
-        cure="this is a defect of prepare; please report it with that file",
+        hint="this is a defect of prepare; please report it with that file",
     )
 
 

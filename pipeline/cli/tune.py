@@ -107,7 +107,7 @@ def tune(
             raise UsageError(
                 "there is nothing to tune" if lint is None else "a command line is linted alone",
                 where="prepare tune",
-                cure="name a checkpoint, or give a command line with --lint",
+                hint="name a checkpoint, or give a command line with --lint",
             )
         if lint is not None:
             found = lint_command(lint, profile)
@@ -160,7 +160,7 @@ def lint_command(text: str, profile: str) -> LintReport:
 
 def print_lint(found: LintReport) -> None:
     """For people: what was found, then what needs nothing."""
-    rows = [[each.argument, each.severity, each.what, each.cure] for each in found.findings]
+    rows = [[each.argument, each.severity, each.what, each.hint] for each in found.findings]
     if rows:
         print_table(["argument", "", "what", "what to do"], rows)
     else:

@@ -86,7 +86,7 @@ def verify(
         raise UsageError(
             "a login needs the provider that vouches for it",
             where="--identity, --identity-provider",
-            cure="give both",
+            hint="give both",
         )
     if is_version(reference):
         found, public_key = registered_folder(reference, registry, store, public_key)
@@ -94,7 +94,7 @@ def verify(
     if is_folder(reference):
         if not Path(reference).is_dir():
             raise UsageError(
-                "there is no such folder", where=reference, cure="check the path for a typo"
+                "there is no such folder", where=reference, hint="check the path for a typo"
             )
         same = verify_folder(
             Path(reference), public_key, identity, identity_provider, as_json=as_json
@@ -106,7 +106,7 @@ def verify(
             raise UsageError(
                 "a run in the store is not signed; folders are",
                 where=reference,
-                cure="name a folder: one that `prepare pull` made, or was published",
+                hint="name a folder: one that `prepare pull` made, or was published",
             )
         same = verify_run(reference, store, as_json=as_json)
     raise typer.Exit(ExitCode.PROMOTED if same else ExitCode.EXPECTED_ERROR)

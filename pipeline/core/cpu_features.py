@@ -51,7 +51,7 @@ def cpu_features(
         raise UsageError(
             f"this CPU has no {lacking[0]}",
             where=VARIABLE,
-            cure=f"use features from: {', '.join(found) or NONE}",
+            hint=f"use features from: {', '.join(found) or NONE}",
         )
     return wanted
 
@@ -91,7 +91,7 @@ def requested_features(environ: Mapping[str, str]) -> tuple[str, ...] | None:
         raise UsageError(
             f"'{text}' is not a list of CPU features",
             where=VARIABLE,
-            cure=f"write one of: {NONE}; {'; '.join(lists)}",
+            hint=f"write one of: {NONE}; {'; '.join(lists)}",
         )
     return wanted
 

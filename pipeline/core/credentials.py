@@ -77,7 +77,7 @@ def restore_credentials(shown: str) -> str:
         raise UsageError(
             "the address had credentials, which are never stored",
             where=shown,
-            cure="give the address with its credentials again: by its option, or by the option's "
+            hint="give the address with its credentials again: by its option, or by the option's "
             "environment variable, such as PREPARE_REGISTRY",
         )
     return found
@@ -89,7 +89,7 @@ def credential_variables() -> dict[str, str]:
     return {ADDRESSES_VARIABLE: json.dumps(known)} if known else {}
 
 
-def _credentials_error(scheme: str, cure: str) -> UsageError:
+def _credentials_error(scheme: str, hint: str) -> UsageError:
     return UsageError(
-        "the credentials in the address cannot be used", where=f"{scheme}://{REDACTED}", cure=cure
+        "the credentials in the address cannot be used", where=f"{scheme}://{REDACTED}", hint=hint
     )

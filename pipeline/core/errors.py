@@ -2,7 +2,7 @@
 
 The tree::
 
-    PrepareError                  1   base class: what happened, where, and a hint
+    PrepareError                  1   base class: message, where, and a hint
     +-- UsageError                2   the command line, or a settings, recipe or policy file
     +-- CheckpointError           1   a missing, damaged or unsupported checkpoint
     |   +-- HubError              1   the Hugging Face Hub did not deliver a file
@@ -58,24 +58,24 @@ class PrepareError(Exception):
     Credentials in all three parts are redacted, because the text often comes from libraries.
 
     Args:
-        what: one sentence without a full stop.
+        message: one sentence without a full stop.
         where: the file, key, URL or command concerned.
-        cure: the user's next action, preferably a command.
+        hint: the user's next action, preferably a command.
     """
 
     exit_code = ExitCode.EXPECTED_ERROR
 
-    def __init__(self, what: str, *, where: str = "", cure: str = "") -> None:
-        super().__init__(redact(what))
-        self.what = redact(what)
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(redact(message))
+        self.message = redact(message)
         self.where = redact(where)
-        self.cure = redact(cure)
+        self.hint = redact(hint)
 
     def __str__(self) -> str:
         # A file name can contain line breaks.
         place = " ".join(self.where.splitlines())
-        lines = [self.what, f"  where: {place}", f"  cure:  {self.cure}"]
-        parts = (self.what, self.where, self.cure)
+        lines = [self.message, f"  where: {place}", f"  hint:  {self.hint}"]
+        parts = (self.message, self.where, self.hint)
         said = [line for line, part in zip(lines, parts, strict=True) if part]
         # A file name or key can have any length.
         return "\n".join(clip(line, MAX_PART_CHARACTERS) for line in said)
@@ -84,9 +84,9 @@ class PrepareError(Exception):
         """Return plain data that crosses a process boundary as JSON."""
         return {
             "kind": type(self).__name__,
-            "what": self.what,
+            "message": self.message,
             "where": self.where,
-            "cure": self.cure,
+            "hint": self.hint,
         }
 
 
@@ -163,13 +163,13 @@ class AttemptChangedError(StoreError):
 @contextmanager
 def raise_as(
     kind: type[PrepareError],
-    what: str,
+    message: str,
     where: Path | str,
-    cure: str = "",
+    hint: str = "",
     *,
     errors: type[Exception] | tuple[type[Exception], ...] = OSError,
 ) -> Iterator[None]:
-    """Convert `errors` to `kind`, with the original reason appended to `what`.
+    """Convert `errors` to `kind`, with the original reason appended to `message`.
 
     Args:
         where: as for PrepareError; a path is replaced by the file that the original error names.
@@ -180,7 +180,7 @@ def raise_as(
         if isinstance(where, Path):
             where = getattr(error, "filename", None) or where
         reason = getattr(error, "strerror", None) or error
-        raise kind(f"{what}: {reason}", where=str(where), cure=cure) from error
+        raise kind(f"{message}: {reason}", where=str(where), hint=hint) from error
 
 
 def from_dict(data: Mapping[str, Any]) -> PrepareError:
@@ -193,7 +193,7 @@ def from_dict(data: Mapping[str, Any]) -> PrepareError:
             pending.append(kind)
     kind = kinds.get(str(data.get("kind")), PrepareError)
     return kind(
-        str(data.get("what", "unknown error")),
+        str(data.get("message", "unknown error")),
         where=str(data.get("where", "")),
-        cure=str(data.get("cure", "")),
+        hint=str(data.get("hint", "")),
     )

@@ -99,7 +99,7 @@ class FileDigests:
             raise CheckpointError(
                 "the file changed while it was read",
                 where=str(path),
-                cure="wait until the writing process has finished, then run the command again",
+                hint="wait until the writing process has finished, then run the command again",
             )
         settled = started - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_AFTER_NS
         if settled and _identity(before) == _identity(after):

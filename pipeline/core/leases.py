@@ -316,7 +316,7 @@ class Lease:
         return StoreError(
             "lease lost: no heartbeat for too long, and another process took over",
             where=str(owner or self.key),
-            cure="run the same command again: it waits for that process and continues its work",
+            hint="run the same command again: it waits for that process and continues its work",
         )
 
     def start_heartbeat(self, *, interrupt_main: bool) -> None:
@@ -401,7 +401,7 @@ def lease_seconds() -> float:
         raise UsageError(
             f"{ascii(text)[:80]} is not a valid lease duration in seconds",
             where=f"the variable {VARIABLE}",
-            cure=f"set it to a number from {MIN_SECONDS:g} to 86400, the same on all nodes",
+            hint=f"set it to a number from {MIN_SECONDS:g} to 86400, the same on all nodes",
         )
     return seconds
 

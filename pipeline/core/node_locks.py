@@ -129,7 +129,7 @@ class NodeLocks:
             raise UsageError(
                 f"a lock of this node cannot be used: {error.strerror}",
                 where=str(path),
-                cure=f"remove it, or set {FOLDER_VARIABLE} to a directory that all users of this "
+                hint=f"remove it, or set {FOLDER_VARIABLE} to a directory that all users of this "
                 "node can write to",
             ) from error
 
@@ -142,7 +142,7 @@ def lock_folder() -> Path:
         raise UsageError(
             f"{FOLDER_VARIABLE} is not a writable directory",
             where=f"{FOLDER_VARIABLE}={named}",
-            cure="create the directory with `mkdir -m 1777`, or unset the variable",
+            hint="create the directory with `mkdir -m 1777`, or unset the variable",
         )
     shared = (folder for folder in FOLDERS if _is_for_all(folder))
     return next(shared, Path(tempfile.gettempdir()))

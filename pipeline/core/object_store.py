@@ -56,19 +56,19 @@ def check_url(url: str, where: str) -> str:
         raise UsageError(
             f"{ascii(parts.scheme)[:40]} is not the scheme of a store's URL",
             where=where,
-            cure=f"known: {', '.join(f'{scheme}://' for scheme in SCHEMES)}; or a folder",
+            hint=f"known: {', '.join(f'{scheme}://' for scheme in SCHEMES)}; or a folder",
         )
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
             "a store's URL cannot have credentials or options",
             where=where,
-            cure="credentials come from the environment, as AWS_ACCESS_KEY_ID",
+            hint="credentials come from the environment, as AWS_ACCESS_KEY_ID",
         )
     if not (parts.netloc or parts.scheme == "file") or not (parts.netloc or parts.path.strip("/")):
         raise UsageError(
             f"the store's URL names no {'folder' if parts.scheme == 'file' else 'bucket'}",
             where=where,
-            cure=f"write {parts.scheme}://BUCKET/PREFIX",
+            hint=f"write {parts.scheme}://BUCKET/PREFIX",
         )
     try:
         import obstore  # noqa: F401
@@ -76,7 +76,7 @@ def check_url(url: str, where: str) -> str:
         raise UsageError(
             "an object store needs a library that is not installed",
             where=where,
-            cure=f"pip install '{EXTRA}'",
+            hint=f"pip install '{EXTRA}'",
         ) from error
     return url.rstrip("/")
 
@@ -154,7 +154,7 @@ class ObjectStore:
             raise UsageError(
                 f"the store cannot be opened: {_reason(error)}",
                 where=self.url,
-                cure="correct --store, PREPARE_STORE or the key 'store' of the settings file; the "
+                hint="correct --store, PREPARE_STORE or the key 'store' of the settings file; the "
                 "bucket must exist, and credentials come from the environment",
             ) from error
 
@@ -275,7 +275,7 @@ class ObjectStore:
             raise UsageError(
                 f"the store's URL cannot be used: {_reason(error)}",
                 where=self.url,
-                cure="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+                hint="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",
             ) from error
 
     def _name(self, name: str) -> str:
@@ -306,7 +306,7 @@ class ObjectStore:
         return StoreError(
             f"an object in the store is invalid: it is {what}",
             where=f"{self.url}/{self._name(name)}",
-            cure="find out who created it, and remove it",
+            hint="find out who created it, and remove it",
         )
 
     def _written_at(self, name: str) -> Any:
@@ -358,14 +358,14 @@ class ObjectStore:
         return StoreError(
             f"the disk under the store is full: {_reason(error)}",
             where=self.url,
-            cure="free some space there; the same command continues from the finished stages",
+            hint="free some space there; the same command continues from the finished stages",
         )
 
     def _failure_error(self, what: str, error: Exception) -> StoreError:
         return StoreError(
             f"the store {what}: {_reason(error)}",
             where=self.url,
-            cure="check that it exists and that the credentials in the environment are valid; "
+            hint="check that it exists and that the credentials in the environment are valid; "
             "the same command continues from the finished stages",
         )
 

@@ -97,7 +97,7 @@ def remote_url(folder: Path) -> str | None:
         raise StoreError(
             "the store belongs to another user and is not readable",
             where=str(folder),
-            cure="use your own folder with --store DIR, or ask its owner to share it with one of "
+            hint="use your own folder with --store DIR, or ask its owner to share it with one of "
             f"your groups: `chgrp -R GROUP {folder}`, `chmod 2770 {folder}`",
         ) from error
 
@@ -129,7 +129,7 @@ def _check_cache(folder: Path, url: str) -> None:
         raise StoreError(
             f"the cache of an object store cannot be used: {why}",
             where=str(folder),
-            cure="delete the folder if it is yours, or set PREPARE_HOME to a folder that only you "
+            hint="delete the folder if it is yours, or set PREPARE_HOME to a folder that only you "
             "can write to",
         )
 
@@ -169,7 +169,7 @@ class RemoteStore:
             raise StoreError(
                 "a stage's record is damaged",
                 where=f"{self.objects.url}/{_manifest_name(stage, key)}",
-                cure="delete the object to have the stage run again",
+                hint="delete the object to have the stage run again",
             ) from error
         return marker
 
@@ -335,7 +335,7 @@ def fetch_blob(objects: ObjectStore, blob: Blob, file: Path) -> None:
         raise StoreError(
             "content of a finished stage is missing in the store",
             where=where,
-            cure="delete the stage's record there, below stages/, to have it run again",
+            hint="delete the stage's record there, below stages/, to have it run again",
         )
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -344,7 +344,7 @@ def fetch_blob(objects: ObjectStore, blob: Blob, file: Path) -> None:
         raise StoreError(
             "content of a finished stage is damaged in the store",
             where=where,
-            cure="delete it and the stage's record, below stages/, to have it run again",
+            hint="delete it and the stage's record, below stages/, to have it run again",
         )
 
 

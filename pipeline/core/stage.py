@@ -139,5 +139,5 @@ def _read_shape(
             f"the {part} of a stage '{of.stage}' are not supported by this version: "
             f"{first_fault(error)}",
             where=f"stages/{of.stage}/{of.key}",
-            cure="it was changed, or another version of prepare wrote it",
+            hint="it was changed, or another version of prepare wrote it",
         ) from error

@@ -131,7 +131,7 @@ class Store:
             raise StoreError(
                 f"a stage's record cannot be read: {error.strerror or error}",
                 where=str(path),
-                cure=f"have its owner share it: `chmod -R g+rwX {path.parent}`, or name a folder "
+                hint=f"have its owner share it: `chmod -R g+rwX {path.parent}`, or name a folder "
                 "of your own with --store DIR",
             ) from error
         try:
@@ -142,7 +142,7 @@ class Store:
             raise StoreError(
                 "a stage's record is damaged",
                 where=str(path),
-                cure=f"delete the folder to have the stage run again: {path.parent}",
+                hint=f"delete the folder to have the stage run again: {path.parent}",
             ) from error
         return record
 
@@ -382,13 +382,13 @@ class Store:
                 raise StoreError(
                     f"a file in the store cannot be read: {error.strerror}",
                     where=str(error.filename or self.root),
-                    cure="find out who created it, and remove it",
+                    hint="find out who created it, and remove it",
                 ) from error
             if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
                 raise StoreError(
                     f"the store cannot be written: {error.strerror}",
                     where=str(error.filename or self.root),
-                    cure="use a writable folder with --store DIR; another user's store is "
+                    hint="use a writable folder with --store DIR; another user's store is "
                     f"shared with a group by `chgrp -R GROUP {self.root}`, `chmod -R g+rwX` and "
                     "`chmod g+s` of its folders",
                 ) from error
@@ -420,7 +420,7 @@ class Store:
                 raise StoreError(
                     "the store belongs to another user and is readable by others",
                     where=str(self.root),
-                    cure=f"have its owner run `chmod go= {self.root}`, or share it with a group "
+                    hint=f"have its owner run `chmod go= {self.root}`, or share it with a group "
                     f"that you are in: `chmod 2770 {self.root}`; or name a folder of your own with "
                     "--store DIR",
                 ) from error
@@ -429,7 +429,7 @@ class Store:
         return StoreError(
             "the disk is full",
             where=str(self.root),
-            cure="free some space, or use another folder with --store DIR; "
+            hint="free some space, or use another folder with --store DIR; "
             "finished stages stay and will be reused",
         )
 

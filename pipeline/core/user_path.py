@@ -31,7 +31,7 @@ def user_path(text: str | Path, where: str) -> Path:
     raise UsageError(
         f"{str(text)[:80]!r} is not a path: {problem}",
         where=where,
-        cure="correct the path; an absolute path starts with /, a path in your home folder with ~/",
+        hint="correct the path; an absolute path starts with /, a path in your home folder with ~/",
     )
 
 

@@ -68,7 +68,7 @@ def require_disk(definition: EnvironmentDefinition, folder: Path) -> None:
             f"the {definition.key} environment needs {definition.disk_bytes / 1e9:.1f} GB of disk "
             f"and {free / 1e9:.1f} GB are free",
             where=str(folder),
-            cure="free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk",
+            hint="free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk",
         )
 
 
@@ -164,7 +164,7 @@ def _check_versions(definition: EnvironmentDefinition, folder: Path) -> dict[str
         raise EnvironmentBuildError(
             f"what was installed is not what the lock says: {'; '.join(wrong[:5])}",
             where=str(definition.lock),
-            cure="unset variables and uv settings that constrain versions, then try again",
+            hint="unset variables and uv settings that constrain versions, then try again",
         )
     return versions
 
@@ -176,8 +176,8 @@ def _check_imports(definition: EnvironmentDefinition, folder: Path) -> None:
             raise EnvironmentBuildError(fault, where=str(folder))
     except EnvironmentBuildError as error:
         raise EnvironmentBuildError(
-            f"the {definition.key} environment was installed but does not work: {error.what}",
+            f"the {definition.key} environment was installed but does not work: {error.message}",
             where=error.where,
-            cure="run `prepare env doctor`: a system library may be missing, or the processor too "
+            hint="run `prepare env doctor`: a system library may be missing, or the processor too "
             "old; or name an interpreter in the settings file",
         ) from error

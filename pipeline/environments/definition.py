@@ -117,7 +117,7 @@ def environment_name(name: str) -> EnvironmentName:
     except ValueError:
         raise UsageError(
             f"there is no environment named '{name}'",
-            cure=f"name one of: {', '.join(EnvironmentName)}",
+            hint=f"name one of: {', '.join(EnvironmentName)}",
         ) from None
 
 

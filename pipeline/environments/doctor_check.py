@@ -21,4 +21,4 @@ class DoctorCheck:
     subject: str  # what was looked at
     severity: Severity  # `problem` where something will fail, `warning` where it may
     message: str  # what was found
-    cure: str = ""  # what to do about it; empty where all is well
+    hint: str = ""  # what to do about it; empty where all is well

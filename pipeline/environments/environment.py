@@ -92,7 +92,7 @@ def check_planned_environment(
         raise EnvironmentBuildError(
             f"the environment '{name}' of this node is not the one that this was laid out for",
             where=f"node {platform.node()}",
-            cure="have `environments` of the settings file alike on every node and where the "
+            hint="have `environments` of the settings file alike on every node and where the "
             "command is given; --settings names the file",
         )
 
@@ -169,7 +169,7 @@ def _usable_record(
         raise EnvironmentBuildError(
             f"the {definition.key} environment is damaged ({fault}) and not ours to rebuild",
             where=str(folder),
-            cure="have it rebuilt by who built it (`prepare env build`, or the image), or set "
+            hint="have it rebuilt by who built it (`prepare env build`, or the image), or set "
             "PREPARE_HOME to a folder that you may write to",
         )
     users = processes_using(folder)
@@ -177,7 +177,7 @@ def _usable_record(
         raise EnvironmentBuildError(
             f"the {definition.key} environment is damaged ({fault}) and in use",
             where=str(folder),
-            cure=f"end the processes that use it, then try again: {', '.join(map(str, users))}",
+            hint=f"end the processes that use it, then try again: {', '.join(map(str, users))}",
         )
     progress.note(f"rebuilding the {definition.key} environment: {fault}")
     return None

@@ -17,7 +17,7 @@ def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str
     try:
         version, found = describe(override.python)
     except EnvironmentBuildError as error:
-        error.cure = "correct `environments` in the settings file"
+        error.hint = "correct `environments` in the settings file"
         raise
     versions = {normalize(name): version for name, version in found.items()}
     described = [str(override.python), version, sorted(versions.items())]
@@ -31,12 +31,12 @@ def require_modules(definition: EnvironmentDefinition, override: EnvironmentOver
         raise EnvironmentBuildError(
             f"the interpreter named for '{definition.name}' is not for CUDA: {fault}",
             where=str(override.python),
-            cure="install a CUDA build of torch there, or take it out of `environments` in the "
+            hint="install a CUDA build of torch there, or take it out of `environments` in the "
             "settings file",
         )
     if missing:
         raise EnvironmentBuildError(
             f"the interpreter named for '{definition.name}' lacks: {', '.join(missing)}",
             where=str(override.python),
-            cure="install them there, or take it out of `environments` in the settings file",
+            hint="install them there, or take it out of `environments` in the settings file",
         )

@@ -74,7 +74,7 @@ def check_trusted(folder: Path, key: str) -> None:
         raise EnvironmentBuildError(
             f"the {key} environment is not used: {why}",
             where=str(folder),
-            cure="if all that lies there is yours, `chmod -R go-w` it; else set PREPARE_HOME to a "
+            hint="if all that lies there is yours, `chmod -R go-w` it; else set PREPARE_HOME to a "
             "folder that only you or root may write to",
         )
 

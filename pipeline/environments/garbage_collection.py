@@ -99,7 +99,7 @@ def _collect_one(
         raise EnvironmentBuildError(
             f"an environment cannot be removed: {error.strerror}",
             where=str(error.filename or folder),
-            cure="remove it by hand, as the user who built it",
+            hint="remove it by hand, as the user who built it",
         ) from error
 
 

@@ -34,7 +34,7 @@ def find_fault(
         if fault := torch_fault(definition, interpreter_path(folder)):
             return fault
     except EnvironmentBuildError as error:
-        return error.what
+        return error.message
     return f"modules are missing: {', '.join(missing)}" if missing else None
 
 

@@ -72,7 +72,7 @@ def find_uv() -> Path:
         return Path(find_uv_bin())
     except FileNotFoundError as error:
         raise EnvironmentBuildError(
-            "the uv program is missing", cure="reinstall this package: its dependency uv is damaged"
+            "the uv program is missing", hint="reinstall this package: its dependency uv is damaged"
         ) from error
 
 
@@ -98,7 +98,7 @@ def run_uv(
         look: called a few times a second while uv runs.
 
     Raises:
-        EnvironmentBuildError: uv failed; its last lines are quoted and a cure is named.
+        EnvironmentBuildError: uv failed; its last lines are quoted and a hint is named.
     """
     command = [str(find_uv()), *arguments]
     lines: deque[str] = deque(maxlen=200)
@@ -133,9 +133,9 @@ def run_uv(
 
 def hint_for(output: str) -> str:
     """What the user can do about a failed installation, by uv's output."""
-    for pattern, cure in _HINTS:
+    for pattern, hint in _HINTS:
         if re.search(pattern, output, re.IGNORECASE):
-            return cure
+            return hint
     return "run `prepare env doctor`; uv's own message is above"
 
 
@@ -164,5 +164,5 @@ def _failure(command: list[str], code: int, lines: list[str]) -> EnvironmentBuil
     return EnvironmentBuildError(
         f"uv could not install (exit code {code}). Its last lines:\n{quoted}",
         where=" ".join(command),
-        cure=hint_for("\n".join(said)),
+        hint=hint_for("\n".join(said)),
     )

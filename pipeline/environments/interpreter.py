@@ -78,7 +78,7 @@ def _query(
         raise EnvironmentBuildError(
             "the interpreter does not answer as Python does",
             where=str(python),
-            cure="correct its path in the settings file, key environments",
+            hint="correct its path in the settings file, key environments",
         ) from error
 
 

@@ -29,7 +29,7 @@ def find_settings_file() -> Path | None:
         raise UsageError(
             "there is no such settings file",
             where=f"--settings or {VARIABLE}: {named}",
-            cure="correct the path; without it the user's own file or the defaults hold",
+            hint="correct the path; without it the user's own file or the defaults hold",
         )
     return named
 

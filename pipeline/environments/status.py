@@ -87,7 +87,7 @@ def _external_status(
         digest = external_identity(override)[0]
         require_modules(definition, override)
     except EnvironmentBuildError as error:
-        reason = error.what
+        reason = error.message
     return EnvironmentStatus(
         key=str(definition.name),
         name=definition.name,

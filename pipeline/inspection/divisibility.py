@@ -45,7 +45,7 @@ def dividing_group_size(quantization: Mapping[str, Any], columns: Iterable[int])
         raise StageError(
             f"no group size of {list(sizes)} divides layers with {sorted(widths)} columns",
             where="recipe key quantization.group_size",
-            cure="use a recipe whose quantization.smaller_group_sizes has one that divides them, "
+            hint="use a recipe whose quantization.smaller_group_sizes has one that divides them, "
             "or one without groups, such as fp8-dynamic",
         )
     return size

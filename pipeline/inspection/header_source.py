@@ -106,7 +106,7 @@ def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
         raise CheckpointError(
             f"the repository has no {file}",
             where=repo_id,
-            cure="name the repository of a language model's weights",
+            hint="name the repository of a language model's weights",
         ) from error
 
 
@@ -120,7 +120,7 @@ def _weight_names(repo_id: str, sizes: dict[str, int], commit: str | None) -> li
         raise CheckpointError(
             f"{len(missing)} of {len(named)} weight files are missing, such as {missing[0]}",
             where=repo_id,
-            cure="name another revision",
+            hint="name another revision",
         )
     return named
 

@@ -127,7 +127,7 @@ def element_bytes(dtype: str, model_bytes: int = 2) -> int:
         raise UsageError(
             f"the size of the KV cache type '{dtype}' is not known",
             where="profile key kv_cache_dtype",
-            cure=f"known: {', '.join(ELEMENT_BYTES)}",
+            hint=f"known: {', '.join(ELEMENT_BYTES)}",
         )
     return model_bytes if dtype == "auto" else ELEMENT_BYTES[dtype]
 
@@ -182,7 +182,7 @@ def _windows_by_layer_types(
         raise CheckpointError(
             f"config.json has {layers} layers, and layer_types is not a list of as many",
             where=f"{where}, key layer_types",
-            cure="download config.json again",
+            hint="download config.json again",
         )
     found: list[Window] = []
     without = 0

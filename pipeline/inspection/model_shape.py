@@ -100,7 +100,7 @@ def read_positive_int(level: dict[str, Any], keys: tuple[str, ...], where: str) 
                 f"config.json says {key}: {str(value)[:40]!r}, which is not a whole number from 1 "
                 f"to {most:,}",
                 where=f"{where}, key {key}",
-                cure="download config.json again",
+                hint="download config.json again",
             )
         return value
     return None
@@ -112,7 +112,7 @@ def _require(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
         raise CheckpointError(
             f"config.json lacks {keys[0]}, without which memory cannot be counted",
             where=f"{where}, key {keys[0]}",
-            cure="save the checkpoint again with transformers' save_pretrained()",
+            hint="save the checkpoint again with transformers' save_pretrained()",
         )
     return found
 

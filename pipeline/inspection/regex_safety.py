@@ -60,5 +60,5 @@ def _check(expressions: tuple[str, ...], modules: tuple[str, ...]) -> None:
             f"the ignore list takes more than {CPU_LIMIT_S} s to match this checkpoint's "
             f"{len(modules)} modules; it stood at {named[:80]!r}",
             where="recipe key quantization.ignore",
-            cure="write it without a repetition inside a repetition, or name the modules",
+            hint="write it without a repetition inside a repetition, or name the modules",
         ) from error

@@ -82,7 +82,7 @@ def cut_checkpoint(source: Path, target: Path) -> TruncatedCheckpoint:
             "a tensor's name does not say to which layer it belongs, "
             f"such as '{next(iter(places))}'",
             where=str(source),
-            cure="run without the dry run: --no-dry-run",
+            hint="run without the dry run: --no-dry-run",
         )
     target.mkdir()
     (target / "config.json").write_text(json.dumps(cut_config(config, layers), indent=2))
@@ -100,7 +100,7 @@ def layer_count(config: dict[str, Any], where: str) -> int:
         raise CheckpointError(
             "config.json does not say how many layers there are",
             where=f"{where}, key {LAYERS[0]}",
-            cure="run without the dry run: --no-dry-run",
+            hint="run without the dry run: --no-dry-run",
         )
     return count
 

@@ -48,7 +48,7 @@ class LintFinding:
     argument: str  # as it was written
     severity: Severity  # fails: the server does not start; idle: it might as well be left out
     what: str
-    cure: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def take_apart(text: str) -> ParsedCommand:
         raise UsageError(
             f"that is {len(text)} letters, and more than {MOST_LETTERS} are not looked at",
             where=WHERE,
-            cure="give the command line alone, or the file of one container",
+            hint="give the command line alone, or the file of one container",
         )
     text = text.encode("utf-8", "replace").decode()  # a byte that is no UTF-8 is part of no option
     *others, last = command_lines(text) or [text]
@@ -140,7 +140,7 @@ def _take_line_apart(text: str) -> ParsedCommand:
         raise UsageError(
             "there is no vLLM server in that command line",
             where=WHERE,
-            cure="give it whole, in quotes: --lint 'vllm serve MODEL --max-num-seqs 256'",
+            hint="give it whole, in quotes: --lint 'vllm serve MODEL --max-num-seqs 256'",
         )
     before = (_VARIABLE.fullmatch(word) for word in words[:begin])
     return ParsedCommand(
@@ -160,7 +160,7 @@ def _split(text: str) -> list[str]:
         raise UsageError(
             f"the command line cannot be read: {error}",
             where=WHERE,
-            cure="close each quote, and write none alone",
+            hint="close each quote, and write none alone",
         ) from error
 
 
@@ -225,8 +225,8 @@ class _Linter:
         for name in variables:
             if not name.startswith("VLLM_") or name in self.options.variables:
                 continue
-            cure = self.facts.gone_variables.get(name) or _nearest(name, self.options.variables)
-            yield LintFinding(name, "idle", f"{self.options.version} reads no such variable", cure)
+            hint = self.facts.gone_variables.get(name) or _nearest(name, self.options.variables)
+            yield LintFinding(name, "idle", f"{self.options.version} reads no such variable", hint)
 
     def look_at_options(self, given: list[tuple[str, str]]) -> Iterator[LintFinding]:
         seen: set[str] = set()
@@ -281,8 +281,8 @@ class _Linter:
         return begun[0] if len(begun) == 1 else ""
 
     def _unknown(self, written: str, name: str) -> LintFinding:
-        if cure := self.facts.gone.get(name):
-            return LintFinding(written, "fails", f"gone: {self.options.version} refuses it", cure)
+        if hint := self.facts.gone.get(name):
+            return LintFinding(written, "fails", f"gone: {self.options.version} refuses it", hint)
         return LintFinding(
             written,
             "fails",

@@ -34,7 +34,7 @@ def command_lines(text: str) -> list[str]:
                 raise UsageError(
                     f"this is a file of containers that cannot be read: {error}",
                     where="--lint",
-                    cure="mend the YAML; of a template give what it comes to (`helm template`)",
+                    hint="mend the YAML; of a template give what it comes to (`helm template`)",
                 ) from error
             return []
         found += [_line(each) for each in _containers(content)]

@@ -126,8 +126,8 @@ def check_attempt(
         check_decidable(policy, recipes, counts, NullProgress(), attempt.level())
     except UsageError as error:
         raise UsageError(
-            f"{error.what} at the level {attempt.level():.2g} that attempt {attempt.number} has "
+            f"{error.message} at the level {attempt.level():.2g} that attempt {attempt.number} has "
             "for each variant, since the policy spends its error rate over all attempts",
             where=error.where,
-            cure=f"{error.cure}; `prepare runs attempts` lists the attempts",
+            hint=f"{error.hint}; `prepare runs attempts` lists the attempts",
         ) from error

@@ -44,9 +44,9 @@ HUB_DATASETS = {
 # For planning before anything is read; a dataset that has other numbers is asked as it is.
 HUB_QUESTIONS = {"mmlu": 14_042, "mbpp": 378, "rouge": 11_490}
 PACKAGED_QUESTIONS = {"mmlu": 280, "humaneval": 164}
-_CARRIED = Path(eval_gates.__file__).parent / "data"
-CARRIED_QUESTIONS = {"mmlu": _CARRIED / "quiz.jsonl", "rouge": _CARRIED / "summaries.jsonl"}
-CARRIED_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
+_BUILTIN = Path(eval_gates.__file__).parent / "data"
+BUILTIN_QUESTIONS = {"mmlu": _BUILTIN / "quiz.jsonl", "rouge": _BUILTIN / "summaries.jsonl"}
+BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class SourceResolver:
             raise UsageError(
                 "the folder of evaluation data does not exist",
                 where=f"--eval-data {eval_data}",
-                cure="name a folder with files such as mmlu_test.jsonl (docs/how-to/policies.md)",
+                hint="name a folder with files such as mmlu_test.jsonl (docs/how-to/policies.md)",
             )
         self._eval_data = eval_data
         self._evaluate_environment = evaluate_environment
@@ -120,7 +120,7 @@ class SourceResolver:
         raise EvaluationDataError(
             f"no source has questions for the suite '{name}'",
             where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",
-            cure="give a folder with --eval-data (docs/how-to/policies.md says what it holds), "
+            hint="give a folder with --eval-data (docs/how-to/policies.md says what it holds), "
             "or run where the Hub can be reached",
         )
 
@@ -149,16 +149,16 @@ class SourceResolver:
                 has no fallback.
         """
         wanted = self._limit(calibration, limit, variant)
-        file = CARRIED_CALIBRATION
+        file = BUILTIN_CALIBRATION
         if wanted.dataset is not None and _is_file_name(wanted.dataset):
             file = user_path(wanted.dataset, "recipe key quantization.calibration.dataset")
             if not file.is_file():
                 raise UsageError(
                     "the calibration file does not exist",
                     where=f"{file} (recipe key quantization.calibration.dataset)",
-                    cure="give a JSONL or text file, a Hub dataset id, or 'carried'",
+                    hint="give a JSONL or text file, a Hub dataset id, or 'builtin'",
                 )
-        elif wanted.dataset not in (None, "carried"):
+        elif wanted.dataset not in (None, "builtin"):
             revision = wanted.revision or self._revision(wanted.dataset)
             if revision is not None:
                 pinned = wanted.model_copy(update={"revision": revision})
@@ -168,7 +168,7 @@ class SourceResolver:
                 raise UsageError(
                     f"the calibration dataset '{wanted.dataset}' cannot be reached",
                     where="recipe key quantization.calibration.dataset",
-                    cure="name a local file there, or add 'fallback: carried'",
+                    hint="name a local file there, or add 'fallback: builtin'",
                 )
             self._progress.note(
                 f"{variant}: the Hub cannot be reached for {wanted.dataset}; "
@@ -176,7 +176,7 @@ class SourceResolver:
             )
         identity = {"file": self._digests.digest(file)}
         # The texts that are used, not those that were hoped for; their folder is of no account.
-        name = "carried" if file == CARRIED_CALIBRATION else file.name
+        name = "builtin" if file == BUILTIN_CALIBRATION else file.name
         used = wanted.model_copy(update={"dataset": name})
         return used, identity, file
 
@@ -206,9 +206,9 @@ class SourceResolver:
         if source == "packages" and _packaged_questions(suite) is not None:
             identity = QuestionSource(kind="packages", environment=self._evaluate_environment)
             return _source(identity, None, suite)
-        if source == "carried" and suite.kind in CARRIED_QUESTIONS:
-            digest = self._digests.digest(CARRIED_QUESTIONS[suite.kind])
-            return _source(QuestionSource(kind="carried", digest=digest), None, suite)
+        if source == "builtin" and suite.kind in BUILTIN_QUESTIONS:
+            digest = self._digests.digest(BUILTIN_QUESTIONS[suite.kind])
+            return _source(QuestionSource(kind="builtin", digest=digest), None, suite)
         return None
 
     def _folder(self, suite: AnySuite) -> SuiteSource | None:
@@ -227,7 +227,7 @@ class SourceResolver:
                 kind="hub", task=suite.task, environment=self._evaluate_environment
             )
             # Clusters are counted once the questions are laid out.
-            known = None if suite.cluster else known_task(suite.task).questions
+            known = None if suite.cluster_by else known_task(suite.task).questions
             return SuiteSource(identity, questions=known)
         file = read_task_file(Path(suite.task))
         folder = file.path.parent
@@ -242,7 +242,7 @@ class SourceResolver:
                 raise EvaluationDataError(
                     f"the dataset of the suite '{name}' cannot be reached on the Hub",
                     where=f"{file.path}, key dataset_path: {file.dataset}",
-                    cure="run where the Hub can be reached, or name local files there "
+                    hint="run where the Hub can be reached, or name local files there "
                     "(dataset_path: json, dataset_kwargs: {data_files: ...})",
                 )
         return SuiteSource(
@@ -274,14 +274,14 @@ def question_count(suite: AnySuite, identity: QuestionSource, folder: Path | Non
     if identity.kind == "packages":
         return _packaged_questions(suite)
     if folder is None:
-        return _lines(CARRIED_QUESTIONS[suite.kind])
+        return _lines(BUILTIN_QUESTIONS[suite.kind])
     files = question_files(suite.kind, folder)
     number = sum(_lines(path) for path in files)
     if not number:
         raise EvaluationDataError(
             "there are no questions in the evaluation data",
             where=", ".join(str(path) for path in files) or str(folder),
-            cure="write one question a line (docs/how-to/policies.md has the keys), or remove the "
+            hint="write one question a line (docs/how-to/policies.md has the keys), or remove the "
             "file so that another source is used",
         )
     return number + more
@@ -298,8 +298,8 @@ def local_rows(suite: AnySuite, source: SuiteSource) -> Iterator[dict[str, Any]]
         if is_task_file(suite.task):
             local = read_task_file(Path(suite.task)).data
             files = [path for path in local if path.name.endswith((".jsonl", ".jsonl.gz"))]
-    elif source.identity.kind == "carried":
-        files = [CARRIED_QUESTIONS[suite.kind]]
+    elif source.identity.kind == "builtin":
+        files = [BUILTIN_QUESTIONS[suite.kind]]
     elif source.folder is not None:
         files = question_files(suite.kind, source.folder)
     for path in files:

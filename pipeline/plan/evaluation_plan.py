@@ -127,8 +127,8 @@ class EvaluationPlanner:
         repeats = {}
         for name, suite in self.policy.suites.items():
             first = rounds[name][0]
-            if suite.repeat:
-                asked_again = {"upto": suite.repeat, "repeat": 1}
+            if suite.noise_floor_questions:
+                asked_again = {"upto": suite.noise_floor_questions, "repeat": 1}
                 # Other neighbours in the batches, as another day would have them.
                 concurrency = max(1, suite.concurrency // 2)
                 slower = {"suite": repeat_role(name), "concurrency": concurrency}
@@ -303,9 +303,9 @@ class EvaluationPlanner:
             alpha=self.level(name),
             planned_bet=bet,
             about=suite.about,
-            minutes=suite.minutes,
+            time_budget_minutes=suite.time_budget_minutes,
             # What a time budget left open, a higher cap continues, as a larger budget does.
-            cap=suite.questions if suite.minutes is not None else None,
+            cap=suite.questions if suite.time_budget_minutes is not None else None,
         )
 
 

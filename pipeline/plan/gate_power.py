@@ -161,7 +161,7 @@ def check_decidable(
             continue
         if gate.suite.tier != "advisory":
             raise refusal
-        progress.note(f"{refusal.what}; it is advisory, so this blocks nothing")
+        progress.note(f"{refusal.message}; it is advisory, so this blocks nothing")
 
 
 def check_likely(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> None:
@@ -301,7 +301,7 @@ class _Gate:
             f"lose nothing: {self.suite.margins[self.family].words}, {self.questions} questions, "
             f"{100 * self.suite.expected_flips:g} % of the answers expected to flip",
             where=f"policy key suites.{self.name}.margins.{self.family}",
-            cure="a wider margin; or more questions; or 'tier: supporting'",
+            hint="a wider margin; or more questions; or 'tier: supporting'",
         )
 
     def blindness(self) -> UsageError:
@@ -313,7 +313,7 @@ class _Gate:
             f"{100 * self.must_exceed:g} %, which "
             + ("cannot be" if self.must_exceed >= 1 else f"{self.questions} questions cannot show"),
             where=f"policy key suites.{self.name}.margins.{self.family}",
-            cure="a stricter margin; or more questions; or 'tier: advisory'",
+            hint="a stricter margin; or more questions; or 'tier: advisory'",
         )
 
     def refusal(self) -> UsageError:
@@ -323,7 +323,7 @@ class _Gate:
             f"{self.suite.margins[self.family].words}: even when no answer changes it takes "
             f"{self._count_least(self.comparison)} questions, and there are {self.questions}",
             where=f"policy key suites.{self.name}.margins.{self.family}",
-            cure="; or ".join(self._cures()),
+            hint="; or ".join(self._hints()),
         )
 
     def _count_least(self, comparison: Comparison) -> int | None:
@@ -348,7 +348,7 @@ class _Gate:
         # Half of the stake lies evenly on the bets.
         return (math.log(2 * NUMBER_OF_BETS) - math.log(self.alpha)) / growth + 1
 
-    def _cures(self) -> Iterator[str]:
+    def _hints(self) -> Iterator[str]:
         if self.suite.questions is not None and self.suite.questions == self.questions:
             yield f"ask more than {self.questions} questions (suites.{self.name}.questions)"
         else:
@@ -446,9 +446,9 @@ def _words(gate: _Gate, plan: SequentialGatePower | None, decidable: bool | None
             "how many there are is known once they are read"
         )
     if not gate.can_see():
-        return gate.blindness().what
+        return gate.blindness().message
     if not decidable:
-        return gate.refusal().what
+        return gate.refusal().message
     assumed = f" (taking a baseline of {100 * gate.baseline:g} %)" if gate.baseline else ""
     return plan.words + assumed + _sight_words(gate)
 

@@ -50,18 +50,18 @@ def check_laid_out(
 def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
     """Note local questions that seem to belong together where the suite declares no cluster."""
     for name, suite in policy.suites.items():
-        if suite.cluster is not None or suite.about == "benchmark":
+        if suite.cluster_by is not None or suite.about == "benchmark":
             continue
         field = repeated_field(list(local_rows(suite, sources.suite(name, suite))))
         if field is not None:
             progress.note(
                 f"{name}: several questions have the same '{field}'. If their answers rise and "
-                f"fall together, add 'cluster: {field}' (policy key suites.{name}.cluster)"
+                f"fall together, add 'cluster_by: {field}' (policy key suites.{name}.cluster_by)"
             )
 
 
 def _check(name: str, suite: AnySuite, field: str, progress: Progress) -> None:
-    if suite.cluster is not None or suite.about == "benchmark":
+    if suite.cluster_by is not None or suite.about == "benchmark":
         return
     what = (
         f"the suite '{name}' has several questions with one '{field}', whose answers rise and fall "
@@ -72,7 +72,7 @@ def _check(name: str, suite: AnySuite, field: str, progress: Progress) -> None:
         return
     raise UsageError(
         what,
-        where=f"policy key suites.{name}.cluster",
-        cure=f"add 'cluster: {field}', and each {field} is one value; or 'about: benchmark', a "
+        where=f"policy key suites.{name}.cluster_by",
+        hint=f"add 'cluster_by: {field}', and each {field} is one value; or 'about: benchmark', a "
         "claim about these very questions alone",
     )

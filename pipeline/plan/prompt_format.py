@@ -1,7 +1,8 @@
 """Whether suites are asked by the model's chat template or as text to continue.
 
-A base model has no template. `form: auto` takes what there is, and is settled when the run is
-planned: the settled form stands in each stage's parameters, so in its key, and in the verdict.
+A base model has no template. `prompt_format: auto` takes what there is, and is settled when the
+run is planned: the settled form stands in each stage's parameters, so in its key, and in the
+verdict.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from recipes.policy import Policy
 
 
 def with_forms(policy: Policy, *, has_template: bool) -> Policy:
-    """The policy with each `form: auto` settled: `chat` where there is a template, else `base`."""
-    form = "chat" if has_template else "base"
+    """The policy with each `prompt_format: auto` settled.
+
+    It is `chat` if the tokenizer has a template, else `completion`.
+    """
+    form = "chat" if has_template else "completion"
     return policy.model_copy(
         update={
             "suites": {
-                name: suite.model_copy(update={"form": form}) if suite.form == "auto" else suite
+                name: suite.model_copy(update={"prompt_format": form})
+                if suite.prompt_format == "auto"
+                else suite
                 for name, suite in policy.suites.items()
             }
         }
@@ -35,13 +41,15 @@ def form_faults(policy: Policy, where: str, *, has_template: bool) -> list[Prepa
         return []
     return [
         UsageError(
-            f"the suite '{name}' is asked in chat form, and the tokenizer has no chat template",
-            where=f"policy key suites.{name}.form; {where}",
-            cure="write 'form: auto' (chat where there is a template, else base) or 'form: base' "
+            f"the suite '{name}' is asked in the chat format, and the tokenizer has no chat "
+            "template",
+            where=f"policy key suites.{name}.prompt_format; {where}",
+            hint="write 'prompt_format: auto' (chat where there is a template, else completion) "
+            "or 'prompt_format: completion' "
             "there, or give an instruction-tuned checkpoint",
         )
         for name, suite in policy.suites.items()
-        if suite.form == "chat"
+        if suite.prompt_format == "chat"
     ]
 
 
@@ -49,9 +57,10 @@ def form_notes(policy: Policy, *, has_template: bool) -> Iterator[str]:
     """What to report about suites that are asked another way than usual."""
     if has_template:
         return
-    names = [name for name, suite in policy.suites.items() if suite.form == "auto"]
+    names = [name for name, suite in policy.suites.items() if suite.prompt_format == "auto"]
     if names:
         yield (
-            f"the tokenizer has no chat template: {', '.join(names)} asked in base form, as text "
+            f"the tokenizer has no chat template: {', '.join(names)} asked in the completion "
+            "format, as text "
             "to go on from"
         )

@@ -218,7 +218,7 @@ def find_gates(
             raise UsageError(
                 f"the policy '{policy.name}' has no gate '{name}'",
                 where="--remeasure",
-                cure=f"it has {', '.join(gates)}",
+                hint=f"it has {', '.join(gates)}",
             )
     return found
 
@@ -240,7 +240,7 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
             raise UsageError(
                 "a run can have only one ladder",
                 where=f"--recipe {name}",
-                cure="leave one out, or write a ladder of your own with the rungs of both",
+                hint="leave one out, or write a ladder of your own with the rungs of both",
             )
         ladder = [catalog.load_recipe(rung) for rung in found.rungs]
         rungs = tuple(recipe.name for recipe in ladder)
@@ -260,7 +260,7 @@ def registry_uri(given: str | None, settings: Settings) -> str:
         raise UsageError(
             "a store in an object store has no registry of its own",
             where=url,
-            cure="name one with --registry or PREPARE_REGISTRY: an MLflow server, hf://NAMESPACE "
+            hint="name one with --registry or PREPARE_REGISTRY: an MLflow server, hf://NAMESPACE "
             "or oci:///FOLDER; `prepare model --no-promote` needs none",
         )
     return f"sqlite:///{settings.store / 'registry.db'}"
@@ -274,7 +274,7 @@ def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
             raise UsageError(
                 f"two of the recipes are called '{name}'",
                 where="--recipe",
-                cure="give the changed copy a name of its own (its key 'name')",
+                hint="give the changed copy a name of its own (its key 'name')",
             )
 
 
@@ -284,7 +284,7 @@ def check_registered_name(name: str, registry: str | None = None) -> None:
         raise UsageError(
             f"'{name}' cannot be a name in the registry",
             where="--name",
-            cure="give a name without '/' and ':' that does not end in '.history'",
+            hint="give a name without '/' and ':' that does not end in '.history'",
         )
     if registry is not None and registry.startswith(("hf://", "oci://")):
         check_repository_name(name, registry)
@@ -296,7 +296,7 @@ def check_repository_name(name: str, registry: str) -> None:
         raise UsageError(
             f"'{name}' cannot be a name in {registry}",
             where="--name",
-            cure="give one of letters, digits, '.', '_' and '-', 96 at most, that begins and ends "
+            hint="give one of letters, digits, '.', '_' and '-', 96 at most, that begins and ends "
             "with a letter or digit and has no '--' or '..'",
         )
 
@@ -307,13 +307,13 @@ def check_margins(recipe: Recipe, policy: Policy) -> None:
         raise UsageError(
             f"'{recipe.name}' changes nothing, so there is nothing to promote",
             where=f"--recipe {recipe.name}",
-            cure=f"known: {', '.join(catalog.recipe_names())}",
+            hint=f"known: {', '.join(catalog.recipe_names())}",
         )
     for name, suite in policy.suites.items():
         if recipe.family not in suite.margins:
             raise UsageError(
                 f"the policy '{policy.name}' has no margin for {recipe.family} recipes",
                 where=f"policy key suites.{name}.margins",
-                cure=f"add '{recipe.family}: 0.02' (points) or "
+                hint=f"add '{recipe.family}: 0.02' (points) or "
                 f"'{recipe.family}: {{recovery: 0.98}}' there",
             )

@@ -58,7 +58,7 @@ def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfil
         raise UsageError(
             f"no serving profile is known for the GPU '{gpu}'",
             where="--profile auto",
-            cure=f"choose one of {', '.join(catalog.profile_names())}, or give the path of a "
+            hint=f"choose one of {', '.join(catalog.profile_names())}, or give the path of a "
             "YAML file of your own (docs/how-to/recipes-and-profiles.md)",
         )
     return profile
@@ -76,7 +76,7 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
             f"nothing that is served with '{speculative.rejection_sample_method}' is promoted: "
             f"{why}",
             where=f"--profile {asked}, key {ACCEPTANCE_KEY}",
-            cure="take 'standard'; `prepare model --no-promote` measures it and promotes nothing",
+            hint="take 'standard'; `prepare model --no-promote` measures it and promotes nothing",
         )
 
 
@@ -99,7 +99,7 @@ def check_told_gain(profile: ServingProfile, asked: str, settings: Settings, nod
         raise UsageError(
             f"what the profile says of its tuning is not so: {check.why}",
             where=f"--profile {asked}, key tuned",
-            cure="leave the key 'tuned' out, or take the profile as `prepare tune` wrote it",
+            hint="leave the key 'tuned' out, or take the profile as `prepare tune` wrote it",
         )
     return check.words
 
@@ -116,12 +116,12 @@ def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
     try:
         reference = parse_reference(named)
     except UsageError as error:
-        raise UsageError(error.what, where=_draft_key(profile), cure=error.cure) from error
+        raise UsageError(error.message, where=_draft_key(profile), hint=error.hint) from error
     if reference.kind == "folder":
         try:
             check_folder(Path(reference.name).expanduser().absolute())
         except CheckpointError as error:
-            raise UsageError(error.what, where=_draft_key(profile), cure=error.cure) from error
+            raise UsageError(error.message, where=_draft_key(profile), hint=error.hint) from error
     return reference
 
 

@@ -90,12 +90,16 @@ def find_claims(
         _find_claim(speed, claim, profile, measuring, accelerator, level) for claim in claimed
     ]
     for claim in claims:
-        if "acceptance" in claim.rule and profile is not None and profile.speculative is None:
+        if (
+            "min_acceptance_length" in claim.rule
+            and profile is not None
+            and profile.speculative is None
+        ):
             raise UsageError(
                 f"{claim.gate} claims what speculative decoding accepts, and variants are served "
                 "without it",
                 where=f"policy key {ROLE}{claim.gate}, profile {profile.name}",
-                cure="give the profile the key 'speculative', or leave acceptance_at_least out",
+                hint="give the profile the key 'speculative', or leave min_acceptance_length out",
             )
         _check_load(claim, max_length)
     return claims
@@ -111,7 +115,7 @@ def check_own_workloads(policy: Policy) -> None:
     for claim in speed.claims if speed is not None else ():
         if speed is not None and claim.workload in speed.workloads:
             some = (
-                next(iter(claim.gate.minimum))
+                next(iter(claim.gate.min_ratio))
                 if isinstance(claim.gate, ThroughputRatioGate)
                 else None
             )
@@ -158,7 +162,7 @@ def _find_workload(
         return load_workload(claim.workload, speed, profile)
     except UsageError as error:
         key = f"policy key {ROLE}{claim.name}, workload {claim.workload}"
-        raise UsageError(error.what, where=key, cure=error.cure) from error
+        raise UsageError(error.message, where=key, hint=error.hint) from error
 
 
 def _find_claim(
@@ -187,14 +191,14 @@ def _check_arrivals(claim: SpeedGate, workload: AnyWorkload, where: str) -> None
             f"a ratio of throughput needs requests at once; '{claim.workload}' has "
             f"{workload.arrivals.words}",
             where=f"{where}, key arrivals",
-            cure="write 'arrivals: {concurrency: 64}', or make it a claim of 'slo'",
+            hint="write 'arrivals: {concurrency: 64}', or make it a claim of 'slo'",
         )
     if claim.kind == "slo" and at_once:
         raise UsageError(
             f"'{claim.workload}' has {workload.arrivals.words}, and a claim on latencies is about "
             "requests that come whether earlier ones are answered or not",
             where=f"policy key {ROLE}{claim.name}",
-            cure="add 'rate: 12' there",
+            hint="add 'rate: 12' there",
         )
 
 
@@ -206,7 +210,7 @@ def _check_answers(claim: SpeedGate, workload: AnyWorkload, where: str) -> None:
             f"{claim.name} limits {of_tokens}, the time of each token after the first, and answers "
             "have one token",
             where=f"{where}, key output_tokens",
-            cure="give at least 2, or limit ttft_ms alone",
+            hint="give at least 2, or limit ttft_ms alone",
         )
 
 
@@ -227,7 +231,7 @@ def _check_percentiles(
             f"{workload.seconds:g} seconds at {rate:g} requests/s have {rate * workload.seconds:g} "
             "on average",
             where=f"{where}, key seconds",
-            cure=f"give at least {math.ceil(expected / rate)} seconds, or a limit on a smaller "
+            hint=f"give at least {math.ceil(expected / rate)} seconds, or a limit on a smaller "
             "percentile",
         )
 
@@ -249,7 +253,7 @@ def _check_size(workload: AnyWorkload, where: str) -> None:
                 f"the trace ends after {times[-1]:g} seconds, and a load of it lasts {ends:g} and "
                 "more",
                 where=f"{where}, key seconds",
-                cure="give fewer 'seconds' and 'warmup_seconds', or a longer trace",
+                hint="give fewer 'seconds' and 'warmup_seconds', or a longer trace",
             )
     if isinstance(workload, TraceWorkload) and not arrivals.trace:
         there = read_traffic(workload, where).requests
@@ -257,13 +261,13 @@ def _check_size(workload: AnyWorkload, where: str) -> None:
             raise UsageError(
                 f"the trace has {there:,} requests, and a load of it {requests:,.0f}",
                 where=f"{where}, key file",
-                cure="name a longer trace, or ask for fewer requests at a time",
+                hint="name a longer trace, or ask for fewer requests at a time",
             )
     if requests > MAX_REQUESTS:
         raise UsageError(
             f"a load of it has {requests:,.0f} requests, and {MAX_REQUESTS:,} are the most",
             where=f"{where}, key {key}",
-            cure="ask for fewer at a time, or give fewer 'seconds' and 'warmup_seconds'",
+            hint="ask for fewer at a time, or give fewer 'seconds' and 'warmup_seconds'",
         )
 
 
@@ -285,7 +289,7 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
             f"{claim.gate} may come to {loads:,} loads and {requests:,.0f} requests, and "
             f"{MAX_LOADS:,} and {most:,} are the most that can be judged",
             where=f"policy key {ROLE}{claim.gate}",
-            cure=f"allow fewer {'blocks' if claim.kind == 'ratio' else 'rounds'}, or give the "
+            hint=f"allow fewer {'blocks' if claim.kind == 'ratio' else 'rounds'}, or give the "
             "workload fewer 'seconds'",
         )
 

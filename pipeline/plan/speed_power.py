@@ -79,7 +79,7 @@ def claim_powers(
             _power_of(claim, laid_out[claim.name].rule, laid_out[claim.name].workload, alpha, start)
             for claim in speed.claims_on(profile.accelerator)
         )
-    some = next(iter(speed.ratio.minimum)) if speed.ratio is not None else None
+    some = next(iter(speed.ratio.min_ratio)) if speed.ratio is not None else None
     return tuple(
         _power_of(claim, claim.rule(some, alpha, None), _carried(claim, speed), alpha, start)
         for claim in speed.claims
@@ -131,7 +131,7 @@ def check_claims_decidable(policy: Policy, powers: Sequence[PlannedGatePower]) -
                 f"{power.gate}: {power.most} {power.unit} cannot decide it at the error rate "
                 f"{power.alpha:.2g}, whatever they show",
                 where=f"policy {policy.name}, key speed.{key}.{cap}",
-                cure=f"allow more {cap}, or claim it with a larger alpha",
+                hint=f"allow more {cap}, or claim it with a larger alpha",
             )
 
 

@@ -30,14 +30,14 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
         raise UsageError(
             lack,
             where=f"--profile {profile.name}",
-            cure="run on a newer machine, or on one with a GPU",
+            hint="run on a newer machine, or on one with a GPU",
         )
     for dtype in (profile.kv_cache_dtype, profile.baseline_kv_cache_dtype):
         if lack := engine.lacks(has, dtype):
             raise UsageError(
                 lack,
                 where=f"--profile {profile.name}, key kv_cache_dtype",
-                cure="give the profile a fallback, as `cpu` has one, or kv_cache_dtype: auto "
+                hint="give the profile a fallback, as `cpu` has one, or kv_cache_dtype: auto "
                 "(docs/how-to/recipes-and-profiles.md)",
             )
 
@@ -56,7 +56,7 @@ def check_servable(recipe: Recipe, accelerator: AcceleratorName, features: Colle
             raise UsageError(
                 f"'{recipe.name}' cannot be served on this machine: {reason}",
                 where=f"--recipe {recipe.name}",
-                cure="leave the recipe out, or run on a machine that has the kernels",
+                hint="leave the recipe out, or run on a machine that has the kernels",
             )
 
 
@@ -67,7 +67,7 @@ def check_architecture(recipe: Recipe, architecture: str) -> None:
         raise UsageError(
             f"'{recipe.name}' is not for {architecture}: it is for {known}",
             where=f"--recipe {recipe.name}",
-            cure=f"use the recipe {recipe.instead}"
+            hint=f"use the recipe {recipe.instead}"
             if recipe.instead
             else "leave the recipe out, or choose another: prepare recipes list",
         )
@@ -82,13 +82,13 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
     Raises:
         StageError: they do not; the widths in the way are named.
     """
-    cure = "choose a recipe without groups or blocks, such as fp8-dynamic"
+    hint = "choose a recipe without groups or blocks, such as fp8-dynamic"
     if weights.undivided:
         raise StageError(
             f"'{recipe.name}' does not suit this checkpoint: none of its group sizes divides "
             f"layers of {', '.join(map(str, weights.undivided))} columns",
             where=f"--recipe {recipe.name}",
-            cure=f"{cure}; where the recipe has the key quantization.smaller_group_sizes, "
+            hint=f"{hint}; where the recipe has the key quantization.smaller_group_sizes, "
             "a size there that divides them will do",
         )
     shapes = {each.name: each.tensor.shape for each in weights.tensors if each.quantized}
@@ -99,7 +99,7 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
             f"'{recipe.name}' does not suit this checkpoint: its blocks do not divide the {count} "
             f"rows of '{name}', which vLLM puts together with others",
             where=f"--recipe {recipe.name}",
-            cure=cure,
+            hint=hint,
         )
 
 
@@ -122,7 +122,7 @@ def check_experts(recipe: Recipe, tensors: Mapping[str, TensorEntry]) -> None:
                 f"'{recipe.name}' does not suit this checkpoint: '{name}' has all experts of a "
                 "layer in one tensor",
                 where=f"--recipe {recipe.name}",
-                cure="choose fp8-dynamic, which leaves such experts in 16 bits",
+                hint="choose fp8-dynamic, which leaves such experts in 16 bits",
             )
 
 
@@ -147,5 +147,5 @@ def check_mtp(
                 f"'{recipe.name}' does not suit this checkpoint: '{name}' is of a head for "
                 "multi-token prediction, which transformers does not load, so it would be lost",
                 where=f"--recipe {recipe.name}",
-                cure="choose fp8-dynamic, which copies such heads as they are",
+                hint="choose fp8-dynamic, which copies such heads as they are",
             )

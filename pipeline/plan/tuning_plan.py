@@ -120,7 +120,7 @@ def make_entrant(
         raise UsageError(
             str(error),
             where=where,
-            cure="leave it out, or say with 'accelerator' which machines it is for",
+            hint="leave it out, or say with 'accelerator' which machines it is for",
         ) from error
     changed = base.model_copy(
         update={
@@ -319,7 +319,7 @@ def claim_gain(policy: Policy, profile: ServingProfile, workload: str) -> Policy
         own = {**own, name: found}
     minimum = {"cpu": NO_GAIN, "cuda": NO_GAIN}
     given = {"blocks": blocks} if blocks else {}
-    ratio = ThroughputRatioGate.model_validate({"minimum": minimum, "workloads": [name], **given})
+    ratio = ThroughputRatioGate.model_validate({"min_ratio": minimum, "workloads": [name], **given})
     return policy.model_copy(update={"speed": SpeedPolicy(ratio=ratio, workloads=own)})
 
 

@@ -33,18 +33,18 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
         return None
     found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
     keys = [name for name in DIVIDES_GPUS if profile.engine_arguments.get(name, 1) != 1]
-    cures = ["run on a machine that nvidia-smi lists them on, all of one kind"]
+    hints = ["run on a machine that nvidia-smi lists them on, all of one kind"]
     if machine.visible_devices is not None:
         found += f" that CUDA_VISIBLE_DEVICES={machine.visible_devices} shows"
-        cures.insert(0, f"let CUDA_VISIBLE_DEVICES show {wanted}, or unset it")
+        hints.insert(0, f"let CUDA_VISIBLE_DEVICES show {wanted}, or unset it")
     if keys and machine.gpus:
-        cures.append(f"lower {' or '.join(keys)} in the profile")
+        hints.append(f"lower {' or '.join(keys)} in the profile")
     return UsageError(
         f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}"
         f", and {found}",
         where=f"--profile {profile.name}"
         + "".join(f", key engine_arguments.{name}" for name in keys[:1]),
-        cure=f"{'; '.join(cures)}; or choose another profile: {', '.join(catalog.profile_names())}",
+        hint=f"{'; '.join(hints)}; or choose another profile: {', '.join(catalog.profile_names())}",
     )
 
 
@@ -56,7 +56,7 @@ def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError
         f"the NVIDIA driver is {machine.driver}, and the CUDA 13 of the environments needs "
         f"{MIN_DRIVER_VERSION} or newer",
         where=f"--profile {profile.name}",
-        cure=f"install a driver from {MIN_DRIVER_VERSION} on; or name interpreters of your own for "
+        hint=f"install a driver from {MIN_DRIVER_VERSION} on; or name interpreters of your own for "
         "quantize and serve in the settings file, built for an older CUDA",
     )
 
@@ -72,7 +72,7 @@ def find_gpu_fault(
     return UsageError(
         f"'{recipe.name}' needs a GPU of compute capability {needed}, this one has {found}",
         where=f"--recipe {recipe.name}",
-        cure="leave the recipe out, or run on a newer GPU",
+        hint="leave the recipe out, or run on a newer GPU",
     )
 
 

@@ -92,8 +92,8 @@ def diagnose_build_host(settings: Settings) -> list[DoctorCheck]:
 def processor_finding(features: Collection[str]) -> DoctorCheck:
     """What can be served with an x86 processor of these features."""
     if lack := find_engine(DEFAULT).lacks(features):
-        cure = "run on a newer machine, or on one with a GPU"
-        return DoctorCheck("processor", Severity.PROBLEM, lack, cure)
+        hint = "run on a newer machine, or on one with a GPU"
+        return DoctorCheck("processor", Severity.PROBLEM, lack, hint)
     slower = "" if "avx512f" in features else "; serving is faster with AVX-512"
     return DoctorCheck("processor", Severity.OK, ", ".join(features) + slower)
 
@@ -107,12 +107,12 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
         node = this_node()
         fitted = fit_profile(profile or load_named_profile("auto", node), node)
     except UsageError as error:
-        yield DoctorCheck("profile", Severity.PROBLEM, error.what, error.cure)
+        yield DoctorCheck("profile", Severity.PROBLEM, error.message, error.hint)
         return
     machine = machine_of(node, Path.cwd(), with_gpu=fitted.accelerator == "cuda")
     subject = f"profile {fitted.name}"
     if missing := find_missing_gpus(fitted, machine):
-        yield DoctorCheck(subject, Severity.PROBLEM, missing.what, missing.cure)
+        yield DoctorCheck(subject, Severity.PROBLEM, missing.message, missing.hint)
         return
     yield DoctorCheck(subject, Severity.OK, "can be served here")
     for name, fallback in fitted.in_effect.items():
@@ -122,9 +122,13 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
         try:
             check_servable(recipe, fitted.accelerator, cpu_features())
         except UsageError as error:
-            yield DoctorCheck(f"{subject}, recipe {name}", Severity.WARNING, error.what, error.cure)
+            yield DoctorCheck(
+                f"{subject}, recipe {name}", Severity.WARNING, error.message, error.hint
+            )
         if fault := find_gpu_fault(recipe, fitted, machine):
-            yield DoctorCheck(f"{subject}, recipe {name}", Severity.WARNING, fault.what, fault.cure)
+            yield DoctorCheck(
+                f"{subject}, recipe {name}", Severity.WARNING, fault.message, fault.hint
+            )
 
 
 def _check_python() -> Iterator[DoctorCheck]:
@@ -146,7 +150,7 @@ def _check_sandbox() -> Iterator[DoctorCheck]:
     try:
         isolation = choose_isolation("auto")
     except SandboxError as error:
-        yield DoctorCheck("sandbox", Severity.PROBLEM, error.what, error.cure)
+        yield DoctorCheck("sandbox", Severity.PROBLEM, error.message, error.hint)
     else:
         yield DoctorCheck("sandbox", Severity.OK, str(isolation))
 
@@ -171,7 +175,7 @@ def _check_uv() -> Iterator[DoctorCheck]:
             [str(uv), "--version"], capture_output=True, text=True, timeout=30, check=True
         )
     except PrepareError as error:
-        yield DoctorCheck("uv", Severity.PROBLEM, error.what, error.cure)
+        yield DoctorCheck("uv", Severity.PROBLEM, error.message, error.hint)
     except (OSError, subprocess.SubprocessError) as error:
         yield DoctorCheck("uv", Severity.PROBLEM, f"does not start: {error}", "reinstall uv")
     else:
@@ -202,7 +206,7 @@ def _check_index(accelerator: Accelerator) -> Iterator[DoctorCheck]:
         try:
             run_uv([*asked, *place, pin], folder=Path(folder), variables=installer_variables())
         except EnvironmentBuildError as error:
-            yield DoctorCheck("package index", Severity.PROBLEM, error.what, error.cure)
+            yield DoctorCheck("package index", Severity.PROBLEM, error.message, error.hint)
         else:
             yield DoctorCheck("package index", Severity.OK, f"has {pin}")
 
@@ -251,8 +255,8 @@ def _check_disk(settings: Settings, accelerator: Accelerator) -> Iterator[Doctor
     )
     message = f"{free / 1e9:.0f} GB free, environments still to build need {needed / 1e9:.0f} GB"
     if free < needed:
-        cure = "free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk"
-        yield DoctorCheck("disk", Severity.PROBLEM, message, cure)
+        hint = "free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk"
+        yield DoctorCheck("disk", Severity.PROBLEM, message, hint)
     else:
         yield DoctorCheck("disk", Severity.OK, message)
 
@@ -264,11 +268,11 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
         if found.state is not EnvironmentState.BROKEN:
             yield DoctorCheck(subject, Severity.OK, str(found.state))
         elif name in settings.environments:
-            cure = "correct `environments` in the settings file"
-            yield DoctorCheck(subject, Severity.PROBLEM, found.reason, cure)
+            hint = "correct `environments` in the settings file"
+            yield DoctorCheck(subject, Severity.PROBLEM, found.reason, hint)
         else:
-            cure = f"it is rebuilt on its next use, or now: prepare env build {name}"
-            yield DoctorCheck(subject, Severity.WARNING, found.reason, cure)
+            hint = f"it is rebuilt on its next use, or now: prepare env build {name}"
+            yield DoctorCheck(subject, Severity.WARNING, found.reason, hint)
 
 
 def _check_processor() -> Iterator[DoctorCheck]:
@@ -276,7 +280,7 @@ def _check_processor() -> Iterator[DoctorCheck]:
         try:
             yield processor_finding(cpu_features())
         except UsageError as error:
-            yield DoctorCheck("processor", Severity.PROBLEM, error.what, error.cure)
+            yield DoctorCheck("processor", Severity.PROBLEM, error.message, error.hint)
     else:
         yield DoctorCheck(
             "processor",
@@ -291,8 +295,8 @@ def _check_numa() -> Iterator[DoctorCheck]:
     try:
         ctypes.CDLL(NUMA_LIBRARY)
     except OSError as error:
-        cure = "install it, such as Debian's libnuma1"
-        yield DoctorCheck("libnuma", Severity.PROBLEM, f"vLLM needs it on a CPU: {error}", cure)
+        hint = "install it, such as Debian's libnuma1"
+        yield DoctorCheck("libnuma", Severity.PROBLEM, f"vLLM needs it on a CPU: {error}", hint)
 
 
 def _check_torch_source() -> Iterator[DoctorCheck]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.capacity.fit import GpuPool
-from pipeline.capacity.gpu_plan import candidates_of, cure
+from pipeline.capacity.gpu_plan import candidates_of, hint
 from pipeline.capacity.machine import Machine
 from pipeline.capacity.stage_resources import (
     SMALL_FILES_BYTES,
@@ -92,7 +92,7 @@ class PreflightInput:
                 f"the run needs {needed / 1e9:,.1f} GB of disk ({', '.join(parts)}), "
                 f"{free / 1e9:,.1f} GB are free",
                 where=str(self.store),
-                cure=f"free some space{elsewhere if to_make else ''}",
+                hint=f"free some space{elsewhere if to_make else ''}",
             )
         ]
 
@@ -114,7 +114,7 @@ class PreflightInput:
                 f"{(need.host_bytes + baseline) / 1e9:,.1f} GB of memory together, this machine "
                 f"has {memory / 1e9:,.1f} GB",
                 where="policy key speed: both are up at once",
-                cure="run on a machine with more memory, serve with a smaller KV cache, or take a "
+                hint="run on a machine with more memory, serve with a smaller KV cache, or take a "
                 "policy without such a claim",
             )
             for name, need in needs.items()
@@ -159,7 +159,7 @@ class PreflightInput:
         """What could not be checked, and why."""
         found = []
         if isinstance(self._inspected, CheckpointError):
-            found.append(f"memory is not checked before the run: {self._inspected.what}")
+            found.append(f"memory is not checked before the run: {self._inspected.message}")
         elif self.machine.gpu and checks.is_pipelined(self.profile):
             found.append("GPU memory is not checked before the run: layers are spread over stages")
         elif (gpu := self.machine.gpu) and catalog.gpu_of_driver(gpu) is None:
@@ -180,7 +180,7 @@ class PreflightInput:
         """The baseline or a variant that the engine could not start with on this machine's GPUs.
 
         A GPU that no data file describes is not checked. All of them have to be served, so that
-        another recipe is no cure for one.
+        another recipe is no hint for one.
         """
         profile, inspection = self.profile, self._inspection
         gpu = catalog.gpu_of_driver(self.machine.gpu) if self.machine.gpu else None
@@ -197,7 +197,7 @@ class PreflightInput:
                 yield PreflightError(
                     f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
                     where=f"--profile {profile.name}",
-                    cure=cure(fit, candidate, (), site)
+                    hint=hint(fit, candidate, (), site)
                     + ("" if candidate.is_baseline else "; or leave the recipe out"),
                 )
 
@@ -220,7 +220,7 @@ class PreflightInput:
                     f"{need.host_bytes / 1e9:,.1f} GB of memory ({need.basis}), this machine has "
                     f"{memory / 1e9:,.1f} GB",
                     where=f"--recipe {need.variant}",
-                    cure="run on a machine with more memory"
+                    hint="run on a machine with more memory"
                     + (", or leave the recipe out" if need.variant != catalog.BASELINE else ""),
                 )
 
@@ -261,5 +261,5 @@ def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
 
 
 def line(fault: PrepareError) -> str:
-    """A fault in one line: what, and the cure."""
-    return f"{fault.what}; cure: {fault.cure}" if fault.cure else fault.what
+    """A fault in one line: what, and the hint."""
+    return f"{fault.message}; hint: {fault.hint}" if fault.hint else fault.message

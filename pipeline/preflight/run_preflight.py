@@ -25,7 +25,7 @@ def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput
 
     Returns:
         None where these cannot be read: a demo that is not made yet, or a checkpoint that is
-        missing or damaged, which `locate` reports with a cure of its own.
+        missing or damaged, which `locate` reports with a hint of its own.
     """
     try:
         source = read_source(choices, settings)
@@ -72,7 +72,7 @@ def registry_faults(choices: ResolvedOptions, settings: Settings) -> list[Prepar
         check_registry(registry_uri(choices.registry, settings), choices.name)
     except RegistryError as error:
         without = "or measure now with --no-promote, and `prepare promote` the run later"
-        return [RegistryError(error.what, where=error.where, cure=f"{error.cure}; {without}")]
+        return [RegistryError(error.message, where=error.where, hint=f"{error.hint}; {without}")]
     return []
 
 

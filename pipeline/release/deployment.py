@@ -36,7 +36,7 @@ def folder_of(version: Version, weights: Path | None, store: Path, command: str)
     Of a store in an object store that is the stage that wrote them; it is brought to this node.
 
     Raises:
-        RegistryError: its files are not on this machine; the cure ends in `command`.
+        RegistryError: its files are not on this machine; the hint ends in `command`.
     """
     if weights is None and not Path(version.source).is_dir():
         weights = _find_evidence(version, Store(store))
@@ -45,7 +45,7 @@ def folder_of(version: Version, weights: Path | None, store: Path, command: str)
         raise RegistryError(
             "the version's files are not on this machine",
             where=version.source,
-            cure=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
+            hint=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
         )
     return (weights or Path(version.source)).absolute()
 
@@ -68,7 +68,7 @@ def find_version(registry: Registry, reference: str) -> Version:
         raise UsageError(
             f"'{reference}' names no version",
             where="NAME@ALIAS",
-            cure="write the model's name, '@', and an alias or a version's number: "
+            hint="write the model's name, '@', and an alias or a version's number: "
             "smollm2-135m@champion, smollm2-135m@3",
         )
     registry.settle(name)
@@ -80,7 +80,7 @@ def find_version(registry: Registry, reference: str) -> Version:
     raise UsageError(
         f"'{name}' has no version or alias '{wanted}'" if versions else f"no model '{name}'",
         where=registry.uri,
-        cure=f"its aliases: {', '.join(known) or 'none'}; versions: "
+        hint=f"its aliases: {', '.join(known) or 'none'}; versions: "
         f"{', '.join(v.version for v in versions)}"
         if versions
         else f"known: {', '.join(registry.names()) or 'nothing yet'}",
@@ -112,7 +112,7 @@ def check_files(
                 f"version {version.version} of '{version.name}' has no digest to check its files "
                 "by",
                 where=f"tag {tag}",
-                cure="it was not registered by `prepare`, or its tags were changed: `prepare "
+                hint="it was not registered by `prepare`, or its tags were changed: `prepare "
                 f"promote {version.tags.get('prepare.run') or 'RUN'}` registers it again",
             )
     listed = list(plain_files(folder, added))
@@ -126,7 +126,7 @@ def check_files(
                 f"the {words[tag]} are not those that were judged: their digest is "
                 f"{digest[:12]}, registered is {clip(version.tags[tag], 12)}",
                 where=str(folder),
-                cure="somebody changed, added or removed a file; the verdict says nothing of these",
+                hint="somebody changed, added or removed a file; the verdict says nothing of these",
             )
     check_signed(version, folder, public_key)
     return len(listed)
@@ -149,7 +149,7 @@ def pull_version(
         raise UsageError(
             "the destination is there already, and not empty",
             where=str(destination),
-            cure="name a new folder",
+            hint="name a new folder",
         )
     partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
     try:
@@ -164,7 +164,7 @@ def pull_version(
         raise RegistryError(
             f"the files cannot be copied: {error.strerror or error}",
             where=str(error.filename or destination),
-            cure="name a folder on a disk with room that you may write",
+            hint="name a folder on a disk with room that you may write",
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -187,7 +187,7 @@ def refuse_unlisted(version: Version, folder: Path) -> None:
         raise RegistryError(
             "the evidence that the version names is not among its files",
             where=f"{version.name} version {version.version}, tag {EVIDENCE_TAG}",
-            cure="somebody removed it: `prepare promote` its run again",
+            hint="somebody removed it: `prepare promote` its run again",
         )
     manifest = read_manifest(bundle)
     listed = {each.path for each in manifest.beside} | {f"{BUNDLE}/{MANIFEST}"}
@@ -198,5 +198,5 @@ def refuse_unlisted(version: Version, folder: Path) -> None:
             f"{len(differing)} files are not as the evidence lists them: "
             f"{clip(', '.join(differing), 200)}",
             where=f"{version.name} version {version.version}",
-            cure="somebody added or removed files; the verdict says nothing of these",
+            hint="somebody added or removed files; the verdict says nothing of these",
         )

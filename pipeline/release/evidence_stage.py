@@ -64,7 +64,7 @@ def evidence_stage(
     if recipe not in claims.judges or run.checkpoint is None:
         raise UsageError(
             f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
-            cure=f"judged were: {', '.join(claims.judges) or 'none'}",
+            hint=f"judged were: {', '.join(claims.judges) or 'none'}",
         )
     judged = VerdictInputs.load_by_key(store.find, claims.judges[recipe])
     inputs = {

@@ -156,7 +156,7 @@ def refuse_while_running(store: Store) -> None:
             raise StoreError(
                 f"run {folder.name} is in progress, and what it will use is not known yet",
                 where=str(folder),
-                cure="wait until it is done",
+                hint="wait until it is done",
             )
 
 
@@ -203,7 +203,7 @@ def keep_named(store: Store, registry: Registry, kept: RetainedItems) -> None:
             raise RegistryError(
                 f"'{name}' was promoted there, and is not shown to us",
                 where=registry.uri,
-                cure="log in with a token that may read it; when it was deleted on purpose, delete "
+                hint="log in with a token that may read it; when it was deleted on purpose, delete "
                 f"{store.root / 'stages' / 'promote'} of that promotion, too",
             )
         history = registry.history(name)

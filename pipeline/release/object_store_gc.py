@@ -40,7 +40,7 @@ def refuse_while_written(store: Store) -> None:
             raise StoreError(
                 "something is being written, and what it will use is not known yet",
                 where=f"{store.remote.objects.url}/claims/{key}",
-                cure="wait until it is done",
+                hint="wait until it is done",
             )
 
 

@@ -85,7 +85,7 @@ def promotion_stage(
             raise UsageError(
                 f"{variant.recipe} cannot be promoted: {deployable.unfit}",
                 where=f"run {run.run}, --profile {run.options.profile}",
-                cure="measure it with a profile whose rejection_sample_method is 'standard'",
+                hint="measure it with a profile whose rejection_sample_method is 'standard'",
             )
         candidates.append(
             PromotionCandidate(
@@ -185,25 +185,25 @@ def choose_variants(run: RunReport, order: PromotionRequest) -> list[VariantRepo
         raise UsageError(
             "this run judged endpoints that someone else serves: it has no weights to promote",
             where=where,
-            cure="`prepare model CHECKPOINT` makes variants that can be promoted",
+            hint="`prepare model CHECKPOINT` makes variants that can be promoted",
         )
     if run.kind == "recheck":
         raise UsageError(
             f"this run rechecked {run.options.recheck}, which is registered already",
             where=where,
-            cure="`prepare registry show NAME` shows what the recheck found; to promote the "
+            hint="`prepare registry show NAME` shows what the recheck found; to promote the "
             "weights as a version of another tuple, run `prepare model` there",
         )
     if run.kind == "tune":
         raise UsageError(
             "this run tuned how a model is served: it gated no answers",
             where=where,
-            cure="gate and promote it as tuned: prepare model CHECKPOINT --profile "
+            hint="gate and promote it as tuned: prepare model CHECKPOINT --profile "
             + (run.tuning.profile if run.tuning and run.tuning.profile else "TUNED.yaml"),
         )
     if run.status == "running":
         raise UsageError(
-            "this run is not finished", where=where, cure="wait for it, then promote its variant"
+            "this run is not finished", where=where, hint="wait for it, then promote its variant"
         )
     judges = claims_of(run).judges
     judged = [variant for variant in run.variants if variant.recipe in judges]
@@ -216,18 +216,18 @@ def choose_variants(run: RunReport, order: PromotionRequest) -> list[VariantRepo
             if order.variant
             else "the run judged no variant",
             where=where,
-            cure=f"its variants: {names}",
+            hint=f"its variants: {names}",
         )
     if order.override is not None:
         if not order.override.strip():
             raise UsageError(
-                "--override needs a reason", where=where, cure="say why; it is kept in the history"
+                "--override needs a reason", where=where, hint="say why; it is kept in the history"
             )
         if len(judged) > 1:
             raise UsageError(
                 "--override is about one variant, and the run has several",
                 where=where,
-                cure=f"name it: RUN:VARIANT; its variants: {names}",
+                hint=f"name it: RUN:VARIANT; its variants: {names}",
             )
         return judged
     passed = [variant for variant in judged if variant.verdict == "pass"]
@@ -237,7 +237,7 @@ def choose_variants(run: RunReport, order: PromotionRequest) -> list[VariantRepo
             if order.variant is None
             else f"the verdict on '{order.variant}' is '{judged[0].verdict}', not 'pass'",
             where=where,
-            cure="to promote it nevertheless: --override REASON, which is kept in the "
+            hint="to promote it nevertheless: --override REASON, which is kept in the "
             f"history; the run's variants: {names}",
         )
     return first_of_the_ladder(passed, run.options.ladder or ())
@@ -256,5 +256,5 @@ def check_evidence(run: RunReport, store: Store) -> None:
                 f"the evidence on '{check.recipe}' does not give the verdict of the record: "
                 f"{problems[0]}",
                 where=str(store.root / "runs" / run.run),
-                cure=f"`prepare verify {run.run}` names every difference; run the model again",
+                hint=f"`prepare verify {run.run}` names every difference; run the model again",
             )

@@ -92,7 +92,7 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
             raise RegistryError(
                 f"what a recheck left cannot be read: {error.errors()[0]['msg']}",
                 where=f"{version.name} version {version.version}, tag {tag}",
-                cure="another version of prepare wrote it, or the tag was changed: run "
+                hint="another version of prepare wrote it, or the tag was changed: run "
                 f"`prepare recheck {version.name}@{version.version}` again",
             ) from error
     return found

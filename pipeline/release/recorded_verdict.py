@@ -131,7 +131,7 @@ class RecordedVerdict:
             raise EvidenceError(
                 "it was judged with a draft model, and its evidence does not say where that lies",
                 where=f"{BUNDLE}/stages/coherence",
-                cure="name a serving profile to judge with, whose key speculative.draft does: "
+                hint="name a serving profile to judge with, whose key speculative.draft does: "
                 "--profile",
             )
         arguments, measuring = dict(serving.engine_arguments), judged.judge.parameters.measuring
@@ -163,7 +163,7 @@ class RecordedVerdict:
             raise EvidenceError(
                 "baseline and variant were served with other engine arguments than the KV dtype",
                 where=f"{BUNDLE}/stages/coherence",
-                cure="name a serving profile to judge with: --profile",
+                hint="name a serving profile to judge with: --profile",
             )
         return profile
 
@@ -181,7 +181,7 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
             f"version {version.version} of '{version.name}' has no evidence beside its weights, "
             "so how it was judged is not known",
             where=str(folder / BUNDLE),
-            cure=f"`prepare promote {version.tags.get('prepare.run') or 'RUN'}` in the store of "
+            hint=f"`prepare promote {version.tags.get('prepare.run') or 'RUN'}` in the store of "
             "that run registers it with its evidence",
         )
     check = check_bundle(bundle)
@@ -190,7 +190,7 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
         raise EvidenceError(
             f"the evidence does not give the verdict: {problems[0]}",
             where=str(bundle),
-            cure=f"`prepare verify {bundle}` names every difference; get the version again with "
+            hint=f"`prepare verify {bundle}` names every difference; get the version again with "
             "`prepare pull`",
         )
     verdict = read_verdict(bundle)
@@ -247,7 +247,7 @@ def check_same(
                 f"the {words} of the evidence is not the one of the version: its digest is "
                 f"{digest[:12]}, registered is {str(version.tags.get(tag))[:12]}",
                 where=f"{bundle} and {version.name} version {version.version}, tag {tag}",
-                cure="somebody changed one of them after the promotion; "
+                hint="somebody changed one of them after the promotion; "
                 f"`prepare verify {bundle}` checks the evidence",
             )
 
@@ -265,7 +265,7 @@ def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
         raise RegistryError(
             "the registry's tags are not what was judged: " + "; ".join(found),
             where=f"{version.name} version {version.version}",
-            cure="somebody changed them after the promotion; `prepare promote` the run again, and "
+            hint="somebody changed them after the promotion; `prepare promote` the run again, and "
             "check who may write to the registry",
         )
 
@@ -290,7 +290,7 @@ def refuse_code(version: Version, past: RecordedVerdict) -> None:
             "it was judged with Python code that comes with the checkpoint, and serving it runs "
             "that code here",
             where=f"{version.name} version {version.version}",
-            cure="read the *.py files beside its weights; where you trust them, add "
+            hint="read the *.py files beside its weights; where you trust them, add "
             f"{TRUST_OPTION}",
         )
 

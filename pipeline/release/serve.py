@@ -118,7 +118,7 @@ class Deployment:
         raise RegistryError(
             "this machine is not what the version was judged on: " + "; ".join(differences),
             where=f"{name} version {version}",
-            cure=f"judge it here (`prepare recheck {name}@{version}` says whether its verdict "
+            hint=f"judge it here (`prepare recheck {name}@{version}` says whether its verdict "
             "stands; one that was made elsewhere counts where --store names its store), or add "
             "--anyway to serve it without a verdict that holds",
         )
@@ -140,7 +140,7 @@ class Deployment:
         draft = find_draft(self.judged, self._draft, self._settings)
         if not port_is_free(port, host):
             raise ServingError(
-                f"port {port} is taken", where=f"{host}:{port}", cure="choose another --port"
+                f"port {port} is taken", where=f"{host}:{port}", hint="choose another --port"
             )
         folder = self._settings.store / "served"
         make_private(folder.parent)
@@ -199,7 +199,7 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
             if wanted
             else "it was judged without a draft model",
             where="--draft",
-            cure="name its folder: --draft FOLDER" if wanted else "leave --draft out",
+            hint="name its folder: --draft FOLDER" if wanted else "leave --draft out",
         )
     folder = draft.expanduser().absolute()
     found = inspect_folder(
@@ -215,7 +215,7 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
             f"this is not the draft model that it was judged with: its digest is "
             f"{found.digest[:12]}, then it was {wanted[:12]}",
             where=f"--draft {draft}",
-            cure="name the folder of the same checkpoint",
+            hint="name the folder of the same checkpoint",
         )
     return folder
 

@@ -33,21 +33,21 @@ def find_signer(settings: Settings, *, sign: bool) -> Signer | None:
             raise UsageError(
                 "a version must be signed here, and this promotion is not",
                 where=f"public key {keys.public_key}",
-                cure="add --sign",
+                hint="add --sign",
             )
         return None
     if keys.private_key is None:
         raise UsageError(
             "--sign needs a private key",
             where="--sign",
-            cure="PREPARE_PRIVATE_KEY=FILE, or the key signing.private_key of the settings file",
+            hint="PREPARE_PRIVATE_KEY=FILE, or the key signing.private_key of the settings file",
         )
     signer = Signer(keys.private_key, fingerprint_of(keys.private_key))
     if keys.public_key is not None and fingerprint_of(keys.public_key) != signer.fingerprint:
         raise UsageError(
             "the private key is not that of the public key which versions must be signed with",
             where=f"{keys.private_key}, {keys.public_key}",
-            cure="name the two files of one key pair",
+            hint="name the two files of one key pair",
         )
     return signer
 
@@ -68,7 +68,7 @@ def check_signed(version: Version, folder: Path, public_key: Path | None) -> Non
         raise EvidenceError(
             "the folder is signed, and has no evidence",
             where=str(folder),
-            cure="promote its run again with --sign",
+            hint="promote its run again with --sign",
         )
     signed = read_verdict(bundle).registered_name
     # A repository of an OCI registry has a path, which no registered name is.
@@ -76,5 +76,5 @@ def check_signed(version: Version, folder: Path, public_key: Path | None) -> Non
         raise EvidenceError(
             f"the folder was signed as a version of '{signed}', not of '{version.name}'",
             where=str(folder),
-            cure="do not use it: somebody registered it under another name",
+            hint="do not use it: somebody registered it under another name",
         )

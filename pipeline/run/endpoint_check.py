@@ -95,7 +95,7 @@ def list_requirements(
     for name, suite in policy.suites.items():
         asker = f"the suite '{name}'"
         if suite.kind == "mmlu":
-            is_letter = suite.form == "letter"
+            is_letter = suite.prompt_format == "letter"
             yield Requirement(asker, CHOICES if is_letter else (Capability.SCORED,))
         elif suite.kind == "lm_eval" and laid_out and name in laid_out:
             kind = laid_out[name].output_type
@@ -121,5 +121,5 @@ def list_faults(
                 f"the {endpoint.side} endpoint failed the probe for {capability}, which "
                 f"{', '.join(dict.fromkeys(askers))} needs: {endpoint.missing[capability]}",
                 where=f"--{endpoint.side} {endpoint.url}",
-                cure=HINTS[capability],
+                hint=HINTS[capability],
             )

@@ -332,7 +332,7 @@ def check_policy(request: GateRequest) -> Policy:
             raise UsageError(
                 f"the policy '{policy.name}' has no margin for {request.family} variants",
                 where=f"policy key suites.{name}.margins",
-                cure=f"add '{request.family}: 0.02' there, or name another --family",
+                hint=f"add '{request.family}: 0.02' there, or name another --family",
             )
     find_claims(policy, None)
     find_gates(request.remeasured, policy, None)
@@ -340,13 +340,13 @@ def check_policy(request: GateRequest) -> Policy:
         raise UsageError(
             "without a session everything is asked again, so there is no gate to measure again",
             where="--remeasure",
-            cure="name the session whose gate is to be measured again with --session",
+            hint="name the session whose gate is to be measured again with --session",
         )
     if not (request.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(
             "there is no tokenizer in that folder",
             where=f"--tokenizer {request.tokenizer}",
-            cure="name the checkpoint's folder: it holds tokenizer_config.json and tokenizer.json",
+            hint="name the checkpoint's folder: it holds tokenizer_config.json and tokenizer.json",
         )
     return policy
 
@@ -363,7 +363,7 @@ def resolve_models(request: GateRequest) -> GateRequest:
         raise UsageError(
             "baseline and candidate are the same endpoint",
             where=f"--baseline and --candidate {request.baseline.url}",
-            cure="name two endpoints; of one that serves both, name the models with "
+            hint="name two endpoints; of one that serves both, name the models with "
             "--baseline-model and --candidate-model",
         )
     return replace(

@@ -269,7 +269,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
             choices.policy, len(choices.recipes), profile, level, start_seconds(seen)
         ),
         attempt=attempt,
-        forms={name: suite.form for name, suite in policy.suites.items()},
+        forms={name: suite.prompt_format for name, suite in policy.suites.items()},
         timeline=timeline,
         may_ask_more=may_ask_more,
         weights_bytes={

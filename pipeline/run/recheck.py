@@ -214,7 +214,7 @@ def refuse_without_gpu(profile: ServingProfile, node: NodeInfo, request: Recheck
             if request.profile is None
             else f"the profile '{profile.name}' is for a GPU, and this machine has none",
             where="--profile",
-            cure="run it on the machine that is to serve, or name that of this machine: "
+            hint="run it on the machine that is to serve, or name that of this machine: "
             "--profile cpu",
         )
 
@@ -252,7 +252,7 @@ def find_made(settings: Settings) -> Callable[[StageSpec], Path]:
             raise UsageError(
                 "the demo that drafts is not made yet",
                 where="key speculative.draft",
-                cure="`prepare model` with this profile makes it",
+                hint="`prepare model` with this profile makes it",
             )
         return store.stage_folder(spec.stage, spec.key) / "output"
 

@@ -124,7 +124,7 @@ class Remeasurement:
                 f"this is not the checkpoint that the verdict was against: its digest is "
                 f"{checkpoint.digest[:12]}, then it was {self.past.checkpoint_digest[:12]}",
                 where=str(checkpoint.path),
-                cure=self._cure,
+                hint=self._hint,
             )
         return checkpoint
 
@@ -134,13 +134,13 @@ class Remeasurement:
             yield
         except (CheckpointError, UsageError) as error:
             raise CheckpointError(
-                f"the source checkpoint, which is the baseline, is unavailable: {error.what}",
+                f"the source checkpoint, which is the baseline, is unavailable: {error.message}",
                 where=error.where or self.source,
-                cure=self._cure,
+                hint=self._hint,
             ) from error
 
     @property
-    def _cure(self) -> str:
+    def _hint(self) -> str:
         return (
             f"say where the same checkpoint is now, a folder or a Hub id: "
             f"prepare recheck {self.version.name}@{self.version.version} --source CHECKPOINT"

@@ -66,7 +66,7 @@ def run_planned(
         except AttemptChangedError as error:
             if not left:
                 raise
-            progress.note(f"{error.what}; the run is planned again")
+            progress.note(f"{error.message}; the run is planned again")
         else:
             break
     return plan

@@ -138,7 +138,7 @@ def other_node(node: NodeInfo, how: str) -> ServingError:
     return ServingError(
         f"this node is not what the verdict would be about: {how}",
         where=f"node {node.name}",
-        cure="have the executor choose nodes of one kind (docs/how-to/ray-and-slurm.md)",
+        hint="have the executor choose nodes of one kind (docs/how-to/ray-and-slurm.md)",
     )
 
 

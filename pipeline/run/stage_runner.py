@@ -128,7 +128,7 @@ class StageRunner:
             raise StoreError(
                 f"the stage '{spec.stage}' has vanished from the store",
                 where=str(self.store.stage_folder(spec.stage, spec.key)),
-                cure="run the command again",
+                hint="run the command again",
             )
         self._found[spec.key] = record
         return record

@@ -139,7 +139,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
                 make_entrant(name, each, stock)
     except UsageError as error:
         where = f"--candidates {request.candidates}, key {error.where}"
-        raise UsageError(error.what, where=where, cure=error.cure) from error
+        raise UsageError(error.message, where=where, hint=error.hint) from error
     machine = machine_of(node, settings.store, with_gpu=profile.accelerator == "cuda")
     faults = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
     refuse(fault for fault in faults if fault is not None)
@@ -177,7 +177,7 @@ def check_place(file: Path) -> None:
     with raise_as(UsageError, NOT_THERE, f"--to {file}", ELSEWHERE):
         is_open = file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)
         if not (is_open and (file.is_file() or not os.path.lexists(file))):
-            raise UsageError(NOT_THERE, where=f"--to {file}", cure=ELSEWHERE)
+            raise UsageError(NOT_THERE, where=f"--to {file}", hint=ELSEWHERE)
 
 
 def _inspection(checkpoint: Checkpoint) -> CheckpointInspection | None:
@@ -264,7 +264,7 @@ class TuningRun:
             )
             why = misfit(entrant, stock, self._inspection, self._machine.gpu)
         except UsageError as error:  # this machine cannot serve so
-            why = error.what
+            why = error.message
         if why:
             self._add(ScreeningReport(name=name, lever=lever, outcome="dropped", reason=why))
         else:
@@ -287,7 +287,7 @@ class TuningRun:
             if entrant.name == STOCK:
                 raise
             self._stages.progress.note(f"{entrant.name}: {error}")
-            self._add(ScreeningReport(**facts, outcome="failed", reason=error.what))
+            self._add(ScreeningReport(**facts, outcome="failed", reason=error.message))
             return
         spec = variant.stages[f"speed.{RACE}"]
         _, loads = self._measured(spec)
@@ -304,7 +304,7 @@ class TuningRun:
                 raise ServingError(
                     f"stock cannot be measured under this load: {why}",
                     where=str(self._stages.store.stage_folder(spec.stage, spec.key)),
-                    cure="give the workload other arrivals, more seconds, or another hit_rate",
+                    hint="give the workload other arrivals, more seconds, or another hit_rate",
                 )
             return ScreeningReport(**facts, **found, outcome="refused", reason=why)
         rate = rule.typical_rate(loads)
@@ -375,7 +375,7 @@ class TuningRun:
             try:
                 self._ask(variant)
             except AttemptChangedError as error:
-                self._stages.progress.note(f"{error.what}; it is planned again")
+                self._stages.progress.note(f"{error.message}; it is planned again")
             else:
                 return attempt, variant
 

@@ -29,13 +29,13 @@ def check_host(text: str, key: str, key_variable: str) -> str:
         raise UsageError(
             f"nothing can listen there: {error}",
             where=where,
-            cure="give an IP address of this machine, or 0.0.0.0 for all that it has",
+            hint="give an IP address of this machine, or 0.0.0.0 for all that it has",
         ) from error
     if not address.is_loopback and not key.strip():
         raise UsageError(
             "whoever reaches this address could ask the model: it needs a key",
             where=where,
-            cure=f"set {key_variable} to a key that its clients have to show, or leave --host out "
+            hint=f"set {key_variable} to a key that its clients have to show, or leave --host out "
             "and let a proxy of your own answer to others",
         )
     return str(address)

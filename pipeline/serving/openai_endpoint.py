@@ -43,13 +43,13 @@ class OpenAIEndpoint:
             raise ServingError(
                 f"the endpoint does not serve the model '{self.model}'",
                 where=self.url,
-                cure=f"it serves: {known}",
+                hint=f"it serves: {known}",
             )
         if not self.model and len(served) != 1:
             raise ServingError(
                 f"the endpoint serves {len(served)} models",
                 where=self.url,
-                cure="name one with --baseline-model or --candidate-model; it serves: " + known,
+                hint="name one with --baseline-model or --candidate-model; it serves: " + known,
             )
         model = self.model or next(iter(served))
         length = served[model].get("max_model_len")
@@ -87,7 +87,7 @@ class OpenAIEndpoint:
             raise ServingError(
                 f"the endpoint does not name its models: {error}",
                 where=place,
-                cure="give the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; "
+                hint="give the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; "
                 f"one that asks for a key is given that of {ENDPOINT_KEY}",
             ) from error
 

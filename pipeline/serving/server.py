@@ -181,7 +181,7 @@ class Server:
         return ServingError(
             what + (f"; its log says: {reason}" if reason else ""),
             where=str(self._log),
-            cure=hint_for(reason, self._engine),
+            hint=hint_for(reason, self._engine),
         )
 
 

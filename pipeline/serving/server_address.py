@@ -87,7 +87,7 @@ def private_socket() -> ServerAddress:
     raise ServingError(
         "no folder for the model server's socket can be made",
         where=tempfile.gettempdir(),
-        cure="set TMPDIR to a folder with a short path that you may write",
+        hint="set TMPDIR to a folder with a short path that you may write",
     )
 
 
@@ -115,7 +115,7 @@ def free_port(host: str = HOST) -> int:
     except OSError as error:
         raise ServingError(
             f"there is no free port on {host}: {error.strerror}",
-            cure="end processes that hold many connections, then run the command again",
+            hint="end processes that hold many connections, then run the command again",
         ) from error
 
 

@@ -56,9 +56,9 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 def hint_for(reason: str, engine: Engine) -> str:
     """What a user can do about a server's last words."""
-    for words, cure in (*engine.cures, *_HINTS):
+    for words, hint in (*engine.hints, *_HINTS):
         if re.search(words, reason, re.IGNORECASE):
-            return cure
+            return hint
     return "read the log; a profile (--profile PATH) can change the engine's arguments"
 
 

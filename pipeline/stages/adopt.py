@@ -65,5 +65,5 @@ def check(place: Path, digest: str, source: Path) -> None:
         raise StageError(
             "a registered file changed while it was looked at",
             where=str(source),
-            cure="get the version again: prepare pull NAME@ALIAS FOLDER",
+            hint="get the version again: prepare pull NAME@ALIAS FOLDER",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from artifacts.evidence.auxiliary_files import digest_carried_files
+from artifacts.evidence.auxiliary_files import digest_auxiliary_files
 from artifacts.stages.check_weights import (
     CheckWeightsParameters,
     CheckWeightsResult,
@@ -33,7 +33,7 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     # Before they are looked at: what is changed meanwhile is another digest later. Of what was
     # adopted, which may be links and is not promoted, the registered digests are known.
     made_here = weights.stage == QUANTIZE.name
-    carried = digest_carried_files(output) if made_here else None
+    carried = digest_auxiliary_files(output) if made_here else None
     found = verify_variant(
         source.path,
         output,
@@ -46,7 +46,7 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         context.note(note)
     return CheckWeightsResult(
         quantized_tensors=len(found.layers),
-        kept_tensors=found.kept,
+        unquantized_tensors=found.kept,
         merged_tensors=found.merged,
         altered_tensors=found.altered,
         scales_checked=found.scales,
@@ -56,7 +56,7 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
             worst=[asdict(layer) for layer in worst_layers(found.layers)],
         ),
         weights_digest=QUANTIZE.result_of(weights).weights_digest,
-        carried_digest=carried,
+        auxiliary_files_digest=carried,
         weights_bytes=found.size_bytes,
         planned_bytes=found.planned_bytes,
         size_ratio=found.size_bytes / source.weights_bytes,

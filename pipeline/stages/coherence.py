@@ -48,7 +48,9 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> CoherenceResult:
         if parameters.endpoint is None and dialect.scores_prompts:
             raise
         perplexity, scored = None, False
-        context.note(f"perplexity not measured, the endpoint does not score prompts: {error.what}")
+        context.note(
+            f"perplexity not measured, the endpoint does not score prompts: {error.message}"
+        )
     baseline = None
     if "baseline" in context.spec.inputs:
         baseline = COHERENCE.result_of(context.input_record("baseline")).perplexity

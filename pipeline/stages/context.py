@@ -65,7 +65,7 @@ class StageContext(Generic[Parameters, Runtime]):
             raise errors.StageError(
                 f"the stage '{self.spec.stage}' needs '{reference.stage}' done before",
                 where=str(self.store.stage_folder(reference.stage, reference.key)),
-                cure="run the whole command again",
+                hint="run the whole command again",
             )
         return record
 
@@ -150,14 +150,14 @@ class StageContext(Generic[Parameters, Runtime]):
                 f"the worker of '{self.spec.stage}' ended with exit code {code} and no result"
                 + (" (killed; often the machine is out of memory)" if code == 137 else ""),
                 where=str(log),
-                cure="read the log, then run the same command again",
+                hint="read the log, then run the same command again",
             )
         answer = json.loads(result_file.read_text())
         self.peak_memory_bytes = answer.get("peak_memory_bytes")
         if not answer["ok"]:
             error = errors.from_dict(answer["error"])
             error.where = error.where or str(log)
-            error.cure = error.cure or "read the log; fix the cause and run the command again"
+            error.hint = error.hint or "read the log; fix the cause and run the command again"
             raise error
         result: dict[str, Any] = answer["result"]
         return result

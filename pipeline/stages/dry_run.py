@@ -124,9 +124,9 @@ def explain(error: PrepareError, context: StageContext[Any, Any]) -> PrepareErro
     kind = type(error) if isinstance(error, (StageError, StoreError)) else StageError
     return kind(
         f"the dry run on {RETAINED_LAYERS} layers failed, the whole checkpoint was not tried: "
-        f"{error.what}",
+        f"{error.message}",
         where=error.where or str(context.folder),
-        cure=error.cure or "fix the cause; to try the whole nevertheless, add --no-dry-run",
+        hint=error.hint or "fix the cause; to try the whole nevertheless, add --no-dry-run",
     )
 
 

@@ -120,7 +120,7 @@ def metric_of(context: Context) -> str:
     """What a score is, as the field calls it."""
     suite = context.parameters.suite
     if suite.kind == "mmlu":
-        return "acc" if suite.form == "letter" else "acc_norm"
+        return "acc" if suite.prompt_format == "letter" else "acc_norm"
     if suite.kind == "humaneval" or suite.kind == "mbpp":
         return f"pass@{suite.k}"
     if suite.kind == "lm_eval":  # its own, known since its documents were laid out
@@ -134,7 +134,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
     questions = [row for _, row in read_rows(questions_file)]
     ids = [row["id"] for row in questions]
-    clusters = labels_of(questions) if parameters.suite.cluster else None
+    clusters = labels_of(questions) if parameters.suite.cluster_by else None
     upto = min(parameters.upto or len(ids), len(ids))
     baseline: list[dict[str, Any]] = []
     rule: StoppingRule | None = None
@@ -191,7 +191,7 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         "questions": str(todo.questions_file),
         "book": str(todo.book_file),
         "stopping": asdict(todo.stopping),
-        "minutes": parameters.rule.minutes if parameters.rule else None,
+        "time_budget_minutes": parameters.rule.time_budget_minutes if parameters.rule else None,
         "concurrency": runtime.concurrency,
         "url": runtime.url,
         "socket": runtime.socket,
@@ -213,7 +213,7 @@ def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
         raise StoreError(
             f"the stage '{spec.stage}' needs '{reference.stage}' done before",
             where=str(store.stage_folder(reference.stage, reference.key)),
-            cure="run the whole command again",
+            hint="run the whole command again",
         )
     return record
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from artifacts.deployable import Deployable
-from artifacts.evidence.auxiliary_files import digest_carried_files
+from artifacts.evidence.auxiliary_files import digest_auxiliary_files
 from artifacts.evidence.bundle import (
     BUNDLE,
     BundleContents,
@@ -100,7 +100,7 @@ def sign(output: Path, context: Context) -> None:
         raise UsageError(
             "the key that was to sign is gone, or another key has taken its place",
             where=str(private_key),
-            cure="run the command again",
+            hint="run the command again",
         )
     sign_with_key(output, private_key)
 
@@ -143,7 +143,7 @@ def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, int]:
             raise EvidenceError(
                 "a stage's parameters do not give its key: they were changed afterwards",
                 where=f"stages/{record.stage}/{record.key}",
-                cure="delete that folder and run the model again",
+                hint="delete that folder and run the model again",
             )
         found[record.stage] = revision
     return dict(sorted(found.items()))
@@ -177,13 +177,16 @@ def check_weights(output: Path, manifest: Manifest, judged: VerdictInputs) -> No
     digest = weights_digest(output, lambda file: digests[file.name])
     for are_those, words in (
         (judged.is_of(digest), "weights"),
-        (judged.has_carried(digest_carried_files(output)), "config, tokenizer and other files"),
+        (
+            judged.has_auxiliary_files(digest_auxiliary_files(output)),
+            "config, tokenizer and other files",
+        ),
     ):
         if not are_those:
             raise EvidenceError(
                 f"the {words} are not those that were judged: somebody changed them since",
                 where=f"stages/quantize/{judged.quantize.record.key}/output",
-                cure="delete that stage's folder and run the model again",
+                hint="delete that stage's folder and run the model again",
             )
 
 
@@ -199,7 +202,7 @@ def check_verdicts(bundle: Path, run: str) -> None:
         raise EvidenceError(
             f"the evidence does not give the verdict of the record: {faults[0]}",
             where=str(bundle),
-            cure=f"`prepare verify {run}` names every difference; run the model again",
+            hint=f"`prepare verify {run}` names every difference; run the model again",
         )
 
 

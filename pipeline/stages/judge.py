@@ -33,5 +33,5 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
         raise EvaluationDataError(
             f"the answers of baseline and variant cannot be compared: {error}",
             where=", ".join(str(context.input_folder(role)) for role in context.spec.inputs),
-            cure="delete these folders and run the command again: what is missing is asked again",
+            hint="delete these folders and run the command again: what is missing is asked again",
         ) from error

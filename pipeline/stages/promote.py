@@ -142,7 +142,7 @@ def refuse_after_rollback(
             f"version {last.replaced} of '{name}', which is the same, was rolled back by "
             f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
             where=registry.uri,
-            cure=f"`prepare promote {run}` promotes it nevertheless",
+            hint=f"`prepare promote {run}` promotes it nevertheless",
         )
 
 
@@ -187,7 +187,7 @@ def check_unchanged(context: Context, recipe: str) -> None:
         raise EvidenceError(
             f"the folder is not as it was when '{recipe}' was judged: {found[0]}",
             where=str(folder),
-            cure="delete the stage's folder, and promote the run again: it is made anew",
+            hint="delete the stage's folder, and promote the run again: it is made anew",
         )
 
 

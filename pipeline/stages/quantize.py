@@ -83,7 +83,7 @@ def check_space(folder: Path, source: Path, quantization: Quantization) -> None:
         raise StoreError(
             f"the quantized weights need {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f}",
             where=str(folder),
-            cure="free some space, or name another place with --store DIR",
+            hint="free some space, or name another place with --store DIR",
         )
 
 

@@ -157,9 +157,9 @@ def measure(context: Context, course: MeasurementProgress, life: ServerRun) -> d
         except ServingError as error:
             logs = ", ".join(sorted({each.server_log for each in endpoints.values()}))
             raise ServingError(
-                error.what,
+                error.message,
                 where=logs,
-                cure="read the server's log; running the same command again goes on from here",
+                hint="read the server's log; running the same command again goes on from here",
             ) from error
 
 

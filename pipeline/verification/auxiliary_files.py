@@ -123,7 +123,7 @@ def _check_level(
                 f"config.json says {_clip(after[key])} for '{name}', "
                 f"the source's says {_clip(value)}",
                 where=f"{where}, key {name}",
-                cure="quantize again; the quantizer read the checkpoint as another model",
+                hint="quantize again; the quantizer read the checkpoint as another model",
             )
     if _rope(before) != _rope(after):
         raise VerificationError(

@@ -45,7 +45,7 @@ def parts_of(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
     if form.name not in READERS or (form.name == "pack-quantized" and form.bits not in (4, 8)):
         raise VerificationError(
             f"verification cannot read the format '{form}'",
-            cure=f"it reads {', '.join(READERS)}",
+            hint=f"it reads {', '.join(READERS)}",
         )
     return READERS[form.name].parts(form, rows, columns)
 
@@ -263,7 +263,7 @@ def check_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = Fa
     raise VerificationError(
         f"'{tensor.name}' holds a scale that is {'not above zero' if finite else 'not finite'}",
         where=str(tensor.path),
-        cure="the calibration overflowed, or the source has such weights; look at the layer named",
+        hint="the calibration overflowed, or the source has such weights; look at the layer named",
     )
 
 
@@ -273,7 +273,7 @@ def _check_numbers(tensor: StoredTensor, values: Floats) -> None:
         raise VerificationError(
             f"'{tensor.name}' holds numbers that are not finite",
             where=str(tensor.path),
-            cure="check whether the source's layer has such numbers too",
+            hint="check whether the source's layer has such numbers too",
         )
 
 

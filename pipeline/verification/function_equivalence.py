@@ -91,7 +91,7 @@ def _check_all(layers: Mapping[str, RescalingFit], norms: dict[str, Floats], whe
 
 def defect(what: str, where: str) -> VerificationError:
     """The error for what the quantizer got wrong, whatever it was asked."""
-    return VerificationError(what, where=where, cure=CURE)
+    return VerificationError(what, where=where, hint=CURE)
 
 
 def unfuse(layers: dict[str, RescalingFit]) -> dict[str, RescalingFit]:

@@ -115,7 +115,7 @@ def check_finite(source: StoredTensor, noise: QuantizationNoise) -> None:
         raise VerificationError(
             f"the source's tensor '{source.name}' holds numbers that are not finite",
             where=str(source.path),
-            cure="no quantization can fix that; take another checkpoint",
+            hint="no quantization can fix that; take another checkpoint",
         )
     if not math.isfinite(noise.noise):
         raise VerificationError(

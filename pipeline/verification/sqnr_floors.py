@@ -91,7 +91,7 @@ def check_floor(facts: Sequence[LayerStats], floor: float, where: str) -> None:
         f"floor of {floor:.0f} dB; the median of {len(facts)} layers is {median_db(facts):.1f} dB"
         + (f", and {below} are under the floor" if below > 1 else ""),
         where=where,
-        cure="around 0 dB and below it is another layer's weights or none: look at how the "
+        hint="around 0 dB and below it is another layer's weights or none: look at how the "
         "variant was written; else quantize with more calibration, or ignore the layer",
     )
 
@@ -126,7 +126,7 @@ def check_pieces(
         f"the weights of '{fact.name}' are not the source's in {places} in row {row} "
         f"from column {column} on: the difference there is as large as the weights",
         where=where,
-        cure="the file is damaged, or the source has such outliers there that a whole group was "
+        hint="the file is damaged, or the source has such outliers there that a whole group was "
         "rounded away; quantize again, and ignore the layer where it comes again",
     )
 

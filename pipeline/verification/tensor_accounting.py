@@ -98,7 +98,7 @@ def _take_parts(
                 f"the tensor '{name}' is missing: this layer was not quantized"
                 + (f", '{source.name}' is there as {whole.dtype}" if whole else ""),
                 where=str(variant.folder),
-                cure="the recipe's ignore list and the model's layers do not agree, or the file "
+                hint="the recipe's ignore list and the model's layers do not agree, or the file "
                 "that holds it was lost; see the worker.log",
             )
         _check_part(left.pop(name), part, source)
@@ -129,7 +129,7 @@ def check_kept(source: StoredTensor, variant: StoredTensor) -> None:
         raise VerificationError(
             f"'{source.name}' is stored as {variant.dtype}, and the recipe does not quantize it",
             where=str(variant.path),
-            cure="the recipe's ignore list takes whole module names, and expressions after 're:'",
+            hint="the recipe's ignore list takes whole module names, and expressions after 're:'",
         )
 
 
@@ -140,7 +140,7 @@ def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
             f"'{tensor.name}' holds the matrices of all experts in one tensor, and the variant "
             "stores them one by one: verification cannot compare the two",
             where=str(tensor.path),
-            cure="use a checkpoint with a tensor for each expert, or a recipe that ignores them",
+            hint="use a checkpoint with a tensor for each expert, or a recipe that ignores them",
         )
     return VerificationError(
         f"the source's tensor '{tensor.name}' is missing", where=str(variant.folder)
@@ -164,7 +164,7 @@ def _take_kv_scales(
                 raise VerificationError(
                     f"the scale '{module}{suffix}' of the KV cache is missing",
                     where=str(variant.folder),
-                    cure="quantize again; see the worker.log",
+                    hint="quantize again; see the worker.log",
                 )
             if tensor.dtype not in SCALE_TYPES:
                 raise VerificationError(
@@ -177,6 +177,6 @@ def _take_kv_scales(
         raise VerificationError(
             "the recipe asks for scales of the KV cache, and the source has no layer of keys",
             where=str(source.folder),
-            cure=f"known are {', '.join(KEY_LAYERS)}; use a recipe without kv_cache_scales",
+            hint=f"known are {', '.join(KEY_LAYERS)}; use a recipe without kv_cache_scales",
         )
     return found

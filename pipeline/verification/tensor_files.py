@@ -41,7 +41,7 @@ class StoredTensor:
         raw = np.fromfile(self.path, np.uint8, count, offset=self.offset + begin * row_bytes)
         if len(raw) != count:
             raise VerificationError(
-                f"'{self.name}' is cut short", where=str(self.path), cure="quantize again"
+                f"'{self.name}' is cut short", where=str(self.path), hint="quantize again"
             )
         return raw
 

@@ -49,7 +49,7 @@ def check_equal(source: StoredTensor, variant: StoredTensor) -> UnquantizedTenso
         raise VerificationError(
             f"'{variant.name}' differs from the source's, and the recipe leaves it alone",
             where=str(variant.path),
-            cure=CURE,
+            hint=CURE,
         )
     return check_close(source, variant, exact=True)
 
@@ -69,7 +69,7 @@ def check_close(source: StoredTensor, variant: StoredTensor, *, exact: bool) -> 
             raise VerificationError(
                 f"'{variant.name}' went from {altered}, and its numbers differ from the source's",
                 where=str(variant.path),
-                cure="use a recipe that keeps the checkpoint's own type" if exact else CURE,
+                hint="use a recipe that keeps the checkpoint's own type" if exact else CURE,
             )
     return UnquantizedTensor(source.name, altered)
 
@@ -108,7 +108,7 @@ def check_rescaled(
         raise VerificationError(
             f"'{variant.name}' holds {'only zeros' if not after.any() else 'no finite numbers'}",
             where=str(variant.path),
-            cure=CURE,
+            hint=CURE,
         )
     return UnquantizedTensor(source.name, altered, (before, after))
 
@@ -120,7 +120,7 @@ def _check_matrix(source: StoredTensor, variant: StoredTensor) -> None:
             f"'{variant.name}' differs from the source's by more than scales of rows and columns "
             f"({found:.1f} dB)",
             where=str(variant.path),
-            cure=CURE,
+            hint=CURE,
         )
 
 

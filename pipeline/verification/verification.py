@@ -151,7 +151,7 @@ def check_planned_size(
         raise VerificationError(
             f"the variant's tensors take {variant.size} bytes, {planned} were planned",
             where=str(variant.folder),
-            cure="more layers were left in 16 bits, or fewer, than the recipe says",
+            hint="more layers were left in 16 bits, or fewer, than the recipe says",
         )
     return planned
 
@@ -221,7 +221,7 @@ class _Comparison:
                 f"'{head.name}' is not the embedding '{embedding.name}', "
                 "and config.json says that they are one",
                 where=str(head.path),
-                cure="set tie_word_embeddings to false where the two are meant to differ",
+                hint="set tie_word_embeddings to false where the two are meant to differ",
             ) from error
 
     def _check_kept(self, source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
@@ -251,7 +251,7 @@ class _Comparison:
                 raise VerificationError(
                     words,
                     where=self.where,
-                    cure="rounding to nearest treats all alike: check how this layer was written",
+                    hint="rounding to nearest treats all alike: check how this layer was written",
                 )
             found.notes.append(words)
         for fact, noise, _ in layers:

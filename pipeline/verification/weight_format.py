@@ -64,7 +64,7 @@ def stored_format(config: Any, where: str) -> WeightFormat:
         raise VerificationError(
             f"config.json names {len(formats)} formats of weights; verification reads one",
             where=f"{where}.config_groups",
-            cure="use a recipe that quantizes all layers alike",
+            hint="use a recipe that quantizes all layers alike",
         )
     return formats.pop()
 
@@ -165,7 +165,7 @@ def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) ->
             f"config.json says the weights are stored as '{found}', "
             f"and the recipe asks for '{' or '.join(map(str, wanted))}'",
             where=where,
-            cure="quantize again; if it says so again, the quantizer's version differs",
+            hint="quantize again; if it says so again, the quantizer's version differs",
         )
     return found
 

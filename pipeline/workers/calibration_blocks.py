@@ -41,7 +41,7 @@ def calibration_blocks(
         raise StageError(
             f"the calibration texts have {len(stream)} tokens, less than one block of {length}",
             where=f"recipe key quantization.calibration, {file or calibration['dataset']}",
-            cure="give more text, or a smaller max_tokens",
+            hint="give more text, or a smaller max_tokens",
         )
     if len(whole) < wanted:
         progress.note(
@@ -84,7 +84,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
             raise StageError(
                 f"a calibration line has no usable '{column}': {error}",
                 where=f"{file}, line {number}",
-                cure=f'each line is a JSON object with the key "{column}" or "text"',
+                hint=f'each line is a JSON object with the key "{column}" or "text"',
             ) from error
     return texts
 

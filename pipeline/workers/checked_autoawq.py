@@ -52,7 +52,7 @@ class ScalingDiagnostics:
                 f"AutoAWQ's scaling changed what layer {index} computes by {error:.0%}; "
                 f"rounding explains {largest:.0%} at most",
                 where="quantization.kind autoawq",
-                cure=CURE,
+                hint=CURE,
             )
 
     def check_model(self, divergence: float, same_next_token: float) -> None:
@@ -63,7 +63,7 @@ class ScalingDiagnostics:
                 f"the quantized model answers unlike the original: {divergence:.2f} nats apart, "
                 f"the same next token after {same_next_token:.0%} of the calibration tokens",
                 where="quantization.kind autoawq",
-                cure=CURE,
+                hint=CURE,
             )
 
     def to_dict(self) -> dict[str, float]:
@@ -80,7 +80,7 @@ def few_tokens_error(what: str) -> StageError:
     return StageError(
         f"the calibration texts do not reach every expert: {what}",
         where="recipe key quantization.calibration",
-        cure="calibrate with more samples, or with texts of more kinds",
+        hint="calibrate with more samples, or with texts of more kinds",
     )
 
 

@@ -45,7 +45,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     stopping = read_stopping(spec["stopping"])
     count = SpecDecodeCounter(restore_credentials(spec["url"]), spec["counters"])
     asker = EvalClient(spec, questions, progress, stopping.upto)
-    ended_by = ask_until_over(book, stopping, asker.ask, spec["minutes"], progress)
+    ended_by = ask_until_over(book, stopping, asker.ask, spec["time_budget_minutes"], progress)
     return {"ended_by": ended_by, **asker.facts(), **count.facts()}
 
 
@@ -97,7 +97,7 @@ class EvalClient:
             samples={TASK: list(batch)},
             log_samples=True,
             bootstrap_iters=0,  # the gates have statistics of their own
-            apply_chat_template=self._spec["suite"].get("form") == "chat",
+            apply_chat_template=self._spec["suite"].get("prompt_format") == "chat",
             fewshot_as_multiturn=True,  # as lm-eval's own command has it
             confirm_run_unsafe_code=False,
         )

@@ -39,7 +39,7 @@ def check_experts(config: Any, trust: bool, *, where: str) -> None:
         raise StageError(
             f"llm-compressor cannot calibrate the experts of {type(model).__name__}",
             where=f"{where}, key architectures",
-            cure="use a recipe that needs no data, such as fp8-dynamic",
+            hint="use a recipe that needs no data, such as fp8-dynamic",
         )
 
 
@@ -126,6 +126,6 @@ class ExpertTokenCounter:
             raise StageError(
                 f"no calibration token reached the expert '{expert}'",
                 where="recipe key quantization.calibration",
-                cure="give more calibration text, or use a recipe that needs no data",
+                hint="give more calibration text, or use a recipe that needs no data",
             )
         return {"experts": len(self.seen), "least_tokens_of_an_expert": self.seen[expert]}

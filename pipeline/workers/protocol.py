@@ -47,7 +47,7 @@ def explain(error: Exception) -> PrepareError:
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
         return StoreError(
             "the disk is full",
-            cure="free some space, or name another place with --store DIR; "
+            hint="free some space, or name another place with --store DIR; "
             "finished stages are kept and will be reused",
         )
     return WorkerError(f"{type(error).__name__}: {str(error)[:2000]}")

@@ -56,7 +56,7 @@ def check_architecture(checkpoint: Path) -> None:
             f"AutoAWQ does not know the architecture '{model_type}'; "
             f"it knows {', '.join(sorted(AWQ_CAUSAL_LM_MODEL_MAP))}",
             where=f"{config}, key model_type",
-            cure=CURE,
+            hint=CURE,
         )
 
 
@@ -161,7 +161,7 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
             f"AutoAWQ cannot leave out just what the recipe does; it differs for {wrong[0]}"
             f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}",
             where="recipe key quantization.ignore",
-            cure=CURE,
+            hint=CURE,
         )
     return sorted(words)
 
@@ -173,7 +173,7 @@ def check_rows(linears: Iterable[Any]) -> None:
         raise StageError(
             f"AutoAWQ packs {PACKED_ROWS} rows into a word, which does not divide {sorted(rows)}",
             where="quantization.kind autoawq",
-            cure=CURE,
+            hint=CURE,
         )
 
 

@@ -91,7 +91,7 @@ def load_model(checkpoint: str, trust: bool) -> Any:
         raise StageError(
             f"the quantizer does not support this architecture: {str(error).splitlines()[0]}",
             where=f"{checkpoint}/config.json, key model_type",
-            cure="a newer interpreter can be named in the settings file: "
+            hint="a newer interpreter can be named in the settings file: "
             "environments: {quantize: {python: PATH}} (docs/reference/settings.md)",
         ) from error
 

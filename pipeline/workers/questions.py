@@ -55,7 +55,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     order = order_of(spec["suite"], spec["source"], spec["folder"], spec["seed"])
     rows, facts = READERS[order.suite["kind"]](order, progress, output)
     choices = facts.pop("choices", {})
-    if cluster := order.suite.get("cluster"):
+    if cluster := order.suite.get("cluster_by"):
         rows = with_clusters(with_fields(rows, order), cluster)
     rows = without_copies(rows, progress)
     if cluster:
@@ -96,7 +96,7 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
         raise EvaluationDataError(
             f"{times} questions have the id '{name}'",
             where=f"question {name}",
-            cure="give each question an id of its own, or leave the ids out",
+            hint="give each question an id of its own, or leave the ids out",
         )
     first: dict[str, str] = {}
     kept, copied = [], ""
@@ -111,7 +111,7 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
         raise EvaluationDataError(
             f"{copies} of {len(rows)} questions are copies of others",
             where=f"the suite's questions, one of them: {copied[:200]}",
-            cure="each would count as evidence of its own: see whether a file lies there twice; "
+            hint="each would count as evidence of its own: see whether a file lies there twice; "
             "several references of one text belong into one row",
         )
     if copies:
@@ -144,8 +144,8 @@ def with_clusters(rows: Rows, field: str) -> Rows:
     if missing is not None:
         raise EvaluationDataError(
             f"the questions have no field '{field}' that would say which belong together",
-            where=f"policy key 'cluster', question {missing['id']}",
-            cure=f"fields are: {', '.join(sorted(missing.get(FIELDS, missing)))}",
+            where=f"policy key 'cluster_by', question {missing['id']}",
+            hint=f"fields are: {', '.join(sorted(missing.get(FIELDS, missing)))}",
         )
     found = [
         {
@@ -157,8 +157,8 @@ def with_clusters(rows: Rows, field: str) -> Rows:
     if len({row["cluster"] for row in found}) < 2:
         raise EvaluationDataError(
             f"all questions have the same '{field}', so they are one value and show nothing",
-            where="policy key 'cluster'",
-            cure="choose another field, or more questions",
+            where="policy key 'cluster_by'",
+            hint="choose another field, or more questions",
         )
     return found
 
@@ -184,23 +184,27 @@ def mmlu_rows(order: QuestionOrder, progress: Progress, output: Path) -> Read:
     elif source.kind == "hub":
         questions = hub_rows(source, source.split)
         pool = hub_rows(source, source.shots_split)
-    elif source.kind == "carried":
+    elif source.kind == "builtin":
         questions = pool = mmlu.read_quiz()
     else:
-        carried = mmlu.read_carried()
+        carried = mmlu.read_builtin()
         questions, dropped = carried.questions, len(carried.skipped)
         pool = questions
-    shots = suite["shots"]
+    shots = suite["num_fewshot"]
     if source.kind == "packages":
         # One subject has three questions there, and a question is not its own example.
         shots = min(shots, min(Counter(row["subject"] for row in pool).values()) - 1)
-        if shots < suite["shots"]:
+        if shots < suite["num_fewshot"]:
             progress.note(
-                f"{shots} worked examples instead of {suite['shots']}: the packages carry no more"
+                f"{shots} worked examples instead of {suite['num_fewshot']}: the packages carry "
+                "no more"
             )
-    rows = mmlu.with_examples(questions, pool, suite["form"], shots)
+    rows = mmlu.with_examples(questions, pool, suite["prompt_format"], shots)
     numbered = [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)]
-    return numbered, {"dropped": dropped, "choices": mmlu.scored_choices(numbered, suite["form"])}
+    return numbered, {
+        "dropped": dropped,
+        "choices": mmlu.scored_choices(numbered, suite["prompt_format"]),
+    }
 
 
 def humaneval_rows(order: QuestionOrder, progress: Progress, output: Path) -> Read:
@@ -237,9 +241,9 @@ def code_rows(order: QuestionOrder, problems: list[Problem], benchmark: str) -> 
         raise EvaluationDataError(
             f"{benchmark} has no problem '{unknown[0]}'",
             where=f"policy key suites.{order.suite['kind']}.problems",
-            cure=f"ids are {problems[0].task_id} to {problems[-1].task_id}",
+            hint=f"ids are {problems[0].task_id} to {problems[-1].task_id}",
         )
-    form = order.suite["form"]
+    form = order.suite["prompt_format"]
     return [
         {
             "id": problem.task_id,
@@ -261,7 +265,7 @@ def rouge_rows(order: QuestionOrder, progress: Progress, output: Path) -> Read:
             for row in hub_rows(source, source.split)
         ]
     else:
-        documents = rouge.read_carried()
+        documents = rouge.read_builtin()
     return [{**row, "id": row.get("id") or f"document/{n}"} for n, row in enumerate(documents)], {}
 
 

@@ -63,8 +63,8 @@ def suite_task(spec: dict[str, Any]) -> SuiteTask:
 
 def mmlu_task(suite: Suite, questions: Rows, folder: Path) -> SuiteTask:
     """MMLU; the metric of the cloze form is by length-normalised likelihood."""
-    metric = "acc" if suite["form"] == "letter" else "acc_norm"
-    task = task_of(mmlu.task_config(suite["form"]), questions)
+    metric = "acc" if suite["prompt_format"] == "letter" else "acc_norm"
+    task = task_of(mmlu.task_config(suite["prompt_format"]), questions)
     return SuiteTask(task, metric, partial(mmlu_rows, metric), len(mmlu.LETTERS))
 
 
@@ -88,7 +88,7 @@ def rouge_task(suite: Suite, questions: Rows, folder: Path) -> SuiteTask:
     def score_elsewhere(text: str, question: str) -> float:
         return rouge.score(text, list(questions[others[question]]["references"]))[metric]
 
-    task = task_of(rouge.task_config(suite["form"], suite["max_tokens"]), questions)
+    task = task_of(rouge.task_config(suite["prompt_format"], suite["max_tokens"]), questions)
     return SuiteTask(task, metric, partial(rouge_rows, metric, score_elsewhere), 1)
 
 
@@ -124,7 +124,7 @@ def code_task(program_of: ProgramOf, suite: Suite, questions: Rows, folder: Path
     isolation = choose_isolation(suite["sandbox"], hidden=[folder, *folder.parents[:3]])
     samples = suite["samples"]
     config = humaneval.task_config(
-        suite["form"], suite["max_tokens"], samples, suite["temperature"]
+        suite["prompt_format"], suite["max_tokens"], samples, suite["temperature"]
     )
     task = task_of({**config, "task": suite["kind"]}, questions, samples)
     rows_of = partial(code_rows, program_of, suite, isolation)
@@ -147,7 +147,10 @@ def code_rows(
     problems = [humaneval.Problem(*(question[f] for f in fields)) for question in questions]
     answers = [texts_of(sample) for sample in samples]
     codes = [
-        [extract_code(text, problem.prompt, problem.entry_point, suite["form"]) for text in texts]
+        [
+            extract_code(text, problem.prompt, problem.entry_point, suite["prompt_format"])
+            for text in texts
+        ]
         for problem, texts in zip(problems, answers, strict=True)
     ]
     executions = iter(
@@ -262,7 +265,7 @@ def check_text(text: Any, sample: dict[str, Any]) -> str:
     if not isinstance(text, str) or text == NO_ANSWER:
         raise StageError(
             f"the server gave no answer to question {sample['doc_id']}",
-            cure="read the server's log",
+            hint="read the server's log",
         )
     return text
 

@@ -63,7 +63,7 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
         raise StageError(
             "the rotary embedding differs by kind of layer, which transformers 4 has no form for",
             where=f"{CONFIG}, key rope_parameters",
-            cure="use the recipe awq-w4a16, which is AWQ by llm-compressor",
+            hint="use the recipe awq-w4a16, which is AWQ by llm-compressor",
         )
     rope = dict(rope)
     theta = rope.pop("rope_theta", None)

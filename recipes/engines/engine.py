@@ -73,7 +73,7 @@ class Engine(Protocol):
     dialect: ApiCapabilities = ApiCapabilities()  # of its requests
     echoes: tuple[str, ...] = ()  # words of an exception in its log that only repeats another's
     # Expression that a failure's reason matches, and what a user can do; first the known.
-    cures: tuple[tuple[str, str], ...] = ()
+    hints: tuple[tuple[str, str], ...] = ()
     # What a load test reads of its `/metrics`, by our name, and the engine's own.
     counters: Mapping[str, str] = {}
     # Name of what reports show of its log, and the expression whose group is its value.

@@ -25,7 +25,7 @@ LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
 
 # Known failures, and what helps; the first that is found.
-CURES: tuple[tuple[str, str], ...] = (
+HINTS: tuple[tuple[str, str], ...] = (
     (
         r"no attribute 'init_cpu_memory_env'",
         "vLLM's library for CPUs could not be loaded; the log's first lines say what it lacks: "
@@ -141,7 +141,7 @@ class Vllm(Engine):
         "WorkerProc initialization failed",
         "EngineCore encountered an issue",
     )
-    cures = CURES
+    hints = HINTS
     counters: Mapping[str, str] = {
         "running": "vllm:num_requests_running",
         "waiting": "vllm:num_requests_waiting",

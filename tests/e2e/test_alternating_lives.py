@@ -31,7 +31,7 @@ pytestmark = [
 SMALL = RandomWorkload(
     kind="random", input_tokens=16, output_tokens=4, seconds=1, arrivals=Arrivals(concurrency=2)
 )
-RULE = {"minimum": 0.5, "alpha": 0.05, "blocks": 2, "lives": "alternate", "loads_per_life": 2}
+RULE = {"min_ratio": 0.5, "alpha": 0.05, "blocks": 2, "lives": "alternate", "loads_per_life": 2}
 
 
 def stage(store: Path, tokenizer: Path, socket: Path | None = None) -> StageSpec:

@@ -133,7 +133,7 @@ for checkpoint in sorted(Path(sys.argv[1]).iterdir()):
     try:
         told[checkpoint.name] = run(spec, NullProgress(), output)
     except StageError as error:
-        told[checkpoint.name] = {"error": error.what}
+        told[checkpoint.name] = {"error": error.message}
 print(json.dumps(told))
 """
 
@@ -233,8 +233,8 @@ class TestScaling:
         self, environment: Environment, demo_model: Path, tmp_path: Path
     ) -> None:
         told = run_in(environment, SCALE, demo_model, tmp_path, "no", "yes")
-        assert "changed what layer 0 computes" in told["error"]["what"]
-        assert "awq-w4a16" in told["error"]["cure"]
+        assert "changed what layer 0 computes" in told["error"]["message"]
+        assert "awq-w4a16" in told["error"]["hint"]
         (error,) = told["findings"]["scaling_errors"]
         assert error > 0.2
 
@@ -272,7 +272,7 @@ def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> in
     try:
         return len(verify_variant(source, output, asked, lambda done, total: None).layers)
     except PrepareError as error:
-        raise AssertionError(f"{name}: {error.what}") from error
+        raise AssertionError(f"{name}: {error.message}") from error
 
 
 @pytest.mark.e2e
@@ -349,7 +349,7 @@ def variant(
     )
     quantization = load_recipe("autoawq-w4a16").quantization
     assert quantization.calibration is not None
-    few = {"dataset": "carried", "column": "text", "samples": 4, "max_tokens": 128}
+    few = {"dataset": "builtin", "column": "text", "samples": 4, "max_tokens": 128}
     calibration = quantization.calibration.model_copy(update=few)
     spec = QUANTIZE.spec(
         "autoawq-w4a16",

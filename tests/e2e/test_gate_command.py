@@ -23,10 +23,13 @@ suites: {suites}
 # A wider margin than this would end below what a summary of another document scores.
 SUMMARIES = (
     "{rouge: {kind: rouge, about: benchmark, margins: {fp8: 0.08}, batch: 8, max_tokens: 64, "
-    "repeat: 8}}"
+    "noise_floor_questions: 8}}"
 )
 # SmolLM2-135M is at chance in the letter form.
-LETTERS = "{mmlu: {kind: mmlu, form: letter, shots: 0, margins: {fp8: 0.3}, questions: 48}}"
+LETTERS = (
+    "{mmlu: {kind: mmlu, prompt_format: letter, num_fewshot: 0, margins: {fp8: 0.3}, "
+    "questions: 48}}"
+)
 
 
 def gate(server: Server, tokenizer: Path, store: Path, suites: str) -> tuple[int, dict[str, Any]]:

@@ -95,7 +95,8 @@ def refusal(suite, folder=None):
 
 
 def settings(task, **changes):
-    return {"kind": "lm_eval", "task": task, "metric": None, "shots": None, "form": "base",
+    return {"kind": "lm_eval", "task": task, "metric": None, "num_fewshot": None,
+            "prompt_format": "completion",
             "max_tokens": 32, **changes}
 
 
@@ -105,7 +106,7 @@ found = {}
 for name, suite, batches in [
     ("choices", settings("choices.yaml"), [range(5), range(5, 20)]),
     ("again", settings("choices.yaml"), [range(20)]),
-    ("shots", settings("choices.yaml", shots=3), [range(5), range(5, 20)]),
+    ("shots", settings("choices.yaml", num_fewshot=3), [range(5), range(5, 20)]),
     ("text", settings("text.yaml"), [range(20)]),
     ("strict", settings("text.yaml", metric="exact_match,strict"), [range(20)]),
     ("errors", settings("errors.yaml"), [range(20)]),
@@ -122,7 +123,7 @@ for name, suite, batches in [
 
 # Asked again in another order of batches, after the user's own files are gone.
 shutil.rmtree(folder + "/data")
-suite = settings("choices.yaml", shots=3)
+suite = settings("choices.yaml", num_fewshot=3)
 rows = found["shots"]["rows"]
 found["later"] = answer(Sums(), suite, rows, [range(13, 20), range(13)], here / "shots")
 

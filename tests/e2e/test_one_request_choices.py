@@ -75,7 +75,7 @@ def tokens():
 def questions(shots, count):
     '''Some of each of the first subjects; their examples are the questions of the next ones.'''
     by_subject = {}
-    for question in mmlu.read_carried().questions:
+    for question in mmlu.read_builtin().questions:
         by_subject.setdefault(question["subject"], []).append(question)
     names = list(by_subject)
     rows = []

@@ -41,7 +41,7 @@ ROOT = Path(lm_eval.tasks.__file__).parent / "mmlu"
 def carried():
     '''The development questions that lm-eval carries, by subject.'''
     found = {}
-    for question in mmlu.read_carried().questions:
+    for question in mmlu.read_builtin().questions:
         found.setdefault(question["subject"], []).append(question)
     return found
 

@@ -322,7 +322,7 @@ def test_http_where_https_is_expected(
     words = ["push", "model@champion", f"{started().host}/model", "--registry", layouts.uri]
     with pytest.raises(RegistryError, match="the OCI registry failed") as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
-    assert "--insecure" in caught.value.cure
+    assert "--insecure" in caught.value.hint
 
 
 class TestLogin:
@@ -342,7 +342,7 @@ class TestLogin:
         where = f"{remote.host}/model"
         with pytest.raises(RegistryError, match="wants a login") as caught:
             push(layouts, "model@champion", where)
-        assert f"docker login {remote.host}" in caught.value.cure
+        assert f"docker login {remote.host}" in caught.value.hint
         self.login(tmp_path, remote.host, "wrong")
         before = time.monotonic()
         with pytest.raises(RegistryError, match="the OCI registry failed"):

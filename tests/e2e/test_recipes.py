@@ -33,7 +33,7 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.unquantized_modules import ignore_list
-from pipeline.plan.data_sources import CARRIED_CALIBRATION
+from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import execute
 from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe, recipe_names
@@ -109,7 +109,7 @@ class Workshop:
         self.folder = folder
         self.python = ensure("quantize", Accelerator.CPU, load_settings(), NullProgress()).python
         self.made: dict[tuple[str, str, str | None], Variant] = {}
-        self.script("make", str(folder), str(CARRIED_CALIBRATION))
+        self.script("make", str(folder), str(BUILTIN_CALIBRATION))
 
     def script(self, *words: str) -> str:
         """What tiny_models.py prints."""
@@ -134,7 +134,7 @@ class Workshop:
             "ignore": ignore_list(headers.tensors, headers.config, recipe.quantization.ignore)
         }
         if recipe.quantization.calibration is not None:
-            few = {"dataset": "carried", "column": "text", "samples": BLOCKS, "max_tokens": TOKENS}
+            few = {"dataset": "builtin", "column": "text", "samples": BLOCKS, "max_tokens": TOKENS}
             changes["calibration"] = recipe.quantization.calibration.model_copy(update=few)
         spec = QUANTIZE.spec(
             name,
@@ -148,7 +148,7 @@ class Workshop:
             QuantizeRuntime(
                 checkpoint=source,
                 python=str(self.python),
-                calibration_file=str(CARRIED_CALIBRATION),
+                calibration_file=str(BUILTIN_CALIBRATION),
                 recipe=recipe.model_dump(mode="json"),
             ),
             self.folder / "store",
@@ -313,11 +313,11 @@ def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:
     """Named by the worker too: it sees layers that no checkpoint has as such."""
     with pytest.raises(StageError, match=r"no group size of \[16\] divides layers") as caught:
         workshop.quantize("narrow", "nvfp4")
-    assert "fp8-dynamic" in caught.value.cure
+    assert "fp8-dynamic" in caught.value.hint
 
 
 def test_experts_that_nobody_can_calibrate(workshop: Workshop) -> None:
     """JetMoe's are stacked in a way of its own; refused before the weights are loaded."""
     with pytest.raises(StageError, match="cannot calibrate the experts of JetMoe") as caught:
         workshop.quantize("jetmoe", "gptq-w4a16")
-    assert "fp8-dynamic" in caught.value.cure
+    assert "fp8-dynamic" in caught.value.hint

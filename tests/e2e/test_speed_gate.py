@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 SUMMARIES = {
-    **{"kind": "rouge", "about": "benchmark", "margins": {"fp8": 0.08}, "sources": ["carried"]},
+    **{"kind": "rouge", "about": "benchmark", "margins": {"fp8": 0.08}, "sources": ["builtin"]},
     **{"questions": 32, "batch": 32, "max_tokens": 8},
 }
 AT_ONCE = {"concurrency": 8}
@@ -42,7 +42,7 @@ SHARED = {
     **{"hit_rate": 0.88, "arrivals": AT_ONCE},
 }
 SPEED = {
-    "ratio": {"minimum": 0.8, "workloads": ["small", "shared"], "blocks": 10},
+    "ratio": {"min_ratio": 0.8, "workloads": ["small", "shared"], "blocks": 10},
     "workloads": {
         "small": {**SMALL, "seconds": 1.0},
         "shared": {**SHARED, "seconds": 1.0},

@@ -84,18 +84,18 @@ def laid_out(name, suite, source):
 
 
 found = {}
-suite = {"kind": "rouge", "metric": "rougeLsum", "form": "base", "max_tokens": 64}
-questions = laid_out("rouge", suite, {"kind": "carried"})
+suite = {"kind": "rouge", "metric": "rougeLsum", "prompt_format": "completion", "max_tokens": 64}
+questions = laid_out("rouge", suite, {"kind": "builtin"})
 found["rouge"] = ask(suite, questions, [range(3, 8), range(0, 3)])
 
-suite = {"kind": "humaneval", "form": "base", "max_tokens": 64, "k": 2, "samples": 3,
+suite = {"kind": "humaneval", "prompt_format": "completion", "max_tokens": 64, "k": 2, "samples": 3,
          "temperature": 0.7, "problems": ["HumanEval/0", "HumanEval/1", "HumanEval/2"],
          "sandbox": "none", "seconds_per_problem": 10, "memory_mb_per_problem": 512}
 questions = laid_out("humaneval", suite, {"kind": "packages"})
 found["humaneval"] = ask(suite, questions, [[0], [2, 1]])
 found["greedy"] = ask({**suite, "samples": 1, "k": 1}, questions, [[1]])
 
-suite = {"kind": "mmlu", "form": "cloze", "shots": 2}
+suite = {"kind": "mmlu", "prompt_format": "cloze", "num_fewshot": 2}
 questions = laid_out("mmlu", suite, {"kind": "packages"})
 found["mmlu"] = ask(suite, questions, [range(60, 64), range(4)])
 many = [row for _, row in read_rows(questions)] * 60

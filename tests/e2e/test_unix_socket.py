@@ -107,7 +107,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     )
     rule: dict[str, Any] = {
         "limits": {"ttft_ms_p95": 1e6},
-        "share": 0.5,
+        "slo_attainment": 0.5,
         "alpha": 0.05,
         "rounds": 1,
     }

@@ -232,7 +232,7 @@ RUN = b"""{"schema_version": 1, "run": "20261121-100000-000001", "status": "fini
  "exit_code": 0,
  "started": "2026-11-21T10:00:00+00:00", "seconds": 372.4, "kind": "model", "checkpoint": null,
  "command": {"checkpoint": "demo:x", "recipes": ["a"], "profile": "cpu"},
- "registered_name": null, "variants": [], "notes": [], "tuning": null, "error": {"what": "w"},
+ "registered_name": null, "variants": [], "notes": [], "tuning": null, "error": {"message": "w"},
  "stages": [{"name": "judge", "stage": "judge", "variant": "a", "status": "ran", "seconds": 1.25,
  "key": "abc"}]}"""
 

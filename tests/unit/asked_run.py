@@ -41,7 +41,7 @@ def refused(request: ModelRequest, settings: Settings) -> UsageError:
     with pytest.raises(UsageError) as caught:
         choose(request, settings)
     assert caught.value.where
-    assert caught.value.cure
+    assert caught.value.hint
     return caught.value
 
 
@@ -107,5 +107,5 @@ class Checkpoints:
         with pytest.raises(CheckpointError) as caught:
             self.located(self.choices(**options))
         assert str(self.folder) in caught.value.where
-        assert caught.value.cure
+        assert caught.value.hint
         return caught.value

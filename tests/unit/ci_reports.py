@@ -78,9 +78,9 @@ def refused() -> RunReport:
     """The checkpoint is not there."""
     error = {
         "kind": "CheckpointError",
-        "what": "there is no such folder",
+        "message": "there is no such folder",
         "where": "/models/none",
-        "cure": "name a folder that is there",
+        "hint": "name a folder that is there",
     }
     return run_report(
         status="failed", exit_code=1, variants=[], stages=[], checkpoint=None, error=error

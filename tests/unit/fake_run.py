@@ -103,7 +103,7 @@ def recipe(name: str) -> Recipe:
         return Recipe(name=name, summary="s", family="baseline", quantization=NoQuantization())
     ignore = ["lm_head", f"re:{name}"]  # of which the checkpoint has none
     quantization = PresetQuantization(
-        kind="preset", scheme="FP8", ignore=ignore, calibration=Calibration(dataset="carried")
+        kind="preset", scheme="FP8", ignore=ignore, calibration=Calibration(dataset="builtin")
     )
     return Recipe(name=name, summary="s", family="fp8", quantization=quantization)
 
@@ -157,7 +157,7 @@ class Sources:
     def suite(self, name: str, suite: Any) -> SuiteSource:
         """Where the suite's questions come from."""
         known = len(self.models.questions_of(name))
-        return SuiteSource(QuestionSource(kind="carried"), questions=known)
+        return SuiteSource(QuestionSource(kind="builtin"), questions=known)
 
     def calibration(self, wanted: Calibration, *_: Any) -> tuple[Calibration, dict[str, Any], Path]:
         """The texts that a recipe calibrates with, what they are, and their file."""

@@ -18,7 +18,7 @@ from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 from some_node import NODE
 
-from artifacts.evidence.auxiliary_files import digest_carried_files
+from artifacts.evidence.auxiliary_files import digest_auxiliary_files
 from artifacts.run_record import StageReport
 from artifacts.serving_spec import ServingSpec
 from eval_gates.answer_log import AnswerLog, Rows
@@ -226,7 +226,9 @@ class PretendContext(StageContext[Any, Any]):
         ids = [row["id"] for row in questions]
         book = AnswerLog(Path(worker_spec["book"]), ids, writer=worker_spec["part"])
         stopping = read_stopping(worker_spec["stopping"])
-        ended = ask_until_over(book, stopping, ask, worker_spec["minutes"], self.progress)
+        ended = ask_until_over(
+            book, stopping, ask, worker_spec["time_budget_minutes"], self.progress
+        )
         self.models.asked.append((variant, suite, asked))
         drafted = {"drafted": DRAFTED} if worker_spec["counters"] else {}
         return {"ended_by": ended, "requests": {}, **drafted}
@@ -300,7 +302,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
         made, output = weights.result, context.input_folder("weights") / "output"
         is_adopted = weights.stage == "adopt"
         return {name: made[name] for name in ("weights_digest", "weights_bytes")} | {
-            "carried_digest": None if is_adopted else digest_carried_files(output),
+            "auxiliary_files_digest": None if is_adopted else digest_auxiliary_files(output),
             "size_ratio": 0.5,
             "sqnr": {"median_db": 31.0, "floor_db": 25.0, "worst": []},
         }

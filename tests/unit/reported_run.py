@@ -95,7 +95,7 @@ class TalkingModels(PretendModels):
 
 SPEED = SpeedPolicy.model_validate(
     {
-        "ratio": {"minimum": 0.5, "workloads": ["short"]},
+        "ratio": {"min_ratio": 0.5, "workloads": ["short"]},
         "workloads": {
             "short": {
                 "kind": "random",

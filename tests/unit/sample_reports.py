@@ -26,7 +26,7 @@ def gate_report(**changes: Any) -> GateReport:
     fields: dict[str, Any] = {
         "suite": "mmlu",
         "metric": "acc",
-        "form": "letter",
+        "prompt_format": "letter",
         "tier": "critical",
         "test": "sequential",
         "about": "population",

@@ -8,7 +8,7 @@ QUANTIZATION = {"kind": "preset", "scheme": "FP8_DYNAMIC"}
 SERVING: dict[str, Any] = {"engine_arguments": {}, "environment": {}}
 
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "questions": {"suite": {"kind": "mmlu"}, "source": {"kind": "carried"}, "seed": 1},
+    "questions": {"suite": {"kind": "mmlu"}, "source": {"kind": "builtin"}, "seed": 1},
     "quantize": {"checkpoint": "c", "quantization": QUANTIZATION, "environment": "e"},
     "check_weights": {"checkpoint": "c", "quantization": QUANTIZATION},
     "coherence": {"checkpoint": "c", "serving": SERVING, "engine": "e", "hardware": {}},

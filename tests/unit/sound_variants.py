@@ -42,7 +42,7 @@ BIASES = {"input_layernorm": HIDDEN, "self_attn.q_proj": HIDDEN, "mlp.up_proj": 
 LINEAR = tuple(f"model.layers.{n}.{name}" for n in range(LAYERS) for name in SHAPES)
 WEIGHTS = "model.safetensors"
 
-CALIBRATION = {"dataset": "carried"}
+CALIBRATION = {"dataset": "builtin"}
 IN_GROUPS = {"group_size": GROUP, "smaller_group_sizes": [], "calibration": CALIBRATION}
 RECIPES: dict[str, dict[str, Any]] = {
     "fp8-dynamic": {"kind": "preset", "scheme": "FP8_DYNAMIC"},

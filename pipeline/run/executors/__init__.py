@@ -46,7 +46,7 @@ def executor_of(settings: Settings) -> Executor:
         raise UsageError(
             f"there is no executor of the kind {shorten(ascii(asked.get('kind')))}",
             where=f"--executor, or {file or 'the settings file'}, key executor.kind",
-            cure=f"known: {', '.join(EXECUTORS)}",
+            hint=f"known: {', '.join(EXECUTORS)}",
         )
     # One of several keys, as it stands in the file, so that a message names it as the user did.
     around = create_model("Around", __base__=Record, executor=(known, ...))

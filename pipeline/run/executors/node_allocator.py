@@ -95,7 +95,7 @@ class NodeAllocator:
                 f"{needs.gpus} GPUs are needed for one piece of work, and this node has "
                 f"{len(self.gpus)}{' slices, of which it can use one' * self._is_sliced()}",
                 where=f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}",
-                cure="let CUDA see as many GPUs of one kind, or choose a profile for fewer",
+                hint="let CUDA see as many GPUs of one kind, or choose a profile for fewer",
             )
         room = NodeAllocation()
         steps: Sequence[Callable[[ResourceRequest, NodeAllocation], str]] = (

@@ -124,7 +124,7 @@ class RayExecutor:
         raise StageError(
             f"no node of the Ray cluster describes itself: {why}",
             where=self._where,
-            cure=SAME_PREPARE,
+            hint=SAME_PREPARE,
         )
 
     def _node_for(self, needs: ResourceRequest) -> Resources:
@@ -134,7 +134,7 @@ class RayExecutor:
             raise UsageError(
                 f"no node of the Ray cluster has {words_of(needs)}",
                 where=self._where,
-                cure="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
+                hint="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
             )
         return node
 
@@ -267,7 +267,7 @@ class RayJob:
             f"{self._task.stem} did not come to its end on the Ray cluster: "
             f"{words_of_loss(error)}{which}",
             where=str(self._log),
-            cure="every node has to have this prepare installed, and the store under the same "
+            hint="every node has to have this prepare installed, and the store under the same "
             "path; then run the same command again",
         )
 

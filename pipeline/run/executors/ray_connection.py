@@ -28,11 +28,11 @@ def connect(address: str) -> None:
         raise UsageError(
             "the executor 'ray' needs the package ray",
             where=where,
-            cure="in the clone of prepare: pip install '.[ray]'",
+            hint="in the clone of prepare: pip install '.[ray]'",
         ) from error
     if ray.is_initialized():
         return
-    cure = "start one (`ray start --head`), or name its head: executor: {kind: ray, address: ...}"
+    hint = "start one (`ray start --head`), or name its head: executor: {kind: ray, address: ...}"
     named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     try:
         if named != "auto":
@@ -43,7 +43,7 @@ def connect(address: str) -> None:
         _keep_standard_output()
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"there is no Ray cluster: {reason}", where=where, cure=cure) from error
+        raise UsageError(f"there is no Ray cluster: {reason}", where=where, hint=hint) from error
 
 
 def _reach(address: str) -> None:

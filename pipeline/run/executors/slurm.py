@@ -102,7 +102,7 @@ class SlurmOptions(ExecutorOptions):
                 raise UsageError(
                     f"the executor 'slurm' needs the command {command}",
                     where="executor slurm",
-                    cure="run this where jobs are submitted, such as a login node",
+                    hint="run this where jobs are submitted, such as a login node",
                 )
         return SlurmExecutor(self)
 
@@ -209,9 +209,9 @@ class SlurmExecutor:
             ask("sbatch", "--test-only", *flags, "--wrap=true")
         except StageError as error:
             raise UsageError(
-                f"Slurm takes no job that needs {words_of(needs)}: {error.what}",
+                f"Slurm takes no job that needs {words_of(needs)}: {error.message}",
                 where="executor slurm",
-                cure="choose a profile for fewer GPUs, or correct partition, account, gpu_kind, "
+                hint="choose a profile for fewer GPUs, or correct partition, account, gpu_kind, "
                 "time or flags of the settings file's executor",
             ) from error
         return flags
@@ -289,7 +289,7 @@ class SlurmJob:
             raise UsageError(
                 f"job {self.number} of Slurm cannot write where its events are read: {self._state}",
                 where=str(self._log.parent),
-                cure="the store has to be a folder that all nodes have under the same path; of an "
+                hint="the store has to be a folder that all nodes have under the same path; of an "
                 "object store that is its cache, PREPARE_HOME/cache",
             )
         if self._exit_code is None:
@@ -297,7 +297,7 @@ class SlurmJob:
                 f"job {self.number} of Slurm ended without a message"
                 + (f": {self._state}" if self._state else ""),
                 where=str(self._log),
-                cure="read the log, and `scontrol show job`; then run the same command again",
+                hint="read the log, and `scontrol show job`; then run the same command again",
             )
         check_end(self._exit_code, failure, self._log)
 
@@ -315,14 +315,14 @@ class SlurmJob:
                     ask("scancel", self.number)
                     is_told = True
             except StageError as error:  # the controller is down, or the job is over
-                why = error.what
+                why = error.message
             if self._is_over():
                 return
             time.sleep(SECONDS_BETWEEN_READS)
         raise StageError(
             f"Slurm has not ended job {self.number}: {why}",
             where="executor slurm",
-            cure=f"`scancel {self.number}` once Slurm's controller answers",
+            hint=f"`scancel {self.number}` once Slurm's controller answers",
         )
 
     def _lines(self, listener: Listener) -> Iterator[bytes]:
@@ -362,7 +362,7 @@ class SlurmJob:
             asked = (f"--jobs={self.number}", "--states=all", "--format=%T (%r)")
             found = ask("squeue", "--noheader", *asked)
         except StageError as error:
-            if "Invalid job id" not in error.what:
+            if "Invalid job id" not in error.message:
                 return False
             found = ""
         self._state = found.strip() or self._state
@@ -397,6 +397,6 @@ def ask(*command: str, variables: Mapping[str, str] | None = None) -> str:
         raise StageError(
             f"{command[0]} failed: {said}",
             where="executor slurm",
-            cure="run the same command again",
+            hint="run the same command again",
         )
     return answer.stdout

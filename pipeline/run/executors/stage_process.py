@@ -59,7 +59,7 @@ def check_end(code: int, failure: PrepareError | None, log: Path) -> None:
             f"a stage ended with exit code {code} and no message"
             + (" (killed; often the machine is out of memory)" if code == 137 else ""),
             where=str(log),
-            cure="read the log, then run the same command again",
+            hint="read the log, then run the same command again",
         )
 
 
@@ -95,7 +95,7 @@ def refuse_other(theirs: str) -> None:
         raise StageError(
             f"prepare {theirs} hands out this work, and prepare {this_prepare()} is installed here",
             where=f"node {platform.node()}",
-            cure="install the same version, of the same commit, on every node and where the "
+            hint="install the same version, of the same commit, on every node and where the "
             "command is given; while a run goes on its code must not change",
         )
 

@@ -44,7 +44,7 @@ def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError |
                 except ValidationError:
                     continue
                 listener.stage_ended(ended)
-            case {"event": "error", "kind": str(), "what": str()} as error:
+            case {"event": "error", "kind": str(), "message": str()} as error:
                 failure = errors.from_dict(error)
             case event:
                 forward_progress(event, listener)

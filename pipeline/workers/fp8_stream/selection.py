@@ -40,7 +40,7 @@ def check_supported(
         raise StageError(
             f"'{architecture}' stores its layers transposed: FP8 has nothing to quantize there",
             where=f"{source / 'config.json'}, key model_type",
-            cure="none of llm-compressor's recipes quantizes these layers; use the baseline",
+            hint="none of llm-compressor's recipes quantizes these layers; use the baseline",
         )
     for name, tensor in tensors.items():
         _check_tensor(name, tensor, ignore, source)
@@ -48,13 +48,13 @@ def check_supported(
         raise StageError(
             "lm_head is the embedding, and cannot be quantized alone",
             where=f"{source / 'config.json'}, key tie_word_embeddings",
-            cure="put lm_head into the recipe's quantization.ignore",
+            hint="put lm_head into the recipe's quantization.ignore",
         )
     if not any(is_quantizable(name, tensor, ignore) for name, tensor in tensors.items()):
         raise StageError(
             "no tensor of the checkpoint is to be quantized",
             where=str(source),
-            cure="the recipe's quantization.ignore means all linear layers; shorten it",
+            hint="the recipe's quantization.ignore means all linear layers; shorten it",
         )
 
 
@@ -90,7 +90,7 @@ def _check_tensor(name: str, tensor: TensorEntry, ignore: list[str], source: Pat
             raise StageError(
                 f"'{name}' is stored as {tensor.dtype}, and only {', '.join(CASTABLE)} are cast",
                 where=str(source),
-                cure="start from the unquantized checkpoint",
+                hint="start from the unquantized checkpoint",
             )
         if not tensor.elements:
             raise StageError(f"'{name}' has the shape {list(tensor.shape)}", where=str(source))

@@ -55,7 +55,7 @@ def stream_fp8(
         UsageError: an unknown scheme.
     """
     if scheme not in SCHEMES:
-        raise UsageError(f"'{scheme}' cannot be streamed", cure=f"these can: {', '.join(SCHEMES)}")
+        raise UsageError(f"'{scheme}' cannot be streamed", hint=f"these can: {', '.join(SCHEMES)}")
     config = read_json(source / "config.json")
     headers = read_headers(source)
     tensors = {name: tensor for h in headers.values() for name, tensor in h.tensors.items()}
@@ -117,7 +117,7 @@ def resolve_tie(
     raise StageError(
         f"'{head}' is not the embedding that config.json says it is",
         where=f"{source / 'config.json'}, key {key if key in config else f'text_config.{key}'}",
-        cure="where the stored head is the model's own, set tie_word_embeddings to false in "
+        hint="where the stored head is the model's own, set tie_word_embeddings to false in "
         "config.json",
     )
 

@@ -20,7 +20,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     try:
         program = install(folder)
     except PrepareError as error:
-        pytest.skip(f"the S3 server cannot be installed: {error.what}")
+        pytest.skip(f"the S3 server cannot be installed: {error.message}")
     server = S3Server(program, folder)
     server.start()
     yield server

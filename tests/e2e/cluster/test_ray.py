@@ -98,7 +98,7 @@ def test_a_stage_runs_with_the_gpus_that_it_needs(
 def test_its_own_error_arrives_as_what_it_is(executor: RayExecutor, stages: TinyStages) -> None:
     stages.let_go()
     task = stages.task("wrong", folder=str(stages.folder / "none"))
-    text = task.read_text().replace('"carried"', '"folder"')
+    text = task.read_text().replace('"builtin"', '"folder"')
     task.write_text(text)
     with pytest.raises(EvaluationDataError):
         submit(executor, task).wait(Heard())

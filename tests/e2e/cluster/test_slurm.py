@@ -65,7 +65,7 @@ def test_a_stage_runs_with_the_gpus_that_it_needs(
 def test_its_own_error_arrives_as_what_it_is(executor: SlurmExecutor, stages: TinyStages) -> None:
     stages.let_go()
     task = stages.task("wrong", folder=str(stages.folder / "none"))
-    task.write_text(task.read_text().replace('"carried"', '"folder"'))
+    task.write_text(task.read_text().replace('"builtin"', '"folder"'))
     with pytest.raises(EvaluationDataError):
         submit(executor, task).wait(Heard())
 
@@ -258,7 +258,7 @@ def test_nodes_that_do_not_share_the_store_are_refused_at_once(
     with pytest.raises(UsageError) as caught:
         find_node(SlurmOptions().open(), "cpu", store, Heard())
     assert caught.value.where.startswith(str(store))
-    assert "nodes" in caught.value.cure
+    assert "nodes" in caught.value.hint
     assert time.monotonic() - began < SECONDS_TO_BE_SEEN
 
 

@@ -77,7 +77,7 @@ class TinyStages:
         """The file of a stage that has not been run before."""
         parameters = {
             "suite": RougeTask().model_dump(),
-            "source": {"kind": "carried"},
+            "source": {"kind": "builtin"},
             "seed": sum(map(ord, name)),
         }
         spec = StageSpec(

@@ -27,19 +27,19 @@ alpha: 0.05
 suites:
   quiz:
     kind: mmlu
-    form: cloze
-    shots: 0
+    prompt_format: cloze
+    num_fewshot: 0
     questions: 64
     margins: {fp8: 0.25}
     batch: 16
     expected_flips: 0.06
-    sources: [carried]
+    sources: [builtin]
 promotion:
   prefer: smallest
 """
 CLAIM_ON_SPEED = """
 speed:
-  ratio: {minimum: {cpu: 0.02}, workloads: [short]}
+  ratio: {min_ratio: {cpu: 0.02}, workloads: [short]}
   workloads:
     short:
       kind: random

@@ -192,8 +192,8 @@ class TestWhatMakesAnAttempt:
             {"questions": 500},
             {"batch": 8},
             {"concurrency": 1},
-            {"minutes": 3},
-            {"repeat": 5},
+            {"time_budget_minutes": 3},
+            {"noise_floor_questions": 5},
             {"sources": ["hub"]},
         ],
     )
@@ -206,7 +206,7 @@ class TestWhatMakesAnAttempt:
             {"margins": {"fp8": 0.02}},
             {"test": "fixed"},
             {"about": "benchmark"},
-            {"shots": 1},
+            {"num_fewshot": 1},
             {"expected_flips": 0.2},
         ],
     )

@@ -36,7 +36,7 @@ def answered(n: int, **parameters: Any) -> StageRecord:
 
 
 def asked(n: int, *, told: int | None = None, **parameters: Any) -> list[str]:
-    suite = {"kind": "rouge", "cluster": "passage"}
+    suite = {"kind": "rouge", "cluster_by": "passage"}
     evaluate = answered(n if told is None else told, suite=suite, **parameters)
     return list(find_misasked("r", evaluate, QUESTIONS[:n], QUESTIONS))
 
@@ -79,7 +79,11 @@ def test_another_order() -> None:
 def test_what_the_questions_are_said_to_be(kind: str, result: dict[str, Any], fault: str) -> None:
     laid_out = record(
         "questions",
-        {"suite": {"kind": kind, "cluster": "passage"}, "source": {"kind": "carried"}, "seed": 0},
+        {
+            "suite": {"kind": kind, "cluster_by": "passage"},
+            "source": {"kind": "builtin"},
+            "seed": 0,
+        },
         **{"questions_digest": "", "guessing": 0.0, **result},
     )
     assert fault in "\n".join(find_miscounted("r", laid_out, QUESTIONS))

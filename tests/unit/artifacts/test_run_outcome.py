@@ -111,7 +111,7 @@ def test_a_run_that_is_not_over_is_told_too(status: str) -> None:
 
 def test_a_promotion_that_failed_is_not_told_as_a_pass() -> None:
     """Its variants passed, and the registry did not answer."""
-    error = {"kind": "RegistryError", "what": "no answer", "where": "x", "cure": "wait"}
+    error = {"kind": "RegistryError", "message": "no answer", "where": "x", "hint": "wait"}
     failed = {"status": "failed", "exit_code": 1, "error": error}
     report = RUNS["not promoted"].model_copy(update=failed)
     assert (outcome(report), headline(report)) == ("error", "no answer")

@@ -252,10 +252,10 @@ class TestChoice:
         best = plan.best("fp8-dynamic")
         assert best is not None
         assert best.tensor_parallel == 8
-        cure = fit(plan, "baseline", 8).cure
-        assert "tensor-parallel-size 16" in cure
-        assert "recipe fp8-dynamic or awq-w4a16" in cure
-        assert "a GPU such as h200" in cure
+        hint = fit(plan, "baseline", 8).hint
+        assert "tensor-parallel-size 16" in hint
+        assert "recipe fp8-dynamic or awq-w4a16" in hint
+        assert "a GPU such as h200" in hint
 
     def test_divisors(self) -> None:
         assert divisors(8) == [1, 2, 4, 8]
@@ -268,8 +268,8 @@ class TestObstacles:
             found = fit(planned(llama_8b, name), "fp8-dynamic")
             assert found.obstacle == "hardware"
             assert "compute capability 8.9" in found.reason
-            assert "l4" in found.cure
-            assert name not in found.cure.split("such as ")[1].split(", ")
+            assert "l4" in found.hint
+            assert name not in found.hint.split("such as ")[1].split(", ")
         assert fit(planned(llama_8b, "l40s"), "fp8-dynamic").fits
 
     def test_a_context_that_is_too_long(self) -> None:
@@ -278,22 +278,22 @@ class TestObstacles:
         found = fit(plan, "baseline")
         assert found.obstacle == "context"
         assert found.sequences_of_all == 0
-        at_most = int(found.cure.split("at most ")[1].split(";")[0])
+        at_most = int(found.hint.split("at most ")[1].split(";")[0])
         assert fit(planned(model, "l4", context=at_most), "baseline").fits
         assert not fit(planned(model, "l4", context=at_most + 16), "baseline").fits
 
     def test_weights_that_are_too_large(self, llama_8b: CheckpointInspection) -> None:
         found = fit(planned(llama_8b, "t4"), "baseline")
         assert found.obstacle == "weights"
-        assert "tensor-parallel-size 2" in found.cure
-        assert "recipe awq-w4a16" in found.cure
-        assert "a GPU such as a10g" in found.cure
+        assert "tensor-parallel-size 2" in found.hint
+        assert "recipe awq-w4a16" in found.hint
+        assert "a GPU such as a10g" in found.hint
 
     def test_heads_that_cannot_be_split(self, llama_8b: CheckpointInspection) -> None:
         found = fit(planned(llama_8b, "h100", 3), "baseline", 3)
         assert found.obstacle == "split"
         assert found.reason == "32 attention heads cannot be split over 3 GPUs"
-        assert found.cure == "tensor-parallel-size 4"
+        assert found.hint == "tensor-parallel-size 4"
 
     def test_groups_that_a_part_cannot_be_cut_into(self) -> None:
         # Known of Qwen 2.5 72B: 29,568 columns are 231 groups of 128, so no two halves.
@@ -390,7 +390,7 @@ def with_arguments(arguments: dict[str, Any]) -> ServingProfile:
 def test_an_unknown_gpu_names_the_known() -> None:
     with pytest.raises(UsageError) as caught:
         catalog.load_gpu("h10")
-    assert "did you mean 'h100'" in caught.value.cure
+    assert "did you mean 'h100'" in caught.value.hint
 
 
 def test_json_has_all_of_it(llama_8b: CheckpointInspection) -> None:

@@ -86,8 +86,8 @@ class TestReference:
     def test_none_of_them(self, text: str) -> None:
         with pytest.raises(UsageError) as caught:
             parse_reference(text)
-        assert "org/name@revision" in caught.value.cure
-        assert "demo:smollm2-135m" in caught.value.cure
+        assert "org/name@revision" in caught.value.hint
+        assert "demo:smollm2-135m" in caught.value.hint
 
     @pytest.mark.parametrize("text", ["demo:smolm2", "demo:", "smollm2-135m"])
     def test_close_demo_is_named(self, text: str) -> None:
@@ -244,43 +244,43 @@ def test_multimodal_context_length(whole: Path) -> None:
 
 class TestFaults:
     def test_no_folder(self, tmp_path: Path) -> None:
-        assert "no such folder" in fault(tmp_path / "none").what
+        assert "no such folder" in fault(tmp_path / "none").message
 
     @pytest.mark.parametrize("named", ["m.gguf", "."])
     def test_gguf_is_named_with_the_lines_that_widen_it(self, tmp_path: Path, named: str) -> None:
         """Whether its folder or the file was given; a folder of it alone has no config.json."""
         (tmp_path / "m.gguf").write_bytes(b"GGUF")
         error = fault(tmp_path / named)
-        assert "GGUF" in error.what
-        lines = error.cure.splitlines()[1:]
+        assert "GGUF" in error.message
+        lines = error.hint.splitlines()[1:]
         assert len(lines) == 3
         for line in lines:
             compile(line.strip(), "conversion", "exec")
-        assert f"{str(tmp_path)!r}, gguf_file='m.gguf'" in error.cure
+        assert f"{str(tmp_path)!r}, gguf_file='m.gguf'" in error.hint
 
     def test_weights_file_instead_of_folder(self, whole: Path) -> None:
-        assert fault(whole / "model.safetensors").cure == f"name its folder: {whole}"
+        assert fault(whole / "model.safetensors").hint == f"name its folder: {whole}"
 
     def test_no_config(self, whole: Path) -> None:
         (whole / "config.json").unlink()
-        assert "no config.json" in fault(whole).what
+        assert "no config.json" in fault(whole).message
 
     def test_adapter(self, whole: Path) -> None:
         (whole / "config.json").rename(whole / "adapter_config.json")
         error = fault(whole)
-        assert "adapter" in error.what
-        assert "merge" in error.cure
+        assert "adapter" in error.message
+        assert "merge" in error.hint
 
     @pytest.mark.parametrize("text", [b"{", b"\xff", b"[" * 100_000])
     def test_invalid_config(self, whole: Path, text: bytes) -> None:
         (whole / "config.json").write_bytes(text)
         error = fault(whole)
-        assert "not valid JSON" in error.what
+        assert "not valid JSON" in error.message
         assert error.where == str(whole / "config.json")
 
     def test_config_is_no_object(self, whole: Path) -> None:
         (whole / "config.json").write_text("[]")
-        assert "no JSON object" in fault(whole).what
+        assert "no JSON object" in fault(whole).message
 
     @pytest.mark.parametrize("key", ["architectures", "model_type", "max_position_embeddings"])
     @pytest.mark.parametrize("value", [None, [], 0, {}])
@@ -288,10 +288,10 @@ class TestFaults:
         change_json(whole / "config.json", **{key: value})
         error = fault(whole)
         assert error.where == f"{whole / 'config.json'}, key {key}"
-        assert error.cure
+        assert error.hint
 
     @pytest.mark.parametrize(
-        ("name", "what", "cure"),
+        ("name", "what", "hint"),
         [
             ("pytorch_model.bin", "pickled weights only", "safe_serialization=True"),
             ("model.pt", "pickled weights only", "safe_serialization=True"),
@@ -299,24 +299,24 @@ class TestFaults:
             ("notes.txt", "no .safetensors file", "weights"),
         ],
     )
-    def test_no_safetensors(self, whole: Path, name: str, what: str, cure: str) -> None:
+    def test_no_safetensors(self, whole: Path, name: str, what: str, hint: str) -> None:
         (whole / "model.safetensors").rename(whole / name)
         error = fault(whole)
-        assert what in error.what
-        assert cure in error.cure
+        assert what in error.message
+        assert hint in error.hint
 
     def test_no_tokenizer(self, whole: Path) -> None:
         (whole / "tokenizer.json").unlink()
-        assert "no tokenizer" in fault(whole).what
+        assert "no tokenizer" in fault(whole).message
 
     def test_empty_weights(self, whole: Path) -> None:
         (whole / "model.safetensors").write_bytes(safetensors({"a": ("BF16", (0, 4))}))
-        assert "empty" in fault(whole).what
+        assert "empty" in fault(whole).message
 
     def test_truncated_weights(self, whole: Path) -> None:
         path = whole / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
-        assert "cut short" in fault(whole).what
+        assert "cut short" in fault(whole).message
 
     @pytest.mark.parametrize("weight_map", [None, {}, [], {"a": 3}])
     def test_index_without_weight_map(self, sharded: Path, weight_map: Any) -> None:
@@ -325,25 +325,25 @@ class TestFaults:
 
     def test_invalid_index(self, sharded: Path) -> None:
         (sharded / INDEX).write_text("{")
-        assert "not valid JSON" in fault(sharded).what
+        assert "not valid JSON" in fault(sharded).message
 
     def test_missing_shard(self, sharded: Path) -> None:
         (sharded / "model-00002-of-00002.safetensors").unlink()
         error = fault(sharded)
-        assert "1 of 2 weight files are missing: model-00002-of-00002.safetensors" in error.what
+        assert "1 of 2 weight files are missing: model-00002-of-00002.safetensors" in error.message
 
     def test_missing_index(self, sharded: Path) -> None:
         (sharded / INDEX).unlink()
-        assert "the index that names them is missing" in fault(sharded).what
+        assert "the index that names them is missing" in fault(sharded).message
 
     def test_two_sets_of_weights(self, sharded: Path) -> None:
         (sharded / "model.safetensors").write_bytes(safetensors({"a": ("BF16", (2,))}))
-        assert "two sets of weights" in fault(sharded).what
+        assert "two sets of weights" in fault(sharded).message
 
     def test_tensor_absent_from_its_shard(self, sharded: Path) -> None:
         name = "model-00001-of-00002.safetensors"
         (sharded / name).write_bytes(safetensors({"layers.0.weight": ("BF16", (8, 4))}))
-        assert "holds the tensor 'layers.2.weight', and it does not" in fault(sharded).what
+        assert "holds the tensor 'layers.2.weight', and it does not" in fault(sharded).message
 
     @pytest.mark.parametrize(
         "name",
@@ -353,7 +353,7 @@ class TestFaults:
         (sharded.parent / "secret.safetensors").write_bytes(safetensors({"a": ("BF16", (2,))}))
         change_json(sharded / INDEX, weight_map={"a": name})
         error = fault(sharded)
-        assert repr(name) in error.what
+        assert repr(name) in error.message
         assert error.where.startswith(str(sharded / INDEX))
 
     @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
@@ -361,9 +361,11 @@ class TestFaults:
         (whole / name).rename(whole.parent / "outside")
         (whole / name).symlink_to("../outside")
         error = fault(whole)
-        assert "leaves the checkpoint's folder" in error.what
+        assert "leaves the checkpoint's folder" in error.message
         assert error.where == str(whole / name)
-        assert fault(whole, kind="hub").what == error.what  # no folder of the Hub's cache either
+        assert (
+            fault(whole, kind="hub").message == error.message
+        )  # no folder of the Hub's cache either
 
     def test_link_within_the_folder_is_fine(self, whole: Path) -> None:
         (whole / "model.safetensors").rename(whole / "weights.data")
@@ -373,7 +375,7 @@ class TestFaults:
     def test_dangling_link(self, whole: Path) -> None:
         (whole / "tokenizer_config.json").unlink()
         (whole / "tokenizer_config.json").symlink_to("gone")
-        assert "broken link" in fault(whole).what
+        assert "broken link" in fault(whole).message
 
 
 class TestHubCache:
@@ -400,7 +402,7 @@ class TestHubCache:
 
     def test_only_for_kind_hub(self, repository: Path) -> None:
         error = fault(repository / "snapshots" / "c0ffee", "folder")
-        assert "leaves the checkpoint's folder" in error.what
+        assert "leaves the checkpoint's folder" in error.message
 
     def test_links_into_the_store_that_repositories_share(self, repository: Path) -> None:
         snapshot = repository / "snapshots" / "c0ffee"
@@ -419,7 +421,7 @@ class TestHubCache:
         other.write_text("{}")
         (snapshot / "chat_template.jinja").unlink()
         (snapshot / "chat_template.jinja").symlink_to(other)
-        assert "leaves the checkpoint's folder" in fault(snapshot, "hub").what
+        assert "leaves the checkpoint's folder" in fault(snapshot, "hub").message
 
     def test_content_that_is_not_what_the_hub_promised(self, repository: Path) -> None:
         snapshot = repository / "snapshots" / "c0ffee"
@@ -428,5 +430,5 @@ class TestHubCache:
         content[-1] ^= 1
         blob.write_bytes(content)
         error = fault(snapshot, "hub")
-        assert "the file is damaged: its sha256 is" in error.what
+        assert "the file is damaged: its sha256 is" in error.message
         assert error.where == str(blob)

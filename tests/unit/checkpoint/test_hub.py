@@ -176,7 +176,7 @@ def test_whole_download_then_offline(
         unknown = offline.download("org/never-fetched")
         dataset = offline.dataset("org/data")
     assert again == {"path": str(folder), "commit": repository.commit, "events": []}
-    assert unknown["what"].startswith("HF_HUB_OFFLINE is set")
+    assert unknown["message"].startswith("HF_HUB_OFFLINE is set")
     assert dataset is None
     assert not hub.requests
 
@@ -188,8 +188,8 @@ def test_server_down_uses_the_cache(hub: HubStandIn, child: Child) -> None:
     assert child.download("org/down", "v1")["commit"] == commit
     error = child.download("org/down", "main")
     assert error["kind"] == "HubError"
-    assert "cannot be reached" in error["what"]
-    assert "no folder of the name 'org/down' exists" in error["what"]
+    assert "cannot be reached" in error["message"]
+    assert "no folder of the name 'org/down' exists" in error["message"]
 
 
 def test_shards_by_the_index(hub: HubStandIn, child: Child) -> None:
@@ -229,21 +229,21 @@ def test_refusals(hub: HubStandIn, child: Child) -> None:
     hub.models["org/old"] = Repository({"config.json": b"{}", "pytorch_model.bin": b"pickle"})
 
     unknown = child.download("org/nome")
-    assert "no such repository" in unknown["what"]
-    assert "no folder of the name 'org/nome' exists" in unknown["what"]
-    assert "hf auth login" in unknown["cure"]
+    assert "no such repository" in unknown["message"]
+    assert "no folder of the name 'org/nome' exists" in unknown["message"]
+    assert "hf auth login" in unknown["hint"]
 
     revision = child.download("org/name", "v2")
-    assert revision["what"] == "there is no revision 'v2'"
+    assert revision["message"] == "there is no revision 'v2'"
     assert revision["where"] == "org/name@v2"
 
     gated = child.download("org/gated")
-    assert gated["what"] == "the repository is gated"
-    assert "terms" in gated["cure"]
+    assert gated["message"] == "the repository is gated"
+    assert "terms" in gated["hint"]
 
     pickled = child.download("org/old")
-    assert pickled["what"] == "the repository has no safetensors weights"
-    assert "pickled" in pickled["cure"]
+    assert pickled["message"] == "the repository has no safetensors weights"
+    assert "pickled" in pickled["hint"]
 
     assert {error["kind"] for error in (unknown, revision, gated, pickled)} == {"HubError"}
     assert not [r for r in hub.requests if "/resolve/" in r.path]
@@ -252,8 +252,8 @@ def test_refusals(hub: HubStandIn, child: Child) -> None:
 def test_too_large_for_the_disk(hub: HubStandIn, child: Child) -> None:
     hub.models["org/name"].claimed_sizes["model.safetensors"] = 10**18
     error = child.download("org/name")
-    assert "the weights need 1000000000.0 GB more" in error["what"]
-    assert "HF_HOME" in error["cure"]
+    assert "the weights need 1000000000.0 GB more" in error["message"]
+    assert "HF_HOME" in error["hint"]
     assert not [r for r in hub.requests if "/cdn/" in r.path]
 
 
@@ -261,14 +261,14 @@ def test_nobody_listens(tmp_path: Path) -> None:
     with Child("http://127.0.0.1:9", tmp_path) as lonely:
         error = lonely.download("org/name")
         assert lonely.dataset("org/data") is None
-    assert "http://127.0.0.1:9 cannot be reached" in error["what"]
+    assert "http://127.0.0.1:9 cannot be reached" in error["message"]
 
 
 def test_a_server_that_is_no_hub(hub: HubStandIn, child: Child) -> None:
     hub.page = b"<html>please log in to the guest network</html>"
     error = child.download("org/name")
-    assert "does not answer as a Hub" in error["what"]
-    assert "HF_ENDPOINT" in error["cure"]
+    assert "does not answer as a Hub" in error["message"]
+    assert "HF_ENDPOINT" in error["hint"]
 
 
 def test_dataset_revision(hub: HubStandIn, child: Child) -> None:
@@ -292,4 +292,4 @@ def test_disk_that_fills_up_meanwhile(number: int) -> None:
     ):
         raise OSError(number, os.strerror(number), "/cache/blob")
     assert caught.value.where == "/cache/blob"
-    assert "HF_HOME" in caught.value.cure
+    assert "HF_HOME" in caught.value.hint

@@ -104,7 +104,7 @@ def test_damage_ends_in_a_checkpoint_error_or_not_at_all(
     found = outcome(path)
     if isinstance(found, CheckpointError):
         assert found.where == str(path)
-        assert found.cure
+        assert found.hint
     else:  # the damage hit the data, a name or the like; the sizes still hold
         assert found.data_start + found.data_bytes == len(content)
 
@@ -113,7 +113,7 @@ def test_damage_ends_in_a_checkpoint_error_or_not_at_all(
 @FUNCTION_FOLDER
 def test_any_header_bytes(tmp_path: Path, text: bytes) -> None:
     found = outcome(write(tmp_path / "m.safetensors", text, b""))
-    assert found.cure if isinstance(found, CheckpointError) else found.data_bytes == 0
+    assert found.hint if isinstance(found, CheckpointError) else found.data_bytes == 0
 
 
 json_values = st.recursive(
@@ -132,7 +132,7 @@ json_values = st.recursive(
 def test_any_entry(tmp_path: Path, dtype: Any, shape: Any, offsets: Any) -> None:
     found = outcome(write(tmp_path / "m.safetensors", {"a": entry(dtype, shape, offsets)}, b""))
     if isinstance(found, CheckpointError):
-        assert found.cure
+        assert found.hint
     else:
         assert found.tensors["a"].elements == 0
 
@@ -154,9 +154,9 @@ def test_truncation_names_both_sizes(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_header(path)
     promise = f"has {len(content) - 5} bytes, its header promises {len(content)}: it is cut short"
-    assert promise in caught.value.what
+    assert promise in caught.value.message
     assert caught.value.where == str(path)
-    assert "download" in caught.value.cure
+    assert "download" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_truncation_names_both_sizes(tmp_path: Path) -> None:
 def test_each_fault_in_words(tmp_path: Path, header: Any, data: bytes, words: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_header(write(tmp_path / "m.safetensors", header, data))
-    assert words in caught.value.what
-    assert caught.value.cure
+    assert words in caught.value.message
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("length", [40_000_001, 2**64 - 1])
@@ -205,7 +205,7 @@ def test_git_lfs_pointer_is_recognized(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_header(path)
     assert caught.value.where == str(path)
-    assert "lfs pull" in caught.value.cure
+    assert "lfs pull" in caught.value.hint
 
 
 def test_missing_file(tmp_path: Path) -> None:

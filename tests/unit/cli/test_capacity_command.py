@@ -55,7 +55,7 @@ def test_the_tables(model: str, tmp_path: Path) -> None:
         done.stdout
     )
     assert "baseline, 8 a copy: no, 4 attention heads cannot be split over 8 GPUs" in done.stdout
-    assert "fp8-dynamic cannot be served here; cure: a GPU such as l4" in done.stdout
+    assert "fp8-dynamic cannot be served here; hint: a GPU such as l4" in done.stdout
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -99,7 +99,7 @@ def test_a_gpu_of_ones_own(model: str, tmp_path: Path) -> None:
         "compute_capability: 9.0\nmemory_bandwidth_gb_per_s: 100\n"
     )
     done = CliRunner().invoke(app, ["plan", model, "--gpu", str(mine)])
-    assert "baseline cannot be served here; cure: a GPU such as t4" in done.stdout
+    assert "baseline cannot be served here; hint: a GPU such as t4" in done.stdout
     mine.write_text(mine.read_text() + "cores: 5\n")
     wrong = CliRunner().invoke(app, ["plan", model, "--gpu", str(mine)])
     assert isinstance(wrong.exception, UsageError)
@@ -111,7 +111,7 @@ def test_what_cannot_be_planned(model: str, tmp_path: Path) -> None:
     assert isinstance(missing.exception, CheckpointError)
     demo = CliRunner().invoke(app, ["plan", "demo:smollm2-135m", "--gpu", "h100"])
     assert isinstance(demo.exception, CheckpointError)
-    assert "prepare model demo:smollm2-135m" in demo.exception.cure
+    assert "prepare model demo:smollm2-135m" in demo.exception.hint
     cpu = CliRunner().invoke(app, ["plan", model, "--gpu", "h100", "--profile", "cpu"])
     assert isinstance(cpu.exception, UsageError)
     none = CliRunner().invoke(app, ["plan", model, "--gpu", "h100", "--gpus", "0"])
@@ -122,4 +122,4 @@ def test_what_cannot_be_planned(model: str, tmp_path: Path) -> None:
 def test_gpus_without_their_kind_are_refused(model: str, words: str) -> None:
     with pytest.raises(UsageError) as error:
         CliRunner().invoke(app, ["plan", model, *words.split()], catch_exceptions=False)
-    assert "--gpu h100" in error.value.cure
+    assert "--gpu h100" in error.value.hint

@@ -135,7 +135,7 @@ def test_an_unknown_family_is_told_as_json_too(tmp_path: Path) -> None:
     sides = ("--baseline", "http://a", "--candidate", "http://b", "--tokenizer", str(tmp_path))
     done = prepare(tmp_path, "gate", *sides, "--family", "fp2", "--json")
     assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["what"] == "there is no family 'fp2'"
+    assert json.loads(done.stdout)["error"]["message"] == "there is no family 'fp2'"
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_an_unknown_recipe_is_2_and_names_the_known_ones(tmp_path: Path) -> None
     done = prepare(tmp_path, "model", "demo:smollm2-135m", "--recipe", "nope")
     assert done.returncode == 2
     assert done.stdout == ""
-    what, where, cure = done.stderr.splitlines()
+    what, where, hint = done.stderr.splitlines()
     assert what == "error: there is no recipe 'nope'"
     assert where == "  where: --recipe nope"
-    assert "fp8-dynamic" in cure
+    assert "fp8-dynamic" in hint
     assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 
@@ -177,7 +177,7 @@ def test_a_missing_checkpoint_is_1_and_begins_no_run(tmp_path: Path) -> None:
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["run"] is None
-    assert report["error"]["what"] == "there is no such folder"
+    assert report["error"]["message"] == "there is no such folder"
     assert f"where: {missing}" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -205,7 +205,7 @@ def test_wrong_options_with_json_are_an_object_too(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["run"] is None
     assert answer["error"]["kind"] == "UsageError"
-    assert "demo" in answer["error"]["cure"]
+    assert "demo" in answer["error"]["hint"]
 
 
 def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ GATE = ("gate", "--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0
 def test_a_path_that_no_file_can_have(words: tuple[str, ...], path: str) -> None:
     error = CliRunner().invoke(app, [*words, path]).exception
     assert isinstance(error, UsageError)
-    assert "is not a path" in error.what
+    assert "is not a path" in error.message
 
 
 def test_without_a_temporary_folder_it_says_so(

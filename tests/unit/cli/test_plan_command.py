@@ -23,11 +23,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def plan(model: Path, form: str, *options: str) -> tuple[int, str]:
+def plan(model: Path, prompt_format: str, *options: str) -> tuple[int, str]:
     policy = model.parent / "policy.yaml"
     policy.write_text(
         "{name: mine, summary: s, suites: {code: {kind: humaneval, about: benchmark, "
-        f"form: {form}, margins: {{fp8: 0.1}}}}}}}}"
+        f"prompt_format: {prompt_format}, margins: {{fp8: 0.1}}}}}}}}"
     )
     words = ["plan", str(model), "--policy", str(policy), "--profile", "cpu"]
     done = CliRunner().invoke(app, [*words, "--recipe", "fp8-dynamic", *options])
@@ -36,7 +36,7 @@ def plan(model: Path, form: str, *options: str) -> tuple[int, str]:
 
 def test_the_form_of_each_suite_is_shown(model: Path) -> None:
     assert "asked as: code base" in plan(model, "auto")[1]
-    assert json.loads(plan(model, "auto", "--json")[1])["forms"] == {"code": "base"}
+    assert json.loads(plan(model, "auto", "--json")[1])["forms"] == {"code": "completion"}
     (model / "chat_template.jinja").write_text("{{ messages }}")
     assert "asked as: code chat" in plan(model, "auto")[1]
 
@@ -45,7 +45,7 @@ def test_the_form_of_each_suite_is_shown(model: Path) -> None:
 def test_a_run_that_would_be_refused_has_its_exit_code(
     model: Path, options: tuple[str, ...]
 ) -> None:
-    assert plan(model, "base", *options)[0] == 0
+    assert plan(model, "completion", *options)[0] == 0
     assert plan(model, "chat", *options)[0] == 2
 
 

@@ -84,7 +84,7 @@ def test_an_unknown_name(prepare: Callable[..., str]) -> None:
     with pytest.raises(UsageError) as caught:
         prepare("show", "strickt")
     assert caught.value.where == "--policy strickt"
-    assert "did you mean 'strict'?" in caught.value.cure
+    assert "did you mean 'strict'?" in caught.value.hint
 
 
 class TestCheck:
@@ -107,8 +107,8 @@ class TestCheck:
         folder.mkdir()
         rows = [json.dumps({"question": str(n), "passage_id": n // 4}) for n in range(3000)]
         (folder / "mmlu_test.jsonl").write_text("\n".join(rows))
-        assert "add 'cluster: passage_id'" in noted()
-        assert "passage_id" not in noted(cluster="passage_id")
+        assert "add 'cluster_by: passage_id'" in noted()
+        assert "passage_id" not in noted(cluster_by="passage_id")
 
     def test_what_a_claim_about_the_benchmark_is_worth_is_said(
         self, prepare: Callable[..., str], tmp_path: Path, data: str
@@ -123,7 +123,7 @@ class TestCheck:
         load = {"kind": "requests", "file": "gone.jsonl", "output_tokens": 4}
         content = yaml.safe_load(Path(mine(tmp_path)).read_text())
         content["speed"] = {
-            "ratio": {"minimum": 1.0, "workloads": ["ours"]},
+            "ratio": {"min_ratio": 1.0, "workloads": ["ours"]},
             "workloads": {"ours": {**load, "arrivals": {"concurrency": 4}}},
         }
         path = tmp_path / "fast.yaml"
@@ -139,7 +139,7 @@ class TestCheck:
         path = mine(tmp_path)
         slo = {"workload": "support", "rate": 4, "limits": {"ttft_ms_p95": 800}}
         content = yaml.safe_load(Path(path).read_text())
-        content["speed"] = {"ratio": {"minimum": 1.2, "workloads": ["chat"]}, "slo": [slo]}
+        content["speed"] = {"ratio": {"min_ratio": 1.2, "workloads": ["chat"]}, "slo": [slo]}
         Path(path).write_text(yaml.safe_dump(content))
         asked = ("check", path, "--recipe", "fp8-dynamic", "--eval-data", data)
         said = prepare(*asked)
@@ -200,7 +200,7 @@ class TestCheck:
     def test_a_wrong_file(self, prepare: Callable[..., str], tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"'suites\.mmlu\.shot'") as caught:
             prepare("check", mine(tmp_path, shot=5))
-        assert "did you mean 'shots'?" in caught.value.cure
+        assert "did you mean 'num_fewshot'?" in caught.value.hint
 
 
 def gate(**changes: Any) -> GatePower:

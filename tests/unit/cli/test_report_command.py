@@ -66,7 +66,7 @@ def test_it_opens_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_file_that_cannot_be_written() -> None:
     with pytest.raises(UsageError) as caught:
         run("-o", "no/such/folder/report.html")
-    assert "No such file or directory" in caught.value.what
+    assert "No such file or directory" in caught.value.message
     assert "--output" in caught.value.where
 
 

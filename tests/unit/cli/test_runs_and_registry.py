@@ -109,10 +109,10 @@ def test_no_runs_yet() -> None:
 
 
 @pytest.mark.parametrize("command", ["verify", "report", "promote", "runs show"])
-def test_without_a_run_the_first_one_is_the_cure(command: str) -> None:
+def test_without_a_run_the_first_one_is_the_hint(command: str) -> None:
     error = complaint(UsageError, *command.split())
-    assert "prepare model" in error.cure
-    assert "latest" not in error.what
+    assert "prepare model" in error.hint
+    assert "latest" not in error.message
 
 
 @pytest.mark.parametrize("options", [(), ("--public-key", "signer.pub")])
@@ -120,7 +120,7 @@ def test_evidence_of_a_folder_that_is_not_there_is_no_matter_of_signatures(
     options: tuple[str, ...],
 ) -> None:
     error = complaint(UsageError, "verify", "./deploy", *options)
-    assert "no such folder" in error.what
+    assert "no such folder" in error.message
 
 
 @pytest.mark.parametrize("command", ["gc --dry-run --days", "env gc --dry-run --keep-days"])
@@ -165,7 +165,12 @@ def test_a_run_is_shown_with_its_stages(store: Store) -> None:
 
 def test_a_run_that_failed_is_shown_with_its_error(store: Store) -> None:
     """And with what to do, which is not to show it."""
-    error = {"kind": "CheckpointError", "what": "no such folder", "where": "./mine", "cure": "look"}
+    error = {
+        "kind": "CheckpointError",
+        "message": "no such folder",
+        "where": "./mine",
+        "hint": "look",
+    }
     failed = run_report(
         run=SECOND[:-1] + "2",
         status="failed",
@@ -179,7 +184,7 @@ def test_a_run_that_failed_is_shown_with_its_error(store: Store) -> None:
     lines = words("runs", "show", failed.run)
     assert "error: no such folder" in lines
     assert "where: ./mine" in lines
-    assert "cure: look" in lines
+    assert "hint: look" in lines
     assert not any(line.startswith("variant ") for line in lines)
     (following,) = [line.partition("Next: ")[2] for line in lines if "Next: " in line]
     assert following.startswith("prepare model ./mine ")
@@ -206,8 +211,8 @@ def test_the_latest_is_shown_by_default(store: Store) -> None:
 
 def test_an_unknown_run_names_the_known(store: Store) -> None:
     error = complaint(UsageError, "runs", "show", "1999")
-    assert FIRST in error.cure
-    assert SECOND in error.cure
+    assert FIRST in error.hint
+    assert SECOND in error.hint
     assert error.where == str(store.root / "runs")
 
 
@@ -279,9 +284,9 @@ def test_an_unknown_name_names_the_known(
     registry: MlflowRegistry, command: tuple[str, ...]
 ) -> None:
     error = complaint(UsageError, *command, "nope", "--registry", registry.uri)
-    assert error.what == "nothing is registered as 'nope'"
+    assert error.message == "nothing is registered as 'nope'"
     assert error.where == registry.uri
-    assert error.cure == "known: smollm2-135m"
+    assert error.hint == "known: smollm2-135m"
 
 
 def test_a_registry_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
@@ -298,7 +303,7 @@ def test_rolling_back_and_nothing_further(registry: MlflowRegistry, tmp_path: Pa
     lines = words("rollback", "smollm2-135m", "--reason", "too slow", *at)
     assert lines[0] == "smollm2-135m@champion is version 1 again, replacing version 2"
     error = complaint(RegistryError, "rollback", "smollm2-135m", *at)
-    assert "has no version to go back to" in error.what
+    assert "has no version to go back to" in error.message
     assert value("rollback", "smollm2-135m", "--to", "2", *at)["changes"] == {
         "previous": "1",
         "champion": "2",

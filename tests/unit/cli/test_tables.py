@@ -210,7 +210,7 @@ def test_paths_can_be_copied_whole(capsys: Capture, tmp_path: Path) -> None:
     store = Store(tmp_path / ("s" * 150))
     store.stage_folder("evaluate", "e1").mkdir(parents=True)
     path = f"/{'a' * 200}/worker.log"
-    error = {"kind": "StoreError", "what": "no", "where": f"{path}.2", "cure": ""}
+    error = {"kind": "StoreError", "message": "no", "where": f"{path}.2", "hint": ""}
     report = run_report(
         variants=[failed_variant_report(reason=f"it died\n  where: {path}")],
         stages=[stage_report(name="evaluate mmlu", stage="evaluate", key="e1")],

@@ -44,7 +44,7 @@ def test_what_is_no_list_of_features(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         cpu_features(WHOLE, {VARIABLE: text})
     assert caught.value.where == VARIABLE
-    assert "avx2,avx512f" in caught.value.cure
+    assert "avx2,avx512f" in caught.value.hint
 
 
 def test_a_variable_cannot_give_what_the_cpu_lacks() -> None:

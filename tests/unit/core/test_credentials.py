@@ -121,7 +121,7 @@ def test_a_path_may_be_cut_before_connecting() -> None:
 def test_who_reads_it_from_a_record_is_asked_for_it_again() -> None:
     with pytest.raises(UsageError) as caught:
         restore_credentials("http://***@host")
-    assert "PREPARE_REGISTRY" in caught.value.cure
+    assert "PREPARE_REGISTRY" in caught.value.hint
 
 
 @given(
@@ -142,11 +142,11 @@ def test_an_error_has_none_whatever_a_library_said(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_TOKEN", "hf_SECRET1111")
     strip_credentials(f"http://me:{SECRET}@host")
     error = RegistryError(
-        f"GET http://me:{SECRET}@host failed", where=f"http://you:{SECRET}@b", cure="hf_SECRET1111"
+        f"GET http://me:{SECRET}@host failed", where=f"http://you:{SECRET}@b", hint="hf_SECRET1111"
     )
     told = [str(error), json.dumps(error.to_dict()), repr(error), str(from_dict(error.to_dict()))]
     assert not [text for text in told if "SECRET" in text]
-    assert "//***@other" in PrepareError("at ftp://nobody:knows@other").what
+    assert "//***@other" in PrepareError("at ftp://nobody:knows@other").message
 
 
 def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,18 +26,18 @@ def tree() -> list[type[PrepareError]]:
 
 @pytest.mark.parametrize("kind", tree())
 def test_each_class_survives_json(kind: type[PrepareError]) -> None:
-    error = kind("it broke", where="/some/file, key x", cure="mend x")
+    error = kind("it broke", where="/some/file, key x", hint="mend x")
     back = from_dict(json.loads(json.dumps(error.to_dict())))
     assert type(back) is kind
-    assert (back.what, back.where, back.cure) == ("it broke", "/some/file, key x", "mend x")
+    assert (back.message, back.where, back.hint) == ("it broke", "/some/file, key x", "mend x")
     assert str(back) == str(error)
     assert back.exit_code == error.exit_code
 
 
 @given(st.text(), st.text(), st.text())
-def test_any_text_survives(what: str, where: str, cure: str) -> None:
-    back = from_dict(json.loads(json.dumps(PrepareError(what, where=where, cure=cure).to_dict())))
-    assert (back.what, back.where, back.cure) == (what, where, cure)
+def test_any_text_survives(what: str, where: str, hint: str) -> None:
+    back = from_dict(json.loads(json.dumps(PrepareError(what, where=where, hint=hint).to_dict())))
+    assert (back.message, back.where, back.hint) == (what, where, hint)
 
 
 @pytest.mark.parametrize("kind", tree())
@@ -64,18 +64,18 @@ def test_exit_codes_are_a_promise() -> None:
     }
 
 
-def test_what_where_and_cure_are_printed_each_on_its_line() -> None:
-    assert str(PrepareError("it broke", where="here", cure="do this")).splitlines() == [
+def test_what_where_and_hint_are_printed_each_on_its_line() -> None:
+    assert str(PrepareError("it broke", where="here", hint="do this")).splitlines() == [
         "it broke",
         "  where: here",
-        "  cure:  do this",
+        "  hint:  do this",
     ]
     assert str(PrepareError("it broke")) == "it broke"
 
 
 @pytest.mark.parametrize("kind", ["Exception", "SystemExit", "StageErr", "", None, 7])
 def test_a_kind_that_is_not_ours_becomes_the_general_error(kind: object) -> None:
-    error = from_dict({"kind": kind, "what": "it broke"})
+    error = from_dict({"kind": kind, "message": "it broke"})
     assert type(error) is PrepareError
     assert str(error) == "it broke"
 
@@ -96,7 +96,7 @@ class TestRaiseAs:
         inner = tmp_path / "inner"
         with pytest.raises(StoreError) as caught, raise_as(StoreError, "no", tmp_path, "mkdir"):
             inner.read_bytes()
-        assert (caught.value.what, caught.value.where, caught.value.cure) == (
+        assert (caught.value.message, caught.value.where, caught.value.hint) == (
             "no: No such file or directory",
             str(inner),
             "mkdir",

@@ -118,7 +118,7 @@ def test_what_was_made_before_it_was_shared(root: Path) -> None:
         arguments = (root, "a" * 64, "new")[: 2 if what is read else 3]
         error = refused(BOB, what, *arguments)
         assert str(root) in error["where"]
-        assert "chmod" in error["cure"]
+        assert "chmod" in error["hint"]
     act(ANN, share_below, root)
     assert act(BOB, read, root, "a" * 64) == "old"
 
@@ -193,12 +193,12 @@ def test_answers_attempts_runs_and_the_registry_are_everybodys(root: Path) -> No
     assert [act(user, keep_a_note, root) for user in (ANN, BOB, ANN)] == [1, 2, 3]
 
 
-def test_strangers_are_kept_out_and_told_the_folder_and_the_cure(root: Path) -> None:
+def test_strangers_are_kept_out_and_told_the_folder_and_the_hint(root: Path) -> None:
     act(ANN, finish, root, "abc", "ann's")
     for what in (lambda: finish(root, "xyz", "x"), lambda: read(root, "abc")):
         error = refused(STRANGER, what)
         assert str(root) in error["where"]
-        assert "chgrp" in error["cure"] or "chmod" in error["cure"]
+        assert "chgrp" in error["hint"] or "chmod" in error["hint"]
     for path in root.rglob("*"):
         assert not path.stat().st_mode & 0o007
 

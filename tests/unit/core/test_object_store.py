@@ -449,7 +449,7 @@ def test_without_the_library_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(UsageError) as caught:
         check_url("s3://bucket/prefix", "PREPARE_STORE")
-    assert "object-store" in caught.value.cure
+    assert "object-store" in caught.value.hint
     assert caught.value.where == "PREPARE_STORE"
 
 
@@ -490,7 +490,7 @@ def test_an_outage_that_lasts_is_a_store_error(url: str) -> None:
     with pytest.raises(StoreError) as caught:
         objects.get("x")
     assert caught.value.where == url
-    assert "continues" in caught.value.cure
+    assert "continues" in caught.value.hint
     assert "Debug source" not in str(caught.value)
     with pytest.raises(UsageError):
         objects.check()

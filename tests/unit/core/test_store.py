@@ -195,7 +195,7 @@ def test_a_damaged_record_says_which_folder_to_delete(store: Store, text: str) -
     with pytest.raises(StoreError) as caught:
         store.find("judge", "abc")
     assert caught.value.where == str(folder / RECORD)
-    assert str(folder) in caught.value.cure
+    assert str(folder) in caught.value.hint
 
 
 def test_another_stages_record_is_not_taken_for_this_ones(store: Store) -> None:
@@ -287,7 +287,7 @@ def test_a_read_only_folder_is_explained() -> None:
     ):
         RunFolders(Store(folder)).make("run")
     assert str(folder) in caught.value.where
-    assert "--store" in caught.value.cure
+    assert "--store" in caught.value.hint
     assert caught.value.exit_code == ExitCode.EXPECTED_ERROR
     with (
         folder_one_may_not_write() as folder,
@@ -313,7 +313,7 @@ def test_a_full_disk_is_explained(store: Store) -> None:
     with pytest.raises(StoreError) as caught:
         fill()
     assert caught.value.where == str(store.root)
-    assert "free some space" in caught.value.cure
+    assert "free some space" in caught.value.hint
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
     assert not store.stage_folder("judge", "abc").exists()
@@ -397,4 +397,4 @@ def test_another_users_open_store_is_refused(
     monkeypatch.setattr(Path, "chmod", denied)
     with pytest.raises(StoreError) as caught:
         RunFolders(store).make("r1")
-    assert "chmod go=" in caught.value.cure
+    assert "chmod go=" in caught.value.hint

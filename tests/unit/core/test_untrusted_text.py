@@ -210,7 +210,7 @@ def test_a_web_page_is_linked() -> None:
 
 def test_names_in_errors_are_cut() -> None:
     assert (
-        len(str(PrepareError("x" * 10**6, where="y" * 10**6, cure="z")))
+        len(str(PrepareError("x" * 10**6, where="y" * 10**6, hint="z")))
         < 2 * MAX_PART_CHARACTERS + 100
     )
 

@@ -24,9 +24,9 @@ from pipeline.core.user_path import user_path
 def test_what_can_be_no_path_is_the_users_error_and_names_the_key(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         user_path(text, "file, key home")
-    assert words in caught.value.what
+    assert words in caught.value.message
     assert caught.value.where == "file, key home"
-    assert len(caught.value.what) < 250
+    assert len(caught.value.message) < 250
 
 
 def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_build_for_the_cpu_under_the_plain_version_fails(
     write_torch(tiny.wheels, "2.13.0", None)
     with pytest.raises(EnvironmentBuildError) as caught:
         ensure_defined(for_cuda, home, NullProgress())
-    assert "torch.version.cuda" in caught.value.what
+    assert "torch.version.cuda" in caught.value.message
 
 
 def test_one_that_was_built_before_is_found_and_built_anew(
@@ -76,7 +76,7 @@ def test_an_interpreter_of_the_sites_is_looked_at_too(
     require_modules(tiny.definition, override)
     with pytest.raises(EnvironmentBuildError) as caught:
         require_modules(for_cuda, override)
-    assert "not for CUDA" in caught.value.what
+    assert "not for CUDA" in caught.value.message
 
 
 def test_which_need_it() -> None:

@@ -64,7 +64,7 @@ def test_list_for_people() -> None:
 
 def test_doctor() -> None:
     found = answer("doctor")
-    assert {"subject", "severity", "message", "cure"} == set(found[0])
+    assert {"subject", "severity", "message", "hint"} == set(found[0])
     assert "uv" in [item["subject"] for item in found]
 
 

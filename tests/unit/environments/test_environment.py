@@ -142,7 +142,7 @@ def test_damaged_and_in_use_is_left_alone(tiny: TinySource, home: Path, built: E
         damage_module(built)
         with pytest.raises(EnvironmentBuildError, match=r"damaged .* and in use") as caught:
             ensure_defined(tiny.definition, home, NullProgress())
-        assert str(user.pid) in caught.value.cure
+        assert str(user.pid) in caught.value.hint
         assert built.python.exists()
     finally:
         user.communicate(b"\n")
@@ -259,8 +259,8 @@ def test_a_package_that_is_not_to_be_had(tiny: TinySource, home: Path) -> None:
     tiny.definition.lock.write_text("tiny-thing==9.9\n")
     with pytest.raises(EnvironmentBuildError) as caught:
         ensure_defined(tiny.definition, home, NullProgress())
-    assert "there is no version of tiny-thing==9.9" in caught.value.what
-    assert "UV_DEFAULT_INDEX" in caught.value.cure
+    assert "there is no version of tiny-thing==9.9" in caught.value.message
+    assert "UV_DEFAULT_INDEX" in caught.value.hint
     assert state(tiny, home) is EnvironmentState.MISSING
 
 
@@ -284,7 +284,7 @@ def test_a_home_that_cannot_be_made(tiny: TinySource, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentBuildError) as caught:
         ensure_defined(tiny.definition, tmp_path / "file" / "home", NullProgress())
     assert caught.value.where == str(tmp_path / "file" / "home" / "environments")
-    assert "PREPARE_HOME" in caught.value.cure
+    assert "PREPARE_HOME" in caught.value.hint
 
 
 PLACES = [".", "environments", "environments/{0}", "environments/{0}/bin"]
@@ -404,7 +404,7 @@ class TestExternal:
         with pytest.raises(EnvironmentBuildError) as caught:
             identity("serve", Accelerator.CPU, settings)
         assert caught.value.where == str(tmp_path / "no-python")
-        assert "settings file" in caught.value.cure
+        assert "settings file" in caught.value.hint
 
 
 def test_identity_of_a_managed_one_builds_nothing(home: Path) -> None:
@@ -418,4 +418,4 @@ def test_unknown_name(home: Path) -> None:
     settings = Settings(home=home, store=home / "store")
     with pytest.raises(UsageError, match="'train'") as caught:
         ensure("train", Accelerator.CPU, settings, NullProgress())
-    assert "quantize, quantize-autoawq, serve, evaluate" in caught.value.cure
+    assert "quantize, quantize-autoawq, serve, evaluate" in caught.value.hint

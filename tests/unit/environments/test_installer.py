@@ -33,16 +33,16 @@ def test_strays_are_kept_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     assert variables["PATH"] == os.environ["PATH"]
 
 
-def test_failure_quotes_uv_and_names_a_cure(tmp_path: Path) -> None:
+def test_failure_quotes_uv_and_names_a_hint(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentBuildError) as caught:
         run_uv(
             ["venv", "--python", "/nowhere/python", str(tmp_path / "e")],
             folder=tmp_path,
             variables=dict(os.environ),
         )
-    assert "/nowhere/python" in caught.value.what
+    assert "/nowhere/python" in caught.value.message
     assert " venv --python /nowhere/python" in caught.value.where
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 def test_lines_are_heard(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_lines_are_heard(tmp_path: Path) -> None:
 
 # uv's own words, as uv 0.13 says them.
 @pytest.mark.parametrize(
-    ("said", "cure"),
+    ("said", "hint"),
     [
         (
             "error: Failed to install: numpy-2.4.6.whl (numpy==2.4.6)\n"
@@ -96,8 +96,8 @@ def test_lines_are_heard(tmp_path: Path) -> None:
         ("error: something new", "doctor"),
     ],
 )
-def test_cures(said: str, cure: str) -> None:
-    assert cure in hint_for(said)
+def test_cures(said: str, hint: str) -> None:
+    assert hint in hint_for(said)
 
 
 def test_uv_dies_with_a_killed_parent(tmp_path: Path) -> None:

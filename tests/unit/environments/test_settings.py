@@ -131,20 +131,20 @@ def test_named_file_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
     error = complaint(tmp_path, "environment: {}\n")
     assert error.where.endswith("key environment")
-    assert "did you mean 'environments'?" in error.cure
-    assert "home, store, executor, environments" in error.cure
+    assert "did you mean 'environments'?" in error.hint
+    assert "home, store, executor, environments" in error.hint
 
 
 def test_unknown_environment(tmp_path: Path) -> None:
     error = complaint(tmp_path, "environments: {served: {python: /p}}\n")
     assert error.where.endswith("key environments.served")
-    assert all(f"'{name}'" in error.what for name in EnvironmentName)
+    assert all(f"'{name}'" in error.message for name in EnvironmentName)
 
 
 def test_unknown_key_of_an_environment(tmp_path: Path) -> None:
     error = complaint(tmp_path, "environments: {serve: {interpreter: /p}}\n")
     assert error.where.endswith("key environments.serve.interpreter")
-    assert "keys known in serve: python" in error.cure
+    assert "keys known in serve: python" in error.hint
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_a_file_without_keys(tmp_path: Path) -> None:
 
 def test_not_yaml(tmp_path: Path) -> None:
     error = complaint(tmp_path, "home: [\n")
-    assert "cannot be read" in error.what
-    assert "line" in error.what
+    assert "cannot be read" in error.message
+    assert "line" in error.message
 
 
 def test_not_text(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def passages(generator: np.random.Generator, number: int, drop: float) -> list[d
 @pytest.mark.parametrize("test", ["sequential", "fixed"])
 def test_a_variant_at_the_margin_passes_in_5_percent(test: Any) -> None:
     suite: AnySuite = HUMANEVAL.model_copy(
-        update={"margins": {"fp8": Margin(points=0.1)}, "test": test, "cluster": "passage"}
+        update={"margins": {"fp8": Margin(points=0.1)}, "test": test, "cluster_by": "passage"}
     )
     generator, trials = np.random.default_rng(2), 300
     passed = 0

@@ -175,7 +175,7 @@ class TestBlind:
         assert many.verdict == "pass"
 
     def test_the_cloze_form_has_four_choices_too(self) -> None:
-        cloze = MmluSuite(margins=MARGINS, form="cloze")
+        cloze = MmluSuite(margins=MARGINS, prompt_format="cloze")
         assert "blind" in judged(*flipped(400, 0, 0, 108), cloze).reason
 
     @pytest.mark.parametrize("suite", [ROUGE, fixed(ROUGE), recovery(ROUGE)])

@@ -102,4 +102,4 @@ def test_none_divides(recipe: str, columns: set[int]) -> None:
     with pytest.raises(StageError) as caught:
         dividing_group_size(plain(recipe), columns)
     assert caught.value.where == "recipe key quantization.group_size"
-    assert "fp8-dynamic" in caught.value.cure
+    assert "fp8-dynamic" in caught.value.hint

@@ -131,7 +131,7 @@ def test_one_file_and_a_hub_that_is_down(hub: HubStandIn, tmp_path: Path) -> Non
     assert len(read(hub, tmp_path, "org/one")["tensors"]) == 4
     down = read(hub, tmp_path / "other", "org/one")
     assert down["kind"] == "HubError"
-    assert "cannot be reached" in down["what"]
+    assert "cannot be reached" in down["message"]
 
 
 def test_refusals(hub: HubStandIn, tmp_path: Path) -> None:
@@ -142,10 +142,10 @@ def test_refusals(hub: HubStandIn, tmp_path: Path) -> None:
     hub.models["org/damaged"] = Repository(damaged)
     lacking = {n: c for n, c in shards().items() if "00002-of" not in n}
     hub.models["org/lacking"] = Repository(lacking)
-    assert "gated" in read(hub, tmp_path, "org/gated")["what"]
-    assert "no safetensors" in read(hub, tmp_path, "org/pickled")["what"]
-    assert "damaged" in read(hub, tmp_path, "org/damaged")["what"]
-    assert "1 of 2 weight files are missing" in read(hub, tmp_path, "org/lacking")["what"]
+    assert "gated" in read(hub, tmp_path, "org/gated")["message"]
+    assert "no safetensors" in read(hub, tmp_path, "org/pickled")["message"]
+    assert "damaged" in read(hub, tmp_path, "org/damaged")["message"]
+    assert "1 of 2 weight files are missing" in read(hub, tmp_path, "org/lacking")["message"]
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_an_expression_without_an_end_is_refused_and_named() -> None:
     started = time.monotonic()
     with pytest.raises(UsageError) as caught:
         check_expressions(["lm_head", "re:.*q_proj", "re:(.*)*x(.*)*y(.*)*z$"], MODULES)
-    assert "'(.*)*x(.*)*y(.*)*z$'" in caught.value.what
+    assert "'(.*)*x(.*)*y(.*)*z$'" in caught.value.message
     assert "quantization.ignore" in caught.value.where
     assert time.monotonic() - started < WALL_TIMEOUT_S
 

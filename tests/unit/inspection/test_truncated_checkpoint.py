@@ -285,6 +285,6 @@ class TestFiles:
         write_files(tmp_path / "source", sharded(config, shapes, 1))
         with pytest.raises(CheckpointError) as caught:
             cut_checkpoint(tmp_path / "source", tmp_path / "cut")
-        assert "stages.a.weight" in caught.value.what
-        assert "--no-dry-run" in caught.value.cure
+        assert "stages.a.weight" in caught.value.message
+        assert "--no-dry-run" in caught.value.hint
         assert not (tmp_path / "cut").exists()

@@ -30,11 +30,11 @@ class TestCheckpoint:
         assert (found.kind, found.ref) == ("demo", "demo:smollm2-135m")
 
     def test_missing(self, checkpoints: Checkpoints) -> None:
-        assert "no such folder" in checkpoints.fault().what
+        assert "no such folder" in checkpoints.fault().message
 
     def test_already_quantized(self, checkpoints: Checkpoints) -> None:
         checkpoints.write(quantization_config=quantization_config("awq"))
-        assert checkpoints.fault().what == "the checkpoint is already quantized"
+        assert checkpoints.fault().message == "the checkpoint is already quantized"
 
     @pytest.mark.parametrize(
         "architecture",
@@ -44,7 +44,7 @@ class TestCheckpoint:
         self, checkpoints: Checkpoints, architecture: str
     ) -> None:
         checkpoints.write(architectures=[architecture])
-        assert f"'{architecture}' is not supported" in checkpoints.fault().what
+        assert f"'{architecture}' is not supported" in checkpoints.fault().message
 
     @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Qwen3ForCausalLM"])
     def test_architectures_that_are(self, checkpoints: Checkpoints, architecture: str) -> None:
@@ -54,8 +54,8 @@ class TestCheckpoint:
     def test_code_of_its_own_only_when_allowed(self, checkpoints: Checkpoints) -> None:
         checkpoints.write(auto_map={"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"})
         error = checkpoints.fault()
-        assert "Python code of its own" in error.what
-        assert "--yes-trust-remote-code" in error.cure
+        assert "Python code of its own" in error.message
+        assert "--yes-trust-remote-code" in error.hint
         allowed = checkpoints.choices(trust_remote_code=True)
         assert checkpoints.located(allowed).needs_remote_code
 

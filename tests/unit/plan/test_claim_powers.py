@@ -28,7 +28,7 @@ def policy(**speed: Any) -> Policy:
 
 def test_each_claim_has_its_units_minutes_and_chances() -> None:
     ratio, slo = claim_powers(
-        policy(ratio={"minimum": {"cuda": 1.2}, "workloads": ["elsewhere"]}, slo=[SLO]), 1
+        policy(ratio={"min_ratio": {"cuda": 1.2}, "workloads": ["elsewhere"]}, slo=[SLO]), 1
     )
     assert (ratio.gate, ratio.unit, ratio.most, ratio.minutes) == (
         "ratio.elsewhere",
@@ -78,7 +78,7 @@ def test_what_no_server_could_pass_is_refused_where_it_blocks() -> None:
 
 def test_a_profiles_lives_cost_power() -> None:
     """Which `prepare plan` tells, and `prepare policy check` cannot know."""
-    mine = policy(ratio={"minimum": {"cpu": 1.0}, "workloads": ["chat"]})
+    mine = policy(ratio={"min_ratio": {"cpu": 1.0}, "workloads": ["chat"]})
     profile = load_profile("cpu")
     (alone,), (served,) = claim_powers(mine, 1), claim_powers(mine, 1, profile)
     assert profile.life_spread > 0
@@ -89,7 +89,7 @@ def test_a_profiles_lives_cost_power() -> None:
 
 
 def test_starts_of_servers_are_in_the_minutes() -> None:
-    mine = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    mine = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
     cpu = load_profile("cpu")
     alternating = cpu.model_copy(update={"speed_lives": "alternate"})
     seconds = cpu.workloads["chat"].seconds

@@ -19,8 +19,8 @@ from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, UsageError
 from pipeline.core.file_digests import FileDigests
 from pipeline.plan.data_sources import (
-    CARRIED_CALIBRATION,
-    CARRIED_QUESTIONS,
+    BUILTIN_CALIBRATION,
+    BUILTIN_QUESTIONS,
     SourceResolver,
 )
 from recipes.policy import (
@@ -153,11 +153,11 @@ class TestSuite:
 
     def test_a_folder_without_such_files_is_said_aloud(self, tmp_path: Path, data: Path) -> None:
         resolving = Resolving(tmp_path, data)
-        suite = RougeSuite(margins=MARGINS, sources=["eval-data", "carried"])
+        suite = RougeSuite(margins=MARGINS, sources=["eval-data", "builtin"])
         found = resolving.resolver.suite("summaries", suite)
-        digest = digest_bytes(CARRIED_QUESTIONS["rouge"].read_bytes())
+        digest = digest_bytes(BUILTIN_QUESTIONS["rouge"].read_bytes())
         assert (found.identity.model_dump(), found.folder) == (
-            {"kind": "carried", "digest": digest},
+            {"kind": "builtin", "digest": digest},
             None,
         )
         words = f"summaries: {data} has no summarization*.jsonl[.gz] for it; looking elsewhere"
@@ -186,22 +186,22 @@ class TestSuite:
         [
             MmluSuite(margins=MARGINS, sources=["eval-data"]),
             MmluSuite(margins=MARGINS, sources=[]),
-            HumanEvalSuite(margins=MARGINS, sources=["eval-data", "carried"]),
+            HumanEvalSuite(margins=MARGINS, sources=["eval-data", "builtin"]),
             RougeSuite(margins=MARGINS, sources=["packages"]),
         ],
     )
     def test_none_left(self, resolving: Resolving, suite: AnySuite) -> None:
         with pytest.raises(EvaluationDataError) as caught:
             resolving.resolver.suite("mine", suite)
-        assert "'mine'" in caught.value.what
+        assert "'mine'" in caught.value.message
         assert caught.value.where == f"policy key suites.mine.sources: {', '.join(suite.sources)}"
-        assert "--eval-data" in caught.value.cure
+        assert "--eval-data" in caught.value.hint
 
     def test_the_carried_quiz(self, resolving: Resolving) -> None:
-        found = resolving.resolver.suite("quiz", MmluSuite(margins=MARGINS, sources=["carried"]))
-        digest = digest_bytes(CARRIED_QUESTIONS["mmlu"].read_bytes())
+        found = resolving.resolver.suite("quiz", MmluSuite(margins=MARGINS, sources=["builtin"]))
+        digest = digest_bytes(BUILTIN_QUESTIONS["mmlu"].read_bytes())
         assert (found.identity.model_dump(), found.questions) == (
-            {"kind": "carried", "digest": digest},
+            {"kind": "builtin", "digest": digest},
             120,
         )
 
@@ -255,10 +255,10 @@ class TestHowMany:
             (MbppSuite(margins=MARGINS), {"mbpp.jsonl": LINES, "mmlu_test.jsonl": b"{}"}, 3),
             (MbppSuite(margins=MARGINS, humaneval=True), {"mbpp.jsonl": LINES}, 167),
             (MbppSuite(margins=MARGINS, problems=["Mbpp/2"]), {"mbpp.jsonl": LINES}, 1),
-            (RougeSuite(margins=MARGINS, sources=["carried"]), {}, 32),
+            (RougeSuite(margins=MARGINS, sources=["builtin"]), {}, 32),
             (MbppSuite(margins=MARGINS, humaneval=True, sources=["packages"]), {}, 164),
             (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, 2376),
-            (LmEvalSuite(margins=MARGINS, task="boolq", cluster="passage"), {}, None),
+            (LmEvalSuite(margins=MARGINS, task="boolq", cluster_by="passage"), {}, None),
             (LmEvalSuite(margins=MARGINS, task="unheard_of"), {}, None),
         ],
     )
@@ -376,27 +376,27 @@ class TestCalibration:
         assert (used.dataset, used.samples) == (name, 3)
         assert resolving.notes == []
 
-    @pytest.mark.parametrize("dataset", ["carried", None])
+    @pytest.mark.parametrize("dataset", ["builtin", None])
     def test_the_projects_own_texts(self, resolving: Resolving, dataset: str | None) -> None:
         used, identity, path = resolving.resolver.calibration(
             Calibration(dataset=dataset), None, "awq"
         )
-        assert identity == {"file": digest_bytes(CARRIED_CALIBRATION.read_bytes())}
-        assert path == CARRIED_CALIBRATION
-        assert used.dataset == "carried"
+        assert identity == {"file": digest_bytes(BUILTIN_CALIBRATION.read_bytes())}
+        assert path == BUILTIN_CALIBRATION
+        assert used.dataset == "builtin"
 
     @pytest.mark.parametrize("name", ["./none", "/none/at/all", "none.jsonl", "none.txt"])
     def test_a_file_that_does_not_exist(self, resolving: Resolving, name: str) -> None:
         with pytest.raises(UsageError) as caught:
             resolving.resolver.calibration(
-                Calibration(dataset=name, fallback="carried"), None, "awq"
+                Calibration(dataset=name, fallback="builtin"), None, "awq"
             )
         assert caught.value.where.startswith(str(Path(name)))
 
     def test_a_limit_that_bites_is_said_aloud(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=16, max_tokens=256)
         used, _, _ = resolving.resolver.calibration(
-            Calibration(dataset="carried", samples=256, max_tokens=512), limit, "awq-w4a16"
+            Calibration(dataset="builtin", samples=256, max_tokens=512), limit, "awq-w4a16"
         )
         assert (used.samples, used.max_tokens) == (16, 256)
         assert resolving.notes == [
@@ -407,7 +407,7 @@ class TestCalibration:
     def test_a_limit_of_one_of_the_two(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=1000, max_tokens=100)
         used, _, _ = resolving.resolver.calibration(
-            Calibration(dataset="carried", samples=8, max_tokens=512), limit, "awq"
+            Calibration(dataset="builtin", samples=8, max_tokens=512), limit, "awq"
         )
         assert (used.samples, used.max_tokens) == (8, 100)
         assert "8 x 100 tokens instead of 8 x 512" in resolving.notes[0]
@@ -415,7 +415,7 @@ class TestCalibration:
     def test_a_limit_that_does_not_bite(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=8, max_tokens=512)
         used, _, _ = resolving.resolver.calibration(
-            Calibration(dataset="carried", samples=8, max_tokens=512), limit, "awq"
+            Calibration(dataset="builtin", samples=8, max_tokens=512), limit, "awq"
         )
         assert (used.samples, used.max_tokens) == (8, 512)
         assert resolving.notes == []
@@ -423,7 +423,7 @@ class TestCalibration:
 
 class TestHub:
     ASKED: tuple[tuple[str, Any], ...] = (
-        ("calibration", {"dataset": "org/chats", "fallback": "carried"}),
+        ("calibration", {"dataset": "org/chats", "fallback": "builtin"}),
         ("calibration", {"dataset": "org/chats"}),
         ("calibration", {"dataset": "org/chats", "revision": "abc"}),
         ("suite", {"margins": {"fp8": 0.1}, "sources": ["hub", "packages"]}),
@@ -433,11 +433,11 @@ class TestHub:
     def test_offline(self, tmp_path: Path) -> None:
         said = ask_in_child(tmp_path, list(self.ASKED), HF_HUB_OFFLINE="1")
         fallen_back, refused, pinned, elsewhere, none_left = said["answers"]
-        assert fallen_back["file"] == str(CARRIED_CALIBRATION)
-        assert fallen_back["calibration"]["dataset"] == "carried"
+        assert fallen_back["file"] == str(BUILTIN_CALIBRATION)
+        assert fallen_back["calibration"]["dataset"] == "builtin"
         assert refused["kind"] == "UsageError"
-        assert "'org/chats' cannot be reached" in refused["what"]
-        assert "fallback: carried" in refused["cure"]
+        assert "'org/chats' cannot be reached" in refused["message"]
+        assert "fallback: builtin" in refused["hint"]
         # A commit needs no looking up; whether it is in the Hub's cache shows when it is read.
         assert pinned["identity"] == {"hub": "org/chats", "revision": "abc"}
         assert elsewhere["identity"] == {"kind": "packages", "environment": "e"}

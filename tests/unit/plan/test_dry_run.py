@@ -181,14 +181,14 @@ class TestRun:
     def test_what_the_worker_says_is_told_as_the_dry_runs(
         self, context: StageContext, stand_ins: StandIns
     ) -> None:
-        stand_ins.failure = WorkerError("ValueError: too big", where="worker.log", cure="mend")
+        stand_ins.failure = WorkerError("ValueError: too big", where="worker.log", hint="mend")
         with pytest.raises(WorkerError) as caught:
             dry_run.run(context)
-        assert caught.value.what == (
+        assert caught.value.message == (
             "the dry run on 2 layers failed, the whole checkpoint was not tried: "
             "ValueError: too big"
         )
-        assert (caught.value.where, caught.value.cure) == ("worker.log", "mend")
+        assert (caught.value.where, caught.value.hint) == ("worker.log", "mend")
         assert self.left(context) == {"worker.log", "recipe.json"}
 
     def test_what_it_notes_is_told_as_the_dry_runs(
@@ -205,15 +205,15 @@ class TestRun:
         stand_ins.unsound = VerificationError("'down_proj.weight_scale' holds no number")
         with pytest.raises(VerificationError) as caught:
             dry_run.run(context)
-        assert "dry run" in caught.value.what
-        assert "down_proj.weight_scale" in caught.value.what
+        assert "dry run" in caught.value.message
+        assert "down_proj.weight_scale" in caught.value.message
         assert self.left(context) == {"worker.log", "recipe.json"}
 
-    def test_an_error_without_a_cure_names_the_way_around(
+    def test_an_error_without_a_hint_names_the_way_around(
         self, context: StageContext, stand_ins: StandIns
     ) -> None:
         stand_ins.failure = StageError("no")
         with pytest.raises(StageError) as caught:
             dry_run.run(context)
-        assert "--no-dry-run" in caught.value.cure
+        assert "--no-dry-run" in caught.value.hint
         assert caught.value.where == str(context.folder)

@@ -37,11 +37,11 @@ CLUSTERED_TASKS = {name: task.cluster for name, task in known_tasks().items() if
 def test_a_task_with_passages_is_refused_by_name(task: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_known_tasks(policy(task=task), Listener())
-    assert caught.value.where == "policy key suites.mine.cluster"
-    assert f"'cluster: {CLUSTERED_TASKS[task]}'" in caught.value.cure
+    assert caught.value.where == "policy key suites.mine.cluster_by"
+    assert f"'cluster_by: {CLUSTERED_TASKS[task]}'" in caught.value.hint
 
 
-@pytest.mark.parametrize("mended", [{"cluster": "passage"}, {"about": "benchmark"}])
+@pytest.mark.parametrize("mended", [{"cluster_by": "passage"}, {"about": "benchmark"}])
 def test_what_mends_it(mended: dict[str, str]) -> None:
     listener = Listener()
     check_known_tasks(policy(**mended), listener)

@@ -125,9 +125,14 @@ def nothing_found(spec: StageSpec) -> None:
 def policy() -> Policy:
     """Three suites; MMLU's first questions are asked of the baseline twice."""
     demo = three_suites()
-    counts: dict[str, Any] = {"test": "sequential", "batch": 8, "questions": 128, "repeat": 0}
+    counts: dict[str, Any] = {
+        "test": "sequential",
+        "batch": 8,
+        "questions": 128,
+        "noise_floor_questions": 0,
+    }
     suites = {name: suite.model_copy(update=counts) for name, suite in demo.suites.items()}
-    suites["mmlu"] = suites["mmlu"].model_copy(update={"repeat": 4})
+    suites["mmlu"] = suites["mmlu"].model_copy(update={"noise_floor_questions": 4})
     return demo.model_copy(update={"suites": suites})
 
 

@@ -66,7 +66,7 @@ def carried(name: str, **changes: Any) -> Recipe:
     recipe = load_recipe(name)
     calibration = recipe.quantization.calibration
     if calibration is not None:
-        texts = {"dataset": "carried", "column": "text"}
+        texts = {"dataset": "builtin", "column": "text"}
         changes["calibration"] = calibration.model_copy(update=texts)
     changed = recipe.quantization.model_copy(update=changes)
     return recipe.model_copy(update={"quantization": changed})

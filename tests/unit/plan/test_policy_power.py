@@ -72,18 +72,18 @@ def power(one: Policy, questions: int | None, recipes: list[Recipe] = FP8) -> Ga
 
 
 class TestRefusal:
-    def test_it_says_what_where_and_three_cures(self) -> None:
+    def test_it_says_what_where_and_three_hints(self) -> None:
         error = refused(policy(), 164)
         assert re.fullmatch(
             r"the suite 'mine' cannot decide its margin of 1 point: even when no answer changes "
             r"it takes \d+ questions, and there are 164",
-            error.what,
+            error.message,
         )
         assert error.where == "policy key suites.mine.margins.fp8"
-        assert "more questions" in error.cure
-        assert "a margin of at least" in error.cure
-        assert "'about: benchmark'" in error.cure
-        assert "'tier: advisory'" in error.cure
+        assert "more questions" in error.hint
+        assert "a margin of at least" in error.hint
+        assert "'about: benchmark'" in error.hint
+        assert "'tier: advisory'" in error.hint
 
     @pytest.mark.parametrize("test", ["sequential", "fixed"])
     @pytest.mark.parametrize("kind", ["mmlu", "rouge"])
@@ -92,7 +92,7 @@ class TestRefusal:
         self, kind: str, test: str, questions: int
     ) -> None:
         error = refused(policy(kind, test=test, margins={"fp8": 0.001}), questions)
-        (found,) = re.findall(r"at least [\d.]+ points \(([\d.]+)\)", error.cure)
+        (found,) = re.findall(r"at least [\d.]+ points \(([\d.]+)\)", error.hint)
         enough = float(found)
         assert allowed(policy(kind, test=test, margins={"fp8": enough}), questions) == []
         refused(policy(kind, test=test, margins={"fp8": enough - 0.001}), questions)
@@ -100,7 +100,7 @@ class TestRefusal:
     @pytest.mark.parametrize("test", ["sequential", "fixed"])
     def test_the_recovery_that_it_names_is_enough(self, test: str) -> None:
         error = refused(policy(test=test, margins={"fp8": {"recovery": 0.999}}), 164)
-        (found,) = re.findall(r"a recovery of at most ([\d.]+)", error.cure)
+        (found,) = re.findall(r"a recovery of at most ([\d.]+)", error.hint)
         enough = {"fp8": {"recovery": float(found)}}
         assert allowed(policy(test=test, margins=enough), 164) == []
 
@@ -108,7 +108,7 @@ class TestRefusal:
         for test in ("sequential", "fixed"):
             for kind in ("humaneval", "rouge"):
                 error = refused(policy(kind, test=test), 10)
-                (least,) = map(int, re.findall(r"it takes (\d+) questions", error.what))
+                (least,) = map(int, re.findall(r"it takes (\d+) questions", error.message))
                 assert allowed(policy(kind, test=test), least) == []
                 refused(policy(kind, test=test), least - 1)
 
@@ -121,8 +121,8 @@ class TestRefusal:
 
     def test_the_cap_counts_not_the_source_alone(self) -> None:
         error = refused(policy(questions=100), 14_042)
-        assert "ask more than 100 questions (suites.mine.questions)" in error.cure
-        assert "--eval-data" in refused(policy(questions=1000), 100).cure
+        assert "ask more than 100 questions (suites.mine.questions)" in error.hint
+        assert "--eval-data" in refused(policy(questions=1000), 100).hint
         assert allowed(policy(questions=1000), 14_042) == []
 
     def test_a_claim_about_the_benchmark_is_decided_by_its_end(self) -> None:
@@ -150,7 +150,7 @@ class TestRefusal:
             check_likely(policy(**gsm8k), FP8, counts)
         assert chance is not None
         assert 0.02 < chance < LEAST_CHANCE
-        assert f"would pass only {100 * chance:.0f} % of the variants" in caught.value.what
+        assert f"would pass only {100 * chance:.0f} % of the variants" in caught.value.message
         check_likely(policy(**gsm8k, tier="supporting"), FP8, counts)
         check_likely(policy(**gsm8k, margins={"fp8": 0.03, "int4": 0.03}), FP8, counts)
 
@@ -175,13 +175,13 @@ class TestRefusal:
     @pytest.mark.parametrize("margin", [0.75, 0.9, {"recovery": 0.25}, {"recovery": 0.1}])
     def test_a_margin_that_reaches_down_to_guessing_is_blind(self, margin: Any) -> None:
         error = refused(policy(margins={"fp8": margin, "int4": 0.1}), 14_042)
-        assert "is blind at its margin" in error.what
+        assert "is blind at its margin" in error.message
         assert error.where == "policy key suites.mine.margins.fp8"
 
     def test_so_is_one_that_no_baseline_could_show_to_end_above_it(self) -> None:
         """With 70 points the baseline must be above 95 %, which takes 120 right answers."""
         few = refused(policy(margins={"fp8": 0.7, "int4": 0.7}), 60)
-        assert "more than 95 %, which 60 questions cannot show" in few.what
+        assert "more than 95 %, which 60 questions cannot show" in few.message
         assert allowed(policy(margins={"fp8": 0.7, "int4": 0.7}), 200) == []
 
     def test_what_the_baseline_must_score_is_told(self) -> None:
@@ -196,8 +196,8 @@ class TestRefusal:
 
     def test_several_variants_need_more(self) -> None:
         error = refused(policy(), 100)
-        (alone,) = map(int, re.findall(r"it takes (\d+)", error.what))
-        (beside,) = map(int, re.findall(r"it takes (\d+)", refused(policy(), 100, BOTH).what))
+        (alone,) = map(int, re.findall(r"it takes (\d+)", error.message))
+        (beside,) = map(int, re.findall(r"it takes (\d+)", refused(policy(), 100, BOTH).message))
         assert beside > alone
 
     def test_where_all_can_decide_nothing_heavy_is_imported(self) -> None:
@@ -260,7 +260,7 @@ class TestPower:
         found = power(policy(test=test), 32)
         assert found.decidable is False
         assert found.is_doubtful
-        assert found.words == refused(policy(test=test), 32).what
+        assert found.words == refused(policy(test=test), 32).message
 
     def test_an_unknown_number(self) -> None:
         found = power(policy("lm_eval", task="arc_easy", expected_flips=0.02), None)

@@ -105,7 +105,7 @@ class TestDefaults:
     ) -> None:
         with pytest.raises(CheckpointError) as caught:
             choose(request_for(str(tmp_path / "none"), policy=policy), settings)
-        assert caught.value.what == "there is no such folder"
+        assert caught.value.message == "there is no such folder"
         assert caught.value.where == str(tmp_path / "none")
 
     def test_nothing_is_written(self, settings: Settings) -> None:
@@ -125,20 +125,20 @@ class TestUsage:
         ],
     )
     def test_a_slip(self, settings: Settings, options: dict[str, Any], words: str) -> None:
-        assert words in refused(request_for(**options), settings).cure
+        assert words in refused(request_for(**options), settings).hint
 
     def test_an_unknown_recipe_names_the_ladders_too(self, settings: Settings) -> None:
-        assert "awq-ladder" in refused(request_for(recipes=("awq",)), settings).cure
+        assert "awq-ladder" in refused(request_for(recipes=("awq",)), settings).hint
 
     def test_the_baseline_cannot_be_promoted(self, settings: Settings) -> None:
         error = refused(request_for(recipes=("baseline",)), settings)
-        assert "changes nothing" in error.what
-        assert {"awq-w4a16", "fp8-dynamic"} <= set(re.findall(r"[a-z0-9-]+", error.cure))
+        assert "changes nothing" in error.message
+        assert {"awq-w4a16", "fp8-dynamic"} <= set(re.findall(r"[a-z0-9-]+", error.hint))
 
     def test_no_margin_for_the_recipes_family(self, settings: Settings, tmp_path: Path) -> None:
         policy = write_policy(tmp_path, {"margins": {"fp8": 0.01}})
         error = refused(request_for(policy=policy), settings)
-        assert "no margin for int4" in error.what
+        assert "no margin for int4" in error.message
         assert error.where == "policy key suites.mmlu.margins"
         assert choose(request_for(policy=policy, recipes=("fp8-dynamic",)), settings)
         assert choose(request_for(policy=policy, recipes=None), settings).recipes == ()
@@ -148,7 +148,7 @@ class TestUsage:
         for name in names:
             (tmp_path / name).write_text("name: l\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
         error = refused(request_for(recipes=tuple(str(tmp_path / n) for n in names)), settings)
-        assert error.what == "a run can have only one ladder"
+        assert error.message == "a run can have only one ladder"
 
     def test_a_rung_that_is_asked_for_beside_its_ladder(
         self, settings: Settings, tmp_path: Path
@@ -156,7 +156,7 @@ class TestUsage:
         ladder = tmp_path / "mine.yaml"
         ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
         error = refused(request_for(recipes=("fp8-dynamic", str(ladder))), settings)
-        assert "two of the recipes are called 'fp8-dynamic'" in error.what
+        assert "two of the recipes are called 'fp8-dynamic'" in error.message
 
     def test_two_recipes_of_one_name(self, settings: Settings, tmp_path: Path) -> None:
         import recipes
@@ -165,7 +165,7 @@ class TestUsage:
         copy = tmp_path / "copy.yaml"
         copy.write_text(text.replace("[lm_head]", "[]"))
         error = refused(request_for(recipes=("fp8-dynamic", str(copy))), settings)
-        assert "two of the recipes are called 'fp8-dynamic'" in error.what
+        assert "two of the recipes are called 'fp8-dynamic'" in error.message
 
     @pytest.mark.parametrize("name", ["org/model", "model:1", " "])
     def test_a_name_that_the_registry_refuses(self, settings: Settings, name: str) -> None:

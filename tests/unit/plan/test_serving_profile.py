@@ -40,8 +40,8 @@ class TestProfile:
     def test_auto_on_an_unknown_gpu(self, settings: Settings, programs: Path) -> None:
         install_driver(programs, "NVIDIA T4", "7.5")
         error = refused(request_for(), settings)
-        assert "'NVIDIA T4'" in error.what
-        assert "a100, b200, cpu, h100, h100-kv16, h20, h200, l40s" in error.cure
+        assert "'NVIDIA T4'" in error.message
+        assert "a100, b200, cpu, h100, h100-kv16, h20, h200, l40s" in error.hint
 
     def test_a_driver_that_fails_is_no_gpu(self, settings: Settings, programs: Path) -> None:
         (programs / "nvidia-smi").write_text("#!/bin/sh\necho no devices; exit 9\n")
@@ -75,7 +75,7 @@ class TestSpeculative:
         self, tmp_path: Path, settings: Settings
     ) -> None:
         policy = yaml.safe_load((RECIPES / "policies" / "demo.yaml").read_text())
-        claim = {"workload": "chat", "rate": 2, "acceptance_at_least": 1.5}
+        claim = {"workload": "chat", "rate": 2, "min_acceptance_length": 1.5}
         file = tmp_path / "policy.yaml"
         file.write_text(yaml.safe_dump({**policy, "speed": {"slo": [claim]}}))
         error = refused(request_for(profile="cpu", policy=str(file)), settings)

@@ -52,14 +52,14 @@ def profile(name: str = "cpu", **workloads: Any) -> ServingProfile:
 
 
 def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
-    ratio = {"minimum": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat", "support"]}
+    ratio = {"min_ratio": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat", "support"]}
     claims = find_claims(policy(ratio=ratio, slo=[SLO]), profile(chat=SMALL), alpha=0.01)
     for claim in claims:
         rule_of(claim.kind, claim.rule)
     assert [claim.gate for claim in claims] == ["ratio.chat", "ratio.support", "slo.0"]
     chat, support, slo = claims
     assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
-    assert (chat.rule["minimum"], chat.rule["alpha"], chat.rule["hit_rate"]) == (0.5, 0.01, 0.0)
+    assert (chat.rule["min_ratio"], chat.rule["alpha"], chat.rule["hit_rate"]) == (0.5, 0.01, 0.0)
     assert support.rule["hit_rate"] == 0.88
     assert slo.workload.arrivals.rate == 2.0
     assert [claim.compares for claim in claims] == [True, True, False]
@@ -75,10 +75,10 @@ def test_what_carried_policies_claim_can_be_asked_with_every_carried_profile(nam
 
 
 def test_a_ratio_claims_nothing_on_a_machine_that_its_minimum_does_not_name() -> None:
-    by_machine = policy(ratio={"minimum": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat"]})
+    by_machine = policy(ratio={"min_ratio": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat"]})
     assert find_claims(by_machine, None) == []  # of endpoints nobody knows the machine
     assert by_machine.claims_on("cpu") == by_machine.claims_on("cuda") != ()
-    only = policy(ratio={"minimum": {"cuda": 1.0}, "workloads": ["chat"]}, slo=[SLO])
+    only = policy(ratio={"min_ratio": {"cuda": 1.0}, "workloads": ["chat"]}, slo=[SLO])
     assert [claim.gate for claim in find_claims(only, profile(chat=SMALL))] == ["slo.0"]
     assert [claim.name for claim in only.claims_on(None)] == ["slo.0"]
     assert only.claims_on("cuda")[0].name == "ratio.chat"
@@ -87,7 +87,7 @@ def test_a_ratio_claims_nothing_on_a_machine_that_its_minimum_does_not_name() ->
 def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judged_as_they_run() -> (
     None
 ):
-    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
     (ours,) = find_claims(claims, profile(chat=SMALL), alpha=0.02)
     assert ours.rule["allowance_alpha"] == 0.01
     assert ours.rule["allowance"] == pytest.approx(2.33 * 2**0.5 * 0.02, rel=0.01)
@@ -98,9 +98,9 @@ def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judge
 @pytest.mark.parametrize(
     ("speed", "where"),
     [
-        ({"ratio": {"minimum": 1.0, "workloads": ["chatt"]}}, "policy key speed.ratio.chatt"),
+        ({"ratio": {"min_ratio": 1.0, "workloads": ["chatt"]}}, "policy key speed.ratio.chatt"),
         (
-            {"ratio": {"minimum": 1.0, "workloads": ["steady"]}},
+            {"ratio": {"min_ratio": 1.0, "workloads": ["steady"]}},
             "key workloads.steady, key arrivals",
         ),
         ({"slo": [{**SLO, "rate": None}]}, "policy key speed.slo.0"),
@@ -117,12 +117,12 @@ def test_what_cannot_be_measured_is_refused_with_its_key(speed: dict[str, Any], 
     ("claim", "workload", "where"),
     [
         (
-            {"ratio": {"minimum": {"cuda": 1.0}, "workloads": ["w"]}},
+            {"ratio": {"min_ratio": {"cuda": 1.0}, "workloads": ["w"]}},
             {"arrivals": {"rate": 4.0}},
             "arrivals",
         ),
         (
-            {"ratio": {"minimum": {"cuda": 1.0, "cpu": 0.1}, "workloads": ["w"]}},
+            {"ratio": {"min_ratio": {"cuda": 1.0, "cpu": 0.1}, "workloads": ["w"]}},
             {"arrivals": {"concurrency": 100_000}},
             "arrivals",
         ),
@@ -151,7 +151,7 @@ def test_workloads_of_others_are_left_to_who_has_them() -> None:
 
 
 def test_a_workload_longer_than_the_context_is_refused() -> None:
-    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
     find_claims(claims, profile(chat=SMALL), max_length=12)
     with pytest.raises(UsageError) as caught:
         find_claims(claims, profile(chat=SMALL), max_length=11)
@@ -218,7 +218,7 @@ def test_no_hits_of_a_files_prompts_are_to_be_counted(tmp_path: Path) -> None:
 
 
 def test_a_block_that_could_have_no_ten_waves_is_refused() -> None:
-    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
     find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5000}}))
     with pytest.raises(UsageError) as caught:
         find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5001}}))
@@ -227,7 +227,7 @@ def test_a_block_that_could_have_no_ten_waves_is_refused() -> None:
 
 def test_on_a_gpu_each_side_is_served_in_turn() -> None:
     baseline = {**SLO, "compare": "baseline"}
-    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]}, slo=[SLO, baseline])
+    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO, baseline])
     ratio, alone, both = find_claims(claims, profile("h100"))
     assert (ratio.rule["lives"], ratio.rule["loads_per_life"]) == ("alternate", 3)
     assert "allowance" not in ratio.rule  # lives are among what is measured
@@ -343,7 +343,7 @@ class TestMeasuring:
         traced = {**TRACE, "arrivals": {"rate": 1.0}, "file": str(trace), "seconds": 20}
         slo = {**SLO, "workload": "traced", "limits": {"ttft_ms_p50": 9.0}}
         claimed = policy(
-            ratio={"minimum": 1.0, "workloads": ["chat", "support"]},
+            ratio={"min_ratio": 1.0, "workloads": ["chat", "support"]},
             slo=[slo],
             workloads={"support": SMALL, "traced": traced},
         )

@@ -1,4 +1,4 @@
-"""What does not suit is refused before any work, with a cure."""
+"""What does not suit is refused before any work, with a hint."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestServers:
     def test_no_cpu_serves_nvfp4(self) -> None:
         with pytest.raises(UsageError, match="'nvfp4'") as caught:
             check_servable(load_recipe("nvfp4"), "cpu", AMX)
-        assert caught.value.cure
+        assert caught.value.hint
 
     def test_some_cpus_serve_blocks(self) -> None:
         recipe = load_recipe("fp8-block")
@@ -109,7 +109,7 @@ class TestArchitectures:
     def test_the_recipe_to_use_instead_is_named(self) -> None:
         with pytest.raises(UsageError, match="'autoawq-w4a16'") as caught:
             check_architecture(load_recipe("autoawq-w4a16"), "OPTForCausalLM")
-        assert caught.value.cure == "use the recipe awq-w4a16"
+        assert caught.value.hint == "use the recipe awq-w4a16"
 
 
 def check(name: str, config: dict[str, Any], shapes: Shapes) -> None:
@@ -138,14 +138,14 @@ class TestShapes:
 
     def test_blocks_and_the_demo_model(self) -> None:
         error = self.refusal("fp8-block", DEMO, dense(DEMO))
-        assert "layers of 576 columns" in error.what
-        assert "fp8-dynamic" in error.cure
+        assert "layers of 576 columns" in error.message
+        assert "fp8-dynamic" in error.hint
 
     def test_rows(self) -> None:
         narrow = LLAMA_3_8B | {"num_key_value_heads": 8, "num_hidden_layers": 1}
         shapes = dense(narrow) | {"model.layers.0.self_attn.k_proj.weight": (64, 4096)}
         error = self.refusal("fp8-block", narrow, shapes)
-        assert "the 64 rows of 'model.layers.0.self_attn.k_proj.weight'" in error.what
+        assert "the 64 rows of 'model.layers.0.self_attn.k_proj.weight'" in error.message
 
     def test_what_is_ignored_may_have_any_shape(self) -> None:
         shapes = dense(DEMO) | {"vision_tower.fc.weight": (7, 7), "lm_head.weight": (49152, 7)}
@@ -161,7 +161,7 @@ class TestExperts:
         tensors = source(LLAMA_3_8B, STACKED).tensors
         with pytest.raises(StageError, match=r"experts\.gate_up_proj") as caught:
             check_experts(load_recipe(name), tensors)
-        assert "fp8-dynamic" in caught.value.cure
+        assert "fp8-dynamic" in caught.value.hint
 
     def test_what_is_not_refused(self) -> None:
         stacked = source(LLAMA_3_8B, STACKED).tensors
@@ -179,7 +179,7 @@ class TestMultiTokenPrediction:
         recipe = load_recipe(name)
         with pytest.raises(StageError, match=r"'mtp\.layers\.0\.mlp\.up_proj") as caught:
             check_mtp(recipe, source(DEMO, self.NAMED).tensors, DEMO)
-        assert "fp8-dynamic" in caught.value.cure
+        assert "fp8-dynamic" in caught.value.hint
         layers = {"model.layers.61.input_layernorm.weight": (7168,)}
         with pytest.raises(StageError, match=r"'model\.layers\.61\.input_layernorm"):
             check_mtp(recipe, source(DEEPSEEK_V3, layers).tensors, DEEPSEEK_V3)

@@ -61,7 +61,7 @@ def test_a_home_that_nobody_writes_to_is_enough_where_all_is_built(
     built = replace(found, state=EnvironmentState.READY)
     monkeypatch.setattr(doctor, "status", lambda *_: built)
     home = about("home", diagnose(settings))
-    assert (home.severity, home.cure) == (Severity.OK, "")
+    assert (home.severity, home.hint) == (Severity.OK, "")
 
 
 def test_a_user_without_a_folder(
@@ -79,7 +79,7 @@ def test_a_container_with_little_shared_memory(
 ) -> None:
     monkeypatch.setattr(doctor, "SERVER_SHARES_BYTES", 2**60)
     found = about("shared memory", diagnose(settings))
-    assert (found.severity, "--shm-size" in found.cure) == (Severity.PROBLEM, True)
+    assert (found.severity, "--shm-size" in found.hint) == (Severity.PROBLEM, True)
 
 
 def test_a_cpu_without_the_library_that_vllm_is_linked_with(
@@ -92,12 +92,12 @@ def test_a_cpu_without_the_library_that_vllm_is_linked_with(
     assert about("libnuma", diagnose(settings)).severity is Severity.PROBLEM
 
 
-def test_whatever_is_wrong_has_a_cure(settings: Settings, tmp_path: Path) -> None:
+def test_whatever_is_wrong_has_a_hint(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file is in the way")
     findings = diagnose(settings)
     assert about("home", findings).severity is Severity.PROBLEM
     for item in findings:
-        assert (item.severity is Severity.OK) == (item.cure == "")
+        assert (item.severity is Severity.OK) == (item.hint == "")
 
 
 def test_a_half_built_environment_is_a_warning(settings: Settings) -> None:
@@ -106,7 +106,7 @@ def test_a_half_built_environment_is_a_warning(settings: Settings) -> None:
     found = about(f"environment {definition.key}", diagnose(settings))
     assert found.severity is Severity.WARNING
     assert found.message == "its build did not finish"
-    assert found.cure.endswith("prepare env build serve")
+    assert found.hint.endswith("prepare env build serve")
 
 
 def test_an_interpreter_of_the_sites_that_is_gone_is_a_problem(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_another_python_than_the_locks(settings: Settings, monkeypatch: pytest.M
     monkeypatch.setattr(doctor, "LOCKED_PYTHON", (3, 99))
     found = about("python", diagnose(settings))
     assert found.severity is Severity.WARNING
-    assert "3.99" in found.cure
+    assert "3.99" in found.hint
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ class TestProfiles:
         monkeypatch.setenv("PATH", str(tmp_path))
         found = about("profile h100", diagnose(settings, load_profile("h100")))
         assert found.severity is Severity.PROBLEM
-        assert found.cure
+        assert found.hint
 
 
 GPU = """case "$1" in
@@ -199,7 +199,7 @@ class TestDriver:
         found = about("gpu", diagnose(settings))
         assert found.severity is Severity.PROBLEM
         assert "535.183.06" in found.message
-        assert "580" in found.cure
+        assert "580" in found.hint
 
     def test_hidden_gpus_are_told(
         self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -235,7 +235,7 @@ class TestDriver:
         driver(tmp_path, "echo 'Driver/library version mismatch' >&2; exit 18", monkeypatch)
         found = about("gpu", diagnose(settings))
         assert found.severity is Severity.PROBLEM
-        assert "nvidia-smi" in found.cure
+        assert "nvidia-smi" in found.hint
 
 
 class TestBuildHost:
@@ -270,11 +270,11 @@ class TestBuildHost:
     def test_an_index_that_lacks_it_is_a_problem(self, settings: Settings, index: Path) -> None:
         found = about("package index", diagnose_build_host(settings))
         assert found.severity is Severity.PROBLEM
-        assert found.cure
+        assert found.hint
 
     def test_without_the_sandboxs_program(
         self, settings: Settings, index: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PATH", str(index))
         found = about("bubblewrap", diagnose_build_host(settings))
-        assert (found.severity, bool(found.cure)) == (Severity.WARNING, True)
+        assert (found.severity, bool(found.hint)) == (Severity.WARNING, True)

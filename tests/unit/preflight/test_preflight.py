@@ -62,8 +62,8 @@ def preflight(
 def told(faults: list[PrepareError]) -> str:
     for fault in faults:
         assert fault.where
-        assert fault.cure
-    return "\n".join(f"{fault.what} | {fault.cure}" for fault in faults)
+        assert fault.hint
+    return "\n".join(f"{fault.message} | {fault.hint}" for fault in faults)
 
 
 class TestNothingWrong:
@@ -120,7 +120,7 @@ class TestCheckpoint:
         config = LLAMA_3_8B | {"architectures": ["BertModel"]}
         (fault,) = preflight(config).faults()
         assert isinstance(fault, CheckpointError)
-        assert "'BertModel' is not supported" in fault.what
+        assert "'BertModel' is not supported" in fault.message
 
     @pytest.mark.parametrize("level", ["top", "text_config"])
     def test_quantized_already(self, level: str) -> None:
@@ -132,14 +132,14 @@ class TestCheckpoint:
         found = preflight()
         source = replace(found.source, names=frozenset({"config.json", "hf_quant_config.json"}))
         (fault,) = replace(found, source=source).faults()
-        assert "already quantized" in fault.what
+        assert "already quantized" in fault.message
         assert fault.where == "org/name/hf_quant_config.json"
 
     def test_code_that_nobody_trusts(self) -> None:
         found = preflight(LLAMA_3_8B | {"auto_map": {"AutoModel": "modeling_own.Own"}})
         (fault,) = found.faults()
-        assert "Python code of its own" in fault.what
-        assert "--yes-trust-remote-code" in fault.cure
+        assert "Python code of its own" in fault.message
+        assert "--yes-trust-remote-code" in fault.hint
         assert replace(found, trust_remote_code=True).faults() == []
 
     def test_a_shape_that_is_not_told_is_no_fault_and_is_said(self) -> None:
@@ -195,7 +195,7 @@ class TestGpu:
         old = replace(H100, gpu="NVIDIA A100-SXM4-80GB", compute_capability=8.0)
         (fault,) = preflight(machine=old, profile="h100").faults()
         assert isinstance(fault, UsageError)
-        assert fault.what == (
+        assert fault.message == (
             "'fp8-dynamic' needs a GPU of compute capability 8.9, this one has 8.0"
         )
         assert preflight(machine=old, profile="h100", recipes=(AWQ,)).faults() == []
@@ -205,8 +205,8 @@ class TestGpu:
         old = replace(H100, driver="535.183.06")
         (fault,) = preflight(machine=old, profile="h100").faults()
         assert isinstance(fault, PreflightError)
-        assert "535.183.06" in fault.what
-        assert "580" in fault.what
+        assert "535.183.06" in fault.message
+        assert "580" in fault.message
         assert preflight(machine=replace(H100, driver="580.65"), profile="h100").faults() == []
         assert preflight(machine=old, profile="cpu").faults() == []
 
@@ -225,8 +225,8 @@ class TestGpu:
         (fault,) = found.faults()
         assert isinstance(fault, UsageError)
         assert fault.where == "--profile h100, key engine_arguments.tensor-parallel-size"
-        assert "this machine has 1 that CUDA_VISIBLE_DEVICES=3 shows" in fault.what
-        assert "let CUDA_VISIBLE_DEVICES show 4" in fault.cure
+        assert "this machine has 1 that CUDA_VISIBLE_DEVICES=3 shows" in fault.message
+        assert "let CUDA_VISIBLE_DEVICES show 4" in fault.hint
 
     def test_all_that_divides_a_server_counts(self) -> None:
         split = {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}
@@ -245,8 +245,8 @@ class TestGpu:
         found = preflight(LLAMA_3_70B, H100, profile="h100", recipes=(AWQ,))
         (fault,) = found.faults()
         assert isinstance(fault, PreflightError)
-        assert "'baseline' cannot be served on one h100" in fault.what
-        assert fault.cure == "tensor-parallel-size 2; or a GPU such as b200"
+        assert "'baseline' cannot be served on one h100" in fault.message
+        assert fault.hint == "tensor-parallel-size 2; or a GPU such as b200"
 
     def test_how_much_memory_quantizing_is_to_be_given(self) -> None:
         found = preflight(LLAMA_3_70B, H100, profile="h100", recipes=(AWQ, FP8))
@@ -274,13 +274,13 @@ class TestGpu:
     def test_a_variant_too_large_may_be_left_out(self) -> None:
         """In 16 bits and in 8 it does not fit; the recipe that would is in the run already."""
         found = preflight(LLAMA_3_405B, H100, profile="h100", recipes=(FP8, AWQ))
-        cures = {fault.what.split("'")[1]: fault.cure for fault in found.faults()}
-        assert set(cures) == {"baseline", FP8, AWQ}
-        for name, cure in cures.items():
-            assert "recipe fp8" not in cure
-            assert "recipe awq" not in cure
-            assert "--gpu" not in cure
-            assert ("leave the recipe out" in cure) is (name != "baseline")
+        hints = {fault.message.split("'")[1]: fault.hint for fault in found.faults()}
+        assert set(hints) == {"baseline", FP8, AWQ}
+        for name, hint in hints.items():
+            assert "recipe fp8" not in hint
+            assert "recipe awq" not in hint
+            assert "--gpu" not in hint
+            assert ("leave the recipe out" in hint) is (name != "baseline")
 
     def test_memory_with_tensor_parallelism(self) -> None:
         four = replace(H100, gpus=4)
@@ -343,10 +343,10 @@ class TestDisk:
     def test_all_variants_together(self) -> None:
         found = preflight(machine=replace(LARGE, free_disk_bytes=14 * 10**9))
         (fault,) = found.disk_fault(())
-        assert "the run needs 14.9 GB of disk (fp8-dynamic 9.1, awq-w4a16 5.8)" in fault.what
-        assert "14.0 GB are free" in fault.what
+        assert "the run needs 14.9 GB of disk (fp8-dynamic 9.1, awq-w4a16 5.8)" in fault.message
+        assert "14.0 GB are free" in fault.message
         assert fault.where == "store"
-        assert "--store" in fault.cure
+        assert "--store" in fault.hint
 
     def test_what_is_in_the_store_needs_none(self) -> None:
         found = preflight(machine=replace(LARGE, free_disk_bytes=14 * 10**9))
@@ -363,7 +363,9 @@ class TestDisk:
         found = preflight(machine=replace(LARGE, free_disk_bytes=20 * 10**9))
         assert found.disk_fault(()) == []
         (fault,) = found.disk_fault((), 16_060_522_496)
-        assert "needs 31.0 GB of disk (download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in fault.what
+        assert (
+            "needs 31.0 GB of disk (download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in fault.message
+        )
 
 
 class TestRefuse:
@@ -371,7 +373,7 @@ class TestRefuse:
         refuse([])
 
     def test_one_is_raised_as_it_is(self) -> None:
-        fault = UsageError("it is too old", where="--recipe x", cure="leave it out")
+        fault = UsageError("it is too old", where="--recipe x", hint="leave it out")
         with pytest.raises(UsageError) as caught:
             refuse([fault])
         assert caught.value is fault
@@ -385,4 +387,4 @@ class TestRefuse:
         words = str(caught.value)
         assert words.startswith(f"{len(faults)} things would make this run fail\n  1. ")
         for fault in faults:
-            assert f"{fault.what}; cure: {fault.cure}" in words
+            assert f"{fault.message}; hint: {fault.hint}" in words

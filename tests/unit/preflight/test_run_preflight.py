@@ -78,7 +78,7 @@ def test_one_fault(settings: Settings, tmp_path: Path, monkeypatch: pytest.Monke
     assert report.status == "failed"
     assert report.exit_code == ExitCode.EXPECTED_ERROR
     assert report.error is not None
-    assert "none of its group sizes divides layers of 40 columns" in report.error["what"]
+    assert "none of its group sizes divides layers of 40 columns" in report.error["message"]
     assert report.stages == []
     assert not (settings.home / "environments").exists()
     assert not (settings.store / "stages").exists()
@@ -90,7 +90,7 @@ def test_all_at_once(settings: Settings, tmp_path: Path, monkeypatch: pytest.Mon
     report = run_model(request(name), settings, Listener())
     assert report.exit_code == ExitCode.EXPECTED_ERROR
     assert report.error is not None
-    what = report.error["what"]
+    what = report.error["message"]
     for words in (
         "already quantized",
         "layers of 40",
@@ -110,7 +110,7 @@ def test_what_the_checkpoint_says_of_itself_is_told_before_it_is_hashed(
     report = run_model(request(name), settings, Listener())
     assert report.error is not None
     for words in ("already quantized", "Python code of its own", "layers of 40"):
-        assert words in report.error["what"]
+        assert words in report.error["message"]
 
 
 def test_too_little_disk(
@@ -122,7 +122,7 @@ def test_too_little_disk(
     write_files(tmp_path / "model", {"model.safetensors": safetensors(wide)})
     report = run_model(request(name), settings, Listener())
     assert report.error is not None
-    assert "GB of disk (fp8-dynamic" in report.error["what"]
+    assert "GB of disk (fp8-dynamic" in report.error["message"]
     assert report.error["where"] == str(settings.store)
     assert report.stages == []
 
@@ -134,7 +134,7 @@ def test_the_plan_tells_it_too(
     found = forecast(request(checkpoint(tmp_path / "model")), settings, Listener())
     groups, disk = found.refusals()
     assert groups.startswith("would be refused: 'awq-w4a16' does not suit this checkpoint")
-    assert "cure: choose a recipe without groups" in groups
+    assert "hint: choose a recipe without groups" in groups
     assert "GB of disk" in disk
     assert [fault["kind"] for fault in found.to_dict()["refused"]] == [
         "StageError",
@@ -149,7 +149,8 @@ def test_a_policy_that_insists_on_chat_is_refused_before_anything_is_made(
     policy = tmp_path / "chat.yaml"
     policy.write_text(
         "{name: chat, summary: s,"
-        " suites: {code: {kind: humaneval, form: chat, about: benchmark, margins: {fp8: 0.1}}}}"
+        " suites: {code: {kind: humaneval, prompt_format: chat, about: benchmark, margins: {fp8: "
+        "0.1}}}}"
     )
     asked = replace(
         request(checkpoint(tmp_path / "model")), recipes=("fp8-dynamic",), policy=str(policy)
@@ -157,7 +158,7 @@ def test_a_policy_that_insists_on_chat_is_refused_before_anything_is_made(
     report = run_model(asked, settings, Listener())
     assert report.exit_code == ExitCode.USAGE
     assert report.error is not None
-    assert report.error["where"].startswith("policy key suites.code.form")
+    assert report.error["where"].startswith("policy key suites.code.prompt_format")
     assert report.stages == []
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
     assert forecast(asked, settings, Listener()).refusals() == []
@@ -182,10 +183,12 @@ def test_the_form_that_was_taken_stands_in_the_stages(
                 *spec.parameters.get("policy", {}).get("suites", {}).values(),
             )
         ]
-        return {(stage, suite["form"]) for stage, suite in suites if suite["kind"] != "mmlu"}
+        return {
+            (stage, suite["prompt_format"]) for stage, suite in suites if suite["kind"] != "mmlu"
+        }
 
     roles = ("questions", "evaluate", "judge")
-    assert forms() == {(role, "base") for role in roles}
+    assert forms() == {(role, "completion") for role in roles}
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
     assert forms() == {(role, "chat") for role in roles}
 
@@ -226,14 +229,14 @@ class TestDownload:
 
     def test_disk_for_it_and_all_variants(self, told: Callable[..., list[PrepareError]]) -> None:
         (fault,) = told()
-        assert "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in fault.what
+        assert "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in fault.message
 
     def test_weights_that_are_there_take_none(
         self, told: Callable[..., list[PrepareError]]
     ) -> None:
         assert told("fp8-dynamic", "awq-w4a16") == []
         (fault,) = told("fp8-dynamic")
-        assert "(download 16.1, awq-w4a16 5.8)" in fault.what
+        assert "(download 16.1, awq-w4a16 5.8)" in fault.message
 
     def test_the_download_alone_may_be_too_much(
         self,
@@ -245,8 +248,8 @@ class TestDownload:
         # With every variant made, nothing in the store has to be waited for.
         (settings.store / "stages" / "quantize" / "abc").mkdir(parents=True)
         (fault,) = told("fp8-dynamic", "awq-w4a16")
-        assert "needs 16.1 GB of disk (download 16.1)" in fault.what
-        assert "recipes" not in fault.cure
+        assert "needs 16.1 GB of disk (download 16.1)" in fault.message
+        assert "recipes" not in fault.hint
         assert told("fp8-dynamic") == []
 
     def test_a_store_with_variants_is_left_for_later(
@@ -265,7 +268,7 @@ class TestDownload:
 
 
 @pytest.mark.parametrize(
-    ("recipes", "disk", "form", "code"),
+    ("recipes", "disk", "prompt_format", "code"),
     [
         (("fp8-dynamic",), 10**12, "auto", ExitCode.PROMOTED),
         (("fp8-dynamic",), 10**12, "chat", ExitCode.USAGE),
@@ -282,14 +285,14 @@ def test_the_plan_has_the_exit_code_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
     recipes: tuple[str, ...],
     disk: int,
-    form: str,
+    prompt_format: str,
     code: ExitCode,
 ) -> None:
     machine_of(monkeypatch, free_disk_bytes=disk)
     policy = tmp_path / "policy.yaml"
     policy.write_text(
         "{name: mine, summary: s, suites: {code: {kind: humaneval, about: benchmark, "
-        f"form: {form}, margins: {{fp8: 0.1, int4: 0.1}}}}}}}}"
+        f"prompt_format: {prompt_format}, margins: {{fp8: 0.1, int4: 0.1}}}}}}}}"
     )
     asked = replace(request(checkpoint(tmp_path / "model")), recipes=recipes, policy=str(policy))
     assert forecast(asked, settings, Listener()).exit_code == code

@@ -42,11 +42,11 @@ def test_every_number_has_a_least_and_a_largest_value(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (ThroughputRatioGate, {"minimum": {"cpu": -1.0}, "workloads": ["chat"]}),
-        (ThroughputRatioGate, {"minimum": {"cpu": float("nan")}, "workloads": ["chat"]}),
-        (ThroughputRatioGate, {"minimum": {"cpu": float("-inf")}, "workloads": ["chat"]}),
-        (ThroughputRatioGate, {"minimum": {"cpu": True}, "workloads": ["chat"]}),
-        (ThroughputRatioGate, {"minimum": {"cpu": "0.5"}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"min_ratio": {"cpu": -1.0}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"min_ratio": {"cpu": float("nan")}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"min_ratio": {"cpu": float("-inf")}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"min_ratio": {"cpu": True}, "workloads": ["chat"]}),
+        (ThroughputRatioGate, {"min_ratio": {"cpu": "0.5"}, "workloads": ["chat"]}),
         (Margin, float("nan")),
         (Margin, {"recovery": float("nan")}),
         (Margin, {"recovery": 1e-300}),

@@ -57,7 +57,7 @@ def complaint(tmp_path: Path, noun: str, data: object) -> UsageError:
         LOADERS[noun](str(path))
     assert str(path) in caught.value.where
     assert caught.value.exit_code == ExitCode.USAGE
-    assert caught.value.cure
+    assert caught.value.hint
     return caught.value
 
 
@@ -115,7 +115,7 @@ def test_every_policy_says_how_fast_on_every_profiles_machine(profile: str) -> N
         speed = catalog.load_policy(policy).speed
         assert speed is not None
         assert speed.ratio is not None
-        assert accelerator in speed.ratio.minimum
+        assert accelerator in speed.ratio.min_ratio
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_an_unknown_name_names_the_known_ones(noun: str) -> None:
         LOADERS[noun]("nonsense")
     assert caught.value.where == f"--{noun} nonsense"
     for name in carried(noun):
-        assert name in caught.value.cure
+        assert name in caught.value.hint
 
 
 def test_a_misspelt_name_is_guessed() -> None:
     with pytest.raises(UsageError) as caught:
         catalog.load_recipe("fp8-dinamic")
-    assert caught.value.cure.startswith("did you mean 'fp8-dynamic'?")
+    assert caught.value.hint.startswith("did you mean 'fp8-dynamic'?")
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "folder/missing", "./awq-w4a16"])
@@ -191,9 +191,9 @@ def test_a_file_of_the_users_own(
 @pytest.mark.parametrize(("noun", "name"), CARRIED)
 def test_an_unknown_key_is_named(tmp_path: Path, noun: str, name: str) -> None:
     error = complaint(tmp_path, noun, contents(noun, name) | {"sumary": "misspelt"})
-    assert "'sumary'" in error.what
+    assert "'sumary'" in error.message
     assert error.where.endswith("key sumary")
-    assert "summary" in error.cure  # the known keys are named
+    assert "summary" in error.hint  # the known keys are named
 
 
 def test_a_misspelt_key_is_named_rather_than_the_one_it_leaves_missing(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     del data["quantization"]["calibration"]
     error = complaint(tmp_path, "recipe", data)
     assert error.where.endswith("key quantization.calibration")
-    assert "required" in error.what
+    assert "required" in error.message
 
 
 RECIPE_FAULTS = [
@@ -223,7 +223,7 @@ RECIPE_FAULTS = [
 POLICY_FAULTS = [
     ("alpha", 0.5),
     ("alpha", 0),
-    ("suites.mmlu.shots", 6),
+    ("suites.mmlu.num_fewshot", 6),
     ("suites.mmlu.questions", 0),
     ("suites.mmlu.margins.fp8", "small"),
     ("suites.rouge.metric", "meteor"),
@@ -266,7 +266,7 @@ BOTH = {"points": 0.1, "recovery": 0.9}
 
 
 @pytest.mark.parametrize(
-    ("margin", "words", "cure"),
+    ("margin", "words", "hint"),
     [
         (0, "0 should be greater than 0", "0.01 is a point"),
         (-0.01, "-0.01 should be greater than 0", "0.01 is a point"),
@@ -280,15 +280,15 @@ BOTH = {"points": 0.1, "recovery": 0.9}
     ],
 )
 def test_an_impossible_margin_is_explained(
-    tmp_path: Path, margin: object, words: str, cure: str
+    tmp_path: Path, margin: object, words: str, hint: str
 ) -> None:
     data = contents("policy", "default")
     data["suites"]["code"]["margins"]["int4"] = margin
     error = complaint(tmp_path, "policy", data)
     key = "suites.code.margins.int4"
     assert error.where.endswith(f"key {key}")
-    assert error.what.startswith(f"the policy is wrong at '{key}': {words}")
-    assert cure in error.cure
+    assert error.message.startswith(f"the policy is wrong at '{key}': {words}")
+    assert hint in error.hint
 
 
 def test_a_key_inside_a_margin_is_named(tmp_path: Path) -> None:
@@ -296,16 +296,16 @@ def test_a_key_inside_a_margin_is_named(tmp_path: Path) -> None:
     data["suites"]["mmlu"]["margins"]["fp8"] = {"recovery": 1.2}
     error = complaint(tmp_path, "policy", data)
     assert error.where.endswith("key suites.mmlu.margins.fp8.recovery")
-    assert "1.2 should be less than 1" in error.what
-    assert error.cure == "recovery: smallest acceptable share of the baseline's mean score"
+    assert "1.2 should be less than 1" in error.message
+    assert error.hint == "recovery: smallest acceptable share of the baseline's mean score"
 
 
 @pytest.mark.parametrize(
     ("path", "misspelt", "known"),
     [
-        ("suites.mmlu", "shot", "shots"),
+        ("suites.mmlu", "num_fewshots", "num_fewshot"),
         ("suites.mmlu.margins.fp8", "recovry", "recovery"),
-        ("speed.ratio", "minimums", "minimum"),
+        ("speed.ratio", "minimums", "min_ratio"),
     ],
 )
 def test_a_misspelt_key_inside_is_guessed_among_its_neighbours(
@@ -319,8 +319,8 @@ def test_a_misspelt_key_inside_is_guessed_among_its_neighbours(
     place[misspelt] = 1
     error = complaint(tmp_path, "policy", data)
     assert error.where.endswith(f"key {path}.{misspelt}")
-    assert error.cure.startswith(f"did you mean '{known}'? keys known in {path.split('.')[-1]}: ")
-    assert "summary" not in error.cure  # a key of the whole file
+    assert error.hint.startswith(f"did you mean '{known}'? keys known in {path.split('.')[-1]}: ")
+    assert "summary" not in error.hint  # a key of the whole file
 
 
 def test_an_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
@@ -328,8 +328,8 @@ def test_an_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
     data["suites"]["mmlu"]["margins"]["fp9"] = 0.1
     error = complaint(tmp_path, "policy", data)
     assert error.where.endswith("key suites.mmlu.margins.fp9")
-    assert "'fp9' should be 'fp8', 'int8', 'int4' or 'fp4'" in error.what
-    assert error.cure.startswith("margins: largest acceptable loss")
+    assert "'fp9' should be 'fp8', 'int8', 'int4' or 'fp4'" in error.message
+    assert error.hint.startswith("margins: largest acceptable loss")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_an_unknown_kind_of_suite(tmp_path: Path, kind: str | None, words: str) 
     data["suites"]["mmlu"]["kind"] = kind
     error = complaint(tmp_path, "policy", data)
     assert error.where.endswith("key suites.mmlu")
-    assert words in error.what
+    assert words in error.message
 
 
 def test_a_suite_without_a_kind(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_suite_without_a_kind(tmp_path: Path) -> None:
     del data["suites"]["mmlu"]["kind"]
     error = complaint(tmp_path, "policy", data)
     assert error.where.endswith("key suites.mmlu")
-    assert "'kind' is required" in error.what
+    assert "'kind' is required" in error.message
 
 
 def test_what_no_key_alone_is_wrong_with(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_what_no_key_alone_is_wrong_with(tmp_path: Path) -> None:
     for suite in data["suites"].values():
         suite["tier"] = "advisory"
     error = complaint(tmp_path, "policy", data)
-    assert error.what == (
+    assert error.message == (
         "the policy is wrong at '(the whole file)': no suite is critical, "
         "so a variant need not show anything"
     )
@@ -375,7 +375,7 @@ def test_an_unknown_kind_names_the_known_ones(tmp_path: Path, kind: str | None) 
     data["quantization"]["kind"] = kind
     error = complaint(tmp_path, "recipe", data)
     assert error.where.endswith("key quantization")
-    assert all(word in error.what for word in ("none", "preset", "awq", "gptq", "autoawq"))
+    assert all(word in error.message for word in ("none", "preset", "awq", "gptq", "autoawq"))
 
 
 @pytest.mark.parametrize("text", ["", "just words", "- a\n- list\n", "42\n"])
@@ -437,7 +437,7 @@ class TestLadders:
         with pytest.raises(UsageError, match=f"'{slip}'") as caught:
             catalog.load_recipe_or_ladder(slip)
         for name in (*catalog.recipe_names(), *catalog.ladder_names()):
-            assert name in caught.value.cure
+            assert name in caught.value.hint
         assert catalog.load_recipe_or_ladder("awq-ladder").name == "awq-ladder"
         assert isinstance(catalog.load_recipe_or_ladder("awq-w4a16"), Recipe)
 

@@ -20,7 +20,7 @@ class Numbers(ConfigModel):
 
 
 @pytest.mark.parametrize(
-    ("line", "cure"),
+    ("line", "hint"),
     [
         ("share: 5e-2", "write 0.05:"),
         ("share: 1.0e7", "write 10000000:"),
@@ -32,20 +32,20 @@ class Numbers(ConfigModel):
     ],
 )
 def test_a_number_that_yaml_takes_for_text_is_written_out(
-    tmp_path: Path, line: str, cure: str
+    tmp_path: Path, line: str, hint: str
 ) -> None:
     path = tmp_path / "numbers.yaml"
     path.write_text(line)
     with pytest.raises(UsageError) as error:
         parse(path, "file", Numbers)
-    assert cure in error.value.cure
-    path.write_text(line.partition(":")[0] + ": " + cure.removeprefix("write ").strip(":"))
-    if cure.startswith("write"):
+    assert hint in error.value.hint
+    path.write_text(line.partition(":")[0] + ": " + hint.removeprefix("write ").strip(":"))
+    if hint.startswith("write"):
         assert parse(path, "file", Numbers)
 
 
 @given(st.text(max_size=12) | st.floats().map(str))
-def test_any_text_for_a_number_has_a_cure(text: str) -> None:
+def test_any_text_for_a_number_has_a_hint(text: str) -> None:
     with pytest.raises(UsageError) as error:
         validate({"share": text}, Path("x.yaml"), "file", Numbers)
-    assert 0 < len(error.value.cure) < 200
+    assert 0 < len(error.value.hint) < 200

@@ -126,10 +126,10 @@ class TestSuites:
             ("about", "everything"),
             ("questions", 0),
             ("batch", 0),
-            ("minutes", 0),
+            ("time_budget_minutes", 0),
             ("expected_flips", 0),
             ("expected_flips", 1.1),
-            ("repeat", -1),
+            ("noise_floor_questions", -1),
             ("concurrency", 0),
         ],
     )
@@ -155,14 +155,14 @@ class TestSuites:
         """Stages' keys and kept policies have these."""
         assert set(HumanEvalSuite(margins={"fp8": Margin(points=0.1)}).model_dump()) == {
             *Suite.model_fields,
-            *("cluster", "kind", "form", "max_tokens", "k", "samples", "temperature"),
+            *("cluster_by", "kind", "prompt_format", "max_tokens", "k", "samples", "temperature"),
             *("seconds_per_problem", "memory_mb_per_problem", "sandbox", "problems", "sources"),
         }
 
     def test_a_fixed_test_has_no_time_budget(self) -> None:
-        suite = {"margins": MARGINS, "minutes": 5}
-        assert MmluSuite.model_validate(suite).minutes == 5
-        with pytest.raises(ValidationError, match="'minutes'"):
+        suite = {"margins": MARGINS, "time_budget_minutes": 5}
+        assert MmluSuite.model_validate(suite).time_budget_minutes == 5
+        with pytest.raises(ValidationError, match="'time_budget_minutes'"):
             MmluSuite.model_validate({**suite, "test": "fixed"})
 
     def test_a_problem_counts_once(self) -> None:
@@ -175,7 +175,7 @@ class TestSuites:
         for kind, model in {**KINDS, "lm_eval": LmEvalSuite}.items():
             task = {"task": "x"} if kind == "lm_eval" else {}
             suite = model.model_validate({"margins": MARGINS, **task})
-            asked = QuestionsParameters(suite=suite, source=QuestionSource(kind="carried"), seed=1)
+            asked = QuestionsParameters(suite=suite, source=QuestionSource(kind="builtin"), seed=1)
             kept = asked.model_dump(mode="json")
             assert not set(kept["suite"]) & {*Suite.model_fields, "sources"}
             assert set(kept["suite"]) | {*Suite.model_fields, "sources"} == set(model.model_fields)

@@ -23,7 +23,7 @@ def write(path: Path, **data: Any) -> str:
 def refused(name: str) -> UsageError:
     with pytest.raises(UsageError) as caught:
         catalog.load_recipe(name)
-    assert caught.value.cure
+    assert caught.value.hint
     return caught.value
 
 
@@ -94,26 +94,26 @@ class TestRefusals:
     def test_itself(self, tmp_path: Path) -> None:
         name = write(tmp_path / "a.yaml", name="a", extends="./a.yaml")
         error = refused(name)
-        assert error.what == "the recipe extends itself: a.yaml -> a.yaml"
+        assert error.message == "the recipe extends itself: a.yaml -> a.yaml"
         assert error.where == f"{name}, key extends"
 
     def test_in_a_circle(self, tmp_path: Path) -> None:
         write(tmp_path / "b.yaml", name="b", extends="./c.yaml")
         write(tmp_path / "c.yaml", name="c", extends="../" + tmp_path.name + "/a.yaml")
         error = refused(write(tmp_path / "a.yaml", name="a", extends="b.yaml"))
-        assert error.what.endswith("a.yaml -> b.yaml -> c.yaml -> a.yaml")
+        assert error.message.endswith("a.yaml -> b.yaml -> c.yaml -> a.yaml")
         assert error.where.startswith(str(tmp_path / "c.yaml"))
 
     def test_an_unknown_name_is_guessed(self, tmp_path: Path) -> None:
         name = write(tmp_path / "a.yaml", name="a", extends="awq-w4a61")
         error = refused(name)
         assert error.where == f"{name}, key extends"
-        assert "did you mean 'awq-w4a16'" in error.cure
+        assert "did you mean 'awq-w4a16'" in error.hint
 
     @pytest.mark.parametrize("extends", [["awq-w4a16"], 7, {"name": "awq-w4a16"}])
     def test_what_is_no_name(self, tmp_path: Path, extends: object) -> None:
         error = refused(write(tmp_path / "a.yaml", name="a", extends=extends))
-        assert "should be the name of one recipe" in error.what
+        assert "should be the name of one recipe" in error.message
 
     def test_without_a_name_of_its_own(self, tmp_path: Path) -> None:
         name = write(tmp_path / "a.yaml", extends="awq-w4a16")
@@ -129,8 +129,8 @@ class TestRefusals:
         name = write(tmp_path / "a.yaml", name="a", extends="awq-w4a16", quantization=wrong)
         error = refused(name)
         assert error.where == f"{name}, key quantization.grop_size"
-        assert "did you mean 'group_size'" in error.cure
+        assert "did you mean 'group_size'" in error.hint
 
     def test_a_misspelt_extends_is_guessed(self, tmp_path: Path) -> None:
         data = catalog.load_recipe("fp8-dynamic").model_dump() | {"extend": "awq-w4a16"}
-        assert "did you mean 'extends'" in refused(write(tmp_path / "a.yaml", **data)).cure
+        assert "did you mean 'extends'" in refused(write(tmp_path / "a.yaml", **data)).hint

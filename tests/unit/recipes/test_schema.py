@@ -22,7 +22,7 @@ from recipes.quantization import (
 )
 from recipes.schema import CpuOverride, Recipe, ServingProfile
 
-CALIBRATION = {"dataset": "carried"}
+CALIBRATION = {"dataset": "builtin"}
 quantizations: TypeAdapter[Any] = TypeAdapter(Quantization)
 
 

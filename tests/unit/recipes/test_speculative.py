@@ -93,8 +93,8 @@ def test_what_the_engine_does_not_know_is_refused_with_file_and_key(
     with pytest.raises(UsageError) as caught:
         profile(tmp_path, data, carried)
     assert "mine.yaml, key speculative" in caught.value.where
-    assert word in f"{caught.value.what} {caught.value.where}"
-    assert caught.value.cure
+    assert word in f"{caught.value.message} {caught.value.where}"
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["speculative-config", "spec-model", "spec-method", "spec-tokens"])

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from recipes.policy import Policy
 from recipes.speed import SloGate, SpeedPolicy, ThroughputRatioGate
 
-RATIO: dict[str, Any] = {"minimum": 1.2, "workloads": ["chat"]}
+RATIO: dict[str, Any] = {"min_ratio": 1.2, "workloads": ["chat"]}
 SLO: dict[str, Any] = {"workload": "support", "rate": 12, "limits": {"ttft_ms_p95": 800}}
 
 
@@ -33,21 +33,21 @@ def test_the_gates_have_names_and_tiers() -> None:
 def test_a_minimum_is_one_number_or_by_accelerator() -> None:
     one = ThroughputRatioGate.model_validate(RATIO)
     assert [one.minimum_on(each) for each in ("cpu", "cuda", None)] == [1.2, 1.2, 1.2]
-    two = ThroughputRatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0, "cpu": 0.02}})
-    assert two.rule("cpu", 0.05, 0.0)["minimum"] == 0.02
+    two = ThroughputRatioGate.model_validate({**RATIO, "min_ratio": {"cuda": 1.0, "cpu": 0.02}})
+    assert two.rule("cpu", 0.05, 0.0)["min_ratio"] == 0.02
     with pytest.raises(ValueError, match="endpoints"):
         two.minimum_on(None)
     with pytest.raises(ValueError, match="cpu"):
-        ThroughputRatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0}}).minimum_on("cpu")
+        ThroughputRatioGate.model_validate({**RATIO, "min_ratio": {"cuda": 1.0}}).minimum_on("cpu")
 
 
 def test_what_speculative_decoding_accepts_is_a_claim_too() -> None:
-    alone = SloGate.model_validate({"workload": "chat", "rate": 1, "acceptance_at_least": 1.5})
-    assert alone.rule(0.05, None)["acceptance"] == 1.5
-    assert "acceptance" not in SloGate.model_validate(SLO).rule(0.05, None)
+    alone = SloGate.model_validate({"workload": "chat", "rate": 1, "min_acceptance_length": 1.5})
+    assert alone.rule(0.05, None)["min_acceptance_length"] == 1.5
+    assert "min_acceptance_length" not in SloGate.model_validate(SLO).rule(0.05, None)
     with pytest.raises(ValidationError) as caught:
-        SloGate.model_validate({**SLO, "acceptance_at_least": 0.6})  # a length, not a rate
-    assert caught.value.errors()[0]["loc"] == ("acceptance_at_least",)
+        SloGate.model_validate({**SLO, "min_acceptance_length": 0.6})  # a length, not a rate
+    assert caught.value.errors()[0]["loc"] == ("min_acceptance_length",)
     with pytest.raises(ValidationError, match="limits"):
         SloGate.model_validate({"workload": "chat", "rate": 1})
 
@@ -56,8 +56,8 @@ def test_what_speculative_decoding_accepts_is_a_claim_too() -> None:
 def test_numbers_have_bounds(number: float) -> None:
     """Each key of a number, with any number."""
     for model, good, keys in (
-        (ThroughputRatioGate, RATIO, ("minimum", "blocks")),
-        (SloGate, SLO, ("rate", "share_of_rounds", "rounds")),
+        (ThroughputRatioGate, RATIO, ("min_ratio", "blocks")),
+        (SloGate, SLO, ("rate", "slo_attainment", "rounds")),
     ):
         for key in keys:
             try:
@@ -80,7 +80,7 @@ def test_numbers_have_bounds(number: float) -> None:
         ({"limits": {"ttft_ms_p95": 0}}, "limits"),
         ({"limits": {"ttft_ms_p95": 800, "errors": 0.5}}, "limits"),
         ({"limits": {"ttft_p95": 800}}, "limits"),
-        ({"share_of_rounds": 1}, "share_of_rounds"),
+        ({"slo_attainment": 1}, "slo_attainment"),
         ({"compare": "previous"}, "compare"),
         ({"workload": "a b"}, "workload"),
         ({"rates": [1]}, "rates"),

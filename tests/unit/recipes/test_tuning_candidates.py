@@ -75,7 +75,7 @@ def test_a_wrong_file_is_refused_with_its_key(
     file.write_text(yaml.safe_dump({**good, **changed}))
     with pytest.raises(UsageError) as error:
         load_candidates(str(file))
-    assert key.rpartition(".")[2] in f"{error.value.where} {error.value.what}"
+    assert key.rpartition(".")[2] in f"{error.value.where} {error.value.message}"
 
 
 def test_candidates_combine() -> None:

@@ -44,7 +44,7 @@ def test_a_profiles_own_come_first_and_are_named_where_there_is_none() -> None:
     assert (workload.longest, where) == (12, "profile cpu, key workloads.chat")
     with pytest.raises(UsageError) as caught:
         catalog.load_workload("chatt", None, profile)
-    assert "did you mean 'chat'" in caught.value.cure
+    assert "did you mean 'chat'" in caught.value.hint
 
 
 def test_a_policys_own_come_before_all_and_its_files_lie_beside_it(tmp_path: Path) -> None:

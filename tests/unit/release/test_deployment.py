@@ -187,4 +187,4 @@ def test_serving_weights_that_are_elsewhere(registry: MlflowRegistry, folder: Pa
     arguments = ["serve", "model@champion", "--registry", registry.uri, "--check"]
     with pytest.raises(RegistryError) as caught:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert "prepare pull model@1 FOLDER" in caught.value.cure
+    assert "prepare pull model@1 FOLDER" in caught.value.hint

@@ -265,7 +265,7 @@ class TestWhatIsTrusted:
         with pytest.raises(CheckpointError) as caught:
             self.deployment(place, run)
         assert caught.value.where == "model version 1"
-        assert TRUST_OPTION in caught.value.cure
+        assert TRUST_OPTION in caught.value.hint
         found = self.deployment(place, run, trust_remote_code=True)
         monkeypatch.setattr(deployment_server, "port_is_free", lambda *_: True)
         monkeypatch.setattr(Server, "start", lambda *_: None)

@@ -123,13 +123,13 @@ def test_a_changed_blob_is_not_pulled(site: OciSite, tmp_path: Path) -> None:
     assert not (tmp_path / "pulled").exists()
 
 
-def test_a_lost_blob_is_copied_again_as_the_cure_says(site: OciSite, tmp_path: Path) -> None:
+def test_a_lost_blob_is_copied_again_as_the_hint_says(site: OciSite, tmp_path: Path) -> None:
     version = find_version(site.layouts, "model@champion")
     (config,) = [f for f in site.layouts.pack_of(version).files if f.path == "config.json"]
     site.layouts.blob_path("model", config.blob).unlink()
     with pytest.raises(RegistryError, match="missing") as caught:
         pull_version(site.layouts, version, tmp_path / "pulled", None)
-    assert "--replaces" in caught.value.cure
+    assert "--replaces" in caught.value.hint
     site.promote(variant=TWO, replaces="2")
     assert pull_version(site.layouts, version, tmp_path / "pulled", None) > 1
     assert len(site.layouts.history("model")) == 2

@@ -202,7 +202,7 @@ class TestPromoteRun:
     def test_what_failed_wants_a_reason(self, mixed: FakeRun) -> None:
         with pytest.raises(UsageError, match=f"'{ONE}'") as caught:
             mixed.promote(variant=ONE)
-        assert "--override REASON" in caught.value.cure
+        assert "--override REASON" in caught.value.hint
         with pytest.raises(UsageError, match="--override"):
             mixed.promote(variant=ONE, override="  ")
         with pytest.raises(UsageError, match="--override"):

@@ -97,7 +97,7 @@ def test_serving_says_to_pull_first(site: FakeRun) -> None:
         CliRunner().invoke(
             app, ["serve", "model@champion", "--registry", URI], catch_exceptions=False
         )
-    assert "prepare pull model@1 FOLDER" in caught.value.cure
+    assert "prepare pull model@1 FOLDER" in caught.value.hint
 
 
 def test_what_the_hub_names_stays_in_the_store(hub: HubWriteStandIn, site: FakeRun) -> None:

@@ -240,7 +240,7 @@ def test_the_settings_name_the_key(
     run = site.made.report.run
     with pytest.raises(UsageError) as caught:
         site.command("promote", f"{run}:{RECIPE}", key=None)
-    assert "--sign" in caught.value.cure
+    assert "--sign" in caught.value.hint
     site.command("promote", f"{run}:{RECIPE}", "--sign", key=None)
     for read in READS:
         getattr(site, read)(None)
@@ -254,7 +254,7 @@ def test_a_signed_version_of_another_name(site: Site) -> None:
     site.registry._client.set_registered_model_alias("other", "champion", number)
     with pytest.raises(EvidenceError) as caught:
         site.command("verify", "other@champion", key=site.public)
-    assert "'model'" in caught.value.what
+    assert "'model'" in caught.value.message
 
 
 def test_a_signature_goes_with_the_version(site: Site, tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from recipes.catalog import load_policy
 
 CODE = "code: {kind: humaneval, margins: {fp8: 0.3}}"
 LETTER = "knowledge: {kind: mmlu, margins: {fp8: 0.3}}"
-CLOZE = "knowledge: {kind: mmlu, form: cloze, margins: {fp8: 0.3}}"
+CLOZE = "knowledge: {kind: mmlu, prompt_format: cloze, margins: {fp8: 0.3}}"
 TASK = "other: {kind: lm_eval, task: gsm8k, margins: {fp8: 0.3}}"
 SPEED = (
-    "speed: {ratio: {minimum: 0.9, workloads: [small]}, workloads: {small: {kind: random, "
+    "speed: {ratio: {min_ratio: 0.9, workloads: [small]}, workloads: {small: {kind: random, "
     "input_tokens: 8, output_tokens: 8, arrivals: {concurrency: 2}}}}"
 )
 
@@ -77,7 +77,7 @@ def test_an_endpoint_that_lacks_what_the_policy_needs_is_refused(
     said = str(caught.value)
     assert [word for word in named if word not in said] == []
     assert caught.value.where.startswith("--candidate http://127.0.0.1:")
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_task_is_held_against_the_probe_once_it_is_laid_out(
         found = error
     assert (found is not None) == is_refused
     if found is not None:
-        assert "'other'" in found.what
+        assert "'other'" in found.message
         assert found.where.startswith("--candidate")
 
 

@@ -210,8 +210,8 @@ def test_no_attempt_is_refused_for_its_number_unless_the_rate_is_spent(
         begin(plan_for(again, f"{spending} 1"), again)
     with pytest.raises(UsageError) as caught:
         plan_for(again, "spend 2")
-    assert "attempt 3" in caught.value.what
-    assert "name" not in caught.value.cure
+    assert "attempt 3" in caught.value.message
+    assert "name" not in caught.value.hint
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
@@ -246,7 +246,7 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
         report = endpoint_gate.run_gate(request, settings, Listener())
     assert report.exit_code == 2
     assert report.error is not None
-    assert "cannot decide its margin" in report.error["what"]
+    assert "cannot decide its margin" in report.error["message"]
 
 
 def fast(request: GateRequest, tmp_path: Path, tokens: int = 8) -> GateRequest:
@@ -257,7 +257,7 @@ def fast(request: GateRequest, tmp_path: Path, tokens: int = 8) -> GateRequest:
     policy = tmp_path / f"fast-{tokens}.yaml"
     policy.write_text(
         easy(request).read_text().removesuffix("}")
-        + ", speed: {ratio: {minimum: 0.9, workloads: [small]}, workloads: {small: "
+        + ", speed: {ratio: {min_ratio: 0.9, workloads: [small]}, workloads: {small: "
         + small
         + "}}}"
     )
@@ -331,10 +331,10 @@ def test_a_policy_that_insists_on_chat_is_refused_for_a_tokenizer_without_a_temp
     policy = tmp_path / "chat.yaml"
     policy.write_text(
         "{name: chat, summary: s,"
-        " suites: {code: {kind: humaneval, form: chat, margins: {fp8: 0.1}}}}"
+        " suites: {code: {kind: humaneval, prompt_format: chat, margins: {fp8: 0.1}}}}"
     )
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
     with pytest.raises(UsageError) as caught:
         endpoint_gate.run_gate(replace(request_of, policy=str(policy)), settings, Listener())
-    assert caught.value.where.startswith("policy key suites.code.form")
+    assert caught.value.where.startswith("policy key suites.code.prompt_format")
     assert not settings.store.exists()

@@ -159,7 +159,7 @@ def test_a_stage_runs_into_the_store_and_its_events_arrive(run: Run) -> None:
 
 
 def test_a_worker_in_an_interpreter_of_its_own(run: Run) -> None:
-    spec = run.questions({"kind": "carried"})
+    spec = run.questions({"kind": "builtin"})
     run.submit(spec).wait(run.listener)
     record = run.store.find("questions", spec.key)
     assert record is not None
@@ -182,9 +182,9 @@ def test_a_stages_own_error_comes_back_as_its_class(run: Run) -> None:
     overwrite(run.variant(), f"{LINEAR[0]}.weight_scale", b"\0\0")
     error = run.failure(spec)
     assert type(error) is VerificationError
-    assert error.what == f"'{LINEAR[0]}.weight_scale' holds a scale that is not above zero"
+    assert error.message == f"'{LINEAR[0]}.weight_scale' holds a scale that is not above zero"
     assert error.where == str(run.variant() / "model.safetensors")
-    assert "the calibration overflowed" in error.cure
+    assert "the calibration overflowed" in error.hint
 
 
 def test_a_workers_own_error_crosses_two_processes(run: Run) -> None:
@@ -199,11 +199,11 @@ def test_a_worker_that_dies_is_named_with_its_log(run: Run) -> None:
     python = run.folder / "python"
     python.write_text("#!/bin/sh\necho last words\nkill -KILL $$\n")
     python.chmod(0o755)
-    spec = run.questions({"kind": "carried"}, python=str(python))
+    spec = run.questions({"kind": "builtin"}, python=str(python))
     error = run.failure(spec)
     assert type(error) is WorkerError
-    assert "exit code 137" in error.what
-    assert "out of memory" in error.what
+    assert "exit code 137" in error.message
+    assert "out of memory" in error.message
     assert Path(error.where).read_text() == "last words\n"
 
 
@@ -212,7 +212,7 @@ def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(run: Run) -> None:
     broken = spec.model_copy(update={"inputs": {}})
     error = run.failure(broken)
     assert type(error) is InternalStageError
-    assert "KeyError: 'weights'" in error.what
+    assert "KeyError: 'weights'" in error.message
     assert str(run.log) in error.where
     assert "Traceback" in run.log.read_text()
     assert "KeyError: 'weights'" in run.log.read_text()
@@ -245,7 +245,7 @@ def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(StageError, match="137") as caught:
             job.wait(run.listener)
-    assert "out of memory" in caught.value.what
+    assert "out of memory" in caught.value.message
     assert caught.value.where == str(run.log)
     assert run.log.is_file()
     assert run.processes() == {}
@@ -299,7 +299,7 @@ class TestChosenBySettings:
         with pytest.raises(UsageError, match="'slrum'") as caught:
             executor_of(settings)
         assert f"{tmp_path / 'settings.yaml'}, key executor.kind" in caught.value.where
-        assert "local" in caught.value.cure
+        assert "local" in caught.value.hint
 
     @pytest.mark.parametrize(
         ("text", "key"),
@@ -345,4 +345,4 @@ class TestChosenBySettings:
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(UsageError, match="ray") as caught:
             executor_of(self.settings(tmp_path, monkeypatch, "executor: ray"))
-        assert ".[ray]" in caught.value.cure
+        assert ".[ray]" in caught.value.hint

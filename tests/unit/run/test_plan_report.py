@@ -562,5 +562,5 @@ def test_a_cluster_s_plan_is_laid_out_for_its_nodes(
     monkeypatch.setattr("pipeline.run.plan_report.executor_of", lambda _: Elsewhere(node))
     found = planning.forecast(profile="auto")
     assert found.choices.profile.name == "h100"
-    told = " ".join(fault.what for fault in found.faults)
+    told = " ".join(fault.message for fault in found.faults)
     assert "the NVIDIA driver is 470.1" in told

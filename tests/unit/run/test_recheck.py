@@ -162,7 +162,7 @@ class Questions:
     """Every suite's questions come from one place."""
 
     def suite(self, name: str, suite: Any) -> Any:
-        return SuiteSource(QuestionSource(kind="carried"), questions=96)
+        return SuiteSource(QuestionSource(kind="builtin"), questions=96)
 
 
 class TestNothingChanged:
@@ -349,8 +349,8 @@ class TestPreflight:
     def test_memory_is_asked_for_serving(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         error = _report(self.with_memory(site, monkeypatch, "")).error
         assert error is not None
-        assert f"the stage 'serve' of '{RECIPE}' needs" in error["what"]
-        assert "quantize" not in error["what"]
+        assert f"the stage 'serve' of '{RECIPE}' needs" in error["message"]
+        assert "quantize" not in error["message"]
         assert site.models.served == []
 
 
@@ -416,7 +416,7 @@ class TestErrors:
         with pytest.raises(kind, match=words) as caught:
             site.recheck(**options)
         assert site.models.served == []
-        return caught.value.cure
+        return caught.value.hint
 
     @pytest.mark.parametrize(
         ("spoil", "words"),
@@ -443,8 +443,8 @@ class TestErrors:
 
     def test_a_version_of_another_policy_than_its_evidence(self, site: Site) -> None:
         site.registry.set_tags(NAME, "1", {"prepare.policy.digest": "0" * 64})
-        cure = self.refused(site, EvidenceError, "the policy of the evidence is not the one")
-        assert "prepare verify" in cure
+        hint = self.refused(site, EvidenceError, "the policy of the evidence is not the one")
+        assert "prepare verify" in hint
 
     def test_changed_weights(self, site: Site, tmp_path: Path) -> None:
         version = find_version(site.registry, "model@champion")
@@ -470,8 +470,8 @@ class TestErrors:
         version = find_version(site.registry, "model@champion")
         elsewhere = SimpleNamespace(**{**version.to_dict(), "source": "/nowhere"})
         monkeypatch.setattr(recheck, "find_version", lambda *_: elsewhere)
-        cure = self.refused(site, RegistryError, "files are not on this machine")
-        assert cure == (
+        hint = self.refused(site, RegistryError, "files are not on this machine")
+        assert hint == (
             "prepare pull model@1 FOLDER, then prepare recheck model@1 --weights FOLDER"
         )
 
@@ -487,9 +487,9 @@ class TestErrors:
             assert outcome.report.error is not None
             assert outcome.exit_code == 1
             told = outcome.report.error
-        assert told["what"].startswith("the source checkpoint, which is the baseline,")
-        assert "moved" in told["what"] + told["where"]
-        assert "--source CHECKPOINT" in told["cure"]
+        assert told["message"].startswith("the source checkpoint, which is the baseline,")
+        assert "moved" in told["message"] + told["where"]
+        assert "--source CHECKPOINT" in told["hint"]
         assert site.models.served == []
 
     def test_another_source(self, site: Site, tmp_path: Path) -> None:
@@ -498,14 +498,14 @@ class TestErrors:
         (other / "tokenizer_config.json").write_text('{"a": 1}')
         report = _report(site.recheck(source=str(other)))
         assert report.error is not None
-        assert report.error["what"].startswith("this is not the checkpoint that the verdict was")
+        assert report.error["message"].startswith("this is not the checkpoint that the verdict was")
         assert site.models.served == []
 
     def test_a_gpus_verdict_without_a_gpu(
         self, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        cure = self.refused(site, UsageError, "this machine has none", profile="h100")
-        assert "--profile cpu" in cure
+        hint = self.refused(site, UsageError, "this machine has none", profile="h100")
+        assert "--profile cpu" in hint
 
 
 class TestCommand:

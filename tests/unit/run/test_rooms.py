@@ -60,7 +60,7 @@ class Asked:
             incoherent=self.of_kind("incoherent"),
             unquantizable=self.of_kind("unquantizable"),
         )
-        judged = policy(batch=self.batch, repeat=self.repeat)
+        judged = policy(batch=self.batch, noise_floor_questions=self.repeat)
         if self.has_two_suites:
             other = policy(kind="mmlu", batch=self.batch)
             judged = judged.model_copy(

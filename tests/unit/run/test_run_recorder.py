@@ -86,12 +86,12 @@ def test_a_later_report_of_a_variant_takes_the_earliers_place(log: RunRecorder) 
 
 
 def test_a_failed_run_keeps_its_error(log: RunRecorder) -> None:
-    log.finish("failed", 1, ServingError("it died", where="server.log", cure="mend it"))
+    log.finish("failed", 1, ServingError("it died", where="server.log", hint="mend it"))
     assert on_disk(log)["error"] == {
         "kind": "ServingError",
-        "what": "it died",
+        "message": "it died",
         "where": "server.log",
-        "cure": "mend it",
+        "hint": "mend it",
     }
 
 
@@ -221,7 +221,7 @@ def test_an_ambiguous_beginning_names_the_runs(store: Store, three: list[RunRepo
     with pytest.raises(UsageError, match="'20'") as caught:
         find_run(store, "20")
     for report in three:
-        assert report.run in caught.value.cure
+        assert report.run in caught.value.hint
     assert caught.value.where == str(store.root / "runs")
 
 
@@ -229,7 +229,7 @@ def test_an_ambiguous_beginning_names_the_runs(store: Store, three: list[RunRepo
 def test_an_unknown_run_names_the_newest(store: Store, three: list[RunReport], name: str) -> None:
     with pytest.raises(UsageError, match=f"'{name}'") as caught:
         find_run(store, name)
-    assert three[-1].run in caught.value.cure
+    assert three[-1].run in caught.value.hint
 
 
 def test_a_record_of_another_version_says_so(log: RunRecorder) -> None:
@@ -237,14 +237,14 @@ def test_a_record_of_another_version_says_so(log: RunRecorder) -> None:
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
     with pytest.raises(StoreError, match=r" 2, .* 1") as caught:
         read_run(log.folder)
-    assert "run the command again" in caught.value.cure
+    assert "run the command again" in caught.value.hint
 
 
 def test_no_runs_at_all(store: Store) -> None:
     with pytest.raises(UsageError) as caught:
         find_run(store, "latest")
     assert caught.value.where == str(store.root / "runs")
-    assert "prepare model" in caught.value.cure
+    assert "prepare model" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"run": 1}'])

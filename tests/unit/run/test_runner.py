@@ -132,7 +132,7 @@ class TestRounds:
 class TestSpeed:
     @pytest.fixture
     def fast(self, bench: FakeRun) -> FakeRun:
-        ratio = {"minimum": 0.8, "workloads": ["chat"]}
+        ratio = {"min_ratio": 0.8, "workloads": ["chat"]}
         chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
         chat |= {"arrivals": {"concurrency": 4}, "seconds": 1}
         speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
@@ -270,7 +270,7 @@ class TestSpeed:
         assert judged.measuring is not None
         assert found(judged.measuring) == []
         other = {"cpu": "alternate", "cuda": "together"}[hardware]
-        rules: list[dict[str, Any]] = [{"blocks": 1000}, {"minimum": 0.7}, {"lives": other}]
+        rules: list[dict[str, Any]] = [{"blocks": 1000}, {"min_ratio": 0.7}, {"lives": other}]
         rules += [{"hit_rate": None}, {"loads_per_life": 2}, {"must_count_hits": True}]
         rules += [{"allowance": 0.001, "allowance_alpha": 0.001}]
         for rule in rules:
@@ -676,7 +676,7 @@ class TestDryRun:
 
 class TestFloor:
     def test_the_baseline_is_asked_again(self, bench: FakeRun) -> None:
-        bench.policy = policy(repeat=32)
+        bench.policy = policy(noise_floor_questions=32)
         (gate,) = bench.verdict().gates
         assert gate.floor is not None
         assert (gate.floor.n, gate.floor.flips) == (32, 0)
@@ -691,7 +691,7 @@ class TestVerify:
     def run(self, bench: FakeRun) -> RunReport:
         bench.models.score = flipping(4)
         bench.recipes = (ONE, TWO)
-        bench.policy = policy(repeat=16)
+        bench.policy = policy(noise_floor_questions=16)
         return bench.run()
 
     def differences(self, bench: FakeRun, run: RunReport) -> str:

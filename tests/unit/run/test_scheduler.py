@@ -232,7 +232,7 @@ def test_all_that_runs_is_ended_side_by_side_and_what_may_go_on_is_said(
     monkeypatch.setattr(Job, "cancel", cancelled)
     with pytest.raises(StageError) as raised:
         bench.run("-a")
-    assert raised.value.what == "no"
+    assert raised.value.message == "no"
     assert all(bench.hands.jobs[name].cancelled for name in "bc")
     assert sorted(bench.log.ended) == ["a failed", "b failed", "c failed"]
     assert [note for note in bench.listener.notes if "nobody answers" in note]
@@ -367,7 +367,7 @@ class TestSideBySide:
             update={
                 "speed": SpeedPolicy.model_validate(
                     {
-                        "ratio": {"minimum": {"cpu": 0.5}, "workloads": ["chat"]},
+                        "ratio": {"min_ratio": {"cpu": 0.5}, "workloads": ["chat"]},
                         "workloads": {
                             "chat": {
                                 "kind": "random",

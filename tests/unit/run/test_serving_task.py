@@ -40,8 +40,8 @@ def test_a_node_that_the_verdict_would_not_be_about_serves_nothing(tmp_path: Pat
     of_another = FakeRun(tmp_path / "store")
     with pytest.raises(ServingError) as caught:
         hold(sitting(of_another), of_another.store, EventWriter(sys.stderr.fileno()))
-    assert NODE.cpu in caught.value.what
-    assert "cpu" in caught.value.what
+    assert NODE.cpu in caught.value.message
+    assert "cpu" in caught.value.message
     assert not list(tmp_path.rglob("server.*"))
 
 
@@ -100,7 +100,7 @@ def test_speed_is_measured_on_what_it_will_be_kept_for(
     else:
         with pytest.raises(ServingError) as caught:
             check_hardware(loads, run.store)
-        assert machine in caught.value.what
+        assert machine in caught.value.message
 
 
 def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:

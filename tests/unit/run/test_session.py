@@ -44,11 +44,11 @@ def test_work_that_ends(session: RunSession) -> None:
 
 def test_an_error_becomes_part_of_the_record(session: RunSession) -> None:
     def work() -> ExitCode:
-        raise StoreError("no room", where="there", cure="make some")
+        raise StoreError("no room", where="there", hint="make some")
 
     report = session.run(work)
     assert report.error is not None
-    assert report.error["what"] == "no room"
+    assert report.error["message"] == "no room"
     assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["stage ended"])
 
 

@@ -70,8 +70,8 @@ def test_one_that_stays_down_leaves_a_job_that_is_named(
     Controller(programs, outage=10**6)
     with pytest.raises(StageError) as raised:
         SlurmJob("17", programs / "log").cancel()
-    assert "17" in raised.value.what
-    assert "scancel 17" in raised.value.cure
+    assert "17" in raised.value.message
+    assert "scancel 17" in raised.value.hint
 
 
 def test_a_job_whose_node_does_not_see_the_run_is_told_as_that(programs: Path) -> None:

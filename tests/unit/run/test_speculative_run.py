@@ -109,7 +109,7 @@ def test_a_draft_is_the_one_that_was_judged(run: FakeRun, tmp_path: Path) -> Non
     assert find_draft(judged, run.checkpoint.path, settings) == run.checkpoint.path
     with pytest.raises(UsageError) as caught:
         find_draft(judged, None, settings)
-    assert wanted[:12] in caught.value.what
+    assert wanted[:12] in caught.value.message
     other = tmp_path / "other"
     write_files(other, checkpoint_files() | {"generation_config.json": b"{}"})
     with pytest.raises(UsageError, match="not the draft"):

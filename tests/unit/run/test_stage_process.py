@@ -30,8 +30,8 @@ def test_work_of_another_prepare_is_refused(
         stage.run(task)
     error = json.loads(capfd.readouterr().out)
     assert error["kind"] == "StageError"
-    assert theirs in error["what"]
-    assert this_prepare() in error["what"]
+    assert theirs in error["message"]
+    assert this_prepare() in error["message"]
     assert platform.node() in error["where"]
 
 

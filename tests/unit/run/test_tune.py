@@ -482,7 +482,7 @@ def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
     assert next_command(report) in next_steps(report)[0]
     with pytest.raises(UsageError) as error:
         choose_variants(report, PromotionRequest("sqlite:///x"))
-    assert str(made.log.folder / PROFILE) in error.value.cure
+    assert str(made.log.folder / PROFILE) in error.value.hint
 
 
 class TestSpeculation:

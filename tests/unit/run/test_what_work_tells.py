@@ -46,7 +46,7 @@ HOSTILE = [
     '{"event": "progress"}',
     '{"event": "note", "text": "forged"}',
     '{"event": "stage", "name": 1}',
-    '{"event": "error", "kind": "StageError", "what": "forged"}',
+    '{"event": "error", "kind": "StageError", "message": "forged"}',
     '{"event": "ended", "exit_code": 3}',
     "[" * 100_000,
 ]
@@ -188,7 +188,7 @@ class Heard(Listener):
 
 
 KINDS = ("progress", "note", "stage", "error", "ended", "other")
-KEYS = (*StageReport.model_fields, "text", "task", "done", "total", "unit", "kind", "what")
+KEYS = (*StageReport.model_fields, "text", "task", "done", "total", "unit", "kind", "message")
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -224,11 +224,11 @@ def test_each_kind_of_event_is_heard() -> None:
         {"event": "progress", "task": "t", "done": 1, "total": None, "unit": "s"},
         {"event": "note", "text": "\udcff half"},
         {"event": "stage", **stage.model_dump(mode="json")},
-        {"event": "error", **StageError("it failed", where="here", cure="mend it").to_dict()},
+        {"event": "error", **StageError("it failed", where="here", hint="mend it").to_dict()},
     ]
     failure = pass_on((json.dumps(each).encode() for each in told), heard)
     assert heard.events == [("t", 1, None, "s")]
     assert heard.notes == ["\udcff half"]
     assert heard.stages == [stage]
     assert isinstance(failure, StageError)
-    assert (failure.what, failure.where, failure.cure) == ("it failed", "here", "mend it")
+    assert (failure.message, failure.where, failure.hint) == ("it failed", "here", "mend it")

@@ -123,6 +123,6 @@ def test_a_registry_that_would_refuse_is_told_before_the_work(
     assert (report.status, report.exit_code) == ("failed", 1)
     assert report.variants == []
     assert report.error is not None
-    assert "--no-promote" in report.error["cure"]
+    assert "--no-promote" in report.error["hint"]
     measured = run_to(passed, False, tmp_path, monkeypatch, registry)
     assert measured.exit_code == 0

@@ -31,7 +31,7 @@ def test_the_loopback_needs_no_key(text: str, host: str) -> None:
 def test_who_others_reach_needs_a_key(key: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_host("0.0.0.0", key, "SECRET")
-    assert "SECRET" in caught.value.cure
+    assert "SECRET" in caught.value.hint
     assert caught.value.where == "--host 0.0.0.0"
     assert check_host("0.0.0.0", "sk", "SECRET") == "0.0.0.0"
 
@@ -40,7 +40,7 @@ def test_who_others_reach_needs_a_key(key: str) -> None:
 def test_what_is_no_address_of_this_machine(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_host(text, "sk", "SECRET")
-    assert "0.0.0.0" in caught.value.cure
+    assert "0.0.0.0" in caught.value.hint
 
 
 def test_its_url_is_one_that_we_can_ask() -> None:

@@ -103,10 +103,10 @@ def test_a_port_asks_for_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyP
         served.stop()
 
 
-def test_its_failures_have_its_cures(tmp_path: Path) -> None:
+def test_its_failures_have_its_hints(tmp_path: Path) -> None:
     with pytest.raises(ServingError) as caught:
         server_of(tmp_path, PROFILE.replace("slots: 3", "slots: 0")).start(30, NullProgress())
-    assert caught.value.cure == "give it a slot"
+    assert caught.value.hint == "give it a slot"
 
 
 def test_it_tells_its_version() -> None:
@@ -132,7 +132,7 @@ def test_it_tells_its_version() -> None:
 def test_a_profile_is_checked_by_its_engine(tmp_path: Path, key: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         profile(tmp_path, text)
-    assert f"'{key}" in caught.value.what
+    assert f"'{key}" in caught.value.message
 
 
 def judged(serving: dict[str, Any]) -> Deployable:

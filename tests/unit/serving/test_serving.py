@@ -165,12 +165,12 @@ LOGS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "reason", "cure"), LOGS)
-def test_the_logs_own_reason_is_found(tmp_path: Path, text: str, reason: str, cure: str) -> None:
+@pytest.mark.parametrize(("text", "reason", "hint"), LOGS)
+def test_the_logs_own_reason_is_found(tmp_path: Path, text: str, reason: str, hint: str) -> None:
     log = tmp_path / "server.log"
     log.write_text(text)
     assert find_reason(log, VLLM) == reason
-    assert cure in hint_for(reason, VLLM)
+    assert hint in hint_for(reason, VLLM)
 
 
 @given(st.binary(max_size=3000))

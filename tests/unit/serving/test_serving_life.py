@@ -146,16 +146,16 @@ def test_dying_while_starting_is_told_in_the_logs_words(
 ) -> None:
     (tmp_path / "words").write_text(LAST_WORDS)
     error = failure(server(STAND_IN="dies", STAND_IN_LOG=str(tmp_path / "words")))
-    assert error.what == (
+    assert error.message == (
         f"the model server ended with exit code 1 while starting; its log says: {NO_CACHE}"
     )
     assert error.where == str(tmp_path / "server.baseline.log")
-    assert "less to hold" in error.cure
+    assert "less to hold" in error.hint
 
 
 def test_killed_while_starting_is_told_as_short_memory(server: Callable[..., Server]) -> None:
     error = failure(server(STAND_IN="killed"))
-    assert "was killed, most likely because the machine ran out of memory" in error.what
+    assert "was killed, most likely because the machine ran out of memory" in error.message
 
 
 def test_never_ready_is_a_timeout_and_nothing_is_left(
@@ -165,8 +165,8 @@ def test_never_ready_is_a_timeout_and_nothing_is_left(
     started = time.monotonic()
     error = failure(server(STAND_IN="silent"), timeout_seconds=1)
     assert 1 < time.monotonic() - started < 20
-    assert error.what.startswith("the model server was not ready after 1 s")
-    assert "still loading" in error.what
+    assert error.message.startswith("the model server was not ready after 1 s")
+    assert "still loading" in error.message
     assert set(processes_mentioning(tmp_path)) == before == set()
 
 
@@ -184,12 +184,12 @@ def processes_mentioning(folder: Path) -> list[int]:
 
 def test_healthy_but_refusing_to_answer_is_a_failure(server: Callable[..., Server]) -> None:
     error = failure(server(STAND_IN="refuses"))
-    assert "answered 500" in error.what
-    assert "EngineCore is dead" in error.what
+    assert "answered 500" in error.message
+    assert "EngineCore is dead" in error.message
 
 
 def test_one_that_serves_another_model_is_not_ready(server: Callable[..., Server]) -> None:
-    assert "not ready" in failure(server(STAND_IN="another"), timeout_seconds=1).what
+    assert "not ready" in failure(server(STAND_IN="another"), timeout_seconds=1).message
 
 
 def test_a_stranger_who_takes_the_port_first_is_not_taken_for_ours(
@@ -203,8 +203,8 @@ def test_a_stranger_who_takes_the_port_first_is_not_taken_for_ours(
         served = server(STAND_IN="slow", port=port)
         error = failure(served)
         served.stop()
-    assert "ended with exit code 1" in error.what
-    assert "already in use" in error.what
+    assert "ended with exit code 1" in error.message
+    assert "already in use" in error.message
     assert asked == []
 
 
@@ -312,7 +312,7 @@ def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:
     child = facts(served)["processes"][1]
     with pytest.raises(httpx.HTTPError):
         served.address.client(timeout_seconds=10).post("/die")
-    assert "ended with exit code 9" in death(served).what
+    assert "ended with exit code 9" in death(served).message
     assert not is_running(child)
     served.stop()
 
@@ -321,7 +321,7 @@ def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "no-such-python"
     served = Server(missing, tmp_path, ServingArguments({}, {}), tmp_path / "log")
     error = failure(served)
-    assert "exit code 127" in error.what
-    assert str(missing) in error.what
+    assert "exit code 127" in error.message
+    assert str(missing) in error.message
     served = Server(Path(sys.executable), tmp_path, ServingArguments({}, {}), tmp_path / "log2")
-    assert "No module named 'vllm'" in failure(served).what
+    assert "No module named 'vllm'" in failure(served).message

@@ -23,7 +23,7 @@ class Tiny(Engine):
     modules = ()
     key_variable = "TINY_SECRET"
     health = "/ready"
-    cures = ((r"slots exhausted", "give it a slot"),)
+    hints = ((r"slots exhausted", "give it a slot"),)
     facts = {"slots": r"tiny: (\d+) slots"}  # noqa: RUF012
     ours = {"it decides who may reach the server": ("listen",)}  # noqa: RUF012
     tuning = "TINY_.*"

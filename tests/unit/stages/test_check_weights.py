@@ -106,7 +106,7 @@ class TestSound:
         sound.write(sound.kind, tied=tied)
         result = sound.run().result
         assert result["quantized_tensors"] == len(LINEAR)
-        assert result["kept_tensors"] == len(source_tensors(tied=tied)) - len(LINEAR)
+        assert result["unquantized_tensors"] == len(source_tensors(tied=tied)) - len(LINEAR)
         assert result["merged_tensors"] == 0
         assert result["altered_tensors"] == {}
         size = (sound.variant / WEIGHTS).stat().st_size
@@ -114,7 +114,7 @@ class TestSound:
         assert result["size_ratio"] == size / (sound.source / WEIGHTS).stat().st_size
         assert result["size_ratio"] < 0.8
         assert result["weights_digest"] == "d" * 64
-        assert result["carried_digest"] == digest_of_other_files(sound.variant)
+        assert result["auxiliary_files_digest"] == digest_of_other_files(sound.variant)
         total = sum(t.array.nbytes for t in source_tensors(tied=tied).values())
         assert sound.listener.events[-1] == ("variant: check_weights", total, total, "bytes")
 
@@ -205,7 +205,7 @@ class TestScales:
         last = variant_tensors(kind)[f"{LAYER}.weight_scale"].array.size - 1
         overwrite(verification.variant, f"{LAYER}.weight_scale", stored, element=last)
         error = verification.fault()
-        assert error.what == f"'{LAYER}.weight_scale' holds a scale that is not {words}"
+        assert error.message == f"'{LAYER}.weight_scale' holds a scale that is not {words}"
         assert error.where == str(verification.variant / WEIGHTS)
 
     @pytest.mark.parametrize(
@@ -226,12 +226,12 @@ class TestScales:
     ) -> None:
         verification.write(kind)
         overwrite(verification.variant, name, data)
-        assert f"'{name}' holds a scale that is not" in verification.fault().what
+        assert f"'{name}' holds a scale that is not" in verification.fault().message
 
     def test_a_weight_that_is_no_number(self, verification: Verification) -> None:
         verification.write("fp8-dynamic")
         overwrite(verification.variant, f"{LAYER}.weight", b"\xff", element=1000)
-        assert f"'{LAYER}.weight' holds numbers that are not finite" in verification.fault().what
+        assert f"'{LAYER}.weight' holds numbers that are not finite" in verification.fault().message
 
 
 class TestWeights:
@@ -244,9 +244,9 @@ class TestWeights:
             tensors[name], tensors[twin] = tensors[twin], tensors[name]
         sound.write_variant_weights(tensors)
         error = sound.fault()
-        assert f"the weights of '{LAYER}'" in error.what or f"of '{OTHER}'" in error.what
-        assert "under the floor" in error.what
-        assert "the median of 12 layers" in error.what
+        assert f"the weights of '{LAYER}'" in error.message or f"of '{OTHER}'" in error.message
+        assert "under the floor" in error.message
+        assert "the median of 12 layers" in error.message
 
     def test_a_layer_of_zeros(self, sound: Verification) -> None:
         tensors = variant_tensors(sound.kind)
@@ -255,8 +255,8 @@ class TestWeights:
         tensors[name].array[:] = tensors[name].array[:1] * 0
         sound.write_variant_weights(tensors)
         error = sound.fault()
-        assert f"the weights of '{LAYER}'" in error.what
-        assert "under the floor" in error.what
+        assert f"the weights of '{LAYER}'" in error.message
+        assert "under the floor" in error.message
 
     def test_a_flipped_block(self, sound: Verification) -> None:
         """Half of the rows of a small block: the layer's SQNR barely moves."""
@@ -264,7 +264,7 @@ class TestWeights:
         stored = tensors[numbers(tensors, LAYER)].array
         stored[: len(stored) // 2, : stored.shape[1] // 2] ^= -1 if stored.dtype != "u1" else 255
         sound.write_variant_weights(tensors)
-        assert f"the weights of '{LAYER}'" in sound.fault().what
+        assert f"the weights of '{LAYER}'" in sound.fault().message
 
     @pytest.mark.parametrize("kind", ["nvfp4", "awq-sym", "int8"])
     def test_one_damaged_piece_of_a_row(self, verification: Verification, kind: str) -> None:
@@ -275,20 +275,22 @@ class TestWeights:
         stored[77, : stored.shape[1] // 2] = row
         verification.write_variant_weights(tensors)
         error = verification.fault()
-        assert f"the weights of '{LAYER}' are not the source's in 1 place" in error.what
-        assert "in row 77 from column 0 on" in error.what
+        assert f"the weights of '{LAYER}' are not the source's in 1 place" in error.message
+        assert "in row 77 from column 0 on" in error.message
 
     @pytest.mark.parametrize("name", [NORM, "model.embed_tokens.weight", "model.norm.weight"])
     def test_a_kept_tensor_is_changed(self, one: Verification, name: str) -> None:
         overwrite(one.variant, name, b"\x80\x3f", element=5)
         error = one.fault()
-        assert error.what == f"'{name}' differs from the source's, and the recipe leaves it alone"
+        assert (
+            error.message == f"'{name}' differs from the source's, and the recipe leaves it alone"
+        )
 
     @pytest.mark.parametrize("kind", RESCALED)
     def test_an_embedding_is_changed(self, verification: Verification, kind: str) -> None:
         verification.write(kind)
         overwrite(verification.variant, "model.embed_tokens.weight", b"\x80\x3f")
-        assert "'model.embed_tokens.weight' differs" in verification.fault().what
+        assert "'model.embed_tokens.weight' differs" in verification.fault().message
 
     @pytest.mark.parametrize("dtype", ["F16", "F32"])
     def test_a_kept_tensor_of_another_type(self, one: Verification, dtype: str) -> None:
@@ -317,7 +319,7 @@ class TestWeights:
         thirds = np.full(HIDDEN, 1 / 3, np.float32)
         verification.write_changed("gptq", {NORM: bf16(thirds)})
         verification.add_to_source({NORM: Stored("F32", thirds)})
-        assert f"'{NORM}' went from F32 to BF16" in verification.fault().what
+        assert f"'{NORM}' went from F32 to BF16" in verification.fault().message
 
 
 class TestFloat32AmongBfloat16:
@@ -341,7 +343,7 @@ class TestFloat32AmongBfloat16:
         self.write(verification, kind, NORM, finer)
         tensors = variant_tensors(kind, tied=False) | {NORM: bf16(finer)}
         verification.write_variant_weights(tensors)
-        assert "the columns of 'model.layers.1.self_attn." in verification.fault().what
+        assert "the columns of 'model.layers.1.self_attn." in verification.fault().message
 
     @pytest.mark.parametrize("kind", ["awq", "int8"])
     def test_a_router_behind_a_norm(self, verification: Verification, kind: str) -> None:
@@ -352,7 +354,7 @@ class TestFloat32AmongBfloat16:
         variant, ignore = variant_tensors(kind, tied=False), ("lm_head", "re:.*gate$")
         another = {name: bf16(random.normal(size=source.shape))}
         verification.write_variant_weights(variant | another)
-        assert f"'{name}' differs" in verification.fault(ignore).what
+        assert f"'{name}' differs" in verification.fault(ignore).message
         rescaled = {name: bf16(source * random.uniform(0.5, 2, HIDDEN))}
         verification.write_variant_weights(variant | rescaled)
         assert verification.run(ignore).result["altered_tensors"] == {name: "F32 to BF16"}
@@ -362,7 +364,7 @@ class TestFloat32AmongBfloat16:
     def test_what_nothing_scales(self, verification: Verification, kind: str, name: str) -> None:
         finer = from_bf16(source_tensors(tied=False)[name]) * np.float32(1.0001)
         self.write(verification, kind, name, finer)
-        assert f"'{name}' went from F32 to BF16" in verification.fault().what
+        assert f"'{name}' went from F32 to BF16" in verification.fault().message
 
     def test_it_is_read_once(
         self, verification: Verification, monkeypatch: pytest.MonkeyPatch
@@ -565,7 +567,7 @@ class TestTensors:
     def test_the_shape_that_is_stored(self, verification: Verification) -> None:
         verification.write("awq")
         overwrite(verification.variant, f"{LAYER}.weight_shape", struct.pack("<q", 127))
-        assert f"'{LAYER}.weight_shape' says [127, 256]" in verification.fault().what
+        assert f"'{LAYER}.weight_shape' says [127, 256]" in verification.fault().message
 
     def test_a_dropped_shard(self, one: Verification) -> None:
         names = shard(one.variant, variant_tensors(one.kind))
@@ -577,19 +579,19 @@ class TestTensors:
         names = shard(one.variant, variant_tensors(one.kind))
         (one.variant / names[1]).unlink()
         missing = forget(one.variant, lambda _, file: file == names[1])
-        what = one.fault().what
+        what = one.fault().message
         assert "is missing" in what
         assert any(f"'{tensor}'" in what for tensor in missing)
 
     def test_a_shard_that_the_index_forgot(self, one: Verification) -> None:
         names = shard(one.variant, variant_tensors(one.kind))
         forget(one.variant, lambda _, file: file == names[1])
-        assert "not made of" in one.fault().what
+        assert "not made of" in one.fault().message
 
     def test_a_tensor_that_the_index_forgot(self, one: Verification) -> None:
         shard(one.variant, variant_tensors(one.kind))
         forget(one.variant, lambda tensor, _: tensor == NORM)
-        assert f"'{NORM}' lies in" in one.fault().what
+        assert f"'{NORM}' lies in" in one.fault().message
 
     def test_cut_short(self, one: Verification) -> None:
         path = one.variant / WEIGHTS
@@ -600,7 +602,7 @@ class TestTensors:
 
     def test_nothing_was_quantized(self, one: Verification) -> None:
         one.write_variant_weights(source_tensors())
-        assert "nothing was quantized" in one.fault(ignore=("*",)).what
+        assert "nothing was quantized" in one.fault(ignore=("*",)).message
 
 
 class TestIgnore:
@@ -619,7 +621,7 @@ class TestIgnore:
         assert f"'{LAYER}.weight'" in what
 
     def test_quantized_against_the_recipe(self, sound: Verification) -> None:
-        assert f"'{LAYER}.weight' is" in sound.fault(ignore=("lm_head", LAYER)).what
+        assert f"'{LAYER}.weight' is" in sound.fault(ignore=("lm_head", LAYER)).message
 
 
 class TestFiles:
@@ -638,16 +640,16 @@ class TestFiles:
         file = one.variant / name
         file.unlink() if content is None else file.write_bytes(content)
         error = one.fault()
-        assert f"'{name}' {words}" in error.what
+        assert f"'{name}' {words}" in error.message
         assert error.where == str(file)
 
     @pytest.mark.parametrize("name", ["qwen.tiktoken", "sentencepiece.bpe.model"])
     def test_a_vocabulary_by_another_name(self, verification: Verification, name: str) -> None:
         verification.write("fp8-dynamic")
         (verification.source / name).write_bytes(b"IQ== 0")
-        assert verification.fault().what == f"'{name}' is missing from the variant"
+        assert verification.fault().message == f"'{name}' is missing from the variant"
         (verification.variant / name).write_bytes(b"IQ== 1")
-        assert verification.fault().what == f"'{name}' differs from the source's"
+        assert verification.fault().message == f"'{name}' differs from the source's"
         (verification.variant / name).write_bytes(b"IQ== 0")
         assert verification.run().stage == "check_weights"
 
@@ -664,12 +666,12 @@ class TestFiles:
         verification.write(kind)
         change_config(verification.variant, quantization_config=config)
         error = verification.fault()
-        assert "config.json does not say" in error.what
+        assert "config.json does not say" in error.message
         assert "key quantization_config" in error.where
 
     def test_no_quantization_config(self, one: Verification) -> None:
         (one.variant / "config.json").write_bytes(source_files()["config.json"])
-        assert "config.json does not say" in one.fault().what
+        assert "config.json does not say" in one.fault().message
 
     @pytest.mark.parametrize(
         ("kind", "other"),
@@ -681,8 +683,8 @@ class TestFiles:
         verification.write(other)
         verification.kind = kind
         error = verification.fault()
-        assert "config.json says the weights are stored as" in error.what
-        assert "and the recipe asks for" in error.what
+        assert "config.json says the weights are stored as" in error.message
+        assert "and the recipe asks for" in error.message
 
     def test_config_is_damaged(self, one: Verification) -> None:
         (one.variant / "config.json").write_text("{")
@@ -744,7 +746,7 @@ class TestConfig:
         verification.write("fp8-dynamic")
         change_config(verification.variant, **{key: value})
         error = verification.fault()
-        assert "the source's says" in error.what
+        assert "the source's says" in error.message
         assert "config.json, key " in error.where
 
     @pytest.mark.parametrize("key", ["vocab_size", "model_type"])
@@ -754,7 +756,7 @@ class TestConfig:
         path.write_text(
             json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key})
         )
-        assert f"lacks the key '{key}'" in verification.fault().what
+        assert f"lacks the key '{key}'" in verification.fault().message
 
     def test_the_words_of_transformers_5(self, verification: Verification) -> None:
         verification.write("fp8-dynamic")

@@ -18,7 +18,7 @@ MARGINS: Any = {"fp8": Margin(points=0.1)}
     ("suite", "metric"),
     [
         (MmluSuite(margins=MARGINS), "acc"),
-        (MmluSuite(margins=MARGINS, form="cloze"), "acc_norm"),
+        (MmluSuite(margins=MARGINS, prompt_format="cloze"), "acc_norm"),
         (HumanEvalSuite(margins=MARGINS), "pass@1"),
         (MbppSuite(margins=MARGINS, samples=10, k=5), "pass@5"),
         (RougeSuite(margins=MARGINS, metric="bleu"), "bleu"),
@@ -40,6 +40,6 @@ def test_weights_that_are_taken_in_again_keep_their_answers() -> None:
         store: Any = SimpleNamespace(find=lambda stage, key: SimpleNamespace(result=check))
         return book_key(spec, store)
 
-    made_here = key_with(weights_digest="aa", carried_digest="bb")
-    assert made_here == key_with(weights_digest="aa", carried_digest=None)
-    assert made_here != key_with(weights_digest="cc", carried_digest="bb")
+    made_here = key_with(weights_digest="aa", auxiliary_files_digest="bb")
+    assert made_here == key_with(weights_digest="aa", auxiliary_files_digest=None)
+    assert made_here != key_with(weights_digest="cc", auxiliary_files_digest="bb")

@@ -296,7 +296,7 @@ class TestWhatItReplaces:
         Store(promotion.store).discard(record.stage, record.key)
         with pytest.raises(RegistryError, match=r" bob .*too slow") as caught:
             promotion.run(AWQ, since=datetime.now(UTC).isoformat(), explicit=False)
-        assert "prepare promote a run" in caught.value.cure
+        assert "prepare promote a run" in caught.value.hint
         assert promotion.aliases() == {"best": "fp8-dynamic"}
         promotion.run(AWQ)
         assert promotion.aliases() == {"best": "awq-w4a16", "former": "fp8-dynamic"}

@@ -167,7 +167,7 @@ class TestSpace:
         with pytest.raises(StoreError) as caught:
             check_space(output, source, quantization)
         assert caught.value.where == str(output)
-        assert "--store DIR" in caught.value.cure
+        assert "--store DIR" in caught.value.hint
 
     def test_files_that_are_there_are_not_asked_for_again(
         self, source: Path, output: Path, monkeypatch: pytest.MonkeyPatch

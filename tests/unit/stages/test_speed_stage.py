@@ -28,7 +28,7 @@ from pipeline.stages import speed
 from pipeline.stages.context import StageContext
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
-RULE = {"minimum": 0.5, "alpha": 0.05, "blocks": 3}
+RULE = {"min_ratio": 0.5, "alpha": 0.05, "blocks": 3}
 
 
 THROTTLED = {"disturbances": [Interference(kind="throttled", what="power cap")]}
@@ -209,7 +209,7 @@ class TestDisturbed:
 
     def run_whole(self, tmp_path: Path, disturbed: int) -> tuple[SpeedResult, Context]:
         """As a stage runner does it, with the record in the store."""
-        stage = context(tmp_path, RANDOM, rule={"minimum": 0.9, "blocks": 8})
+        stage = context(tmp_path, RANDOM, rule={"min_ratio": 0.9, "blocks": 8})
         with stage.store.open_for_writing("speed", stage.spec.key, speed.RESUMED) as folder:
             assert folder is not None
             stage.folder, stage.disturbed = folder, disturbed

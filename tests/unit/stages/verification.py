@@ -72,7 +72,7 @@ class Verification:
     ) -> str:
         """What the stage says of such a variant."""
         self.write_changed(kind, changes, tied=tied)
-        return self.fault(ignore).what
+        return self.fault(ignore).message
 
     def add_to_source(self, tensors: Tensors, *, tied: bool = True) -> None:
         """Give the source these tensors, instead of its own or besides."""

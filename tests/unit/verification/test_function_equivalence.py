@@ -68,7 +68,7 @@ def test_norms_that_are_stored_less_one() -> None:
 def test_what_does_not_match(columns: Any, norm: Any, words: str) -> None:
     with pytest.raises(VerificationError) as caught:
         check({"attn.q_proj": layer(columns, noise=0.001)}, norm=(ONES, norm))
-    assert words in caught.value.what
+    assert words in caught.value.message
 
 
 @pytest.mark.parametrize(

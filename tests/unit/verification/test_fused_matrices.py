@@ -92,7 +92,7 @@ class Fused:
         """What it ends with."""
         with pytest.raises(VerificationError) as caught:
             self.verify(folder, kind)
-        return caught.value.what
+        return caught.value.message
 
 
 @pytest.mark.parametrize("kind", KINDS)

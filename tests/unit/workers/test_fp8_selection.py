@@ -135,7 +135,7 @@ class TestResolveTie:
         with pytest.raises(StageError, match=f"'{head}'") as caught:
             resolve_tie(tmp_path, headers, config)
         assert caught.value.where == f"{tmp_path / 'config.json'}, key {key}"
-        assert "set tie_word_embeddings to false in config.json" in caught.value.cure
+        assert "set tie_word_embeddings to false in config.json" in caught.value.hint
 
 
 def test_same_bytes(tmp_path: Path) -> None:

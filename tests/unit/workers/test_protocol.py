@@ -34,7 +34,7 @@ def run(spec, progress, output):
         found = [name for name in spec["names"] if importlib.util.find_spec(name)]
         return {"found": found, "path": sys.path}
     if how == "expected":
-        raise CheckpointError("it is broken", where="here", cure="mend it")
+        raise CheckpointError("it is broken", where="here", hint="mend it")
     if how == "unexpected":
         raise ValueError("x" * 5000)
     if how == "connects":
@@ -150,9 +150,9 @@ class TestAnswer:
         assert worker.answer()["ok"] is False
         assert worker.answer()["error"] == {
             "kind": "CheckpointError",
-            "what": "it is broken",
+            "message": "it is broken",
             "where": "here",
-            "cure": "mend it",
+            "hint": "mend it",
         }
         assert "Traceback" not in ended.stderr
 
@@ -161,8 +161,8 @@ class TestAnswer:
         assert ended.returncode == 1
         error = worker.answer()["error"]
         assert error["kind"] == "WorkerError"
-        assert error["what"].startswith("ValueError: xxx")
-        assert len(error["what"]) < 2100
+        assert error["message"].startswith("ValueError: xxx")
+        assert len(error["message"]) < 2100
         assert "Traceback" in ended.stderr
         assert "tiny_worker.py" in ended.stderr
 
@@ -170,8 +170,8 @@ class TestAnswer:
     def test_a_full_disk(self, worker: TinyWorker, how: str) -> None:
         worker.start(how=how)
         error = worker.answer()["error"]
-        assert (error["kind"], error["what"]) == ("StoreError", "the disk is full")
-        assert "--store" in error["cure"]
+        assert (error["kind"], error["message"]) == ("StoreError", "the disk is full")
+        assert "--store" in error["hint"]
 
     def test_peak_memory(self, worker: TinyWorker) -> None:
         worker.start(how="memory")
@@ -229,7 +229,7 @@ class TestImports:
         command = [bare_python, str(BOOTSTRAP), module, *map(str, paths)]
         ended = subprocess.run(command, env={}, capture_output=True, timeout=30, check=False)
         assert ended.returncode == 1
-        what = worker.answer()["error"]["what"]
+        what = worker.answer()["error"]["message"]
         installed_later = ("vllm", "transformers", "gguf")
         assert what.startswith("KeyError:") or any(
             f"No module named '{name}'" in what for name in installed_later

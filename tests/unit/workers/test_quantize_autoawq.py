@@ -29,7 +29,7 @@ def test_rows_that_cannot_be_packed() -> None:
     with pytest.raises(StageError) as caught:
         check_rows([linear(64), linear(12)])
     assert caught.value.where == "quantization.kind autoawq"
-    assert "awq-w4a16" in caught.value.cure
+    assert "awq-w4a16" in caught.value.hint
 
 
 class TestLeftOut:
@@ -55,7 +55,7 @@ class TestLeftOut:
     def test_anything_else_inside(self) -> None:
         with pytest.raises(StageError, match=r"0\.mlp\.down_proj") as caught:
             words_left_out([*self.DENSE], ["lm_head", "*.down_proj"])
-        assert "awq-w4a16" in caught.value.cure
+        assert "awq-w4a16" in caught.value.hint
 
     def test_many_are_counted(self) -> None:
         names = [f"model.layers.{index}.mlp.up_proj" for index in range(9)]
@@ -85,7 +85,7 @@ class TestFindings:
         with pytest.raises(StageError) as caught:
             ScalingDiagnostics(scaling_errors=[0.01]).check_model(divergence, 0.02)
         assert caught.value.where == "quantization.kind autoawq"
-        assert "awq-w4a16" in caught.value.cure
+        assert "awq-w4a16" in caught.value.hint
 
 
 def test_the_sources_config_is_kept(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class LetterTokenizer:
 def calibration(**changes: Any) -> dict[str, Any]:
     """A recipe's calibration, as the worker is given it."""
     settings: dict[str, Any] = {
-        "dataset": "carried",
+        "dataset": "builtin",
         "column": "text",
         "samples": 4,
         "max_tokens": 16,
@@ -118,7 +118,7 @@ class TestReadTexts:
         with pytest.raises(StageError, match="'text'") as caught:
             read_texts(calibration(), str(file), LetterTokenizer())
         assert caught.value.where == f"{file}, line 3"
-        assert '"text"' in caught.value.cure
+        assert '"text"' in caught.value.hint
 
     @given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=5))
     def test_any_text_survives(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from artifacts.stages.questions import QuestionsParameters
-from eval_gates.suites.rouge import read_carried
+from eval_gates.suites.rouge import read_builtin
 from pipeline.core.errors import EvaluationDataError
 from pipeline.plan.data_sources import HUB_DATASETS
 from pipeline.workers.questions import run, shuffle, with_clusters, without_copies
@@ -97,7 +97,7 @@ class TestMmlu:
         return folder
 
     def test_every_question_once(self, tmp_path: Path, folder: Path) -> None:
-        suite = MmluSuite(margins=MARGINS, shots=0)
+        suite = MmluSuite(margins=MARGINS, num_fewshot=0)
         facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert (facts["questions"], facts["dropped"]) == (10, 0)
         assert facts["source"] == FOLDER
@@ -123,7 +123,7 @@ class TestMmlu:
             row["choices"][row["answer"]] = text or row["choices"][row["answer"]]
         (folder / "mmlu_test.jsonl.gz").unlink()
         (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        suite = MmluSuite(margins=MARGINS, shots=0, form=form)
+        suite = MmluSuite(margins=MARGINS, num_fewshot=0, prompt_format=form)
         facts, _ = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert facts["guessing"] == pytest.approx(guessing, abs=0.02)
 
@@ -132,7 +132,7 @@ class TestMmlu:
         folder.mkdir()
         rows = [{**mmlu_question("anatomy", n), "passage_id": n // 2} for n in range(6)]
         (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        suite = MmluSuite(margins=MARGINS, shots=0, cluster="passage_id")
+        suite = MmluSuite(margins=MARGINS, num_fewshot=0, cluster_by="passage_id")
         facts, found = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert (facts["questions"], facts["clusters"]) == (6, 3)
         assert "passage_id" not in found[0]
@@ -143,13 +143,13 @@ class TestMmlu:
 
     def test_how_many_are_asked_does_not_matter(self, tmp_path: Path, folder: Path) -> None:
         """A cap is a matter of the test: with a larger one the same questions go on."""
-        everything = MmluSuite(margins=MARGINS, shots=0)
-        few = MmluSuite(margins=MARGINS, shots=0, questions=4)
+        everything = MmluSuite(margins=MARGINS, num_fewshot=0)
+        few = MmluSuite(margins=MARGINS, num_fewshot=0, questions=4)
         facts, all_rows = lay_out(tmp_path / "all", everything, FOLDER, folder)
         assert lay_out(tmp_path / "few", few, FOLDER, folder) == (facts, all_rows)
 
     def test_examples_are_of_the_questions_subject(self, tmp_path: Path, folder: Path) -> None:
-        suite = MmluSuite(margins=MARGINS, shots=2)
+        suite = MmluSuite(margins=MARGINS, num_fewshot=2)
         _, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert all(row["examples"].count("Answer: ") == 2 for row in rows)
         assert all("What is 100?" in row["examples"] for row in rows)
@@ -165,7 +165,7 @@ class TestMmlu:
         (folder / "_cot_prompts.json").write_text(json.dumps(prompts))
         monkeypatch.syspath_prepend(tmp_path / "site")
         listener = Listener()
-        suite = MmluSuite(margins=MARGINS, shots=5)
+        suite = MmluSuite(margins=MARGINS, num_fewshot=5)
         facts, rows = lay_out(tmp_path / "out", suite, PACKAGES, listener=listener)
         assert (facts["questions"], facts["dropped"]) == (8, 1)
         assert {row["examples"].count("Answer: ") for row in rows} == {2}
@@ -174,13 +174,13 @@ class TestMmlu:
 
     def test_too_few_examples(self, tmp_path: Path, folder: Path) -> None:
         with pytest.raises(EvaluationDataError, match=r"^3 .* 2"):
-            lay_out(tmp_path / "out", MmluSuite(margins=MARGINS, shots=3), FOLDER, folder)
+            lay_out(tmp_path / "out", MmluSuite(margins=MARGINS, num_fewshot=3), FOLDER, folder)
 
     def test_a_malformed_line(self, tmp_path: Path, folder: Path) -> None:
         broken = mmlu_question("anatomy", 1) | {"answer": 4}
         (folder / "mmlu_more.jsonl").write_text(json.dumps(broken) + "\n")
         with pytest.raises(EvaluationDataError, match="'answer'") as caught:
-            lay_out(tmp_path / "out", MmluSuite(margins=MARGINS, shots=0), FOLDER, folder)
+            lay_out(tmp_path / "out", MmluSuite(margins=MARGINS, num_fewshot=0), FOLDER, folder)
         assert caught.value.where == f"{folder / 'mmlu_more.jsonl'}, line 1"
 
 
@@ -203,8 +203,8 @@ class TestRouge:
         assert by_id["document/1"]["document"] == "Another\u2028text."
 
     def test_the_projects_own(self, tmp_path: Path) -> None:
-        facts, rows = lay_out(tmp_path / "out", self.SUITE, {"kind": "carried", "digest": "d"})
-        carried = read_carried()
+        facts, rows = lay_out(tmp_path / "out", self.SUITE, {"kind": "builtin", "digest": "d"})
+        carried = read_builtin()
         assert facts["questions"] == len(carried) == len({row["id"] for row in rows})
         assert {row["document"] for row in rows} == {row["document"] for row in carried}
 
@@ -231,7 +231,7 @@ class TestHumanEval:
         monkeypatch.syspath_prepend(tmp_path / "site-packages")
 
     def test_all(self, tmp_path: Path) -> None:
-        suite = HumanEvalSuite(margins=MARGINS, form="base")
+        suite = HumanEvalSuite(margins=MARGINS, prompt_format="completion")
         facts, rows = lay_out(tmp_path / "out", suite, PACKAGES)
         assert facts["questions"] == 3
         assert sorted(row["id"] for row in rows) == [f"HumanEval/{n}" for n in range(3)]
@@ -291,7 +291,7 @@ class TestMbpp:
         return folder
 
     def test_a_folder(self, tmp_path: Path, folder: Path) -> None:
-        suite = MbppSuite(margins=MARGINS, form="base")
+        suite = MbppSuite(margins=MARGINS, prompt_format="completion")
         facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert (facts["questions"], facts["dropped"], facts["guessing"]) == (3, 0, 0.0)
         assert {row["id"] for row in rows} == {"Mbpp/0", "Mbpp/1", "Mbpp/2"}
@@ -355,7 +355,7 @@ class TestCopies:
         rows = [{"id": str(n), "document": f"d{n // 4}", "references": [str(n)]} for n in range(40)]
         with pytest.raises(EvaluationDataError, match="30 of 40") as caught:
             without_copies(rows, Listener())
-        assert "several references" in caught.value.cure
+        assert "several references" in caught.value.hint
 
     def test_within_a_cluster_they_count_as_one_anyway(self) -> None:
         rows = [{"id": str(n), "question": str(n // 2)} for n in range(40)]
@@ -423,7 +423,7 @@ class TestClusters:
     def test_a_field_that_is_not_there(self) -> None:
         with pytest.raises(EvaluationDataError) as caught:
             with_clusters([{"id": "1", "fields": {"story": "s", "answer": 1}}], "passage")
-        assert caught.value.cure == "fields are: answer, story"
+        assert caught.value.hint == "fields are: answer, story"
 
     def test_one_cluster_alone_shows_nothing(self) -> None:
         with pytest.raises(EvaluationDataError, match="'subject'"):

@@ -29,7 +29,7 @@ def spec(sides: tuple[str, ...] = ("baseline", "candidate"), **workload: Any) ->
     return {
         "name": "chat",
         "workload": {**WORKLOAD, "arrivals": AT_ONCE, **workload},
-        **{"claim": "ratio", "rule": {"minimum": 0.5, "alpha": 0.05, "blocks": 20}},
+        **{"claim": "ratio", "rule": {"min_ratio": 0.5, "alpha": 0.05, "blocks": 20}},
         **{"sides": list(sides), "endpoints": {side: {} for side in sides}},
         "life": asdict(ServerRun(0, sides, 0, 1)),
     }

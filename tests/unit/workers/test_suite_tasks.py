@@ -107,7 +107,7 @@ class TestTexts:
     def test_no_answer_is_refused(self, text: Any) -> None:
         with pytest.raises(StageError, match="question 17") as caught:
             texts_of(generated("a", text, number=17))
-        assert "log" in caught.value.cure
+        assert "log" in caught.value.hint
 
 
 class TestMmlu:
@@ -173,7 +173,7 @@ class TestRouge:
 class TestHumanEval:
     SUITE: ClassVar[dict[str, Any]] = {
         "kind": "humaneval",
-        "form": "chat",
+        "prompt_format": "chat",
         "max_tokens": 256,
         "k": 1,
         "seconds_per_problem": 10,

@@ -84,7 +84,7 @@ class TestConfig:
         with pytest.raises(StageError) as caught:
             config_of_4({"rope_parameters": rope})
         assert "rope_parameters" in caught.value.where
-        assert "awq-w4a16" in caught.value.cure
+        assert "awq-w4a16" in caught.value.hint
 
     @given(
         st.dictionaries(st.sampled_from(["model_type", "hidden_size", "torch_dtype"]), st.text()),

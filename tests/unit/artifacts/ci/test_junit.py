@@ -65,7 +65,7 @@ def test_an_error_is_no_failure() -> None:
     (case,) = suites("refused")["prepare model"]
     assert case.result[0]._tag == "error"
     assert case.result[0].message == "there is no such folder"
-    assert "cure:  name a folder" in case.result[0].text
+    assert "hint:  name a folder" in case.result[0].text
 
 
 def test_the_figures_are_properties_of_the_case() -> None:

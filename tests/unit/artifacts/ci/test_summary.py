@@ -148,8 +148,8 @@ def test_no_reason_breaks_out_of_its_line(text: str) -> None:
     assert kinds[0] == kinds[1]
 
 
-def test_a_cure_with_a_stray_backtick_marks_nothing() -> None:
-    error = {"kind": "StoreError", "what": "w*", "where": "", "cure": "do `this and *that*"}
+def test_a_hint_with_a_stray_backtick_marks_nothing() -> None:
+    error = {"kind": "StoreError", "message": "w*", "where": "", "hint": "do `this and *that*"}
     text = shown(markdown_summary(run_report(exit_code=1, variants=[], error=error)))
     assert "do `this and *that*" in text
 

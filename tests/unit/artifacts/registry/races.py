@@ -51,7 +51,7 @@ def outcome_of(registry: Registry, what: What) -> int | str:
     try:
         entry = attempt(registry, what)
     except RegistryError as error:
-        return error.what
+        return error.message
     return entry.number if entry else "was there"
 
 

@@ -145,5 +145,5 @@ def test_an_unfinished_one_with_a_model_is_left_alone(uri: str) -> None:
     before = file.read_bytes()
     with pytest.raises(RegistryError) as caught:
         MlflowRegistry(uri)
-    assert "mlflow db upgrade" in caught.value.cure
+    assert "mlflow db upgrade" in caught.value.hint
     assert file.read_bytes() == before

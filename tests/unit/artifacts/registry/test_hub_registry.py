@@ -183,7 +183,7 @@ class TestRegister:
         before = dict(hub.models[REPO].branches)
         with pytest.raises(RegistryError, match=f"'{REPO}'") as caught:
             register(registry, tmp_path, "a")
-        assert "--name" in caught.value.cure
+        assert "--name" in caught.value.hint
         assert hub.models[REPO].branches == before
         assert hub.models[REPO].tags == {}
 
@@ -392,7 +392,7 @@ class TestRefused:
         point_there(monkeypatch, hub.url, token=None)
         with pytest.raises(RegistryError) as caught:
             register(HubRegistry("hf://acme"), tmp_path, "a")
-        assert "hf auth login" in caught.value.cure
+        assert "hf auth login" in caught.value.hint
         assert caught.value.where == f"hf://{REPO}"
 
     def test_a_token_that_may_not_write(
@@ -402,7 +402,7 @@ class TestRefused:
         with pytest.raises(RegistryError) as caught:
             register(HubRegistry("hf://acme"), tmp_path, "a")
         assert caught.value.where == f"hf://{REPO}"
-        assert "may write" in caught.value.cure
+        assert "may write" in caught.value.hint
 
     def test_a_token_that_nobody_knows(
         self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch
@@ -411,7 +411,7 @@ class TestRefused:
         with pytest.raises(RegistryError) as caught:
             HubRegistry("hf://acme").versions(NAME)
         assert caught.value.where == f"hf://{REPO}"
-        assert "hf auth login" in caught.value.cure
+        assert "hf auth login" in caught.value.hint
 
     def test_a_gated_repository(
         self, hub: HubWriteStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -421,7 +421,7 @@ class TestRefused:
         point_there(monkeypatch, hub.url, token=STRANGER)
         with pytest.raises(RegistryError) as caught:
             HubRegistry("hf://acme").versions(NAME)
-        assert "accept the model's terms" in caught.value.cure
+        assert "accept the model's terms" in caught.value.hint
 
     def test_offline(self, three: HubRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
         from huggingface_hub import constants
@@ -435,7 +435,7 @@ class TestRefused:
         finally:
             monkeypatch.undo()
             close_session()
-        assert "unset HF_HUB_OFFLINE" in caught.value.cure
+        assert "unset HF_HUB_OFFLINE" in caught.value.hint
 
     def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with socket.socket() as free:
@@ -455,7 +455,7 @@ class TestRefused:
         hub.faults = [Fault(what, 500)]
         with pytest.raises(RegistryError, match=hub.url) as caught:
             register(registry, tmp_path, "a")
-        assert "again" in caught.value.cure
+        assert "again" in caught.value.hint
         folder = tmp_path / "variant-a"
         assert registry.register(NAME, folder, tags(folder, "a")) == "1"
 
@@ -480,7 +480,7 @@ class TestRefused:
         folder = variant(tmp_path, "a")
         with pytest.raises(RegistryError, match=r"two\.\.dots") as caught:
             registry.register("two..dots", folder, tags(folder, "a"))
-        assert "--name" in caught.value.cure
+        assert "--name" in caught.value.hint
 
     def test_a_web_page_instead_of_a_hub(
         self, hub: HubWriteStandIn, registry: HubRegistry, monkeypatch: pytest.MonkeyPatch

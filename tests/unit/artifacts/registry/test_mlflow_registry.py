@@ -258,7 +258,7 @@ class TestHistory:
         cause = ChangeReason("promote", "bob")
         with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,") as caught:
             registry.move_alias(name, AliasChange("champion", "3", "1", cause, "previous"))
-        assert "moved by something other than prepare" in caught.value.what
+        assert "moved by something other than prepare" in caught.value.message
         assert registry.history(name)[-1].action == "outside"
         move(registry, name, "3")
         assert aliases(registry, name) == {"champion": "3", "previous": "2"}
@@ -476,7 +476,7 @@ class TestRefused:
         assert caught.value.where == uri
         assert time.monotonic() - started < 30
         assert caught.value.where == uri
-        assert "--registry" in caught.value.cure
+        assert "--registry" in caught.value.hint
 
     @pytest.mark.parametrize("rest", ["registry.db", "deeper/registry.db"])
     def test_a_folder_that_is_none(self, tmp_path: Path, rest: str) -> None:

@@ -166,7 +166,7 @@ def test_what_was_packed_is_read_again() -> None:
 def test_another_manifest_is_refused(manifest: bytes, reason: str) -> None:
     with pytest.raises(RegistryError) as caught:
         read_pack(manifest, lambda blob: b"")
-    assert reason in caught.value.what
+    assert reason in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ class TestRegister:
         with pytest.raises(RegistryError) as caught:
             open_registry(uri)
         assert caught.value.where == uri
-        assert "prepare push" in caught.value.cure
+        assert "prepare push" in caught.value.hint
 
     def test_a_folder_that_may_not_be_written(self, folder: Path) -> None:
         with pytest.raises(RegistryError) as caught:

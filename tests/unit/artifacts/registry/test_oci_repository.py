@@ -44,4 +44,4 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RegistryError) as caught:
         OciRepository("localhost:5000/model")
     assert caught.value.where == "localhost:5000/model"
-    assert ".[oci]" in caught.value.cure
+    assert ".[oci]" in caught.value.hint

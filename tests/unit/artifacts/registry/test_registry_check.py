@@ -33,7 +33,7 @@ def refused(uri: str, match: str) -> RegistryError:
     with pytest.raises(RegistryError, match=match) as caught:
         check_registry(uri, NAME)
     assert caught.value.where
-    assert caught.value.cure
+    assert caught.value.hint
     return caught.value
 
 
@@ -66,11 +66,11 @@ class TestHub:
 
     def test_no_token(self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
         point_there(monkeypatch, hub.url, token=None)
-        assert "HF_TOKEN" in refused(self.URI, "we have no token").cure
+        assert "HF_TOKEN" in refused(self.URI, "we have no token").hint
 
     def test_a_token_that_may_only_read(self, hub: HubWriteStandIn) -> None:
         hub.roles[WRITER] = "read"
-        assert "HF_TOKEN" in refused(self.URI, "the token may only read").cure
+        assert "HF_TOKEN" in refused(self.URI, "the token may only read").hint
 
     def test_a_token_that_the_hub_does_not_know(
         self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch
@@ -81,7 +81,7 @@ class TestHub:
     def test_a_stranger(self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
         point_there(monkeypatch, hub.url, token=STRANGER)
         found = refused(self.URI, "'stranger', who does not belong to 'acme'")
-        assert "another namespace" in found.cure
+        assert "another namespace" in found.hint
         hub.roles[STRANGER] = "fineGrained"  # of which the Hub does not say where it may write
         check_registry(self.URI, NAME)
 
@@ -115,14 +115,14 @@ class TestHub:
         for variable in ("HF_OIDC_ID_TOKEN", "GITHUB_ACTIONS"):
             monkeypatch.delenv(variable, raising=False)
         monkeypatch.setenv("HF_OIDC_RESOURCE", REPO)
-        assert "HF_OIDC_RESOURCE" in refused(self.URI, "no token is available from the CI").cure
+        assert "HF_OIDC_RESOURCE" in refused(self.URI, "no token is available from the CI").hint
 
     def test_a_repository_of_somebody_else(self, hub: HubWriteStandIn) -> None:
         hub.models[REPO] = made = ModelRepository(private=True)
         made.add("main", {".gitattributes": b"", "README.md": b""}, "begun")
         check_registry(self.URI, NAME)
         made.add("main", {"model.safetensors": b"mine"}, "mine")
-        assert "--name" in refused(self.URI, "that prepare did not make").cure
+        assert "--name" in refused(self.URI, "that prepare did not make").hint
         made.add(HISTORY, {"prepare-history.json": b"{}"}, "ours")
         check_registry(self.URI, NAME)
 
@@ -151,7 +151,7 @@ class TestFolder:
     ) -> None:
         monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
         found = refused(uri.format(tmp_path / "one"), "may not be written")
-        assert str(tmp_path) in found.what
+        assert str(tmp_path) in found.message
         assert not list(tmp_path.iterdir())
 
     def test_it_lies_below_a_closed_folder(

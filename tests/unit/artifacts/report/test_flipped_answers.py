@@ -15,8 +15,8 @@ from artifacts.report.run_evidence import RunEvidence
 from recipes.policy import HumanEvalSuite, LmEvalSuite, Margin, MmluSuite, RougeSuite
 
 MARGINS = {"fp8": Margin(points=0.05)}
-CLOZE = MmluSuite(margins=MARGINS, form="cloze")
-LETTER = MmluSuite(margins=MARGINS, form="letter")
+CLOZE = MmluSuite(margins=MARGINS, prompt_format="cloze")
+LETTER = MmluSuite(margins=MARGINS, prompt_format="letter")
 ROUGE = RougeSuite(margins=MARGINS)
 HUMANEVAL = HumanEvalSuite(margins=MARGINS)
 QUESTION = {

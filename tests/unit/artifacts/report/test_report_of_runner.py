@@ -20,7 +20,9 @@ from pipeline.core.store import Store
 def bench(tmp_path: Path) -> FakeRun:
     """Two variants that need more than one round."""
     models = PretendModels(flipping(4))
-    return FakeRun(tmp_path, models, policy(repeat=16, expected_flips=0.01), recipes=(ONE, TWO))
+    return FakeRun(
+        tmp_path, models, policy(noise_floor_questions=16, expected_flips=0.01), recipes=(ONE, TWO)
+    )
 
 
 def evidence_of(report: RunReport, bench: FakeRun) -> RunEvidence:

@@ -178,9 +178,9 @@ def test_a_run_that_failed_shows_its_error(tmp_path: Path) -> None:
         stages=[],
         error={
             "kind": "StoreError",
-            "what": "the disk is full",
+            "message": "the disk is full",
             "where": "/a",
-            "cure": "make room",
+            "hint": "make room",
         },
     )
     html = run_page(RunEvidence(report, Store(tmp_path)))

@@ -14,8 +14,8 @@ from eval_gates.speed.report import judge_speed
 
 def with_claims(made: FakeRun) -> RunEvidence:
     """The first variant has a ratio, limits, and a claim that was not measured."""
-    ratio = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
-    slo = {"limits": {"ttft_ms_p95": 800}, "share": 0.5, "alpha": 0.05, "rounds": 30}
+    ratio = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20}
+    slo = {"limits": {"ttft_ms_p95": 800}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
     rounds = [round_of(i, ttft_s=1.0 if i == 2 else 0.1) for i in range(8)]
     claims = [
         judge_speed(f"{kind}.0", kind, workload="chat", tier="critical", rule=rule, loads=loads)

@@ -39,7 +39,7 @@ def test_without_bubblewrap_namespaces_are_taken(
     assert str(found).startswith("namespaces")
     with pytest.raises(SandboxError, match="bubblewrap is not installed") as caught:
         choose_isolation("bubblewrap")
-    assert "sandbox: none" in caught.value.cure
+    assert "sandbox: none" in caught.value.hint
 
 
 def test_a_bubblewrap_that_does_not_work_is_passed_over(
@@ -99,7 +99,7 @@ def test_where_nothing_works_it_is_refused(tmp_path: Path) -> None:
     assert "there is no sandbox for model-written code" in ran.stdout, ran.stderr
     assert "bubblewrap is not installed" in ran.stdout
     assert "namespaces: model-written code could not be run: OSError" in ran.stdout
-    assert "cure:  install bubblewrap" in ran.stdout
+    assert "hint:  install bubblewrap" in ran.stdout
 
 
 # Forbids to name a host, and nothing else, as Podman's containers do.
@@ -117,7 +117,7 @@ for kind in ("bubblewrap", "namespaces"):
     try:
         print(choose_isolation(kind))
     except SandboxError as error:
-        print(error.what)
+        print(error.message)
 """
 
 
@@ -134,7 +134,7 @@ def works(kind: Literal["bubblewrap", "namespaces"]) -> str:
     try:
         return str(choose_isolation(kind))
     except SandboxError as error:
-        return error.what
+        return error.message
 
 
 ORDINARY = """
@@ -146,7 +146,7 @@ for kind in ("bubblewrap", "namespaces", "none"):
         isolation = choose_isolation(kind)
         print(isolation, run_program(program, seconds=20, memory_bytes=2**28, isolation=isolation))
     except SandboxError as error:
-        print(error.what)
+        print(error.message)
 """
 
 

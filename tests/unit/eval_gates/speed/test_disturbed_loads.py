@@ -17,8 +17,8 @@ from eval_gates.speed.slo import SloRule
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from eval_gates.speed.validity import HANDLING
 
-RATIO = ThroughputRatioRule(minimum=1.0, alpha=0.05, blocks=20, settled=0)
-LIMITS = SloRule(limits={"ttft_ms_p95": 800}, share=0.5, alpha=0.05, rounds=20, settled=0)
+RATIO = ThroughputRatioRule(min_ratio=1.0, alpha=0.05, blocks=20, settled=0)
+LIMITS = SloRule(limits={"ttft_ms_p95": 800}, slo_attainment=0.5, alpha=0.05, rounds=20, settled=0)
 THROTTLED = {"disturbances": [Interference(kind="throttled", what="power cap")]}
 
 
@@ -97,7 +97,7 @@ class TestTheClientsLag:
 
     def test_it_does_not_stop_a_ratio_far_from_its_minimum(self) -> None:
         """As measured by `make demo`: late by a quarter of an answer."""
-        rule = RATIO.model_copy(update={"minimum": 0.02})
+        rule = RATIO.model_copy(update={"min_ratio": 0.02})
         assert rule.state(self.late(0.5, 0.25)) == "pass"
         assert rule.state(self.late(0.001, 0.25)) == "fail"
 

@@ -38,7 +38,7 @@ class ImaginedRule(ThroughputRatioRule):
 
 
 def rule_of(margins: Sequence[float], **changes: object) -> ImaginedRule:
-    known: dict[str, object] = {"minimum": 1.0, "alpha": 0.05, "blocks": 20, "settled": 0}
+    known: dict[str, object] = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20, "settled": 0}
     known |= {"blocks_margins": list(margins)}
     return ImaginedRule.model_validate(known | changes)
 

@@ -22,7 +22,7 @@ from eval_gates.verdicts import overall
 from recipes.policy import Policy
 
 SPEED: dict[str, Any] = {
-    "ratio": {"minimum": {"cpu": 1.0}, "workloads": ["chat"]},
+    "ratio": {"min_ratio": {"cpu": 1.0}, "workloads": ["chat"]},
     "slo": [{"workload": "chat", "rate": 4, "limits": {"ttft_ms_p95": 800}}],
 }
 
@@ -57,7 +57,7 @@ def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateReport
 
 
 def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedGateReport:
-    rule = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
+    rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20}
     return judge_speed(
         "ratio.chat", "ratio", workload="chat", tier=tier, rule=rule, loads=blocks(list(ratios))
     )
@@ -67,7 +67,7 @@ def test_each_claim_is_judged_by_the_policy() -> None:
     """At its own error rate, whatever the stage says that it was measured for."""
     rounds = [round_of(i) for i in range(18)]
     loads = {"speed.ratio.chat": blocks([1.1] * 12), "speed.slo.0": rounds}
-    ratio, slo = judged(loads, alpha=0.4, minimum=5.0)
+    ratio, slo = judged(loads, alpha=0.4, min_ratio=5.0)
     assert (ratio.gate, ratio.verdict, ratio.alpha, ratio.threshold) == (
         "ratio.chat",
         "pass",
@@ -105,7 +105,7 @@ def test_of_lives_that_alternate_a_pair_is_what_is_judged() -> None:
 def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
     loads = blocks([1.1] * 8)
     loads[3] = loads[3].model_copy(update={"prompts_sha256": "f" * 64})
-    rule = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
+    rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20}
     report = judge_speed(
         "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=loads
     )
@@ -121,7 +121,7 @@ def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
 def test_a_disturbed_measurement_says_what_was_seen_and_that_it_continues() -> None:
     seen = {"client_lag_s": 1.0, "runnable": 6.2, "cpus": 2}
     loads = [load.model_copy(update=seen) for load in blocks([1.1] * 12)]
-    rule = {"minimum": 1.0, "alpha": 0.05, "blocks": 5}
+    rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 5}
     report = judge_speed(
         "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=loads
     )
@@ -132,7 +132,7 @@ def test_a_disturbed_measurement_says_what_was_seen_and_that_it_continues() -> N
 
 def test_a_gate_that_only_finds_broken_servers_says_so() -> None:
     for minimum, is_told in ((0.02, True), (0.8, False)):
-        rule = {"minimum": minimum, "alpha": 0.05, "blocks": 20}
+        rule = {"min_ratio": minimum, "alpha": 0.05, "blocks": 20}
         report = judge_speed(
             "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=[]
         )
@@ -205,7 +205,7 @@ def test_a_row_of_limits_has_the_rounds() -> None:
 
 
 def test_a_closed_loop_may_have_limits() -> None:
-    rule = {"limits": {"latency_ms_p95": 2000}, "share": 0.5, "alpha": 0.05, "rounds": 30}
+    rule = {"limits": {"latency_ms_p95": 2000}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
     loads = [load_in_waves(block=i, seed=i) for i in range(12)]
     report = judge_speed("slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads)
     assert report.verdict == "pass"
@@ -238,7 +238,7 @@ def test_a_rate_that_is_not_sustained_passes_nothing() -> None:
     requests = round_of(0).requests.model_dump()
     requests["end_s"] = [start + 0.4 + 0.05 * i for i, start in enumerate(requests["start_s"])]
     loads = [round_of(i, requests=requests) for i in range(18)]
-    rule = {"limits": {"ttft_ms_p95": 60_000}, "share": 0.5, "alpha": 0.05, "rounds": 30}
+    rule = {"limits": {"ttft_ms_p95": 60_000}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
     report = judge_speed("slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads)
     assert report.verdict == "undecided"
     assert report.left_over == pytest.approx(0.05)

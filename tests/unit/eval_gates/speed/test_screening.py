@@ -61,7 +61,7 @@ def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]
     if best == 0:
         return seems, "stock"
     rule = ThroughputRatioRule(
-        minimum=1.0,
+        min_ratio=1.0,
         alpha=ALPHA,
         blocks=20,
         allowance=allowance_for(LIFE, 1_000, ALPHA / 2),

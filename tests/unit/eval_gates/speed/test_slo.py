@@ -15,7 +15,7 @@ from eval_gates.speed.rule_from_config import rule_of
 from eval_gates.speed.slo import SloRule, figures
 
 RULE = SloRule(
-    limits={"ttft_ms_p95": 800, "errors": 0}, share=0.5, alpha=0.05, rounds=30, settled=0
+    limits={"ttft_ms_p95": 800, "errors": 0}, slo_attainment=0.5, alpha=0.05, rounds=30, settled=0
 )
 
 
@@ -145,7 +145,7 @@ def test_with_a_start_a_round_starts_that_differ_give_no_further_pass(spread: fl
     """
     chance, runs = np.random.default_rng(11), 300
     limit = 0.8416 * np.hypot(spread, 0.03)  # the 80 % quantile of a normal value
-    rule = SloRule(limits={"ttft_ms_p95": 1}, share=0.8, alpha=0.05, rounds=40)
+    rule = SloRule(limits={"ttft_ms_p95": 1}, slo_attainment=0.8, alpha=0.05, rounds=40)
     noise = chance.normal(0, 0.03, (runs, 40))
     alternate = rule.model_copy(update={"lives": "alternate"})
     each = limit - noise - chance.normal(0, spread, (runs, 40))
@@ -219,10 +219,10 @@ def test_bounds_agree_with_the_verdict(kept: list[bool], alpha: float) -> None:
     assert 0 <= found.lower < 1
     assert 0 < found.upper <= 1
     if found.state == "pass":
-        assert found.lower >= rule.share - 1e-6
+        assert found.lower >= rule.slo_attainment - 1e-6
         assert found.p_value <= alpha
     if found.state == "fail":
-        assert found.upper <= rule.share + 1e-6
+        assert found.upper <= rule.slo_attainment + 1e-6
 
 
 def test_a_rule_comes_from_plain_data() -> None:
@@ -279,18 +279,27 @@ def drafting(number: int, accepted: int, drafts: int = 100) -> LoadRun:
 
 
 def test_rounds_that_accept_enough_pass_and_others_fail() -> None:
-    rule = SloRule(limits={}, acceptance=2.0, share=0.5, alpha=0.05, rounds=30, settled=0)
+    rule = SloRule(
+        limits={}, min_acceptance_length=2.0, slo_attainment=0.5, alpha=0.05, rounds=30, settled=0
+    )
     assert rule.state([drafting(i, 100) for i in range(7)]) == "pass"  # exactly two a step
     assert rule.state([drafting(i, 99) for i in range(7)]) == "fail"
     assert rule.kept([drafting(0, 0, drafts=0)]) == [False]  # what drafted nothing accepts nothing
     late = SloRule(
-        limits={"ttft_ms_p95": 50}, acceptance=2.0, share=0.5, alpha=0.05, rounds=30, settled=0
+        limits={"ttft_ms_p95": 50},
+        min_acceptance_length=2.0,
+        slo_attainment=0.5,
+        alpha=0.05,
+        rounds=30,
+        settled=0,
     )
     assert late.kept([drafting(0, 400)]) == [False]  # all limits at once
 
 
 def test_what_nobody_counts_is_refused() -> None:
-    rule = SloRule(limits={}, acceptance=2.0, share=0.5, alpha=0.05, rounds=30, settled=0)
+    rule = SloRule(
+        limits={}, min_acceptance_length=2.0, slo_attainment=0.5, alpha=0.05, rounds=30, settled=0
+    )
     found = rule.finding([round_of(0)])
     assert found.state == "refused"
     assert {cause.kind for cause in found.refused} == {"acceptance"}

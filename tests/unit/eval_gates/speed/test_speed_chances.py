@@ -10,8 +10,8 @@ from eval_gates.speed.power import speed_power
 from eval_gates.speed.slo import SloRule
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 
-RATIO = ThroughputRatioRule(minimum=1.2, alpha=0.05, blocks=20)
-SLO = SloRule(limits={"ttft_ms_p95": 800}, share=0.5, alpha=0.05, rounds=30)
+RATIO = ThroughputRatioRule(min_ratio=1.2, alpha=0.05, blocks=20)
+SLO = SloRule(limits={"ttft_ms_p95": 800}, slo_attainment=0.5, alpha=0.05, rounds=30)
 
 
 def test_the_fewest_blocks_and_rounds() -> None:
@@ -22,8 +22,8 @@ def test_the_fewest_blocks_and_rounds() -> None:
     assert speed_power(alternate.model_copy(update={"alpha": 0.01})).fewest == 8
     assert speed_power(RATIO.model_copy(update={"blocks": 9})).fewest is None
     assert speed_power(SLO).fewest == 10
-    assert speed_power(SLO.model_copy(update={"share": 0.8})).fewest == 16
-    assert speed_power(SLO.model_copy(update={"share": 0.9})).fewest is None
+    assert speed_power(SLO.model_copy(update={"slo_attainment": 0.8})).fewest == 16
+    assert speed_power(SLO.model_copy(update={"slo_attainment": 0.9})).fewest is None
 
 
 def test_what_is_further_above_passes_more_often_and_sooner() -> None:
@@ -35,7 +35,7 @@ def test_what_is_further_above_passes_more_often_and_sooner() -> None:
 
 def test_shares_that_are_not_claimed_are_left_out() -> None:
     assert [each.truth for each in speed_power(SLO).chances] == [0.8, 0.9, 0.99]
-    strict = SLO.model_copy(update={"share": 0.9, "rounds": 60})
+    strict = SLO.model_copy(update={"slo_attainment": 0.9, "rounds": 60})
     assert [each.truth for each in speed_power(strict).chances] == [0.99]
 
 

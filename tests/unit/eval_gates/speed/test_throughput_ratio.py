@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from eval_gates.speed.rule_from_config import rule_of
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule, allowance_for, log_ratios, paired
 
-RULE = ThroughputRatioRule(minimum=1.0, alpha=0.05, blocks=20, settled=0)
+RULE = ThroughputRatioRule(min_ratio=1.0, alpha=0.05, blocks=20, settled=0)
 
 
 def test_a_faster_candidate_passes_and_a_slower_one_fails() -> None:
@@ -151,7 +151,9 @@ def test_an_allowance_asks_for_more_and_costs_error_rate() -> None:
     assert clear.state == "pass"
     assert 0.025 < clear.p_value <= 0.05
     with pytest.raises(ValidationError):
-        ThroughputRatioRule(minimum=1.0, alpha=0.05, blocks=20, allowance=0.1, allowance_alpha=0.05)
+        ThroughputRatioRule(
+            min_ratio=1.0, alpha=0.05, blocks=20, allowance=0.1, allowance_alpha=0.05
+        )
 
 
 def test_the_allowance_of_few_lives_is_larger() -> None:
@@ -180,14 +182,14 @@ def test_two_lives_of_one_server_seldom_pass_for_two_servers() -> None:
 @given(st.lists(st.integers(-3, 3), min_size=3, max_size=22), st.sampled_from([0.01, 0.05, 0.2]))
 def test_bounds_agree_with_the_verdict(tenths: list[int], alpha: float) -> None:
     """It passes only where the lower bound is above the minimum, and fails only below the upper."""
-    rule = ThroughputRatioRule(minimum=1.2, alpha=alpha, blocks=20)
+    rule = ThroughputRatioRule(min_ratio=1.2, alpha=alpha, blocks=20)
     found = rule.finding_of(np.array(tenths) / 10)
     if found.state == "pass":
         assert found.lower is not None
-        assert found.lower > rule.minimum
+        assert found.lower > rule.min_ratio
     if found.state == "fail":
         assert found.upper is not None
-        assert found.upper < rule.minimum
+        assert found.upper < rule.min_ratio
     if found.p_value > alpha:
         assert found.state != "pass"
 
@@ -206,7 +208,7 @@ def test_what_is_better_passes(gain: float, blocks: float, share: float) -> None
 def test_a_rule_comes_from_plain_data() -> None:
     data = RULE.model_dump()
     assert rule_of("ratio", data) == RULE
-    for wrong in ({"alpha": 0.5}, {"minimum": 0.0}, {"blocks": 0}, {"block": 20}):
+    for wrong in ({"alpha": 0.5}, {"min_ratio": 0.0}, {"blocks": 0}, {"block": 20}):
         with pytest.raises(ValidationError):
             rule_of("ratio", {**data, **wrong})
 

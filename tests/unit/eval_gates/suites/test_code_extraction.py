@@ -22,7 +22,9 @@ TEST = "def check(f):\n    assert f([4, 7]) == [2, 3]\n\n\ncheck(halves)\n"
 
 
 def solves(completion: str, form: str = "chat") -> bool:
-    code = extract_code(completion, PROMPT, "halves", "base" if form == "base" else "chat")
+    code = extract_code(
+        completion, PROMPT, "halves", "completion" if form == "completion" else "chat"
+    )
     return run_program(
         Program(code, "halves", TEST),
         seconds=10,
@@ -148,14 +150,14 @@ def test_a_wrong_answer_stays_wrong(completion: str) -> None:
 
 
 def test_a_base_completion_goes_on_from_the_prompt() -> None:
-    assert solves(BODY, form="base")
+    assert solves(BODY, form="completion")
 
 
 def test_a_base_completion_ends_where_the_function_does() -> None:
-    assert solves(BODY + "\ndef halves(numbers):\n    return []\n", form="base")
-    assert solves(BODY + "\nprint(halves(1, 2, 3))\n", form="base")
-    assert solves(BODY + "\nif __name__ == '__main__':\n    raise ValueError\n", form="base")
-    assert extract_code("    x\nclass A: pass", "P\n", "f", "base") == "P\n    x"
+    assert solves(BODY + "\ndef halves(numbers):\n    return []\n", form="completion")
+    assert solves(BODY + "\nprint(halves(1, 2, 3))\n", form="completion")
+    assert solves(BODY + "\nif __name__ == '__main__':\n    raise ValueError\n", form="completion")
+    assert extract_code("    x\nclass A: pass", "P\n", "f", "completion") == "P\n    x"
 
 
 def test_the_server_takes_four_stops_at_most() -> None:
@@ -165,4 +167,4 @@ def test_the_server_takes_four_stops_at_most() -> None:
 @given(st.text(alphabet="`\n ab=():def halves", max_size=120))
 def test_no_answer_breaks_the_extraction(completion: str) -> None:
     assert isinstance(extract_code(completion, PROMPT, "halves", "chat"), str)
-    assert extract_code(completion, PROMPT, "halves", "base").startswith(PROMPT)
+    assert extract_code(completion, PROMPT, "halves", "completion").startswith(PROMPT)

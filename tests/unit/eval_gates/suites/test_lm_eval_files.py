@@ -115,7 +115,7 @@ def test_what_is_wrong_is_told_with_its_place(folder: Path, text: str, message: 
     with pytest.raises(EvaluationDataError, match=message) as caught:
         read_task_file(folder / "bad.yaml")
     assert str(folder) in caught.value.where
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

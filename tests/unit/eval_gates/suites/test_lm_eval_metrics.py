@@ -32,7 +32,7 @@ def test_metric_and_filter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "wanted", "what", "cure"),
+    ("metrics", "wanted", "what", "hint"),
     [
         (METRICS, "f1", "no metric 'f1'", "acc, wer"),
         (METRICS, "bleu", "'bleu' is not a mean over documents", "acc, wer"),
@@ -44,19 +44,19 @@ def test_metric_and_filter() -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_with_what_can(
-    metrics: list[Metric], wanted: str | None, what: str, cure: str
+    metrics: list[Metric], wanted: str | None, what: str, hint: str
 ) -> None:
     with pytest.raises(EvaluationDataError) as caught:
         choose_metric("my_task", metrics, [], wanted)
-    assert what in caught.value.what
-    assert cure in caught.value.cure
+    assert what in caught.value.message
+    assert hint in caught.value.hint
     assert "my_task" in caught.value.where
 
 
 def test_a_filter_that_the_task_has_not() -> None:
     with pytest.raises(EvaluationDataError, match="'loose'") as caught:
         choose_metric("t", METRICS, ["strict"], "acc,loose")
-    assert "strict" in caught.value.cure
+    assert "strict" in caught.value.hint
 
 
 @given(st.floats(0, 1))

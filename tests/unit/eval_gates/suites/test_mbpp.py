@@ -68,7 +68,7 @@ def test_a_row_is_asked_as_humanevals_problems_are() -> None:
     assert SPREAD_PROBLEM.task_id == "Mbpp/9001"
     assert SPREAD_PROBLEM.entry_point == "spread"
     assert SPREAD_PROBLEM.canonical_solution == SPREAD["code"]
-    assert prompt_of(SPREAD_PROBLEM, "base") == (
+    assert prompt_of(SPREAD_PROBLEM, "completion") == (
         "def spread(numbers, start=0):\n"
         '    """Write a function to tell how far the largest number is above the smallest.\n\n'
         '    assert spread([3, 1, 2]) == 2\n    """\n'
@@ -78,7 +78,7 @@ def test_a_row_is_asked_as_humanevals_problems_are() -> None:
 @pytest.mark.parametrize(
     ("form", "answer"),
     [
-        ("base", "    return max(numbers) - min(numbers)\n\n\ndef more(): pass\n"),
+        ("completion", "    return max(numbers) - min(numbers)\n\n\ndef more(): pass\n"),
         ("chat", "Sure:\n```python\ndef spread(n):\n    return max(n) - min(n)\n```\nDone."),
         ("chat", "```\nreturn max(numbers) - min(numbers)\n```"),
     ],

@@ -44,8 +44,8 @@ def test_a_folder_without_questions_says_what_to_put_there(tmp_path: Path) -> No
         mmlu.read_folder(tmp_path)
     assert caught.value.where == str(tmp_path)
 
-    assert "mmlu_test.jsonl" in caught.value.cure
-    assert "four texts" in caught.value.cure
+    assert "mmlu_test.jsonl" in caught.value.hint
+    assert "four texts" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_no_text_breaks_the_parser(prompts: dict[str, str]) -> None:
         assert question["answer"] in range(4)
 
 
-def test_without_lm_eval_the_cure_is_named() -> None:
+def test_without_lm_eval_the_hint_is_named() -> None:
     with pytest.raises(EvaluationDataError) as caught:
-        mmlu.read_carried()
+        mmlu.read_builtin()
     assert caught.value.where.endswith("_cot_prompts.json")
 
-    assert "prepare env build evaluate" in caught.value.cure
+    assert "prepare env build evaluate" in caught.value.hint
 
 
 # --- examples and prompts -----------------------------------------------------------------------
@@ -201,11 +201,11 @@ def test_examples_are_the_first_of_the_subject_and_never_the_question_itself() -
     ]
 
 
-def test_too_few_examples_are_told_with_a_cure() -> None:
+def test_too_few_examples_are_told_with_a_hint() -> None:
     with pytest.raises(EvaluationDataError, match="high_school_physics") as caught:
         mmlu.with_examples([ROW], [ROW, OTHER], "letter", 2)
 
-    assert "set shots to 1" in caught.value.cure
+    assert "set num_fewshot to 1" in caught.value.hint
 
 
 # The text of lm_eval 0.4.13: tasks/mmlu/default/_default_template_yaml and

@@ -39,7 +39,7 @@ def test_an_empty_folder_says_what_to_put_there(tmp_path: Path) -> None:
         rouge.read_folder(tmp_path)
     assert caught.value.where == str(tmp_path)
 
-    assert "summarization_test.jsonl" in caught.value.cure
+    assert "summarization_test.jsonl" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_neither_summary_nor_references(tmp_path: Path) -> None:
 
 
 def test_the_carried_documents_are_enough_and_distinct() -> None:
-    documents = rouge.read_carried()
+    documents = rouge.read_builtin()
 
     assert len(documents) >= 24
     assert len({document["document"] for document in documents}) == len(documents)
@@ -126,7 +126,7 @@ def test_the_task_generates_greedily_from_the_prompt() -> None:
 
 
 def test_a_base_model_stops_at_its_first_line() -> None:
-    config = rouge.task_config("base", max_tokens=48)
+    config = rouge.task_config("completion", max_tokens=48)
 
     assert config["generation_kwargs"]["until"] == ["\n"]
     assert config["doc_to_text"].endswith("Text: {{document}}\n\nSummary in one sentence:")
