@@ -56,7 +56,7 @@ class RecordedCommand(CommandOptions):
     changed: Names | None = None
     trust_remote_code: bool | None = None
     promote: bool | None = None
-    fallbacks: dict[str, str] | None = None
+    cpu_overrides: dict[str, str] | None = None
     kv_cache_note: str | None = None
     speculation: str | None = None
     tuned: str | None = None

@@ -35,7 +35,7 @@ def verdict_of(report: RunReport) -> RunVerdict:
 
 def serving_lines(options: RecordedCommand) -> list[str]:
     """What to know of how the variants were served, a line each."""
-    lines = [f"fallback {name}: {why}" for name, why in (options.fallbacks or {}).items()]
+    lines = [f"CPU override {name}: {why}" for name, why in (options.cpu_overrides or {}).items()]
     noted = {
         "KV cache": options.kv_cache_note,
         "speculative decoding": options.speculation,

@@ -30,7 +30,8 @@ class VariantReport(Record):
     recipe: str
     weights_bytes: int | None = Field(description="None when it was never made")
     verdict: Verdict | Literal["error", "skipped"] = Field(
-        description="skipped: a rung of a ladder that was not needed, since one before it passed"
+        description="skipped: a recipe of a fallback chain that was not needed, since one before "
+        "it passed"
     )
     reason: str = Field(description="why, in words; for an error: message, where and hint")
     p_value: float | None = Field(

@@ -18,7 +18,7 @@ KV_DTYPE = "kv-cache-dtype"
 class ResolvedSpeculativeConfig(SpeculativeConfig):
     """Speculative decoding as run: what drafts is known by its content, wherever it lies."""
 
-    draft: str | None = Field(
+    model: str | None = Field(
         None, pattern=r"^[0-9a-f]{64}$", description="digest of the draft's checkpoint"
     )
 
@@ -49,7 +49,7 @@ class ServingArguments:
             engine_arguments={**profile.engine_arguments, KV_DTYPE: kv_dtype},
             environment=dict(profile.environment),
             engine=profile.engine,
-            speculative=ResolvedSpeculativeConfig(**{**wanted.to_dict(), "draft": draft})
+            speculative=ResolvedSpeculativeConfig(**{**wanted.to_dict(), "model": draft})
             if wanted
             else None,
         )

@@ -20,17 +20,17 @@ class ScreeningReport(Record):
     """What became of one way to serve; its numbers chose the winner and show nothing."""
 
     name: str
-    lever: str
+    parameter: str
     outcome: Outcome = Field(
         description="out: fell behind and was stopped; refused: its numbers cannot be trusted; "
         "failed: it did not start, or died; dropped: it was not tried"
     )
     reason: str = Field("", description="of all that did not keep up, why")
     arguments: dict[str, Any] = Field({}, description="the engine's, as it was served")
-    changes_answers: bool = Field(False, description="so answers have to be gated again")
+    changes_outputs: bool = Field(False, description="so answers have to be gated again")
     output_tokens_per_s: float | None = Field(None, description="mean of its rounds")
-    over_stock: float | None = Field(None, description="that over stock's; no evidence")
-    rounds: int = 0
+    ratio_to_defaults: float | None = Field(None, description="that over stock's; no evidence")
+    repetitions: int = 0
     stage: str | None = Field(None, description="key of the stage that measured it")
 
 
@@ -41,22 +41,24 @@ class TuningReport(Record):
     load: dict[str, Any] = Field(description="the workload itself")
     speed: SpeedPolicy = Field(description="what is claimed")
     measuring: MeasurementSettings | None = Field(description="what else its rule follows from")
-    stock: dict[str, Any] = Field(description="arguments, beside the engine's own defaults")
-    race: list[ScreeningReport] = Field([], fail_fast=True, description="stock first")
-    levers: dict[str, str] = Field({}, description="what each did here, in words")
+    engine_defaults: dict[str, Any] = Field(
+        description="arguments, beside the engine's own defaults"
+    )
+    screening: list[ScreeningReport] = Field([], fail_fast=True, description="stock first")
+    parameters: dict[str, str] = Field({}, description="what each did here, in words")
     winner: str | None = Field(None, description="of the race; None: nothing beat stock there")
     alpha: float = Field(description="error rate of the policy")
     attempt: Attempt | None = Field(None, description="None while no winner is confirmed")
-    confirmed: SpeedGateReport | None = Field(
+    confirmation: SpeedGateReport | None = Field(
         None, description="winner against stock, on fresh lives"
     )
     stage: str | None = Field(None, description="key of the stage that measured it")
     verdict: Verdict | None = Field(None, description="pass: there is a tuned profile")
     reason: str = ""
     profile: str | None = Field(None, description="file of the tuned profile")
-    gate_again: bool = Field(False, description="the winner changes answers")
+    requires_regate: bool = Field(False, description="the winner changes answers")
 
     @property
-    def gain_at_least(self) -> float | None:
+    def min_gain(self) -> float | None:
         """Lower bound of the winner's output tokens/s over stock's; None unless confirmed."""
-        return self.confirmed.lower if self.confirmed and self.verdict == "pass" else None
+        return self.confirmation.lower if self.confirmation and self.verdict == "pass" else None

@@ -1,4 +1,4 @@
-"""How much lives of one server differ in speed: the `life_spread` of a profile.
+"""How much lives of one server differ in speed: the `restart_stddev` of a profile.
 
 Starts the demo model's baseline again and again as the profile `cpu` serves it, puts each life
 under a few loads of the profile's workload `chat`, and takes apart how loads of one life differ
@@ -83,7 +83,7 @@ def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float
         "workload": profile.workloads["chat"].model_dump(),
         "rule": {
             **{"limits": {"ttft_ms_p95": 1e6}, "slo_attainment": 0.9, "alpha": 0.01, "rounds": 1},
-            **{"lives": "alternate", "loads_per_life": loads + WARM_UP},
+            **{"server_mode": "interleaved", "loads_per_server_run": loads + WARM_UP},
         },
         **{"tokenizer": str(model), "trust_remote_code": False},
     }

@@ -156,7 +156,7 @@ def decided(rule: SequentialGateRule, margins: Floats) -> Decisions:
 
 
 RATIO = ThroughputRatioRule(min_ratio=1.0, alpha=ALPHA, blocks=BLOCKS)
-IN_TURN = RATIO.model_copy(update={"lives": "alternate"})
+IN_TURN = RATIO.model_copy(update={"server_mode": "interleaved"})
 
 
 def one_load(loads: Loads, chance: Chance, runs: int) -> float:
@@ -436,7 +436,7 @@ def start_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
     The logarithm of a round's P95 scatters by 3 % around its start's, which scatter as told.
     """
     rule = SLO.model_copy(update={"slo_attainment": 0.8, "rounds": 40})
-    several = rule.model_copy(update={"lives": "alternate"})
+    several = rule.model_copy(update={"server_mode": "interleaved"})
     rows = {}
     for spread in (0.0, 0.02, 0.03, 0.05):
         limit = float(stats.norm.ppf(0.8)) * math.hypot(spread, 0.03)

@@ -137,7 +137,7 @@ def is_ladder(name: str) -> bool:
         data = read_yaml_file(user_path(name, "--recipe"))
     except (ValueError, OSError):
         return False  # what is wrong with it is reported when it is read as a recipe
-    return isinstance(data, dict) and "rungs" in data
+    return isinstance(data, dict) and "recipes" in data
 
 
 def recipe_names() -> list[str]:

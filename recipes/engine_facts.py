@@ -34,12 +34,16 @@ class EngineFacts(ConfigModel):
     resolved: dict[Literal["cpu", "cuda"], dict[Option, str]] = Field(
         description="defaults that the engine finds when it starts"
     )
-    levers: dict[Lever, str] = Field(description="what each is by default")
-    gone: dict[Option, str] = Field(description="options of before, and what to write instead")
-    idle: dict[Option, str] = Field(description="taken, and without effect")
-    slower: dict[str, str] = Field(description="`option=value` that costs speed, and why")
-    changes_answers: list[Option] = Field(description="with these, answers have to be gated again")
-    gone_variables: dict[str, str] = Field(description="of the environment, and what to do instead")
+    parameters: dict[Lever, str] = Field(description="what each is by default")
+    removed_options: dict[Option, str] = Field(
+        description="options of before, and what to write instead"
+    )
+    no_effect: dict[Option, str] = Field(description="taken, and without effect")
+    slows_down: dict[str, str] = Field(description="`option=value` that costs speed, and why")
+    changes_outputs: list[Option] = Field(description="with these, answers have to be gated again")
+    removed_variables: dict[str, str] = Field(
+        description="of the environment, and what to do instead"
+    )
 
 
 @cache

@@ -12,14 +12,14 @@ class FallbackChain(ConfigModel):
 
     name: Name
     summary: str = Field(description="one line for `prepare recipes list`")
-    rungs: list[str] = Field(
+    recipes: list[str] = Field(
         min_length=2, max_length=100, description="recipe names or YAML files, in order"
     )
 
-    @field_validator("rungs")
+    @field_validator("recipes")
     @classmethod
-    def _rungs_differ(cls, rungs: list[str]) -> list[str]:
-        for rung in rungs:
-            if rungs.count(rung) > 1:
-                raise ValueError(f"'{rung}' occurs twice")
-        return rungs
+    def _recipes_differ(cls, recipes: list[str]) -> list[str]:
+        for recipe in recipes:
+            if recipes.count(recipe) > 1:
+                raise ValueError(f"'{recipe}' occurs twice")
+        return recipes

@@ -46,10 +46,10 @@ class Recipe(ConfigModel):
         description="those it is for: names or shell patterns, as in config.json's key "
         "'architectures'; all when empty",
     )
-    unsuited_architectures: list[str] = Field(
+    unsupported_architectures: list[str] = Field(
         default=[], description="those it is not for, though 'architectures' has them"
     )
-    instead: str | None = Field(
+    suggested_recipe: str | None = Field(
         None, description="recipe for the models that this one is not for; its refusal names it"
     )
     cannot_serve_on: dict[Literal["cpu", "cpu-without-amx", "cuda"], str] = Field(
@@ -63,7 +63,7 @@ class Recipe(ConfigModel):
 
     def suits(self, architecture: str) -> bool:
         """Whether the recipe is for models of this architecture."""
-        if any(fnmatchcase(architecture, word) for word in self.unsuited_architectures):
+        if any(fnmatchcase(architecture, word) for word in self.unsupported_architectures):
             return False
         return not self.architectures or any(
             fnmatchcase(architecture, word) for word in self.architectures
@@ -104,41 +104,41 @@ CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 class CpuOverride(ConfigModel):
     """What a profile changes on a CPU that lacks a feature; reported wherever it is in effect."""
 
-    without: CpuFeature = Field(description="it is for CPUs that lack this")
-    because: str = Field(description="why, in words; stands beside every verdict")
+    if_missing: CpuFeature = Field(description="it is for CPUs that lack this")
+    reason: str = Field(description="why, in words; stands beside every verdict")
     kv_cache_dtype: Word | None = Field(None, description="instead of the profile's")
     engine_arguments: dict[str, EngineValue] = Field(
         default={}, description="over the profile's own"
     )
     environment: dict[str, str] = Field(default={}, description="over the profile's own")
-    quantize_in_float32: bool = Field(
-        False, description="compute in 32 bits while calibrating, too; weights are stored as ever"
+    quantize_dtype: Literal["float32"] | None = Field(
+        None, description="dtype of calibration; the stored weights do not change"
     )
 
 
 class TuningProvenance(ConfigModel):
     """What `prepare tune` has confirmed of a profile that it wrote."""
 
-    gain_at_least: float = Field(
+    min_gain: float = Field(
         ge=1e-3, le=1_000, description="lower bound of output tokens/s over those of stock"
     )
     gain: float = Field(ge=1e-3, le=1_000, description="of the typical block; an estimate")
     alpha: float = Field(gt=0, lt=1, description="error rate of the bound")
     workload: Name = Field(description="that it was measured under, by its name")
-    stock: list[str] = Field(
+    engine_defaults: list[str] = Field(
         description="command line of what it was compared with; the engine chose all else itself"
     )
     checkpoint: str = Field(description="digest of the model that was served")
     hardware: Hardware = Field(description="that both were served on")
     run: Name = Field(description="id of the run that measured it")
     evidence: str = Field(description="SHA-256 of every request's timings, in that run's store")
-    gate_again: bool = Field(description="whether an argument changes answers")
+    requires_regate: bool = Field(description="whether an argument changes answers")
 
     @property
     def words(self) -> str:
         """For people, in one line."""
         return (
-            f"tuned for {self.workload}: at least {self.gain_at_least:.3f} of stock's output "
+            f"tuned for {self.workload}: at least {self.min_gain:.3f} of stock's output "
             f"tokens/s (run {self.run})"
         )
 
@@ -168,14 +168,14 @@ class ServingProfile(ConfigModel):
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name, that a policy's `speed` takes before those carried"
     )
-    speed_lives: Literal["together", "alternate"] = Field(
-        "alternate",
+    server_mode: Literal["concurrent", "interleaved"] = Field(
+        "interleaved",
         description="how baseline and variant are served while their speeds are measured. "
         "together: both servers are up at once, for which a GPU has not the memory, and a pass is "
         "about one start of each; alternate: one after the other, again and again, each time "
         "started anew, so that a pass is about starts in general",
     )
-    life_spread: float = Field(
+    restart_stddev: float = Field(
         0.02,
         ge=0,
         le=1,
@@ -184,11 +184,11 @@ class ServingProfile(ConfigModel):
         "When absent, what the store has measured on this machine, from ten starts on; 0.02 is "
         "assumed before that",
     )
-    life_count: int = Field(
+    restart_count: int = Field(
         1_000,
         ge=2,
         le=1_000_000,
-        description="starts that life_spread was estimated from: fewer cost more",
+        description="starts that restart_stddev was estimated from: fewer cost more",
     )
     speed_note: str | None = Field(
         None, description="said beside every claim on speed that is measured with this profile"
@@ -200,20 +200,20 @@ class ServingProfile(ConfigModel):
     tuned: TuningProvenance | None = Field(
         None, description="written by `prepare tune`; changes nothing"
     )
-    fallbacks: dict[Name, CpuOverride] = Field(
+    cpu_overrides: dict[Name, CpuOverride] = Field(
         default={}, description="by name; of a CPU's profile only. None of them is ever silent"
     )
 
     @model_validator(mode="after")
     def _fallbacks_are_a_cpus(self) -> Self:
-        if self.fallbacks and self.accelerator != "cpu":
-            raise ValueError("'fallbacks' are for a profile with accelerator: cpu")
+        if self.cpu_overrides and self.accelerator != "cpu":
+            raise ValueError("'cpu_overrides' are for a profile with accelerator: cpu")
         return self
 
     @model_validator(mode="after")
     def _a_gpu_has_no_room_for_two(self) -> Self:
-        if self.speed_lives == "together" and self.accelerator != "cpu":
-            raise ValueError("'speed_lives: together' is for a profile with accelerator: cpu")
+        if self.server_mode == "concurrent" and self.accelerator != "cpu":
+            raise ValueError("'server_mode: concurrent' is for a profile with accelerator: cpu")
         return self
 
     # Not a key: what is in effect follows from the machine.
@@ -221,33 +221,35 @@ class ServingProfile(ConfigModel):
 
     @property
     def in_effect(self) -> dict[str, CpuOverride]:
-        """The fallbacks that have changed this profile, by name."""
+        """The CPU overrides that have changed this profile, by name."""
         return dict(self._in_effect)
 
     def fit_to(self, features: Collection[str]) -> ServingProfile:
-        """The profile with what its fallbacks change on a CPU that has these features."""
-        lacking = {n: each for n, each in self.fallbacks.items() if each.without not in features}
-        return self.apply_fallbacks(lacking)
+        """The profile with what its CPU overrides change on a CPU that has these features."""
+        lacking = {
+            n: each for n, each in self.cpu_overrides.items() if each.if_missing not in features
+        }
+        return self.apply_cpu_overrides(lacking)
 
-    def apply_fallbacks(self, fallbacks: Mapping[str, CpuOverride]) -> ServingProfile:
+    def apply_cpu_overrides(self, cpu_overrides: Mapping[str, CpuOverride]) -> ServingProfile:
         """The profile with these in effect, whatever the machine."""
         changes: dict[str, Any] = {
             "engine_arguments": dict(self.engine_arguments),
             "environment": dict(self.environment),
         }
-        for each in fallbacks.values():
+        for each in cpu_overrides.values():
             changes["engine_arguments"] |= each.engine_arguments
             changes["environment"] |= each.environment
             if each.kv_cache_dtype is not None:
                 changes["kv_cache_dtype"] = each.kv_cache_dtype
         changed = self.model_copy(update=changes)
-        changed._in_effect = dict(fallbacks)
+        changed._in_effect = dict(cpu_overrides)
         return changed
 
     @property
     def quantizes_in_float32(self) -> bool:
-        """Whether a fallback in effect says so."""
-        return any(each.quantize_in_float32 for each in self._in_effect.values())
+        """Whether an override in effect sets it."""
+        return any(each.quantize_dtype is not None for each in self._in_effect.values())
 
     @field_validator("engine_arguments")
     @classmethod
@@ -280,14 +282,14 @@ class ServingProfile(ConfigModel):
             speculative.check(profile.data["accelerator"], profile.data["engine"])
         return speculative
 
-    @field_validator("fallbacks")
+    @field_validator("cpu_overrides")
     @classmethod
-    def _fallbacks_of_the_engine(
-        cls, fallbacks: dict[str, CpuOverride], profile: ValidationInfo
+    def _overrides_of_the_engine(
+        cls, cpu_overrides: dict[str, CpuOverride], profile: ValidationInfo
     ) -> dict[str, CpuOverride]:
         if "engine" in profile.data:
-            for each in fallbacks.values():
+            for each in cpu_overrides.values():
                 check_counts(each.engine_arguments)
                 check_arguments("cpu", each.engine_arguments, profile.data["engine"])
                 check_variables(each.environment, profile.data["engine"])
-        return fallbacks
+        return cpu_overrides

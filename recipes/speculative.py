@@ -18,7 +18,7 @@ class SpeculativeConfig(ConfigModel):
 
     method: Word = Field(description="what drafts, by the engine's own name: ngram, draft_model")
     num_speculative_tokens: int = Field(ge=1, le=64, description="drafted a step")
-    draft: str | None = Field(
+    model: str | None = Field(
         None,
         min_length=1,
         description="checkpoint of the model, or head, that drafts: a folder, a Hub id, a demo",
@@ -58,8 +58,8 @@ class SpeculativeConfig(ConfigModel):
                 f"{', '.join(methods) or 'it has none'}"
             )
         method = methods[self.method]
-        if method.wants_draft != (self.draft is not None):
-            wanted = "wants the key 'draft'" if method.wants_draft else "takes no 'draft'"
+        if method.wants_draft != (self.model is not None):
+            wanted = "wants the key 'model'" if method.wants_draft else "takes no 'model'"
             raise ValueError(f"method '{self.method}' {wanted}")
         looked_up = (self.prompt_lookup_min, self.prompt_lookup_max) != (None, None)
         if looked_up and not method.looks_up:
@@ -89,7 +89,7 @@ class SpeculativeConfig(ConfigModel):
 
     def words(self, engine: str) -> str:
         """How it is served, and whether answers are still the model's own; for people."""
-        by = f" by {self.draft}" if self.draft else ""
+        by = f" by {self.model}" if self.model else ""
         rule = find_engine(engine).acceptance[self.rejection_sample_method]
         told = (
             f"{self.method}{by}, {self.num_speculative_tokens} tokens a step, accepted by "

@@ -16,13 +16,13 @@ from recipes.speculative import SpeculativeConfig, Word
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STOCK, AS_PROFILED, COMBINED = "stock", "profile", "combined"
+ENGINE_DEFAULTS, AS_PROFILED, COMBINED = "engine-defaults", "profile", "combined"
 
 
 class ServingCandidate(ConfigModel):
     """One way to serve, as what it adds to stock."""
 
-    lever: Lever
+    parameter: Lever
     accelerator: AcceleratorName | None = Field(None, description="that it is for; both if absent")
     minimum_compute_capability: float | None = Field(
         None, ge=1, le=100, description="of a GPU, such as 8.9 for an FP8 cache"
@@ -47,12 +47,12 @@ class ServingCandidate(ConfigModel):
         added = (self.kv_cache_dtype, self.speculative, self.engine_arguments, self.environment)
         if not any(added):
             raise ValueError("it changes nothing: give engine_arguments, or what else it adds")
-        if self.speculative is not None and self.speculative.draft is not None:
-            raise ValueError("speculative.draft: draft models are not tuned")
+        if self.speculative is not None and self.speculative.model is not None:
+            raise ValueError("speculative.model: draft models are not tuned")
         return self
 
     @property
-    def changes_answers(self) -> bool:
+    def changes_outputs(self) -> bool:
         """Whether answers have to be gated again with it, beyond what rounding does."""
         others = self.kv_cache_dtype or self.speculative
         return bool(others) or change_answers(self.engine_arguments)
@@ -63,8 +63,8 @@ class CandidateFile(ConfigModel):
 
     name: Name
     summary: str
-    rounds: int = Field(3, ge=1, le=100, description="loads of each candidate that keeps up")
-    behind: float = Field(
+    repetitions: int = Field(3, ge=1, le=100, description="loads of each candidate that keeps up")
+    prune_margin: float = Field(
         0.1,
         gt=0,
         lt=1,
@@ -75,7 +75,7 @@ class CandidateFile(ConfigModel):
 
     @model_validator(mode="after")
     def _names_are_free(self) -> CandidateFile:
-        for name in (STOCK, AS_PROFILED, COMBINED, "baseline"):
+        for name in (ENGINE_DEFAULTS, AS_PROFILED, COMBINED, "baseline"):
             if name in self.candidates:
                 raise ValueError(f"candidates.{name}: that name means something else here")
         return self
@@ -92,7 +92,7 @@ def load_candidates(name: str) -> CandidateFile:
 
 def change_answers(names: Iterable[str]) -> bool:
     """Whether an engine argument of these changes answers."""
-    changing = vllm_facts().changes_answers
+    changing = vllm_facts().changes_outputs
     return any(name.partition(".")[0] in changing for name in names)
 
 

@@ -133,7 +133,7 @@ def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
         "policy": (judge, "/parameters/policy"),
         "family": (judge, "/parameters/family"),
         "speed_note": (judge, "/parameters/speed_note"),
-        "fallbacks": (judge, "/parameters/fallbacks"),
+        "cpu_overrides": (judge, "/parameters/cpu_overrides"),
         "quantization": (made, "/parameters/quantization"),
         "calibration_data": (made, "/parameters/calibration_data"),
         "quantized": (made, "/result"),

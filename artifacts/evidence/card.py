@@ -184,7 +184,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "noise_words": noise_words(judged.check_weights.result),
         "kv_cache": kv_cache_words(deployable, quantization),
         "speculative": speculative_words(deployable),
-        "fallbacks": judge.fallbacks,
+        "cpu_overrides": judge.cpu_overrides,
         "hardware": hardware_words(deployable.hardware),
         "engine_version": deployable.engine_version,
         "engine": engine,
@@ -232,7 +232,7 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     processes that it starts, for which the variable is.
     """
     serving = deployable.serving
-    drafts = serving.speculative is not None and serving.speculative.draft is not None
+    drafts = serving.speculative is not None and serving.speculative.model is not None
     arguments = serving.for_engine("DRAFT" if drafts else "")
     launch = LaunchSpec(".", arguments, trust_remote_code)
     words = find_engine(serving.engine).public_command(deployable.accelerator, launch)

@@ -124,7 +124,7 @@ def speculative_words(deployable: Deployable) -> str:
     if speculative is None:
         return ""
     words = markdown_code(speculative.words(deployable.serving.engine))
-    return f"`{words}`" + (" (`DRAFT` is its folder)" if speculative.draft else "")
+    return f"`{words}`" + (" (`DRAFT` is its folder)" if speculative.model else "")
 
 
 def noise_words(checked: CheckWeightsResult) -> str:

@@ -44,7 +44,7 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> I
     looks = len(lives.sides) if asked.workload["arrivals"]["concurrency"] else 0
     drawn = list(lives.drawn(found.seed, loads, looks))
     measured = [(each.side, each.block, each.place, each.seed) for each in loads]
-    if measured != drawn or not lives.succeed(loads, found.lives):
+    if measured != drawn or not lives.succeed(loads, found.server_runs):
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
         number = same // lives.unit
         yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
@@ -89,8 +89,8 @@ def find_misruled(
     if measuring is None:
         yield f"{role}: how it was to be measured is not known, so its rule cannot be compared"
         return
-    asked, lives = SPEED.parameters_of(record), measuring.lives
-    if (lives is None) != (accelerator is None) or (lives, accelerator) == ("together", "cuda"):
+    asked, lives = SPEED.parameters_of(record), measuring.server_mode
+    if (lives is None) != (accelerator is None) or (lives, accelerator) == ("concurrent", "cuda"):
         yield f"{role}: no profile of that kind of machine has lives '{lives}'"
     try:
         workload = measuring.workload_of(claim, own)

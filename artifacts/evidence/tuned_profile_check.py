@@ -44,21 +44,21 @@ def tuned_of(run: str, tuning: TuningReport, record: StageRecord) -> TuningProve
         ValueError: nothing was confirmed.
         EvidenceError: the record is none that prepare wrote.
     """
-    found, kept = tuning.confirmed, SPEED.typed(record)
+    found, kept = tuning.confirmation, SPEED.typed(record)
     if found is None or found.lower is None or found.estimate is None:
         raise ValueError(f"run {run} confirmed no gain")
     served = kept.parameters.sides["candidate"]
     return TuningProvenance(
-        gain_at_least=found.lower,
+        min_gain=found.lower,
         gain=found.estimate,
         alpha=found.alpha,
         workload=found.workload,
-        stock=list(options(tuning.stock)),
+        engine_defaults=list(options(tuning.engine_defaults)),
         checkpoint=served.checkpoint,
         hardware=served.hardware,
         run=run,
         evidence=kept.result.loads_digest,
-        gate_again=tuning.gate_again,
+        requires_regate=tuning.requires_regate,
     )
 
 

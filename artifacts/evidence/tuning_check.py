@@ -36,7 +36,7 @@ def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
         UsageError: the run confirmed nothing.
     """
     tuning = report.tuning
-    if tuning is None or tuning.winner is None or tuning.confirmed is None:
+    if tuning is None or tuning.winner is None or tuning.confirmation is None:
         raise UsageError(
             f"run {report.run} measured no winner against stock, so there is nothing to compute",
             where=f"run {report.run}",
@@ -55,7 +55,7 @@ def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
     except (ValueError, LookupError, ArithmeticError, TypeError, OSError, PrepareError) as error:
         differences.append(f"the verdict cannot be computed: {error}")
     if computed is not None:
-        kept = tuning.confirmed.model_dump()
+        kept = tuning.confirmation.model_dump()
         differences += find_differing_values("", kept, computed.model_dump())
         if tuning.verdict != computed.verdict:
             differences.append(f"verdict: kept {tuning.verdict}, computed {computed.verdict}")
@@ -79,7 +79,7 @@ def _find_changed(
     asked = kept.parameters
     if (asked.claim, asked.rule.get("min_ratio")) != ("ratio", 1.0):
         yield f"{place}: it is no claim to be faster than stock"
-    if asked.sides["baseline"].serving.engine_arguments != tuning.stock:
+    if asked.sides["baseline"].serving.engine_arguments != tuning.engine_defaults:
         yield f"{place}: what it compares with is not the stock of this run"
     attempt = tuning.attempt
     if attempt is None or attempt.alpha != tuning.alpha:

@@ -22,7 +22,13 @@ Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
 Loads = Callable[[str], list[LoadRun]]
 
-OF_MEASURING = ("lives", "loads_per_life", "allowance", "allowance_alpha", "must_count_hits")
+OF_MEASURING = (
+    "server_mode",
+    "loads_per_server_run",
+    "allowance",
+    "allowance_alpha",
+    "must_count_hits",
+)
 SPEED = "speed."  # begins the role of a stage that measured a claim on speed
 
 

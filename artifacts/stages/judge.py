@@ -32,7 +32,7 @@ class JudgeParameters(Record):
     measuring: MeasurementSettings | None = Field(
         None, description="how speed is measured; None without a performance gate"
     )
-    fallbacks: dict[str, dict[str, str]] = Field(
+    cpu_overrides: dict[str, dict[str, str]] = Field(
         {}, description="of the profile, that this machine's CPU put into effect"
     )
 

@@ -16,8 +16,8 @@ from recipes.speed import ClaimKind
 class SpeedParameters(Record):
     """Which sides are measured, and until when."""
 
-    claim: ClaimKind | Literal["race"] = Field(
-        description="race: it is chosen what to claim something about"
+    claim: ClaimKind | Literal["screening"] = Field(
+        description="screening: it is chosen what to claim something about"
     )
     name: str = Field(description="of the workload")
     workload: dict[str, Any] = Field(description="with what its file holds, and not where it is")
@@ -38,7 +38,7 @@ class SpeedParameters(Record):
     @property
     def alternates(self) -> bool:
         """Whether each pair or round has lives of servers of its own, one up at a time."""
-        return self.rule.get("lives") == "alternate"
+        return self.rule.get("server_mode") == "interleaved"
 
 
 class SpeedRuntime(WorkerRuntime):
@@ -57,7 +57,7 @@ class SpeedResult(Record):
     units: int = Field(description="blocks, pairs of lives or rounds")
     state: str
     seed: int = Field(description="that traffic was drawn with")
-    lives: int = Field(
+    server_runs: int = Field(
         1,
         description="of the servers, that were begun; of one that ended too soon what was whole "
         "is kept",

@@ -26,13 +26,13 @@ LOADS_PER_LIFE = 3
 class MeasurementSettings(Record):
     """How speed is measured, as far as the policy that claims something does not say it."""
 
-    lives: Literal["together", "alternate"] | None = Field(
+    server_mode: Literal["concurrent", "interleaved"] | None = Field(
         None, description="of both sides' servers; None of endpoints, which run as they are"
     )
-    life_spread: float = Field(
+    restart_stddev: float = Field(
         0.0, ge=0, le=1, description="of ln(output tokens/s) between lives of one server"
     )
-    life_count: int = Field(MANY_LIVES, ge=2, description="starts that this was estimated from")
+    restart_count: int = Field(MANY_LIVES, ge=2, description="starts that this was estimated from")
     workloads: dict[str, AnyWorkload] = Field(
         {}, description="that claims name and the policy has not: the profile's, and those carried"
     )
@@ -83,7 +83,7 @@ def lay_out_rule(
     rule = claim.rule(accelerator, alpha, hits)
     if hits == 0 and not isinstance(workload, RandomWorkload):
         rule["must_count_hits"] = True  # prompts of a file may share something
-    if measuring.lives is not None:
+    if measuring.server_mode is not None:
         rule |= _lives_of(claim, measuring, alpha)
     return rule
 
@@ -98,15 +98,15 @@ def _lives_of(claim: SpeedGate, measuring: MeasurementSettings, alpha: float) ->
 
     Where one start a side is all, what that explains of a ratio takes half of the error rate.
     """
-    if measuring.lives == "alternate":
+    if measuring.server_mode == "interleaved":
         # Rounds of one life are not independent, so each round has lives of its own.
         loads = LOADS_PER_LIFE if claim.kind == "ratio" else 1
-        return {"lives": "alternate", "loads_per_life": loads}
+        return {"server_mode": "interleaved", "loads_per_server_run": loads}
     if claim.kind == "slo":
         return {}
     share = alpha / 2
     return {
-        "allowance": allowance_for(measuring.life_spread, measuring.life_count, share),
+        "allowance": allowance_for(measuring.restart_stddev, measuring.restart_count, share),
         "allowance_alpha": share,
     }
 

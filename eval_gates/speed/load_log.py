@@ -28,7 +28,7 @@ class MeasurementInProgress(Record):
     rests_on: dict[str, str] = Field(
         description="digests of what the measured servers serve: of others nothing is kept"
     )
-    lives: int = Field(0, description="of the servers, that were begun")
+    server_runs: int = Field(0, description="of the servers, that were begun")
     began: list[int] = Field(
         [0], min_length=1, description="first life of each run that may replace lost units"
     )
@@ -85,14 +85,14 @@ class LoadLog:
 
     def begin_life(self, begun: MeasurementInProgress, loads: int) -> None:
         """Note that servers are there that go on after so many loads; what follows is cut off."""
-        self._keep(begun.model_copy(update={"lives": begun.lives + 1}))
+        self._keep(begun.model_copy(update={"server_runs": begun.server_runs + 1}))
         kept = b"".join(line + b"\n" for line in self._lines()[:loads])
         with self._loads.open("a+b") as file:
             file.truncate(len(kept))
 
     def allow_another_run(self, begun: MeasurementInProgress) -> None:
         """Let the next run continue, with a budget of its own, what disturbances kept open."""
-        self._keep(begun.model_copy(update={"began": [*begun.began, begun.lives]}))
+        self._keep(begun.model_copy(update={"began": [*begun.began, begun.server_runs]}))
 
     def append(self, loads: Iterable[LoadRun]) -> None:
         """Add loads and flush them to disk."""

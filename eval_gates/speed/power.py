@@ -62,8 +62,8 @@ def speed_power(rule: Rule) -> SpeedGatePower:
     chances = []
     if isinstance(rule, ThroughputRatioRule):
         of_one = NOISE
-        if rule.lives == "alternate":
-            of_one = math.hypot(NOISE / math.sqrt(rule.loads_per_life), NOISE_OF_LIVES)
+        if rule.server_mode == "interleaved":
+            of_one = math.hypot(NOISE / math.sqrt(rule.loads_per_server_run), NOISE_OF_LIVES)
         noise = chance.normal(0, of_one * math.sqrt(2), shape)
         for ahead in AHEAD:
             margins = noise + math.log1p(ahead)

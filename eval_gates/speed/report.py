@@ -90,8 +90,8 @@ class SpeedGateReport(Record):
         [], fail_fast=True, description="faults of blocks or rounds that count for neither side"
     )
     lost: int = Field(0, description="of n, those that count for neither side for such a fault")
-    lives: Literal["together", "alternate"] = Field(
-        "together", description="whether the servers of both sides were up at once, or in turn"
+    server_mode: Literal["concurrent", "interleaved"] = Field(
+        "concurrent", description="whether the servers of both sides were up at once, or in turn"
     )
     starts: Literal["one", "several"] = Field(
         "one",
@@ -186,7 +186,7 @@ def judge_speed(
         }
     return SpeedGateReport(
         **totals,
-        starts="one" if decides.lives == "together" else "several",
+        starts="one" if decides.server_mode == "concurrent" else "several",
         gate=gate,
         kind=kind,
         workload=workload,
@@ -207,7 +207,7 @@ def judge_speed(
         continues=found.state == "disturbed",
         voided=list(found.voided),
         lost=found.lost,
-        lives=decides.lives,
+        server_mode=decides.server_mode,
         points=points_of(decides, loads),
         trail=list(found.trail),
         verdict=verdict,
@@ -239,7 +239,7 @@ def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
     of = f"{workload}{f' at {at}' if at else ''}"
     if isinstance(rule, ThroughputRatioRule):
         least = f"at least {rule.min_ratio:g} of the baseline's output tokens/s"
-        of_one = " of one start of both servers" if rule.lives == "together" else ""
+        of_one = " of one start of both servers" if rule.server_mode == "concurrent" else ""
         broken = f", {ONLY_BROKEN}" if rule.min_ratio <= OF_A_BROKEN_SERVER else ""
         return f"{of}: {least} in the typical {unit_of(rule)}{of_one}{broken}"
     if rule.compare == "baseline":
@@ -252,13 +252,14 @@ def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
             f"at least {rule.min_acceptance_length:g} tokens a step by speculative decoding"
         )
     said = f"{' and '.join(kept)} in at least {100 * rule.slo_attainment:g} % of rounds"
-    said += " of one start of the server" if rule.lives == "together" else ", each of its own start"
+    is_one_start = rule.server_mode == "concurrent"
+    said += " of one start of the server" if is_one_start else ", each of its own start"
     return f"{of}: {said}"
 
 
 def unit_of(rule: ThroughputRatioRule) -> str:
     """What the claim of a ratio is about."""
-    return "block" if rule.lives == "together" else "pair of lives"
+    return "block" if rule.server_mode == "concurrent" else "pair of lives"
 
 
 def reason_of(rule: Rule, found: SpeedTestResult) -> str:
@@ -318,7 +319,9 @@ def points_of(rule: Rule, loads: Sequence[LoadRun]) -> list[LoadSummary]:
     """Every load, described."""
     blocks = list(dict.fromkeys(load.block for load in loads))
     of_units = rule.count(loads)
-    counts = {block: bool(of_units[n // rule.loads_per_life]) for n, block in enumerate(blocks)}
+    counts = {
+        block: bool(of_units[n // rule.loads_per_server_run]) for n, block in enumerate(blocks)
+    }
     found: dict[int, bool] = {}
     if isinstance(rule, SloRule):
         found = {b: k for b, k in zip(blocks, rule.kept(loads), strict=True) if counts[b]}

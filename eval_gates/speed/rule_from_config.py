@@ -20,9 +20,11 @@ def rule_of(claim: ClaimKind, data: Mapping[str, Any]) -> Rule:
 
 
 def measuring_rule(
-    measured: ClaimKind | Literal["race"], data: Mapping[str, Any]
+    measured: ClaimKind | Literal["screening"], data: Mapping[str, Any]
 ) -> Rule | ScreeningRule:
     """As `rule_of`; of a race, which claims nothing, what ends measuring."""
     return (
-        ScreeningRule.model_validate(dict(data)) if measured == "race" else rule_of(measured, data)
+        ScreeningRule.model_validate(dict(data))
+        if measured == "screening"
+        else rule_of(measured, data)
     )

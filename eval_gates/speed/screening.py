@@ -21,11 +21,11 @@ from eval_gates.speed.steady_state import lag_gain, output_rate
 class ScreeningRule(ServerRunRule):
     """When an entrant is measured no further."""
 
-    rounds: int = Field(ge=1, description="of one that keeps up")
+    repetitions: int = Field(ge=1, description="of one that keeps up")
     leader: float | None = Field(
         None, gt=0, description="output tokens a second of the fastest before; None: it is first"
     )
-    behind: float = Field(
+    prune_margin: float = Field(
         0.1, gt=0, lt=1, description="with no round nearer to the leader than this, it is out"
     )
     hit_rate: float | None = Field(None, description="that the workload declares")
@@ -35,7 +35,7 @@ class ScreeningRule(ServerRunRule):
     @property
     def cap(self) -> int:
         """The most rounds."""
-        return self.rounds
+        return self.repetitions
 
     def state(self, loads: Sequence[LoadRun]) -> Literal["open", "raced", "out", "refused"]:
         """Where the entrant stands after these loads."""
@@ -45,9 +45,9 @@ class ScreeningRule(ServerRunRule):
             return "open"
         if self.leader is not None:
             nearest = max(output_rate(load) for load in loads)
-            if nearest < (1 - self.behind) * self.leader:
+            if nearest < (1 - self.prune_margin) * self.leader:
                 return "out"
-        return "raced" if len(loads) >= self.rounds else "open"
+        return "raced" if len(loads) >= self.repetitions else "open"
 
     def wants_more(self, loads: Sequence[LoadRun]) -> bool:
         """Whether it is still in the race, with rounds to go."""
@@ -56,7 +56,7 @@ class ScreeningRule(ServerRunRule):
     def causes(self, loads: Sequence[LoadRun]) -> list[InvalidReason]:
         """Why its numbers are none."""
         found = distrusted(loads, declared=self.hit_rate, judged_s=None, bounds_lag=True)
-        most = -math.log1p(-self.behind)
+        most = -math.log1p(-self.prune_margin)
         late = [
             lagging(load)
             for load in loads

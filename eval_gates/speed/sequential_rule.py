@@ -260,7 +260,7 @@ class SequentialGateRule(ServerRunRule):
     @property
     def warm_up(self) -> int:
         """Units that count for nothing; none where each life is of a server that was warmed up."""
-        return 0 if self.lives == "alternate" else WARM_UP
+        return 0 if self.server_mode == "interleaved" else WARM_UP
 
     def count(self, loads: Sequence[LoadRun]) -> NDArray[np.bool_]:
         """Which units count: not the first ones of a life; [warm-up + n]."""
@@ -268,7 +268,7 @@ class SequentialGateRule(ServerRunRule):
 
         if not self.warm_up:
             blocks = len({load.block for load in loads})
-            return np.ones(blocks // self.loads_per_life, dtype=bool)
+            return np.ones(blocks // self.loads_per_server_run, dtype=bool)
         units = list({load.block: load for load in reversed(loads)}.values())[::-1]
         lives = [unit.life for unit in units]
         places = [lives[:number].count(life) for number, life in enumerate(lives)]

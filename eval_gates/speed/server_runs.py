@@ -33,8 +33,8 @@ Drawn = tuple[str, int, int, int]
 class ServerRunRule(NumericRecord):
     """What a rule says of the lives of servers."""
 
-    lives: Literal["together", "alternate"] = "together"
-    loads_per_life: int = Field(
+    server_mode: Literal["concurrent", "interleaved"] = "concurrent"
+    loads_per_server_run: int = Field(
         1, ge=1, le=100, description="of its side; of those alone that alternate"
     )
     began: list[int] = Field(
@@ -44,7 +44,7 @@ class ServerRunRule(NumericRecord):
     def spread_over(self, sides: Sequence[str]) -> ServerRunSchedule:
         """The lives that measure these sides, the baseline first where there is one."""
         return ServerRunSchedule(
-            tuple(sides), self.loads_per_life if self.lives == "alternate" else None
+            tuple(sides), self.loads_per_server_run if self.server_mode == "interleaved" else None
         )
 
     def has_room(self, loads: Sequence[LoadRun]) -> bool:
@@ -60,11 +60,11 @@ class ServerRunRule(NumericRecord):
         sides = sorted({load.side for load in loads})
         unit = self.spread_over(sides).unit if sides else 1
         lives = [load.life for load in loads[unit - 1 :: unit]]
-        if self.lives == "alternate":
+        if self.server_mode == "interleaved":
             lives = [life + 1 - len(sides) * (n + 1) for n, life in enumerate(lives)]
         # Where a run ended by the rule, its last life was not ended too soon.
         ends = [life - 1 for life in self.began[1:]]
-        if self.lives == "alternate":
+        if self.server_mode == "interleaved":
             ends = []
         return [
             max(0, life - before - sum(before <= end < life for end in ends))

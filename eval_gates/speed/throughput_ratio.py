@@ -43,7 +43,7 @@ class ThroughputRatioRule(SequentialGateRule):
     @property
     def unit(self) -> str:
         """What it counts."""
-        return "blocks" if self.lives == "together" else "pairs of lives"
+        return "blocks" if self.server_mode == "concurrent" else "pairs of lives"
 
     @model_validator(mode="after")
     def _something_is_left_to_the_blocks(self) -> ThroughputRatioRule:
@@ -74,7 +74,7 @@ class ThroughputRatioRule(SequentialGateRule):
         """
         import numpy as np
 
-        of_a_pair = self.loads_per_life if self.lives == "alternate" else 1
+        of_a_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
         return np.array(log_ratios(paired(loads), of_a_pair)) - math.log(self.min_ratio)
 
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -86,7 +86,7 @@ class ThroughputRatioRule(SequentialGateRule):
         import numpy as np
 
         gains = np.array([[lag_gain(load) for load in pair] for pair in paired(loads)])
-        of_a_pair = self.loads_per_life if self.lives == "alternate" else 1
+        of_a_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
         return np.asarray(gains.reshape(-1, of_a_pair, 2).mean(axis=1).T)
 
     def describe(

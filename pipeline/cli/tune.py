@@ -166,5 +166,5 @@ def print_lint(found: LintReport) -> None:
     else:
         print("nothing to say against it")
     print(f"{found.version}, defaults as on {found.place}; by default:")
-    for lever, words in found.levers.items():
+    for lever, words in found.parameters.items():
         print(f"  {lever.replace('_', ' ')}: {words}")

@@ -16,23 +16,23 @@ def print_tuning(report: RunReport) -> None:
     tuning = report.tuning
     if tuning is None:
         return
-    headings = ["candidate", "lever", "tokens/s", "of stock", "rounds", "", "why"]
-    print_table(headings, [race_row(each) for each in tuning.race])
-    levers = [[lever.replace("_", " "), words] for lever, words in tuning.levers.items()]
-    print_table(["lever", "what it did"], levers)
+    headings = ["candidate", "parameter", "tokens/s", "of defaults", "repetitions", "", "why"]
+    print_table(headings, [race_row(each) for each in tuning.screening])
+    levers = [[lever.replace("_", " "), words] for lever, words in tuning.parameters.items()]
+    print_table(["parameter", "what it did"], levers)
     for line in ending_lines(tuning, report):
         print(line)
 
 
 def race_row(each: ScreeningReport) -> list[str]:
     """One entrant; its numbers chose the winner, and are no evidence."""
-    rate, over = each.output_tokens_per_s, each.over_stock
+    rate, over = each.output_tokens_per_s, each.ratio_to_defaults
     return [
         each.name,
-        each.lever.replace("_", " "),
+        each.parameter.replace("_", " "),
         f"{rate:,.1f}" if rate is not None else "",
         f"{over:.3f}" if over is not None else "",
-        str(each.rounds or ""),
+        str(each.repetitions or ""),
         each.outcome,
         each.reason,
     ]
@@ -51,9 +51,11 @@ def ending_lines(tuning: TuningReport, report: RunReport) -> list[str]:
     checkpoint = options.checkpoint or "CHECKPOINT"
     if options.version:
         checkpoint = f"SOURCE_OF_{options.version} --recipe ITS_RECIPE"
-    why = "its arguments change answers" if tuning.gate_again else "nothing is promoted ungated"
+    why = (
+        "its arguments change answers" if tuning.requires_regate else "nothing is promoted ungated"
+    )
     return [
         *lines,
-        f"at least {tuning.gain_at_least:.3f} of stock's output tokens/s; profile {tuning.profile}",
+        f"at least {tuning.min_gain:.3f} of stock's output tokens/s; profile {tuning.profile}",
         f"Next ({why}): prepare model {checkpoint} --profile {tuning.profile}",
     ]

@@ -66,7 +66,7 @@ class LintReport:
     version: str  # of the engine
     place: str  # that defaults are those of
     findings: tuple[LintFinding, ...]
-    levers: dict[str, str]  # what guides tune, and how it is without an argument
+    parameters: dict[str, str]  # what guides tune, and how it is without an argument
 
     @property
     def fails(self) -> bool:
@@ -104,7 +104,10 @@ def lint(text: str, accelerator: AcceleratorName, gpu: GpuType | None) -> LintRe
     found = [*linter.look_at_variables(command.variables), *linter.look_at_options(command.options)]
     place = gpu.driver_name if gpu is not None else "a CPU"
     return LintReport(
-        options.version, place, tuple(found), {str(n): words for n, words in facts.levers.items()}
+        options.version,
+        place,
+        tuple(found),
+        {str(n): words for n, words in facts.parameters.items()},
     )
 
 
@@ -225,7 +228,7 @@ class _Linter:
         for name in variables:
             if not name.startswith("VLLM_") or name in self.options.variables:
                 continue
-            hint = self.facts.gone_variables.get(name) or _nearest(name, self.options.variables)
+            hint = self.facts.removed_variables.get(name) or _nearest(name, self.options.variables)
             yield LintFinding(name, "idle", f"{self.options.version} reads no such variable", hint)
 
     def look_at_options(self, given: list[tuple[str, str]]) -> Iterator[LintFinding]:
@@ -240,8 +243,8 @@ class _Linter:
                 yield LintFinding(
                     written, "note", f"short for --{whole}, until another begins so", "write it out"
                 )
-            if whole in self.facts.idle:
-                yield LintFinding(written, "idle", self.facts.idle[whole], "leave it out")
+            if whole in self.facts.no_effect:
+                yield LintFinding(written, "idle", self.facts.no_effect[whole], "leave it out")
                 continue
             if value.lower() in _TRUTHS and self.defaults.get(whole) in _TRUTHS:
                 yield LintFinding(
@@ -272,7 +275,7 @@ class _Linter:
         known = self.options.defaults
         if name in known:
             return name
-        if name in self.facts.gone:
+        if name in self.facts.removed_options:
             return ""
         hidden = re.fullmatch(r"no-((?:enable|disable)-.+)", name)
         if hidden and hidden[1] in known:
@@ -281,7 +284,7 @@ class _Linter:
         return begun[0] if len(begun) == 1 else ""
 
     def _unknown(self, written: str, name: str) -> LintFinding:
-        if hint := self.facts.gone.get(name):
+        if hint := self.facts.removed_options.get(name):
             return LintFinding(written, "fails", f"gone: {self.options.version} refuses it", hint)
         return LintFinding(
             written,
@@ -304,7 +307,7 @@ class _Linter:
         default = self.defaults.get(name)
         if default is not None and _same(value, default):
             yield LintFinding(written, "idle", f"{value} is the default", "leave it out")
-        elif why := self.facts.slower.get(f"{name}={value}"):
+        elif why := self.facts.slows_down.get(f"{name}={value}"):
             yield LintFinding(written, "harms", why, "leave it out, unless you measured why not")
         elif default is not None and name in _SMALLER_IS_LESS and _less(value, default):
             yield LintFinding(
@@ -317,7 +320,7 @@ class _Linter:
             yield LintFinding(
                 written, "note", "what that file says is not looked at", "write its keys as options"
             )
-        elif name in self.facts.changes_answers:
+        elif name in self.facts.changes_outputs:
             yield LintFinding(
                 written,
                 "note",

@@ -168,7 +168,7 @@ class ModelPlanner:
             speed_note=self.profile.speed_note,
             measuring=measuring_of(self.policy, self.measuring_profile),
             rungs=self.rungs,
-            fallbacks=describe_fallbacks(self.profile),
+            cpu_overrides=describe_cpu_overrides(self.profile),
             attempt=self.attempt,
         )
 
@@ -393,9 +393,9 @@ def _output_of(quantize: StageSpec) -> Path:
     return Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
 
 
-def describe_fallbacks(profile: ServingProfile) -> dict[str, dict[str, str]]:
-    """The profile's fallbacks that are in effect, by name, as verdicts carry them."""
+def describe_cpu_overrides(profile: ServingProfile) -> dict[str, dict[str, str]]:
+    """The profile's cpu_overrides that are in effect, by name, as verdicts carry them."""
     return {
-        name: {"without": each.without, "because": each.because}
+        name: {"if_missing": each.if_missing, "reason": each.reason}
         for name, each in profile.in_effect.items()
     }

@@ -103,8 +103,8 @@ class Plan:
         speed_note: said beside claims on speed.
         measuring: of speed, as far as the policy does not say it; None without a claim on it.
         rungs: recipes of a ladder, in order; empty without one.
-        fallbacks: of the profile, that this machine's CPU put into effect; said beside verdicts.
-        attempt: that the variants are; None of a tuning, which judges no variant.
+        cpu_overrides: of the profile, that this machine's CPU put into effect; said beside
+        verdicts. attempt: that the variants are; None of a tuning, which judges no variant.
     """
 
     policy: Policy
@@ -115,7 +115,7 @@ class Plan:
     speed_note: str | None = None
     measuring: MeasurementSettings | None = None
     rungs: tuple[str, ...] = ()
-    fallbacks: dict[str, dict[str, str]] = field(default_factory=dict)
+    cpu_overrides: dict[str, dict[str, str]] = field(default_factory=dict)
     attempt: Attempt | None = None
 
     @property
@@ -218,7 +218,7 @@ class Plan:
                 accelerator=self.accelerator,
                 speed_note=self.speed_note,
                 measuring=self.measuring,
-                fallbacks=self.fallbacks,
+                cpu_overrides=self.cpu_overrides,
             ),
             inputs,
             JudgeRuntime(run=self.attempt.run),

@@ -97,9 +97,9 @@ class ResolvedOptions:
         return with_measured_spread(self.profile, self.start_spread)
 
     @property
-    def fallbacks(self) -> dict[str, str]:
+    def cpu_overrides(self) -> dict[str, str]:
         """What this machine's CPU has the profile change, and why, by name."""
-        return {name: each.because for name, each in self.profile.in_effect.items()}
+        return {name: each.reason for name, each in self.profile.in_effect.items()}
 
     @property
     def speculation(self) -> str:
@@ -114,7 +114,7 @@ class ResolvedOptions:
             "recipes": [recipe.name for recipe in self.recipes],
             "ladder": list(self.rungs),
             "profile": self.profile.name,
-            "fallbacks": self.fallbacks,
+            "cpu_overrides": self.cpu_overrides,
             "kv_cache_note": self.profile.kv_cache_note,
             **(
                 {

@@ -110,7 +110,7 @@ def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
     Raises:
         UsageError: it names nothing that a checkpoint can be; the key is named.
     """
-    named = profile.speculative.draft if profile.speculative else None
+    named = profile.speculative.model if profile.speculative else None
     if named is None:
         return None
     try:

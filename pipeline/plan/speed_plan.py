@@ -55,7 +55,7 @@ class SpeedGatePlan:
 
     gate: str  # `ratio.chat`, `slo.0`
     name: str  # of the workload
-    kind: ClaimKind | Literal["race"]  # which rule decides
+    kind: ClaimKind | Literal["screening"]  # which rule decides
     workload: AnyWorkload
     where: str  # the workload stands, for messages
     rule: Mapping[str, Any]  # that decides, as plain data
@@ -148,9 +148,9 @@ def _measuring_of(
 ) -> MeasurementSettings:
     found = {each.workload: _find_workload(speed, each, profile) for each in claims}
     return MeasurementSettings(
-        lives=profile.speed_lives if profile is not None else None,
-        life_spread=profile.life_spread if profile is not None else 0.0,
-        life_count=profile.life_count if profile is not None else MANY_LIVES,
+        server_mode=profile.server_mode if profile is not None else None,
+        restart_stddev=profile.restart_stddev if profile is not None else 0.0,
+        restart_count=profile.restart_count if profile is not None else MANY_LIVES,
         workloads={n: each for n, (each, _) in found.items() if n not in speed.workloads},
     )
 
@@ -276,7 +276,7 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
 
     How many requests a load at a fixed concurrency has is not known before it is measured.
     """
-    if claim.kind == "race":
+    if claim.kind == "screening":
         return
     rule, rate = rule_of(claim.kind, claim.rule), claim.workload.arrivals.rate
     lives = rule.spread_over(SIDES if claim.compares else SIDES[1:])

@@ -63,7 +63,7 @@ def spread_of_starts(records: Iterable[StageRecord], machine: str) -> StartSprea
 
 def takes_measured_spread(profile: ServingProfile) -> bool:
     """Whether ratios under the profile allow for the spread that the store has measured."""
-    return profile.speed_lives == "together" and "life_spread" not in profile.model_fields_set
+    return profile.server_mode == "concurrent" and "restart_stddev" not in profile.model_fields_set
 
 
 def with_measured_spread(profile: ServingProfile, found: StartSpread | None) -> ServingProfile:
@@ -75,4 +75,6 @@ def with_measured_spread(profile: ServingProfile, found: StartSpread | None) -> 
     """
     if found is None or not takes_measured_spread(profile):
         return profile
-    return profile.model_copy(update={"life_spread": found.stddev, "life_count": found.starts})
+    return profile.model_copy(
+        update={"restart_stddev": found.stddev, "restart_count": found.starts}
+    )

@@ -37,7 +37,7 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
             raise UsageError(
                 lack,
                 where=f"--profile {profile.name}, key kv_cache_dtype",
-                hint="give the profile a fallback, as `cpu` has one, or kv_cache_dtype: auto "
+                hint="give the profile a CPU override, as `cpu` has one, or kv_cache_dtype: auto "
                 "(docs/how-to/recipes-and-profiles.md)",
             )
 
@@ -67,8 +67,8 @@ def check_architecture(recipe: Recipe, architecture: str) -> None:
         raise UsageError(
             f"'{recipe.name}' is not for {architecture}: it is for {known}",
             where=f"--recipe {recipe.name}",
-            hint=f"use the recipe {recipe.instead}"
-            if recipe.instead
+            hint=f"use the recipe {recipe.suggested_recipe}"
+            if recipe.suggested_recipe
             else "leave the recipe out, or choose another: prepare recipes list",
         )
 

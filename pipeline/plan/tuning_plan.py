@@ -48,14 +48,14 @@ from recipes.schema import Recipe, ServingProfile
 from recipes.speed import SpeedPolicy, ThroughputRatioGate
 from recipes.tuning_candidates import (
     AS_PROFILED,
-    STOCK,
+    ENGINE_DEFAULTS,
     CandidateFile,
     ServingCandidate,
     change_answers,
 )
 
 NO_GAIN = 1.0  # ratio to stock that must be exceeded
-RACE = "race"
+SCREENING = "screening"
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class ScreeningCandidate:
     """One way to serve, in a race."""
 
     name: str
-    lever: str
+    parameter: str
     profile: ServingProfile  # as its file would say it, for any machine of its kind
     fitted: ServingProfile  # as the node serves it
     node: NodeInfo  # that serves, or one of its kind
-    changes_answers: bool
+    changes_outputs: bool
 
     @property
     def serving(self) -> ServingArguments:
@@ -96,7 +96,9 @@ def make_stock(
             **{"kv_cache_note": None, "tuned": None, "speculative": None},
         }
     )
-    return _entrant(STOCK, STOCK, bare, node or this_node(), changes_answers=False)
+    return _entrant(
+        ENGINE_DEFAULTS, ENGINE_DEFAULTS, bare, node or this_node(), changes_outputs=False
+    )
 
 
 def make_entrant(
@@ -130,8 +132,8 @@ def make_entrant(
             "speculative": candidate.speculative,
         }
     )
-    changes = candidate.changes_answers
-    return _entrant(name, candidate.lever, changed, stock.node, changes_answers=changes)
+    changes = candidate.changes_outputs
+    return _entrant(name, candidate.parameter, changed, stock.node, changes_outputs=changes)
 
 
 def make_profiled(profile: ServingProfile, stock: ScreeningCandidate) -> ScreeningCandidate:
@@ -142,7 +144,7 @@ def make_profiled(profile: ServingProfile, stock: ScreeningCandidate) -> Screeni
         or profile.kv_cache_dtype != stock.profile.kv_cache_dtype
         or change_answers(name for name, _ in arguments)
     )
-    return _entrant(AS_PROFILED, AS_PROFILED, profile, stock.node, changes_answers=changes)
+    return _entrant(AS_PROFILED, AS_PROFILED, profile, stock.node, changes_outputs=changes)
 
 
 def gpus_of(serving: ServingArguments) -> int:
@@ -151,10 +153,10 @@ def gpus_of(serving: ServingArguments) -> int:
 
 
 def _entrant(
-    name: str, lever: str, profile: ServingProfile, node: NodeInfo, *, changes_answers: bool
+    name: str, parameter: str, profile: ServingProfile, node: NodeInfo, *, changes_outputs: bool
 ) -> ScreeningCandidate:
     return ScreeningCandidate(
-        name, lever, profile, fit_profile(profile, node), node, changes_answers
+        name, parameter, profile, fit_profile(profile, node), node, changes_outputs
     )
 
 
@@ -174,7 +176,7 @@ class TuningPlanner:
     """
 
     checkpoint: Checkpoint
-    stock: ScreeningCandidate
+    engine_defaults: ScreeningCandidate
     policy: Policy
     workload: str
     candidates: CandidateFile
@@ -185,21 +187,24 @@ class TuningPlanner:
     def plan(self) -> Plan:
         """Stock, which everything is compared with."""
         return Plan(
-            policy=self.policy, shared={}, baseline=self.race(self.stock, None), variants=()
+            policy=self.policy,
+            shared={},
+            baseline=self.race(self.engine_defaults, None),
+            variants=(),
         )
 
     def race(self, entrant: ScreeningCandidate, leader: float | None) -> VariantPlan:
         """The entrant's life in the race; `leader`: output tokens a second of the fastest yet."""
         claim = self.claim(self.policy.alpha)
         rule = {
-            "rounds": self.candidates.rounds,
+            "repetitions": self.candidates.repetitions,
             "leader": leader,
-            "behind": self.candidates.behind,
+            "prune_margin": self.candidates.prune_margin,
             "hit_rate": claim.workload.declared_hit_rate,
         }
-        race = replace(claim, gate=RACE, kind="race", rule=rule, compares=False)
+        race = replace(claim, gate=SCREENING, kind="screening", rule=rule, compares=False)
         sides = self._sides(entrant)
-        return self._variant(entrant, {f"speed.{RACE}": sides.stage(race)})
+        return self._variant(entrant, {f"speed.{SCREENING}": sides.stage(race)})
 
     def confirm(self, winner: ScreeningCandidate, attempt: Attempt, run: str) -> VariantPlan:
         """The claim that the winner is faster than stock.
@@ -222,15 +227,17 @@ class TuningPlanner:
         Raises:
             UsageError: the workload is not there, or cannot be asked; file and key are named.
         """
-        return find_claim(self.policy, self.stock.fitted, self.workload, alpha, self._max_length())
+        return find_claim(
+            self.policy, self.engine_defaults.fitted, self.workload, alpha, self._max_length()
+        )
 
     def claimed(self) -> Policy:
         """The policy with that claim alone."""
-        return claim_gain(self.policy, self.stock.fitted, self.workload)
+        return claim_gain(self.policy, self.engine_defaults.fitted, self.workload)
 
     def attempt(self, run: str) -> Attempt:
         """The attempt that this tuning is: all that may race, and the load."""
-        served = self._identity(self.stock).model_dump()
+        served = self._identity(self.engine_defaults).model_dump()
         load = dump_workload(self.claim(self.policy.alpha))[0]
         scope = AttemptScope(
             baseline={"checkpoint": self.checkpoint.digest, "tuned for": self.workload},
@@ -240,23 +247,23 @@ class TuningPlanner:
         return AttemptLedger(Store(self.store)).foresee(scope, variants, self.policy, run)
 
     def _sides(self, entrant: ScreeningCandidate) -> Sides:
-        name = BASELINE if entrant == self.stock else entrant.name
-        first = self._coherence(BASELINE, self.stock, {})
+        name = BASELINE if entrant == self.engine_defaults else entrant.name
+        first = self._coherence(BASELINE, self.engine_defaults, {})
         heard = first if name == BASELINE else self._coherence(name, entrant, {"baseline": first})
         return Sides(
-            SpeedSide(BASELINE, self._identity(self.stock), first),
+            SpeedSide(BASELINE, self._identity(self.engine_defaults), first),
             SpeedSide(name, self._identity(entrant), heard),
             tokenizer=self.checkpoint.path,
             environment=self.identities["serve"],
-            machine=self.stock.node.measured_on(self.stock.profile.accelerator),
-            beside=(RACE,),
+            machine=self.engine_defaults.node.measured_on(self.engine_defaults.profile.accelerator),
+            beside=(SCREENING,),
         )
 
     def _variant(self, entrant: ScreeningCandidate, loads: Mapping[str, StageSpec]) -> VariantPlan:
         candidate = self._sides(entrant).candidate
         recipe = Recipe(
             name=candidate.variant,
-            summary=entrant.lever,
+            summary=entrant.parameter,
             family="baseline",
             quantization=NoQuantization(),
         )
@@ -282,12 +289,12 @@ class TuningPlanner:
             checkpoint=self.checkpoint.digest,
             serving=entrant.serving,
             engine=self.identities["serve"],
-            hardware=self.stock.node.hardware(self.stock.profile.accelerator),
+            hardware=self.engine_defaults.node.hardware(self.engine_defaults.profile.accelerator),
             trust_remote_code=self.trust_remote_code,
         )
 
     def _max_length(self) -> int:
-        limit = self.stock.profile.engine_arguments.get("max-model-len")
+        limit = self.engine_defaults.profile.engine_arguments.get("max-model-len")
         return int(limit) if limit else self.checkpoint.max_position_embeddings
 
 

@@ -115,8 +115,8 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
         yield DoctorCheck(subject, Severity.PROBLEM, missing.message, missing.hint)
         return
     yield DoctorCheck(subject, Severity.OK, "can be served here")
-    for name, fallback in fitted.in_effect.items():
-        yield DoctorCheck(f"{subject}, {name}", Severity.OK, fallback.because)
+    for name, override in fitted.in_effect.items():
+        yield DoctorCheck(f"{subject}, {name}", Severity.OK, override.reason)
     for name in recipe_names():
         recipe = load_recipe(name)
         try:

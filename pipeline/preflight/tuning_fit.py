@@ -37,10 +37,10 @@ def misfit(
         inspection: of the checkpoint; None where its shape is not known.
         gpu: as the driver gives it; None on a CPU.
     """
-    if (speculative := entrant.profile.speculative) is not None and speculative.draft is not None:
+    if (speculative := entrant.profile.speculative) is not None and speculative.model is not None:
         return "it drafts by a model, and draft models are not tuned"
     if entrant.serving == stock.serving:
-        because = "; ".join(each.because for each in entrant.fitted.in_effect.values())
+        because = "; ".join(each.reason for each in entrant.fitted.in_effect.values())
         return f"here it comes to the same as stock{f': {because}' if because else ''}"
     wanted, there = gpus_of(entrant.serving), gpus_of(stock.serving)
     if wanted != there:

@@ -108,13 +108,14 @@ class RecordedVerdict:
         return of_slos | of_ratios  # a claim of limits gives its rate itself
 
     @property
-    def _lives(self) -> Literal["together", "alternate"]:
+    def _lives(self) -> Literal["concurrent", "interleaved"]:
         """How the servers' lives were arranged while speed was compared; together on a CPU."""
         alternated = any(
-            each.parameters.rule.get("lives") == "alternate" for each in self.judged.speed.values()
+            each.parameters.rule.get("server_mode") == "interleaved"
+            for each in self.judged.speed.values()
         )
         is_cpu = self.deployable.accelerator is Accelerator.CPU
-        return "together" if is_cpu and not alternated else "alternate"
+        return "concurrent" if is_cpu and not alternated else "interleaved"
 
     @property
     def profile(self) -> ServingProfile:
@@ -127,7 +128,7 @@ class RecordedVerdict:
         self.deployable.check_servable(f"{BUNDLE}/stages/coherence")
         serving = self.deployable.serving
         speculative = serving.speculative
-        if speculative is not None and speculative.draft is not None:
+        if speculative is not None and speculative.model is not None:
             raise EvidenceError(
                 "it was judged with a draft model, and its evidence does not say where that lies",
                 where=f"{BUNDLE}/stages/coherence",
@@ -147,18 +148,21 @@ class RecordedVerdict:
             environment=serving.environment,
             speculative=SpeculativeConfig(**speculative.to_dict()) if speculative else None,
             ready_timeout_seconds=READY_TIMEOUT_SECONDS,
-            speed_lives=self._lives,
+            server_mode=self._lives,
             workloads=TypeAdapter(dict[str, AnyWorkload]).validate_python(self._workloads),
             speed_note=judged.judge.parameters.speed_note,
-            fallbacks={
+            cpu_overrides={
                 name: CpuOverride.model_validate(each)
-                for name, each in judged.judge.parameters.fallbacks.items()
+                for name, each in judged.judge.parameters.cpu_overrides.items()
             },
         )
         if measuring is not None:
-            known = {"life_spread": measuring.life_spread, "life_count": measuring.life_count}
+            known = {
+                "restart_stddev": measuring.restart_stddev,
+                "restart_count": measuring.restart_count,
+            }
             profile = profile.model_copy(update=known)
-        profile = profile.apply_fallbacks(profile.fallbacks)
+        profile = profile.apply_cpu_overrides(profile.cpu_overrides)
         if ServingArguments.of(profile, is_baseline=True) != baseline:
             raise EvidenceError(
                 "baseline and variant were served with other engine arguments than the KV dtype",

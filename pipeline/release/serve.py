@@ -190,7 +190,7 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
         CheckpointError: that is damaged.
     """
     speculative = judged.serving.speculative
-    wanted = speculative.draft if speculative else None
+    wanted = speculative.model if speculative else None
     if draft is None and wanted is None:
         return None
     if draft is None or wanted is None:

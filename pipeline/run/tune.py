@@ -47,7 +47,7 @@ from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
 from pipeline.plan.speed_plan import measuring_of
 from pipeline.plan.tuning_plan import (
-    RACE,
+    SCREENING,
     ScreeningCandidate,
     TuningPlanner,
     entrants_of,
@@ -72,7 +72,7 @@ from recipes.schema import ServingProfile
 from recipes.tuning_candidates import (
     AS_PROFILED,
     COMBINED,
-    STOCK,
+    ENGINE_DEFAULTS,
     ServingCandidate,
     combine,
     load_candidates,
@@ -157,7 +157,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
         session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
         planner = TuningPlanner(
             checkpoint=checkpoint,
-            stock=stock,
+            engine_defaults=stock,
             policy=choices.policy,
             workload=workload,
             candidates=candidates,
@@ -222,11 +222,11 @@ class TuningRun:
             workload=claim.name,
             load=claim.workload.model_dump(),
             speed=claimed.speed,
-            measuring=measuring_of(claimed, planner.stock.fitted),
-            stock=planner.stock.serving.engine_arguments,
+            measuring=measuring_of(claimed, planner.engine_defaults.fitted),
+            engine_defaults=planner.engine_defaults.serving.engine_arguments,
             alpha=planner.policy.alpha,
         )
-        self._entrants: dict[str, ScreeningCandidate] = {STOCK: planner.stock}
+        self._entrants: dict[str, ScreeningCandidate] = {ENGINE_DEFAULTS: planner.engine_defaults}
 
     def run(self, to: Path | None = None) -> ExitCode:
         """Race, confirm the winner, write its profile.
@@ -237,8 +237,8 @@ class TuningRun:
         Raises:
             PrepareError: stock failed, or what is no candidate's fault.
         """
-        self._race(self._planner.stock)
-        wanted = entrants_of(self._planner.candidates, self._profile, self._planner.stock)
+        self._race(self._planner.engine_defaults)
+        wanted = entrants_of(self._planner.candidates, self._profile, self._planner.engine_defaults)
         for name, candidate in wanted:
             self._enter(name, candidate)
         self._race_combined()
@@ -251,10 +251,10 @@ class TuningRun:
 
     def _enter(self, name: str, candidate: ServingCandidate | None, lever: str = "") -> None:
         """Race it, or say why not; `lever`: in the place of the candidate's own."""
-        stock = self._planner.stock
-        lever = lever or (candidate.lever if candidate else AS_PROFILED)
+        stock = self._planner.engine_defaults
+        lever = lever or (candidate.parameter if candidate else AS_PROFILED)
         if candidate and (why := skip_reason(candidate, self._profile.accelerator, self._machine)):
-            self._add(ScreeningReport(name=name, lever=lever, outcome="dropped", reason=why))
+            self._add(ScreeningReport(name=name, parameter=lever, outcome="dropped", reason=why))
             return
         try:
             entrant = (
@@ -266,30 +266,30 @@ class TuningRun:
         except UsageError as error:  # this machine cannot serve so
             why = error.message
         if why:
-            self._add(ScreeningReport(name=name, lever=lever, outcome="dropped", reason=why))
+            self._add(ScreeningReport(name=name, parameter=lever, outcome="dropped", reason=why))
         else:
-            self._race(replace(entrant, lever=lever))
+            self._race(replace(entrant, parameter=lever))
 
     def _race(self, entrant: ScreeningCandidate) -> None:
         """One life of a server under load; a failure is a fact, but stock's ends the run."""
-        best = max((e.output_tokens_per_s or 0.0 for e in self._report.race), default=0.0)
+        best = max((e.output_tokens_per_s or 0.0 for e in self._report.screening), default=0.0)
         variant = self._planner.race(entrant, best or None)
         facts: dict[str, Any] = {
             "name": entrant.name,
-            "lever": entrant.lever,
+            "parameter": entrant.parameter,
             "arguments": entrant.serving.for_engine(),
-            "changes_answers": entrant.changes_answers,
+            "changes_outputs": entrant.changes_outputs,
         }
         self._entrants[entrant.name] = entrant
         try:
             self._ask(variant)
         except (ServingError, StageError) as error:
-            if entrant.name == STOCK:
+            if entrant.name == ENGINE_DEFAULTS:
                 raise
             self._stages.progress.note(f"{entrant.name}: {error}")
             self._add(ScreeningReport(**facts, outcome="failed", reason=error.message))
             return
-        spec = variant.stages[f"speed.{RACE}"]
+        spec = variant.stages[f"speed.{SCREENING}"]
         _, loads = self._measured(spec)
         self._add(self._judge_race(facts, spec, loads))
 
@@ -297,10 +297,10 @@ class TuningRun:
         self, facts: dict[str, Any], spec: StageSpec, loads: Sequence[LoadRun]
     ) -> ScreeningReport:
         rule = ScreeningRule.model_validate(SPEED.parameters_of(spec).rule)
-        state, found = rule.state(loads), {"stage": spec.key, "rounds": len(loads)}
+        state, found = rule.state(loads), {"stage": spec.key, "repetitions": len(loads)}
         if state == "refused":
             why = str(rule.causes(loads)[0])
-            if facts["name"] == STOCK:
+            if facts["name"] == ENGINE_DEFAULTS:
                 raise ServingError(
                     f"stock cannot be measured under this load: {why}",
                     where=str(self._stages.store.stage_folder(spec.stage, spec.key)),
@@ -308,35 +308,37 @@ class TuningRun:
                 )
             return ScreeningReport(**facts, **found, outcome="refused", reason=why)
         rate = rule.typical_rate(loads)
-        stock = next((e.output_tokens_per_s for e in self._report.race), None) or rate
+        stock = next((e.output_tokens_per_s for e in self._report.screening), None) or rate
         is_out = state == "out"
         return ScreeningReport(
             **facts,
             **found,
             outcome="out" if is_out else "raced",
-            reason=f"more than {100 * rule.behind:g} % behind the leader" if is_out else "",
+            reason=f"more than {100 * rule.prune_margin:g} % behind the leader" if is_out else "",
             output_tokens_per_s=rate,
-            over_stock=rate / stock,
+            ratio_to_defaults=rate / stock,
         )
 
     def _race_combined(self) -> None:
         """The best of each lever at once, where several beat stock; that may not fit, either."""
         best: dict[str, ScreeningReport] = {}
         known = self._planner.candidates.candidates
-        for each in self._report.race:
-            if each.name in known and each.outcome == "raced" and (each.over_stock or 0) > 1:
-                before = best.get(each.lever)
-                if before is None or (each.over_stock or 0) > (before.over_stock or 0):
-                    best[each.lever] = each
+        for each in self._report.screening:
+            if each.name in known and each.outcome == "raced" and (each.ratio_to_defaults or 0) > 1:
+                before = best.get(each.parameter)
+                if before is None or (each.ratio_to_defaults or 0) > (
+                    before.ratio_to_defaults or 0
+                ):
+                    best[each.parameter] = each
         if len(best) > 1:
             together = combine(known[each.name] for each in best.values())
             self._enter(COMBINED, together, " and ".join(best))
 
     def _find_winner(self) -> ScreeningCandidate | None:
         """The fastest in the race; None where that is stock."""
-        raced = [each for each in self._report.race if each.outcome == "raced"]
+        raced = [each for each in self._report.screening if each.outcome == "raced"]
         best = max(raced, key=lambda each: each.output_tokens_per_s or 0.0)
-        return None if best.name == STOCK else self._entrants[best.name]
+        return None if best.name == ENGINE_DEFAULTS else self._entrants[best.name]
 
     def _confirm(self, winner: ScreeningCandidate, to: Path | None) -> None:
         """Claim that the winner is faster than stock, and measure that anew."""
@@ -355,7 +357,7 @@ class TuningRun:
             stage=spec.key,
             verdict=found.verdict,
             reason=found.reason,
-            gate_again=winner.changes_answers,
+            requires_regate=winner.changes_outputs,
         )
         if found.verdict == "pass":
             file = self._log.folder / PROFILE
@@ -386,7 +388,7 @@ class TuningRun:
     def _tuned(self, winner: ScreeningCandidate, record: StageRecord) -> ServingProfile:
         """The winner's profile, with what was shown of it."""
         tuned = tuned_of(self._log.run_id, self._report, record)
-        name = f"{self._planner.stock.profile.name}-tuned"
+        name = f"{self._planner.engine_defaults.profile.name}-tuned"
         summary = f"{winner.profile.summary}; {tuned.words}"
         known = winner.profile.workloads.items()
         return winner.profile.model_copy(
@@ -401,25 +403,25 @@ class TuningRun:
         return self._stages.find_finished(spec), read_loads(folder / LOADS)
 
     def _add(self, report: ScreeningReport) -> None:
-        self._note(race=[*self._report.race, report])
+        self._note(race=[*self._report.screening, report])
 
     def _note(self, **changes: Any) -> None:
         """The report as it stands is in the run's record at every moment."""
         self._report = self._report.model_copy(update=changes)
-        self._report = self._report.model_copy(update={"levers": levers_of(self._report)})
+        self._report = self._report.model_copy(update={"parameters": levers_of(self._report)})
         self._log.note_tuning(self._report)
 
 
 def levers_of(report: TuningReport) -> dict[str, str]:
     """What each lever did here, in words; of one that nobody moved, how it is by default."""
-    told: dict[str, str] = {str(lever): words for lever, words in vllm_facts().levers.items()}
+    told: dict[str, str] = {str(lever): words for lever, words in vllm_facts().parameters.items()}
     for lever in told:
-        tried = [each for each in report.race if lever in each.lever.split(" and ")]
+        tried = [each for each in report.screening if lever in each.parameter.split(" and ")]
         tried = [each for each in tried if each.name != COMBINED]
-        raced = [each for each in tried if each.over_stock is not None]
+        raced = [each for each in tried if each.ratio_to_defaults is not None]
         if raced:
-            best = max(raced, key=lambda each: each.over_stock or 0.0)
-            told[lever] = f"{best.name} {best.over_stock or 0.0:.3f} of stock in the race"
+            best = max(raced, key=lambda each: each.ratio_to_defaults or 0.0)
+            told[lever] = f"{best.name} {best.ratio_to_defaults or 0.0:.3f} of stock in the race"
         elif tried and (whys := {each.reason for each in tried if each.outcome != "dropped"}):
             told[lever] = f"tried in vain: {'; '.join(sorted(whys))}"
         else:

@@ -47,16 +47,16 @@ class MeasurementProgress:
     book: LoadLog
     begun: MeasurementInProgress
     rule: Rule | ScreeningRule
-    lives: ServerRunSchedule
+    server_runs: ServerRunSchedule
     loads: Sequence[LoadRun]
     """Without those of what was half measured."""
 
     def next_life(self) -> ServerRun | None:
         """What is to be measured next; None where it is over."""
-        is_between = len(self.loads) % self.lives.unit == 0
+        is_between = len(self.loads) % self.server_runs.unit == 0
         if is_between and not self.rule.wants_more(self.loads):
             return None
-        return self.lives.next_life(self.begun.seed, self.begun.lives, self.loads)
+        return self.server_runs.next_life(self.begun.seed, self.begun.server_runs, self.loads)
 
     def next_sides(self) -> tuple[str, ...]:
         """Whose servers are to be up for that: of lives that alternate, one that is just up."""
@@ -98,8 +98,8 @@ def run(context: Context) -> SpeedResult | None:
     course = course_of(context.spec, context.store, context.folder)
     facts: dict[str, Any] = {}
     if (life := course.next_life()) is not None:
-        if course.begun.lives and course.lives.loads is None:
-            done = len(course.loads) // course.lives.unit
+        if course.begun.server_runs and course.server_runs.loads is None:
+            done = len(course.loads) // course.server_runs.unit
             context.note(f"goes on after {done} {course.rule.unit} that were measured before")
         count_loads(context, course.begun.seed)
         course.book.begin_life(course.begun, len(course.loads))
@@ -112,10 +112,10 @@ def run(context: Context) -> SpeedResult | None:
         course.book.allow_another_run(course.begun)
     return SpeedResult(
         **facts,
-        units=len(course.loads) // course.lives.unit,
+        units=len(course.loads) // course.server_runs.unit,
         state=state,
         seed=course.begun.seed,
-        lives=course.begun.lives,
+        server_runs=course.begun.server_runs,
         began=course.begun.began,
         log_rates=course.rule.log_rates(course.loads)
         if isinstance(course.rule, ThroughputRatioRule)
@@ -198,7 +198,7 @@ def worker_spec(
         "name": parameters.name,
         "workload": workload,
         "rule": within_budget(parameters, course.begun),
-        "sides": list(course.lives.sides),
+        "sides": list(course.server_runs.sides),
         "life": asdict(life),
         "endpoints": {
             side: {

@@ -33,7 +33,8 @@ HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"FP8 KV cache on CPU requires",
-        "serve with a 16-bit KV cache: kv_cache_dtype: auto in the profile, or a fallback as the "
+        "serve with a 16-bit KV cache: kv_cache_dtype: auto in the profile, or a CPU override as "
+        "the "
         "profile `cpu` has one (docs/how-to/recipes-and-profiles.md)",
     ),
     (
@@ -217,7 +218,7 @@ class Vllm(Engine):
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
         """One, of JSON, which calls the draft its model."""
-        told = {name: value for name, value in settings.items() if name != "draft"}
+        told = {name: value for name, value in settings.items() if name != "model"}
         return {"speculative-config": json.dumps({**told, **({"model": draft} if draft else {})})}
 
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:

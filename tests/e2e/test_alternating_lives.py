@@ -31,7 +31,13 @@ pytestmark = [
 SMALL = RandomWorkload(
     kind="random", input_tokens=16, output_tokens=4, seconds=1, arrivals=Arrivals(concurrency=2)
 )
-RULE = {"min_ratio": 0.5, "alpha": 0.05, "blocks": 2, "lives": "alternate", "loads_per_life": 2}
+RULE = {
+    "min_ratio": 0.5,
+    "alpha": 0.05,
+    "blocks": 2,
+    "server_mode": "interleaved",
+    "loads_per_server_run": 2,
+}
 
 
 def stage(store: Path, tokenizer: Path, socket: Path | None = None) -> StageSpec:
@@ -64,7 +70,7 @@ def test_both_sides_of_a_pair_are_asked_the_same(demo_model: Path, tmp_path: Pat
         lives += 1
     found = SpeedResult.model_validate(record.result)
     # A server that answers at once is no match for the client's own lag: one pair may be refused.
-    assert lives == found.lives == 2 * found.units
+    assert lives == found.server_runs == 2 * found.units
     loads = read_loads(Store(store).stage_folder("speed", record.key) / LOADS)
     pairs = paired(loads)
     assert len(pairs) == 2 * found.units > 0

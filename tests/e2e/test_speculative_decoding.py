@@ -59,7 +59,7 @@ print(json.dumps({
 """
 WAYS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4},
-    "draft_model": {"method": "draft_model", "num_speculative_tokens": 3, "draft": "demo"},
+    "draft_model": {"method": "draft_model", "num_speculative_tokens": 3, "model": "demo"},
 }
 
 
@@ -78,7 +78,7 @@ def drafting(
             "kv_cache_dtype": cpu_profile.baseline_kv_cache_dtype,
         }
     )
-    drafts = profile.speculative is not None and profile.speculative.draft is not None
+    drafts = profile.speculative is not None and profile.speculative.model is not None
     digest = inspect_folder(
         demo_model, ref="demo", kind="folder", revision=None, digests=settings.digests
     ).digest
@@ -129,7 +129,7 @@ def test_the_locked_engine_has_what_a_profile_may_name(cpu_profile: ServingProfi
     here = {n for n, each in {**DRAFTING, **ACCEPTANCE}.items() if "cpu" in each.on}
     assert here | set(REFUSED_DRAFTING) <= {*found["methods"], *found["rules"]}
     assert found["asked"] == json.loads(str(told))
-    keys = {*SpeculativeConfig.model_fields, "model"} - {"draft"}
+    keys = {*SpeculativeConfig.model_fields}
     assert keys <= set(found["keys"])
 
 

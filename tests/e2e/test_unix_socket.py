@@ -111,7 +111,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
         "alpha": 0.05,
         "rounds": 1,
     }
-    rule |= {"lives": "alternate"}  # a life measures one round
+    rule |= {"server_mode": "interleaved"}  # a life measures one round
     endpoint = {
         "url": "http://localhost",
         "socket": str(socket),

@@ -134,7 +134,7 @@ def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
         name="cpu",
         summary="s",
         accelerator=accelerator,
-        speed_lives="together" if accelerator == "cpu" else "alternate",
+        server_mode="concurrent" if accelerator == "cpu" else "interleaved",
         kv_cache_dtype=cache,
         baseline_kv_cache_dtype=serving.get("baseline_kv_cache_dtype", cache),
         speed_note="measured on a CPU",

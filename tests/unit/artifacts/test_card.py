@@ -167,8 +167,8 @@ class TestBody:
     def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: FakeRun, text: str) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
-        told = {"without": "avx512f", "because": "vLLM has no FP8 KV cache here"}
-        other = asked_otherwise(judged.judge, fallbacks={"kv-cache-not-fp8": told})
+        told = {"if_missing": "avx512f", "reason": "vLLM has no FP8 KV cache here"}
+        other = asked_otherwise(judged.judge, cpu_overrides={"kv-cache-not-fp8": told})
         changed = replace(judged, judge=other)
         row = "| Fallback `kv-cache-not-fp8` | vLLM has no FP8 KV cache here |"
         assert row in text_of(run, verdict, changed)

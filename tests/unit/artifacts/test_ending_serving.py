@@ -11,12 +11,12 @@ from recipes import catalog
 
 def test_fp8_attention_and_fallbacks_are_told() -> None:
     command = {
-        "fallbacks": {"float32": "bf16 is emulated"},
+        "cpu_overrides": {"float32": "bf16 is emulated"},
         "kv_cache_note": "FP8",
         "speculation": "ngram",
     }
     assert serving_lines(read_command(command)) == [
-        "fallback float32: bf16 is emulated",
+        "CPU override float32: bf16 is emulated",
         "KV cache: FP8",
         "speculative decoding: ngram",
     ]

@@ -117,9 +117,11 @@ def test_a_speed_note_is_said_once(capsys: Capture) -> None:
 
 def test_what_the_cpu_had_the_profile_change_is_said(capsys: Capture) -> None:
     report = run_report()
-    fallbacks = {"kv-cache-not-fp8": "this CPU [lacks] it"}
-    report = report.model_copy(update={"command": {**report.command, "fallbacks": fallbacks}})
-    assert "fallback kv-cache-not-fp8: this CPU [lacks] it" in shown(capsys, report)
+    cpu_overrides = {"kv-cache-not-fp8": "this CPU [lacks] it"}
+    report = report.model_copy(
+        update={"command": {**report.command, "cpu_overrides": cpu_overrides}}
+    )
+    assert "CPU override kv-cache-not-fp8: this CPU [lacks] it" in shown(capsys, report)
 
 
 def test_a_run_that_failed_before_it_had_variants(capsys: Capture) -> None:

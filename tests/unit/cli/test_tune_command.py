@@ -104,7 +104,8 @@ def test_what_comes_to_no_run_is_an_object_too(
 def test_a_candidate_that_the_engine_does_not_take_is_named_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "name: mine\nsummary: s\ncandidates: {a: {lever: batching, engine_arguments: {host: x}}}\n"
+        "name: mine\nsummary: s\ncandidates: {a: {parameter: batching, engine_arguments: {host: "
+        "x}}}\n"
     )
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", "--profile", "cpu", "--candidates", str(file))

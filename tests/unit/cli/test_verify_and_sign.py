@@ -62,16 +62,16 @@ class TestVerify:
         file = store / "runs" / run.report.run / RUN_RECORD
         record = json.loads(file.read_text())
         record["command"]["tuned_claim"] = TuningProvenance(
-            gain_at_least=1.1,
+            min_gain=1.1,
             gain=1.2,
             alpha=0.05,
             workload="chat",
-            stock=[],
+            engine_defaults=[],
             checkpoint="c",
             hardware={},
             run=run.report.run if named == "itself" else named,
             evidence="e",
-            gate_again=False,
+            requires_regate=False,
         ).model_dump()
         file.write_text(json.dumps(record))
         result = call("verify", run.report.run, "--store", store, "--json")

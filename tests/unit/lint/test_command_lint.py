@@ -46,15 +46,15 @@ class TestTheFacts:
     def test_hold_for_the_locked_engine_and_say_nothing_else_of_it(self, accelerator: str) -> None:
         facts, options = vllm_facts(), find_engine("vllm").options_of(accelerator)
         assert facts.versions[accelerator] == options.version, "look through vllm-facts.yaml"
-        assert not facts.gone.keys() & options.defaults.keys()
-        assert not facts.gone_variables.keys() & options.variables
+        assert not facts.removed_options.keys() & options.defaults.keys()
+        assert not facts.removed_variables.keys() & options.variables
         known = {"disable-prefix-caching", *options.defaults}
         assert facts.resolved[accelerator].keys() <= known
-        assert {*facts.changes_answers, *facts.idle} <= known
-        assert {each.partition("=")[0] for each in facts.slower} <= known
+        assert {*facts.changes_outputs, *facts.no_effect} <= known
+        assert {each.partition("=")[0] for each in facts.slows_down} <= known
 
     def test_each_lever_is_told(self) -> None:
-        assert vllm_facts().levers.keys() == set(get_args(Lever))
+        assert vllm_facts().parameters.keys() == set(get_args(Lever))
 
     @pytest.mark.parametrize("accelerator", ENGINES)
     def test_the_engines_own_defaults_are_read(self, accelerator: str) -> None:

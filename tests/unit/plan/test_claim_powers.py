@@ -81,7 +81,7 @@ def test_a_profiles_lives_cost_power() -> None:
     mine = policy(ratio={"min_ratio": {"cpu": 1.0}, "workloads": ["chat"]})
     profile = load_profile("cpu")
     (alone,), (served,) = claim_powers(mine, 1), claim_powers(mine, 1, profile)
-    assert profile.life_spread > 0
+    assert profile.restart_stddev > 0
     assert alone.minutes == pytest.approx(2 * 22 * 1.2 * 30 / 60)
     assert served.minutes == pytest.approx(2 * 22 * 1.2 * profile.workloads["chat"].seconds / 60)
     for before, after in zip(alone.chances, served.chances, strict=True):
@@ -91,7 +91,7 @@ def test_a_profiles_lives_cost_power() -> None:
 def test_starts_of_servers_are_in_the_minutes() -> None:
     mine = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
     cpu = load_profile("cpu")
-    alternating = cpu.model_copy(update={"speed_lives": "alternate"})
+    alternating = cpu.model_copy(update={"server_mode": "interleaved"})
     seconds = cpu.workloads["chat"].seconds
     (together,) = claim_powers(mine, 1, cpu, start_seconds=100)
     (claim,) = claim_powers(mine, 1, alternating, start_seconds=100)

@@ -394,7 +394,7 @@ class TestMachine:
         other = with_profile(wanted, baseline_kv_cache_dtype="fp8")
         assert changed(wanted, other) == ALL_SERVED | JUDGES
 
-    def test_a_cpus_fallbacks(self, wanted: Wanted) -> None:
+    def test_cpu_overrides(self, wanted: Wanted) -> None:
         """What is calibrated, served and judged is another; what only streams is the same."""
         other = replace(wanted, profile=wanted.profile.fit_to(("avx2",)))
         calibrated = of((AWQ,), MADE)
@@ -408,13 +408,13 @@ class TestMachine:
         assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
         assert awq.arguments.engine_arguments["dtype"] == "float32"
         judge = other.plan().judge_stage(awq, {}, nothing_found)
-        assert set(judge.parameters["fallbacks"]) == {"float32", "kv-cache-not-fp8"}
+        assert set(judge.parameters["cpu_overrides"]) == {"float32", "kv-cache-not-fp8"}
 
-    def test_a_cpu_that_lacks_nothing_has_no_fallback(self, wanted: Wanted) -> None:
+    def test_a_cpu_that_lacks_nothing_has_no_override(self, wanted: Wanted) -> None:
         fitted = wanted.profile.fit_to(("avx2", "avx512f", "avx512_bf16"))
         assert changed(wanted, replace(wanted, profile=fitted)) == set()
         judge = wanted.plan().judge_stage(wanted.plan().variants[0], {}, nothing_found)
-        assert judge.parameters["fallbacks"] == {}
+        assert judge.parameters["cpu_overrides"] == {}
 
     def test_features_to_do_with_are_in_every_key(self, wanted: Wanted) -> None:
         before = wanted.plan()

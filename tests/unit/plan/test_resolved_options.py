@@ -25,7 +25,7 @@ class TestDefaults:
             "recipes": ["fp8-dynamic", "awq-w4a16"],
             "ladder": [],
             "profile": "cpu",
-            "fallbacks": {n: each.because for n, each in choices.profile.in_effect.items()},
+            "cpu_overrides": {n: each.reason for n, each in choices.profile.in_effect.items()},
             "kv_cache_note": None,
             "policy": "default",
             "asked": {
@@ -62,7 +62,7 @@ class TestDefaults:
             "recipes": ["fp8-dynamic"],
             "ladder": [],
             "profile": "h200",
-            "fallbacks": {},
+            "cpu_overrides": {},
             "kv_cache_note": load_profile("h200").kv_cache_note,
             "policy": "default",
             "asked": {"recipes": ["fp8-dynamic"], "profile": "h200", "policy": "default"},

@@ -47,7 +47,7 @@ def policy(**speed: Any) -> Policy:
 
 
 def profile(name: str = "cpu", **workloads: Any) -> ServingProfile:
-    loaded = load_profile(name).model_dump(exclude={"fallbacks"})
+    loaded = load_profile(name).model_dump(exclude={"cpu_overrides"})
     return ServingProfile.model_validate({**loaded, "workloads": workloads})
 
 
@@ -229,20 +229,20 @@ def test_on_a_gpu_each_side_is_served_in_turn() -> None:
     baseline = {**SLO, "compare": "baseline"}
     claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO, baseline])
     ratio, alone, both = find_claims(claims, profile("h100"))
-    assert (ratio.rule["lives"], ratio.rule["loads_per_life"]) == ("alternate", 3)
+    assert (ratio.rule["server_mode"], ratio.rule["loads_per_server_run"]) == ("interleaved", 3)
     assert "allowance" not in ratio.rule  # lives are among what is measured
     assert not alone.compares
     # Rounds of one start are not independent, and differ less than starts do.
-    assert (alone.rule["lives"], alone.rule["loads_per_life"]) == ("alternate", 1)
-    assert (both.rule["lives"], both.rule["loads_per_life"]) == ("alternate", 1)
+    assert (alone.rule["server_mode"], alone.rule["loads_per_server_run"]) == ("interleaved", 1)
+    assert (both.rule["server_mode"], both.rule["loads_per_server_run"]) == ("interleaved", 1)
     rule_of("slo", both.rule)
     (together,) = find_claims(policy(slo=[baseline]), profile())
-    assert "lives" not in together.rule
+    assert "server_mode" not in together.rule
 
 
 def test_a_profile_of_a_gpu_cannot_say_that_it_has_room_for_two() -> None:
-    together = {**load_profile("h100").model_dump(), "speed_lives": "together"}
-    with pytest.raises(ValidationError, match="speed_lives"):
+    together = {**load_profile("h100").model_dump(), "server_mode": "concurrent"}
+    with pytest.raises(ValidationError, match="server_mode"):
         ServingProfile.model_validate(together)
 
 
@@ -350,10 +350,13 @@ class TestMeasuring:
         served = profile(chat=SMALL, other=SMALL)
         measuring = measuring_of(claimed, served)
         assert measuring is not None
-        assert (measuring.lives, measuring.life_spread) == ("together", served.life_spread)
+        assert (measuring.server_mode, measuring.restart_stddev) == (
+            "concurrent",
+            served.restart_stddev,
+        )
         assert list(measuring.workloads) == ["chat"]
         assert measuring_of(load_policy("demo").model_copy(update={"speed": None}), served) is None
         assert MeasurementSettings.model_validate_json(measuring.model_dump_json()) == measuring
         endpoints = measuring_of(policy(slo=[{**SLO, "workload": "support"}]), None)
         assert endpoints is not None
-        assert (endpoints.lives, list(endpoints.workloads)) == (None, ["support"])
+        assert (endpoints.server_mode, list(endpoints.workloads)) == (None, ["support"])

@@ -30,7 +30,7 @@ def measured(number: int, rates: dict[str, list[float]], **parameters: Any) -> A
             **parameters,
         },
         result={
-            **{"units": 12, "state": "pass", "seed": number, "lives": 1, "loads_digest": ""},
+            **{"units": 12, "state": "pass", "seed": number, "server_runs": 1, "loads_digest": ""},
             "log_rates": rates,
         },
     )
@@ -73,20 +73,20 @@ def test_a_profile_takes_it_in_the_place_of_what_is_assumed() -> None:
     spread = StartSpread(stddev=0.3, starts=10)
     cpu, gpu = load_profile("cpu"), load_profile("h100")
     found = with_measured_spread(cpu, spread)
-    assert (found.life_spread, found.life_count) == (0.3, 10)
+    assert (found.restart_stddev, found.restart_count) == (0.3, 10)
     assert with_measured_spread(cpu, None) is cpu
-    own = cpu.model_copy(update={"life_spread": 0.01})
+    own = cpu.model_copy(update={"restart_stddev": 0.01})
     assert with_measured_spread(own, spread) is own
     assert with_measured_spread(gpu, spread) is gpu  # whose starts are what it measures
 
 
 @pytest.mark.usefixtures("programs")
 def test_a_run_is_chosen_with_it(settings: Settings, tmp_path: Path) -> None:
-    assert choose(request_for("org/model"), settings).measuring_profile.life_spread == 0.02
+    assert choose(request_for("org/model"), settings).measuring_profile.restart_stddev == 0.02
     machine = this_node().measured_on("cpu")
     for number in range(10):
         record = measured(number, {"baseline": [0.1 * number]}, machine=machine)
         put_record(Store(settings.store), record)
     chosen = choose(request_for("org/model"), settings)
-    assert chosen.measuring_profile.life_count == 10
-    assert chosen.profile.life_spread == 0.02
+    assert chosen.measuring_profile.restart_count == 10
+    assert chosen.profile.restart_stddev == 0.02

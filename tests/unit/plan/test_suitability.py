@@ -79,7 +79,7 @@ class TestServers:
             check_processor(load_profile("cpu").fit_to(features), features)
 
     def test_a_profile_without_a_fallback_for_its_cache(self) -> None:
-        profile = load_profile("cpu").model_copy(update={"fallbacks": {}})
+        profile = load_profile("cpu").model_copy(update={"cpu_overrides": {}})
         with pytest.raises(UsageError) as caught:
             check_processor(profile.fit_to(("avx2",)), ("avx2",))
         assert "kv_cache_dtype" in caught.value.where
@@ -99,7 +99,7 @@ class TestArchitectures:
         ],
     )
     def test_patterns(self, suited: list[str], unsuited: list[str], suits: bool) -> None:
-        recipe = changed("awq-w4a16", architectures=suited, unsuited_architectures=unsuited)
+        recipe = changed("awq-w4a16", architectures=suited, unsupported_architectures=unsuited)
         if suits:
             check_architecture(recipe, "LlamaForCausalLM")
         else:

@@ -55,9 +55,12 @@ def test_every_number_has_a_least_and_a_largest_value(kind: Any) -> None:
             GptqQuantization,
             {"kind": "gptq", "scheme": "W4A16", "calibration": {}, "smaller_group_sizes": [0]},
         ),
-        (FallbackChain, {"name": "x", "summary": "s", "rungs": [f"r{n}" for n in range(100_000)]}),
-        (FallbackChain, {"name": "x" * 10_000, "summary": "s", "rungs": ["a", "b"]}),
-        (FallbackChain, {"name": "x", "summary": "s" * 100_000, "rungs": ["a", "b"]}),
+        (
+            FallbackChain,
+            {"name": "x", "summary": "s", "recipes": [f"r{n}" for n in range(100_000)]},
+        ),
+        (FallbackChain, {"name": "x" * 10_000, "summary": "s", "recipes": ["a", "b"]}),
+        (FallbackChain, {"name": "x", "summary": "s" * 100_000, "recipes": ["a", "b"]}),
     ],
 )
 def test_what_would_let_everything_pass_or_take_for_ever_is_refused(kind: Any, data: Any) -> None:

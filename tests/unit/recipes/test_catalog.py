@@ -430,7 +430,7 @@ class TestLadders:
         assert catalog.is_ladder(name)
         ladder = catalog.load_ladder(name)
         assert ladder.name == name
-        assert set(ladder.rungs) <= set(catalog.recipe_names())
+        assert set(ladder.recipes) <= set(catalog.recipe_names())
 
     @pytest.mark.parametrize("slip", ["awq", "awq-lader"])
     def test_an_unknown_recipe_names_them_too(self, slip: str) -> None:
@@ -449,7 +449,7 @@ class TestLadders:
         mine = tmp_path / "mine.yaml"
         mine.write_text("name: mine\nsummary: s\nrungs: [fp8-dynamic, awq-w4a16]\n")
         assert catalog.is_ladder(str(mine))
-        assert catalog.load_ladder(str(mine)).rungs == ["fp8-dynamic", "awq-w4a16"]
+        assert catalog.load_ladder(str(mine)).recipes == ["fp8-dynamic", "awq-w4a16"]
 
     @pytest.mark.parametrize("text", ["- a\n", "", "{", "name: recipe\n"])
     def test_other_files_are_not(self, tmp_path: Path, text: str) -> None:

@@ -27,8 +27,8 @@ ENGINES = ["cpu", "cuda"]
 
 
 TUNED: dict[str, Any] = {
-    **{"gain_at_least": 1.1, "gain": 1.2, "alpha": 0.05, "workload": "chat", "stock": []},
-    **{"checkpoint": "c", "hardware": {}, "run": "r", "evidence": "e", "gate_again": False},
+    **{"min_gain": 1.1, "gain": 1.2, "alpha": 0.05, "workload": "chat", "engine_defaults": []},
+    **{"checkpoint": "c", "hardware": {}, "run": "r", "evidence": "e", "requires_regate": False},
 }
 
 

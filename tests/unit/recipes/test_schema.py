@@ -120,19 +120,19 @@ class TestFallbacks:
 
     def profile(self, **changes: Any) -> ServingProfile:
         without_bf16 = CpuOverride(
-            without="avx512_bf16",
-            because="no bf16",
+            if_missing="avx512_bf16",
+            reason="no bf16",
             engine_arguments={"dtype": "float32"},
             environment={"OMP_B": "2"},
         )
-        cache = CpuOverride(without="avx512f", because="no FP8 cache", kv_cache_dtype="auto")
+        cache = CpuOverride(if_missing="avx512f", reason="no FP8 cache", kv_cache_dtype="auto")
         keys: dict[str, Any] = {
             "name": "p",
             "summary": "s",
             "accelerator": "cpu",
             "engine_arguments": {"dtype": "bfloat16", "max-model-len": 9},
             "environment": {"OMP_A": "1"},
-            "fallbacks": {"wide": without_bf16, "cache": cache},
+            "cpu_overrides": {"wide": without_bf16, "cache": cache},
         }
         return ServingProfile(**(keys | changes))
 
@@ -157,11 +157,11 @@ class TestFallbacks:
         assert self.profile().in_effect == {}
 
     def test_never_on_a_gpu(self) -> None:
-        with pytest.raises(ValidationError, match="fallbacks"):
+        with pytest.raises(ValidationError, match="cpu_overrides"):
             self.profile(accelerator="cuda")
 
     def test_a_fallback_does_not_set_what_is_ours(self) -> None:
-        fallback = CpuOverride(without="avx2", because="x", engine_arguments={"host": "0.0.0.0"})
+        fallback = CpuOverride(if_missing="avx2", reason="x", engine_arguments={"host": "0.0.0.0"})
         with pytest.raises(ValidationError) as caught:
-            self.profile(fallbacks={"open": fallback})
-        assert caught.value.errors()[0]["loc"] == ("fallbacks",)
+            self.profile(cpu_overrides={"open": fallback})
+        assert caught.value.errors()[0]["loc"] == ("cpu_overrides",)

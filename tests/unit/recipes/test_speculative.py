@@ -20,7 +20,7 @@ from recipes.schema import ServingProfile
 from recipes.speculative import SpeculativeConfig
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
-DRAFT = {"method": "draft_model", "num_speculative_tokens": 3, "draft": "org/small"}
+DRAFT = {"method": "draft_model", "num_speculative_tokens": 3, "model": "org/small"}
 SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
 DIGEST = "0123456789abcdef" * 4
 
@@ -53,10 +53,10 @@ def test_it_is_on_the_command_line_of_variants_alone(tmp_path: Path) -> None:
 def test_a_draft_is_known_by_its_digest_and_started_from_its_folder(tmp_path: Path) -> None:
     found = ServingArguments.of(profile(tmp_path, DRAFT), is_baseline=False, draft=DIGEST)
     assert found.speculative is not None
-    assert found.to_dict()["speculative"]["draft"] == DIGEST
+    assert found.to_dict()["speculative"]["model"] == DIGEST
     told = json.loads(str(found.for_engine("/models/small")["speculative-config"]))
     assert told["model"] == "/models/small"
-    assert "draft" not in told
+    assert "model" not in told
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -66,8 +66,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "one whose package is missing": ({**NGRAM, "method": "suffix"}, "h100", "suffix"),
     "a typo": ({**NGRAM, "prompt_lookup_maximum": 4}, "cpu", "prompt_lookup_maximum"),
     "no number of tokens": ({"method": "ngram"}, "cpu", "num_speculative_tokens"),
-    "a draft for n-grams": ({**NGRAM, "draft": "org/small"}, "cpu", "draft"),
-    "no draft": ({"method": "eagle3", "num_speculative_tokens": 2}, "h100", "draft"),
+    "a draft for n-grams": ({**NGRAM, "model": "org/small"}, "cpu", "model"),
+    "no draft": ({"method": "eagle3", "num_speculative_tokens": 2}, "h100", "model"),
     "n-grams for a draft": ({**DRAFT, "prompt_lookup_max": 2}, "cpu", "prompt_lookup"),
     "lengths the wrong way": ({**NGRAM, "prompt_lookup_min": 5}, "cpu", "prompt_lookup_min"),
     "a rule of GPUs": ({**NGRAM, "rejection_sample_method": "fly"}, "cpu", "fly"),
@@ -126,7 +126,7 @@ def test_lossy_and_synthetic_are_told_apart(tmp_path: Path) -> None:
 def test_a_method_goes_with_its_draft_on_its_machines(
     method: str, accelerator: str, draft: str | None
 ) -> None:
-    asked = SpeculativeConfig(method=method, num_speculative_tokens=2, draft=draft)
+    asked = SpeculativeConfig(method=method, num_speculative_tokens=2, model=draft)
     known = find_engine("vllm").drafting.get(method)
     right = known and accelerator in known.on and known.wants_draft == (draft is not None)
     if right:

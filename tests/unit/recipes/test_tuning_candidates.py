@@ -14,7 +14,7 @@ from recipes.engine_arguments import DIVIDES_GPUS
 from recipes.tuning_candidates import CandidateFile, ServingCandidate, combine, load_candidates
 
 STANDARD = load_candidates("standard")
-BATCHING: dict[str, Any] = {"lever": "batching", "engine_arguments": {"max-num-seqs": 8}}
+BATCHING: dict[str, Any] = {"parameter": "batching", "engine_arguments": {"max-num-seqs": 8}}
 
 
 @pytest.mark.parametrize(("name", "accelerator"), [("cpu", "cpu"), ("h100", "cuda")])
@@ -22,7 +22,7 @@ def test_the_engine_knows_what_is_tried(name: str, accelerator: str) -> None:
     stock = make_stock(load_profile(name), STANDARD)
     tried = {n: c for n, c in STANDARD.candidates.items() if c.accelerator == accelerator}
     assert {"batching", "prefix_caching", "kv_cache_dtype", "speculation"} <= {
-        each.lever for each in tried.values()
+        each.parameter for each in tried.values()
     }
     for candidate_name, candidate in tried.items():
         entrant = make_entrant(candidate_name, candidate, stock)
@@ -45,7 +45,7 @@ def test_stock_has_nothing_that_a_candidate_moves() -> None:
 @pytest.mark.parametrize("name", DIVIDES_GPUS)
 def test_what_a_server_is_spread_over_is_counted_whole(name: str) -> None:
     stock = make_stock(load_profile("h100"), STANDARD)
-    twice = ServingCandidate(lever="parallelism", engine_arguments={name: 2})
+    twice = ServingCandidate(parameter="parallelism", engine_arguments={name: 2})
     assert gpus_of(make_entrant("twice", twice, stock).serving) == 2 * gpus_of(stock.serving)
 
 
@@ -53,16 +53,16 @@ def test_what_a_server_is_spread_over_is_counted_whole(name: str) -> None:
     ("changed", "key"),
     [
         ({"candidates": {}}, "candidates"),
-        ({"candidates": {"a": {"lever": "batching"}}}, "candidates.a"),
-        ({"candidates": {"stock": BATCHING}}, "candidates.stock"),
-        ({"candidates": {"a": {**BATCHING, "lever": "luck"}}}, "candidates.a.lever"),
+        ({"candidates": {"a": {"parameter": "batching"}}}, "candidates.a"),
+        ({"candidates": {"engine-defaults": BATCHING}}, "candidates.engine-defaults"),
+        ({"candidates": {"a": {**BATCHING, "parameter": "luck"}}}, "candidates.a.parameter"),
         ({"candidates": {"a": {**BATCHING, "leaver": 1}}}, "candidates.a.leaver"),
         (
             {"candidates": {"a": {**BATCHING, "engine_arguments": {"data-parallel-size": "two"}}}},
             "candidates.a.engine_arguments",
         ),
-        ({"rounds": 0}, "rounds"),
-        ({"behind": 1.0}, "behind"),
+        ({"repetitions": 0}, "repetitions"),
+        ({"prune_margin": 1.0}, "prune_margin"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_key(
@@ -85,23 +85,23 @@ def test_candidates_combine() -> None:
             "summary": "s",
             "candidates": {
                 "a": BATCHING,
-                "b": {"lever": "kv_cache_dtype", "kv_cache_dtype": "fp8"},
-                "c": {"lever": "memory", "engine_arguments": {"block-size": 64}},
+                "b": {"parameter": "kv_cache_dtype", "kv_cache_dtype": "fp8"},
+                "c": {"parameter": "memory", "engine_arguments": {"block-size": 64}},
             },
         }
     )
     together = combine(found.candidates.values())
     assert together.engine_arguments == {"max-num-seqs": 8, "block-size": 64}
     assert together.kv_cache_dtype == "fp8"
-    assert together.changes_answers
-    assert not found.candidates["a"].changes_answers
+    assert together.changes_outputs
+    assert not found.candidates["a"].changes_outputs
 
 
 def test_a_profile_whose_argument_changes_answers_is_gated_again() -> None:
     backend = ServingCandidate(
-        lever="batching", engine_arguments={"attention-backend": "FLASH_ATTN"}
+        parameter="batching", engine_arguments={"attention-backend": "FLASH_ATTN"}
     )
     found = CandidateFile(name="c", summary="s", candidates={"backend": backend})
     b200 = load_profile("b200").model_copy(update={"kv_cache_dtype": "auto"})
-    assert make_profiled(b200, make_stock(b200, found)).changes_answers
-    assert not make_profiled(b200, make_stock(b200, STANDARD)).changes_answers
+    assert make_profiled(b200, make_stock(b200, found)).changes_outputs
+    assert not make_profiled(b200, make_stock(b200, STANDARD)).changes_outputs

@@ -295,7 +295,7 @@ def test_verify_lays_the_rule_for_endpoints_out_as_it_was_planned(
 
     assert found(plan.measuring) == []
     assert len(found(plan.measuring, allowance=0.1, allowance_alpha=0.001)) == 2
-    assert len(found(MeasurementSettings(lives="together", life_spread=0.02))) == 3
+    assert len(found(MeasurementSettings(server_mode="concurrent", restart_stddev=0.02))) == 3
 
 
 @pytest.mark.parametrize(

@@ -269,19 +269,19 @@ class TestSpeed:
 
         assert judged.measuring is not None
         assert found(judged.measuring) == []
-        other = {"cpu": "alternate", "cuda": "together"}[hardware]
-        rules: list[dict[str, Any]] = [{"blocks": 1000}, {"min_ratio": 0.7}, {"lives": other}]
-        rules += [{"hit_rate": None}, {"loads_per_life": 2}, {"must_count_hits": True}]
+        other = {"cpu": "interleaved", "cuda": "concurrent"}[hardware]
+        rules: list[dict[str, Any]] = [{"blocks": 1000}, {"min_ratio": 0.7}, {"server_mode": other}]
+        rules += [{"hit_rate": None}, {"loads_per_server_run": 2}, {"must_count_hits": True}]
         rules += [{"allowance": 0.001, "allowance_alpha": 0.001}]
         for rule in rules:
             for name, line in zip(rule, found(judged.measuring, rule=rule), strict=True):
                 assert f"another '{name}'" in line
         (line,) = found(judged.measuring, workload={"input_tokens": 9})
         assert "another 'input_tokens'" in line
-        for lives in (None, "together" if hardware == "cuda" else None):
-            told = found(judged.measuring.model_copy(update={"lives": lives}))
+        for lives in (None, "concurrent" if hardware == "cuda" else None):
+            told = found(judged.measuring.model_copy(update={"server_mode": lives}))
             assert "no profile" in told[0]
-        calmer = judged.measuring.model_copy(update={"life_spread": 0.01})
+        calmer = judged.measuring.model_copy(update={"restart_stddev": 0.01})
         assert len(found(calmer)) == (hardware == "cpu")
         (line,) = found(None)
         assert "not known" in line

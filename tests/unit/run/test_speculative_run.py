@@ -102,7 +102,7 @@ def test_what_accepts_by_chance_is_never_promoted(tmp_path: Path) -> None:
 
 def test_a_draft_is_the_one_that_was_judged(run: FakeRun, tmp_path: Path) -> None:
     wanted = run.checkpoint.digest
-    serving = {**SERVING, "speculative": {**NGRAM, "method": "draft_model", "draft": wanted}}
+    serving = {**SERVING, "speculative": {**NGRAM, "method": "draft_model", "model": wanted}}
     serving["speculative"].pop("prompt_lookup_max")
     judged = Deployable.model_validate({**deployable(run).members, "serving": serving})
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")

@@ -43,7 +43,7 @@ PROFILE_KEYS: dict[str, Any] = {
     "summary": "s",
     "accelerator": "cpu",
     "kv_cache_dtype": "auto",
-    "speed_lives": "together",
+    "server_mode": "concurrent",
     "engine_arguments": {"dtype": "bfloat16"},
     "workloads": {
         "chat": {
@@ -55,9 +55,9 @@ PROFILE_KEYS: dict[str, Any] = {
         }
     },
 }
-FASTER = {"lever": "batching", "engine_arguments": {"max-num-batched-tokens": 512}}
-OTHER = {"lever": "batching", "engine_arguments": {"max-num-batched-tokens": 4096}}
-MEMORY = {"lever": "memory", "engine_arguments": {"block-size": 64}}
+FASTER = {"parameter": "batching", "engine_arguments": {"max-num-batched-tokens": 512}}
+OTHER = {"parameter": "batching", "engine_arguments": {"max-num-batched-tokens": 4096}}
+MEMORY = {"parameter": "memory", "engine_arguments": {"block-size": 64}}
 
 
 def profile(**changes: Any) -> ServingProfile:
@@ -83,7 +83,7 @@ class Tried:
         self.log = RunRecorder(self.store, "tune", {"checkpoint": "c"})
         planner = TuningPlanner(
             checkpoint=self.checkpoint,
-            stock=stock,
+            engine_defaults=stock,
             policy=policy(),
             workload="chat",
             candidates=self.found,
@@ -106,7 +106,7 @@ class Tried:
         return found
 
     def entrant(self, name: str) -> ScreeningReport:
-        (found,) = [each for each in self.report.race if each.name == name]
+        (found,) = [each for each in self.report.screening if each.name == name]
         return found
 
 
@@ -121,18 +121,18 @@ def test_a_gain_is_confirmed_on_lives_and_prompts_of_its_own(tmp_path: Path) -> 
     assert (report.winner, report.verdict) == ("fast", "pass")
     assert report.attempt is not None
     assert report.attempt.number == 1
-    assert report.confirmed is not None
-    assert report.gain_at_least is not None
-    assert 1 < report.gain_at_least <= 1 / 0.7
+    assert report.confirmation is not None
+    assert report.min_gain is not None
+    assert 1 < report.min_gain <= 1 / 0.7
     # Stock raced, and is served anew beside the winner.
     assert made.models.served[:3] == ["baseline", "fast", "other"]
     assert sorted(made.models.served[3:]) == ["baseline", "fast"]
-    seeds: dict[str, set[int]] = {"race": set(), "ratio": set()}
+    seeds: dict[str, set[int]] = {"screening": set(), "ratio": set()}
     for record in made.store.records("speed"):
         loads = read_loads(made.store.stage_folder("speed", record.key) / LOADS)
         seeds[record.parameters["claim"]] |= {load.seed for load in loads}
-    assert len(seeds["race"]) == 3 + 3 + 1
-    assert not seeds["race"] & seeds["ratio"]
+    assert len(seeds["screening"]) == 3 + 3 + 1
+    assert not seeds["screening"] & seeds["ratio"]
 
 
 def test_a_profile_that_cannot_be_written_where_it_was_wanted_is_in_the_runs_folder(
@@ -149,8 +149,8 @@ def test_levers_that_together_take_more_gpus_do_not_race_together(tmp_path: Path
     copies = {"tensor-parallel-size": 1, "data-parallel-size": 2}
     steps = {"tensor-parallel-size": 2, "max-num-seqs": 8}
     found = candidates(
-        copies={"lever": "parallelism", "engine_arguments": copies},
-        steps={"lever": "batching", "engine_arguments": steps},
+        copies={"parameter": "parallelism", "engine_arguments": copies},
+        steps={"parameter": "batching", "engine_arguments": steps},
     )
     models = PretendModels(equal, seconds={"copies": 0.8, "steps": 0.8, "combined": 0.5})
     made = Tried(tmp_path, models, found, engine_arguments={"tensor-parallel-size": 2})
@@ -160,24 +160,24 @@ def test_levers_that_together_take_more_gpus_do_not_race_together(tmp_path: Path
 
 
 def test_a_profile_that_is_not_stock_races_as_it_stands(tmp_path: Path) -> None:
-    fewer = {"lever": "batching", "engine_arguments": {"max-num-seqs": 8}}
+    fewer = {"parameter": "batching", "engine_arguments": {"max-num-seqs": 8}}
     models = PretendModels(equal, seconds={"profile": 0.7})
     arguments = {"dtype": "bfloat16", "max-num-seqs": 32}
     made = Tried(tmp_path, models, candidates(fewer=fewer), engine_arguments=arguments)
     assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
     assert made.report.winner == "profile"
-    assert "max-num-seqs" not in made.report.stock
+    assert "max-num-seqs" not in made.report.engine_defaults
     assert load_profile(str(tmp_path / "tuned.yaml")).engine_arguments["max-num-seqs"] == 32
 
 
 def test_where_two_servers_have_no_room_lives_alternate(tmp_path: Path) -> None:
     models = PretendModels(equal, seconds={"fast": 0.7})
-    made = Tried(tmp_path, models, candidates(fast=FASTER), speed_lives="alternate")
+    made = Tried(tmp_path, models, candidates(fast=FASTER), server_mode="interleaved")
     assert made.run() == ExitCode.PROMOTED
-    assert made.report.confirmed is not None
-    assert made.report.confirmed.unit == "pairs of lives"
+    assert made.report.confirmation is not None
+    assert made.report.confirmation.unit == "pairs of lives"
     confirming = made.models.served[2:]
-    assert len(confirming) == 2 * made.report.confirmed.n
+    assert len(confirming) == 2 * made.report.confirmation.n
 
 
 def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
     assert found.engine_arguments == {"dtype": "bfloat16", **FASTER["engine_arguments"]}
     assert found.workloads == made.profile.workloads
     assert found.tuned is not None
-    assert found.tuned.gain_at_least == made.report.gain_at_least
-    assert found.tuned.gate_again
+    assert found.tuned.min_gain == made.report.min_gain
+    assert found.tuned.requires_regate
     (kept,) = [r for r in made.store.records("speed") if r.parameters["claim"] == "ratio"]
     assert found.tuned.evidence == kept.result["loads_digest"]
     assert found.tuned.run == made.log.run_id
@@ -211,8 +211,13 @@ class TestWhatAProfileSays:
         made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
         made.run()
         assert self.check(made).words == "checked"
-        told = {"gain_at_least": 1.42, "workload": "other", "evidence": "0" * 64}
-        told |= {"gate_again": True, "stock": ["--x"], "checkpoint": "0", "alpha": 0.5}
+        told = {"min_gain": 1.42, "workload": "other", "evidence": "0" * 64}
+        told |= {
+            "requires_regate": True,
+            "engine_defaults": ["--x"],
+            "checkpoint": "0",
+            "alpha": 0.5,
+        }
         for key, value in told.items():
             found = self.check(made, **{key: value})
             assert (found.state, found.why.split(" ")[0]) == ("differs", key)
@@ -263,7 +268,7 @@ class TestWhatAProfileSays:
         assert check_told_gain(profile, "tuned.yaml", settings, NODE) == "checked"
         assert check_told_gain(made.profile, "cpu", settings, NODE) == ""
         assert profile.tuned is not None
-        better = profile.tuned.model_copy(update={"gain_at_least": 2.0})
+        better = profile.tuned.model_copy(update={"min_gain": 2.0})
         with pytest.raises(UsageError) as error:
             check_told_gain(
                 profile.model_copy(update={"tuned": better}), "tuned.yaml", settings, NODE
@@ -283,7 +288,7 @@ def test_stock_has_nothing_of_what_a_candidate_moves_however_it_is_written(
     kept: str, moved: str
 ) -> None:
     given = profile().model_copy(update={"engine_arguments": {"dtype": "bfloat16", kept: 3}})
-    lever = {"lever": "batching", "engine_arguments": {moved: True}}
+    lever = {"parameter": "batching", "engine_arguments": {moved: True}}
     stock = make_stock(given, candidates(one=lever))
     assert stock.profile.engine_arguments == {"dtype": "bfloat16"}
 
@@ -306,8 +311,8 @@ def test_a_gain_that_lives_explain_is_not_confirmed(tmp_path: Path) -> None:
 def test_a_loser_is_stopped_early(tmp_path: Path) -> None:
     made = tried(tmp_path, {"slow": 2.0}, slow=FASTER, equal=OTHER)
     made.run()
-    assert (made.entrant("slow").outcome, made.entrant("slow").rounds) == ("out", 1)
-    assert (made.entrant("equal").outcome, made.entrant("equal").rounds) == ("raced", 3)
+    assert (made.entrant("slow").outcome, made.entrant("slow").repetitions) == ("out", 1)
+    assert (made.entrant("equal").outcome, made.entrant("equal").repetitions) == ("raced", 3)
 
 
 @pytest.mark.parametrize("fault", ["broken", "incoherent"])
@@ -332,15 +337,15 @@ def test_what_cannot_show_anything_here_is_dropped_with_its_reason(tmp_path: Pat
         tmp_path,
         {},
         gpus={**OTHER, "accelerator": "cuda"},
-        nothing={"lever": "kv_cache_dtype", "kv_cache_dtype": "auto"},
-        more={"lever": "parallelism", "engine_arguments": {"tensor-parallel-size": 2}},
+        nothing={"parameter": "kv_cache_dtype", "kv_cache_dtype": "auto"},
+        more={"parameter": "parallelism", "engine_arguments": {"tensor-parallel-size": 2}},
     )
     made.run()
     for name, word in (("gpus", "cuda"), ("nothing", "same as stock"), ("more", "GPUs")):
         assert made.entrant(name).outcome == "dropped"
         assert word in made.entrant(name).reason
         assert name not in made.models.served
-    assert made.report.levers["kv_cache_dtype"].startswith("not tried; by default: auto")
+    assert made.report.parameters["kv_cache_dtype"].startswith("not tried; by default: auto")
 
 
 def test_the_best_of_several_levers_race_together(tmp_path: Path) -> None:
@@ -369,13 +374,13 @@ def test_another_winner_of_the_same_race_has_a_share_of_the_rate(tmp_path: Path)
     made.run()
     assert made.report.winner == "fast"
     for record in made.store.records("speed"):
-        if record.parameters["claim"] == "race":  # which is raced again, by chance otherwise
+        if record.parameters["claim"] == "screening":  # which is raced again, by chance otherwise
             made.store.discard("speed", record.key)
     seconds.update(fast=0.8, other=0.7)
     made.run()
     assert made.report.winner == "other"
-    assert made.report.confirmed is not None
-    assert made.report.confirmed.alpha == pytest.approx(0.05 * 0.1 / 2)
+    assert made.report.confirmation is not None
+    assert made.report.confirmation.alpha == pytest.approx(0.05 * 0.1 / 2)
     assert made.report.attempt is not None
     assert made.report.attempt.number == 1
 
@@ -403,19 +408,19 @@ class Noisy(dict[str, float]):
 @pytest.mark.parametrize("seed", range(4))
 def test_eight_equal_candidates_claim_no_gain(tmp_path: Path, seed: int) -> None:
     equals = {
-        f"c{n}": {"lever": "batching", "engine_arguments": {"max-num-batched-tokens": 512 + n}}
+        f"c{n}": {"parameter": "batching", "engine_arguments": {"max-num-batched-tokens": 512 + n}}
         for n in range(8)
     }
     made = Tried(tmp_path, PretendModels(equal, seconds=Noisy(seed)), candidates(**equals))
     made.run(tmp_path / "tuned.yaml")
-    best = max(each.over_stock or 0 for each in made.report.race)
+    best = max(each.ratio_to_defaults or 0 for each in made.report.screening)
     assert best >= 1.0
     assert made.report.verdict != "pass"
     assert not (tmp_path / "tuned.yaml").exists()
 
 
 def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
-    bad = candidates(bad={"lever": "batching", "engine_arguments": {"host": "0.0.0.0"}})
+    bad = candidates(bad={"parameter": "batching", "engine_arguments": {"host": "0.0.0.0"}})
     stock = make_stock(profile(), bad)
     with pytest.raises(UsageError) as error:
         make_entrant("bad", bad.candidates["bad"], stock)
@@ -440,16 +445,16 @@ class TestVerify:
     def test_another_bound_or_verdict_than_follows_is_named(self, tmp_path: Path) -> None:
         made = tried(tmp_path, {"fast": 0.99}, fast=FASTER)
         made.run()
-        assert made.report.confirmed is not None
-        better = made.report.confirmed.model_copy(update={"lower": 1.2, "verdict": "pass"})
+        assert made.report.confirmation is not None
+        better = made.report.confirmation.model_copy(update={"lower": 1.2, "verdict": "pass"})
         for change in (
-            {"confirmed": better},
+            {"confirmation": better},
             {"verdict": "pass"},
             {"alpha": 0.5},
-            {"stock": {"max-num-seqs": 1}},
+            {"engine_defaults": {"max-num-seqs": 1}},
             {"stage": "0" * 64},
             {"measuring": None},
-            {"measuring": MeasurementSettings(lives="together", life_spread=0.01)},
+            {"measuring": MeasurementSettings(server_mode="concurrent", restart_stddev=0.01)},
         ):
             told = made.log.report().model_copy(
                 update={"tuning": made.report.model_copy(update=change)}
@@ -490,10 +495,10 @@ class TestSpeculation:
 
     def test_n_grams_race_and_are_gated_again(self, tmp_path: Path) -> None:
         made = tried(
-            tmp_path, {"ngram": 0.7}, ngram={"lever": "speculation", "speculative": self.NGRAM}
+            tmp_path, {"ngram": 0.7}, ngram={"parameter": "speculation", "speculative": self.NGRAM}
         )
         assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
-        assert made.report.gate_again
+        assert made.report.requires_regate
         assert "speculative-config" in made.entrant("ngram").arguments
         found = load_profile(str(tmp_path / "tuned.yaml")).speculative
         assert found is not None
@@ -505,7 +510,7 @@ class TestSpeculation:
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": 2,
         }
-        bad = candidates(bad={"lever": "speculation", "speculative": pretends})
+        bad = candidates(bad={"parameter": "speculation", "speculative": pretends})
         with pytest.raises(UsageError) as error:
             make_entrant("bad", bad.candidates["bad"], make_stock(profile(), bad))
         assert error.value.where == "candidates.bad"

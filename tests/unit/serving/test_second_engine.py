@@ -123,8 +123,9 @@ def test_it_tells_its_version() -> None:
         ("environment", PROFILE.replace("TINY_SPEED", "VLLM_SPEED")),
         ("environment", PROFILE.replace("TINY_SPEED", "TINY_SECRET")),
         (
-            "fallbacks",
-            PROFILE + "fallbacks: {f: {without: amx, because: x, environment: {VLLM_A: '1'}}}\n",
+            "cpu_overrides",
+            PROFILE
+            + "cpu_overrides: {f: {if_missing: amx, reason: x, environment: {VLLM_A: '1'}}}\n",
         ),
     ],
     ids=["unknown", "of another", "ours", "of the first", "variable", "key", "fallback"],

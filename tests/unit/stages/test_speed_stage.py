@@ -109,7 +109,7 @@ def done(stage: Context) -> SpeedResult:
 def test_it_says_whom_to_ask_and_draws_its_traffic_anew(tmp_path: Path) -> None:
     stage = context(tmp_path, RANDOM)
     first, second = done(stage), done(context(tmp_path / "other", RANDOM))
-    assert (first.state, first.units, first.lives) == ("open", 5, 1)  # two of warm-up
+    assert (first.state, first.units, first.server_runs) == ("open", 5, 1)  # two of warm-up
     assert first.seed != second.seed
     assert stage.given["environment"]["PYTHONHASHSEED"] == "0"
     assert stage.given["needs"] == []
@@ -159,7 +159,7 @@ class TestKilled:
         stage.fails_after = None
         found = done(stage)
         # Both lives began with a warm-up, and the lost one counts as one of the five.
-        assert (found.units, found.lives) == (6, 2)
+        assert (found.units, found.server_runs) == (6, 2)
         loads = loads_of(stage)
         assert loads[:4] == kept
         assert [load.life for load in loads] == [0] * 4 + [1] * 8
@@ -236,7 +236,7 @@ class TestDisturbed:
         second, stage = self.run_whole(tmp_path, disturbed=18)
         record = stage.store.find("speed", stage.spec.key)
         assert record is not None
-        assert (second.began, second.seed, second.lives) == ([0, 1], first.seed, 2)
+        assert (second.began, second.seed, second.server_runs) == ([0, 1], first.seed, 2)
         assert (second.state, speed.is_unfinished(record)) == ("pass", False)
         loads = read_loads(stage.store.stage_folder("speed", stage.spec.key) / LOADS)
         assert [load.block for load in loads[::2]] == list(range(second.units))
@@ -248,7 +248,7 @@ class TestDisturbed:
         assert len(speed.course_of(stage.spec, stage.store).loads) == 36
 
 
-ALTERNATE = {"lives": "alternate", "loads_per_life": 2}
+ALTERNATE = {"server_mode": "interleaved", "loads_per_server_run": 2}
 
 
 class TestAlternating:
@@ -258,7 +258,7 @@ class TestAlternating:
         while found is None:
             served.append(speed.course_of(stage.spec, stage.store).next_sides())
             found = speed.run(stage)
-        assert (found.units, found.lives) == (3, 6)
+        assert (found.units, found.server_runs) == (3, 6)
         assert [len(sides) for sides in served] == [1] * 6
         assert all({*served[n], *served[n + 1]} == {*served[0], *served[1]} for n in (0, 2, 4))
         assert [load.life for load in loads_of(stage)] == [n for n in range(6) for _ in range(2)]
@@ -281,4 +281,4 @@ class TestAlternating:
         assert loads[:3] == kept
         assert [load.life for load in loads] == [0, 0, 1, 2, 3, 3, 4, 4]
         assert [load.seed for load in loads[:2]] == [load.seed for load in loads[2:4]]
-        assert found.lives == 5
+        assert found.server_runs == 5

@@ -207,7 +207,7 @@ class TestAlternatingLives:
 
 def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
     given = spec()
-    given["rule"] |= {"lives": "alternate", "loads_per_life": 2}
+    given["rule"] |= {"server_mode": "interleaved", "loads_per_server_run": 2}
     life = ServerRunSchedule(("baseline", "candidate"), 2).next_life(1, 0, [])
     measure_life({**given, "life": asdict(life)}, Measuring(), Listener(), tmp_path)
     assert [load.side for load in LoadLog(tmp_path).loads()] == list(life.sides) * 2

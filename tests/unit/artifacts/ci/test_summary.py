@@ -81,7 +81,7 @@ def test_variants_down_and_gates_across() -> None:
 
 def test_what_the_cpu_had_the_profile_change_is_said() -> None:
     report = RUNS["fail"]
-    command = {**report.command, "fallbacks": {"float32": "this CPU has no native bf16"}}
+    command = {**report.command, "cpu_overrides": {"float32": "this CPU has no native bf16"}}
     lines = shown(markdown_summary(report.model_copy(update={"command": command}))).splitlines()
     assert "Fallback float32: this CPU has no native bf16" in lines
 

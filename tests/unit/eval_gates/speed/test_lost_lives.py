@@ -84,7 +84,7 @@ def test_lives_that_were_lost_before_anything_counted(lives: list[int]) -> None:
 
 
 def test_lives_that_alternate_are_two_a_pair() -> None:
-    changes = {"lives": "alternate", "loads_per_life": 1}
+    changes = {"server_mode": "interleaved", "loads_per_server_run": 1}
     whole = rule_of([0.1] * 5, **changes).finding(loads_of([0, 2, 4, 6, 8], alternate=True))
     assert (whole.state, whole.n) == ("pass", 5)
     lost = rule_of([0.1] * 5, **changes).finding(loads_of([0, 2, 5, 7, 9], alternate=True))

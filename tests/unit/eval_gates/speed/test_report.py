@@ -96,10 +96,10 @@ def test_an_allowance_for_lives_is_taken_from_the_stage() -> None:
 
 def test_of_lives_that_alternate_a_pair_is_what_is_judged() -> None:
     loads = {"speed.ratio.chat": blocks([1.1] * 12)}
-    report = judged(loads, lives="alternate", loads_per_life=2)[0]
-    assert (report.lives, report.unit, report.n) == ("alternate", "pairs of lives", 6)
+    report = judged(loads, server_mode="interleaved", loads_per_server_run=2)[0]
+    assert (report.server_mode, report.unit, report.n) == ("interleaved", "pairs of lives", 6)
     assert "pair of lives" in report.claim
-    assert judged(loads)[0].lives == "together"
+    assert judged(loads)[0].server_mode == "concurrent"
 
 
 def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:

@@ -25,26 +25,26 @@ def rounds(*seconds: float) -> list[LoadRun]:
 
 class TestMeasuringEnds:
     def test_after_all_rounds(self) -> None:
-        rule = ScreeningRule(rounds=2)
+        rule = ScreeningRule(repetitions=2)
         assert [rule.wants_more(rounds(*[1.0] * n)) for n in range(3)] == [True, True, False]
         assert rule.state(rounds(1.0, 1.0)) == "raced"
 
     def test_with_one_that_falls_behind(self) -> None:
-        leader = ScreeningRule(rounds=1).typical_rate(rounds(1.0))
-        rule = ScreeningRule(rounds=3, leader=leader, behind=0.1)
+        leader = ScreeningRule(repetitions=1).typical_rate(rounds(1.0))
+        rule = ScreeningRule(repetitions=3, leader=leader, prune_margin=0.1)
         assert rule.state(rounds(1.2)) == "out"
         assert rule.state(rounds(1.05)) == "open"
         # One round near the leader is enough to go on.
         assert rule.state(rounds(1.05, 1.2)) == "open"
 
     def test_with_one_whose_numbers_are_none(self) -> None:
-        rule = ScreeningRule(rounds=3, hit_rate=0.9)
+        rule = ScreeningRule(repetitions=3, hit_rate=0.9)
         assert rule.state(rounds(1.0)) == "refused"
         assert rule.causes(rounds(1.0))[0].kind == "no_counter"
 
     def test_the_same_prompts_twice_are_refused(self) -> None:
         loads = [load_in_waves(block=0, seed=1), load_in_waves(block=1, seed=1)]
-        assert ScreeningRule(rounds=3).state(loads) == "refused"
+        assert ScreeningRule(repetitions=3).state(loads) == "refused"
 
 
 def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]:

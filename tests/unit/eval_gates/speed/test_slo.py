@@ -147,7 +147,7 @@ def test_with_a_start_a_round_starts_that_differ_give_no_further_pass(spread: fl
     limit = 0.8416 * np.hypot(spread, 0.03)  # the 80 % quantile of a normal value
     rule = SloRule(limits={"ttft_ms_p95": 1}, slo_attainment=0.8, alpha=0.05, rounds=40)
     noise = chance.normal(0, 0.03, (runs, 40))
-    alternate = rule.model_copy(update={"lives": "alternate"})
+    alternate = rule.model_copy(update={"server_mode": "interleaved"})
     each = limit - noise - chance.normal(0, spread, (runs, 40))
     passed = np.mean([alternate.finding_of(row).state == "pass" for row in each])
     assert passed <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / runs)

@@ -17,7 +17,7 @@ SLO = SloRule(limits={"ttft_ms_p95": 800}, slo_attainment=0.5, alpha=0.05, round
 def test_the_fewest_blocks_and_rounds() -> None:
     """After which the clearest case passes; none where the cap is below that."""
     assert speed_power(RATIO).fewest == 10  # twelve with those of the warm-up
-    alternate = RATIO.model_copy(update={"lives": "alternate"})
+    alternate = RATIO.model_copy(update={"server_mode": "interleaved"})
     assert speed_power(alternate).fewest == 5
     assert speed_power(alternate.model_copy(update={"alpha": 0.01})).fewest == 8
     assert speed_power(RATIO.model_copy(update={"blocks": 9})).fewest is None

@@ -53,7 +53,7 @@ def test_each_life_of_the_servers_is_warmed_up() -> None:
 
 def test_lives_that_alternate_are_warmed_up_each_by_itself() -> None:
     """So every pair counts."""
-    rule = RULE.model_copy(update={"lives": "alternate", "loads_per_life": 2})
+    rule = RULE.model_copy(update={"server_mode": "interleaved", "loads_per_server_run": 2})
     loads = [
         load.model_copy(update={"life": load.block // 2 * 2 + load.place})
         for load in blocks([1.1] * 10)
