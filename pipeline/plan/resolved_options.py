@@ -242,7 +242,7 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
                 where=f"--recipe {name}",
                 hint="leave one out, or write a ladder of your own with the rungs of both",
             )
-        ladder = [catalog.load_recipe(rung) for rung in found.rungs]
+        ladder = [catalog.load_recipe(rung) for rung in found.recipes]
         rungs = tuple(recipe.name for recipe in ladder)
         recipes.extend(ladder)
     return tuple(recipes), rungs
