@@ -238,7 +238,7 @@ class AttemptLedger:
             return
         where = self._root / "attempts" / attempt.scope.key
         with raise_as(StoreError, "the attempt cannot be counted", where):
-            # Of two that begin at the same time one gets the number.
+            # Where two runs begin at the same time, one gets the number.
             if known is None and _create(self._attempts, attempt.scope.key, attempt):
                 return
         raise AttemptChangedError(
@@ -326,7 +326,7 @@ class AttemptLedger:
             )
 
     def _read(
-        self, shelf: KeyValueStore, folder: str, record: type[_Kind], key: str, number: int
+        self, records: KeyValueStore, folder: str, record: type[_Kind], key: str, number: int
     ) -> _Kind | None:
         name = f"{key}/{_name(number)}"
         with raise_as(
@@ -336,13 +336,13 @@ class AttemptLedger:
             RESTORE,
             errors=(OSError, ValueError),
         ):
-            content = shelf.get(name)
+            content = records.get(name)
             return record.model_validate_json(content) if content is not None else None
 
 
-def _create(shelf: KeyValueStore, key: str, record: Attempt | Measurement) -> bool:
+def _create(records: KeyValueStore, key: str, record: Attempt | Measurement) -> bool:
     content = record.model_dump_json(indent=1).encode()
-    return shelf.put_if_absent(f"{key}/{_name(record.number)}", content)
+    return records.put_if_absent(f"{key}/{_name(record.number)}", content)
 
 
 def _find(variants: Mapping[str, str], earlier: Iterable[Attempt]) -> Attempt | None:

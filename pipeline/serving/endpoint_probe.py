@@ -77,15 +77,8 @@ def try_completions(endpoint: OpenAIEndpoint) -> str:
 
 def try_token_ids(endpoint: OpenAIEndpoint) -> str:
     """Return why a prompt of token ids is not continued as the suites ask for it."""
-    body = {
-        "model": endpoint.model,
-        "prompt": list(TOKENS),
-        "max_tokens": 1,
-        "temperature": 0,
-        "seed": 1,
-        "stop": ["\n\n", "</s>", "Question:", "###"],
-    }
-    answer, reason = post(endpoint, body)
+    stop = ["\n\n", "</s>", "Question:", "###"]
+    answer, reason = continue_tokens(endpoint, seed=1, stop=stop)
     return reason or find_wrong_text(answer)
 
 
@@ -98,15 +91,7 @@ def try_chosen(endpoint: OpenAIEndpoint) -> str:
 
 def try_scored(endpoint: OpenAIEndpoint) -> str:
     """Return why the log-probabilities of a prompt do not come."""
-    body = {
-        "model": endpoint.model,
-        "prompt": list(TOKENS),
-        "max_tokens": 1,
-        "temperature": 0,
-        "logprobs": 1,
-        "echo": True,
-    }
-    answer, reason = post(endpoint, body)
+    answer, reason = continue_tokens(endpoint, logprobs=1, echo=True)
     found = read_scored(read_json(answer), [list(TOKENS)], [1])
     return reason or (found.reason if isinstance(found, RejectedRequest) else "")
 
@@ -144,6 +129,17 @@ PROBES: dict[Capability, Callable[[OpenAIEndpoint], str]] = {
     Capability.SCORED: try_scored,
     Capability.USAGE: try_usage,
 }
+
+
+def continue_tokens(endpoint: OpenAIEndpoint, **more: Any) -> tuple[HttpResponse | None, str]:
+    """Request one more token after a prompt of token ids; return as :func:`post`.
+
+    Args:
+        endpoint: that is probed.
+        more: further keys of the request.
+    """
+    prompt = {"model": endpoint.model, "prompt": list(TOKENS), "max_tokens": 1, "temperature": 0}
+    return post(endpoint, {**prompt, **more})
 
 
 def post(

@@ -10,17 +10,16 @@ chosen tokens), `scored` (400 to `echo`), `usage` (a stream without its token co
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Collection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
+
+from http_stand_in import HttpStandIn, SilentHandler
 
 Body = dict[str, Any]
 
 
-class EndpointStandIn:
-    """The server; a context manager. `requests` are the paths and bodies that it was sent."""
+class EndpointStandIn(HttpStandIn):
+    """The server. `requests` are the paths and bodies that it was sent."""
 
     def __init__(self, lacks: Collection[str] = (), model: str = "m", status: int = 200) -> None:
         self.lacks, self.model, self.status = set(lacks), model, status
@@ -30,13 +29,7 @@ class EndpointStandIn:
         class Handler(_Handler):
             endpoint = stand_in
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-
-    @property
-    def url(self) -> str:
-        """Of the server, without `/v1`."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(Handler)
 
     def answer(self, path: str, asked: Body) -> tuple[int, Body | list[Body]]:
         """Status and body of an answer; a list where it is a stream."""
@@ -63,20 +56,6 @@ class EndpointStandIn:
         scored = None if "logprobs" in self.lacks else log_probabilities(asked)
         return 200, {"choices": [{"index": 0, "text": " a", "logprobs": scored}]}
 
-    def __enter__(self) -> EndpointStandIn:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
 
 def log_probabilities(asked: Body) -> Body | None:
     """As vLLM gives them: of the prompt's tokens with `echo`, of the one that was chosen."""
@@ -92,28 +71,18 @@ def log_probabilities(asked: Body) -> Body | None:
     return {"token_logprobs": [-1.5], "top_logprobs": [tops]}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SilentHandler):
     endpoint: EndpointStandIn
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         found = {"data": [{"id": self.endpoint.model, "max_model_len": 512}]}
-        self.send(200, json.dumps(found))
+        self.send(200, json.dumps(found).encode())
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.endpoint.requests.append((self.path, asked))
         status, body = self.endpoint.answer(self.path, asked)
         if isinstance(body, list):
-            self.send(200, "".join(f"data: {json.dumps(each)}\n\n" for each in body))
+            self.send(200, "".join(f"data: {json.dumps(each)}\n\n" for each in body).encode())
         else:
-            self.send(status, json.dumps(body))
-
-    def send(self, status: int, text: str) -> None:
-        content = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are kept, not printed."""
+            self.send(status, json.dumps(body).encode())

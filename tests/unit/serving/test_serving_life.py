@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import stat
 import sys
-import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from http_stand_in import HttpStandIn, SilentHandler
 from model_server_stand_in import stand_in_python
 
 from artifacts.serving_arguments import ServingArguments
@@ -278,32 +277,16 @@ def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
     assert not ran.exists()
 
 
-class Stranger:
+class Stranger(HttpStandIn):
     """Another's server on a port, which answers whatever ours would."""
 
     def __init__(self, port: int, model: str, asked: list[str]) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+        class Handler(SilentHandler):
+            def do_GET(self) -> None:  # noqa: N802
                 asked.append(self.path)
-                body = json.dumps({"data": [{"id": "model", "root": model}]}).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.send(200, json.dumps({"data": [{"id": "model", "root": model}]}).encode())
 
-            def log_message(self, format: str, *arguments: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *raised: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(Handler, port)
 
 
 def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:

@@ -7,14 +7,13 @@ the first without a log-probability; without them, a short text.
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 
+from http_stand_in import HttpStandIn, SilentHandler
 
-class CompletionsStandIn:
-    """The server; a context manager.
+
+class CompletionsStandIn(HttpStandIn):
+    """The server.
 
     Attributes:
         requests: bodies of all requests, in order.
@@ -39,13 +38,7 @@ class CompletionsStandIn:
         class Handler(_Handler):
             server_told = stand_in
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-
-    @property
-    def url(self) -> str:
-        """Of the server, as a stage is given it."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(Handler)
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """The body of the answer to a request."""
@@ -59,25 +52,11 @@ class CompletionsStandIn:
         scored = {"tokens": [*words, "!"], "token_logprobs": [*values, -123.0]}
         return {"choices": [{"index": 0, "text": asked["prompt"] + "!", "logprobs": scored}]}
 
-    def __enter__(self) -> CompletionsStandIn:
-        self._thread.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SilentHandler):
     server_told: CompletionsStandIn
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server_told.requests.append(asked)
         self.server_told.headers.append(dict(self.headers))
@@ -86,12 +65,4 @@ class _Handler(BaseHTTPRequestHandler):
         if asked.get("echo") and not self.server_told.scores:
             status = 400
         body = self.server_told.answer(asked) if status == 200 else {"error": "EngineCore is dead"}
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are kept, not printed."""
+        self.send(status, json.dumps(body).encode())
