@@ -1,4 +1,9 @@
-"""Facts about lm-eval's common tasks that are needed before their datasets are read."""
+"""Facts about lm-eval's common tasks that are needed before their datasets are read.
+
+lm-eval's own files name a task's dataset and split, and not how many questions these have. The
+numbers here are therefore estimates: a plan uses them, and once the questions are laid out the
+gates are checked again by what is there (`gate_power.check_counted`).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,11 @@ _FILE = Path(__file__).parents[1] / "data" / "lm_eval_tasks.json"
 
 
 class KnownTask(SparseRecord):
-    """One task; the dataset itself is counted again once it is read."""
+    """One task."""
 
-    questions: int | None = Field(None, description="of the split that lm-eval asks")
+    questions: int | None = Field(
+        None, description="estimated number in the split that lm-eval asks"
+    )
     cluster: str | None = Field(None, description="field that several questions have in common")
 
 

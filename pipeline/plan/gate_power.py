@@ -29,6 +29,7 @@ from eval_gates.statistics.power import (
 )
 from eval_gates.statistics.question_rounds import expected_questions
 from eval_gates.stopping import comparison_of
+from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.mmlu import GUESSING
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
@@ -188,7 +189,8 @@ def check_counted(
 
     Args:
         laid_out: by suite, the result of its stage `questions`.
-        progress: receives a note on each gate that may well not pass a good variant.
+        progress: receives a note on each number of questions that was estimated wrongly, and on
+            each gate that may well not pass a good variant.
 
     Raises:
         UsageError: as :func:`check_decidable` and :func:`check_likely`.
@@ -200,6 +202,13 @@ def check_counted(
     }
     if not suites:
         return
+    for name, suite in suites.items():
+        estimate, found = known_task(suite.task).questions, laid_out[name].questions
+        if estimate is not None and estimate != found:
+            progress.note(
+                f"{name}: {suite.task} has {found:,} questions, and {estimate:,} were estimated "
+                "before they were read; its gate is checked again by what is there"
+            )
     counted = policy.model_copy(update={"suites": suites})
     counts = {name: laid_out[name].units for name in suites}
     check_decidable(counted, recipes, counts, progress)

@@ -172,6 +172,24 @@ class TestRefusal:
             with pytest.raises(UsageError):
                 counted(*few)
 
+    def test_a_number_that_was_estimated_wrongly_is_noted_and_checked(self) -> None:
+        wide = {"margins": {"fp8": 0.1}, "expected_flips": 0.06}
+        gsm8k = policy("lm_eval", task="gsm8k", **wide)
+        estimate = known_task("gsm8k").questions
+        assert estimate is not None
+
+        def notes(questions: int) -> list[str]:
+            found = QuestionsResult(questions=questions, questions_digest="d", guessing=0.0)
+            listener = Listener()
+            check_counted(gsm8k, FP8, {"mine": found}, listener)
+            return listener.notes
+
+        assert notes(estimate) == []
+        (note,) = notes(estimate - 19)
+        assert "1,300" in note
+        with pytest.raises(UsageError):
+            notes(10)
+
     @pytest.mark.parametrize("margin", [0.75, 0.9, {"recovery": 0.25}, {"recovery": 0.1}])
     def test_a_margin_that_reaches_down_to_guessing_is_blind(self, margin: Any) -> None:
         error = refused(policy(margins={"fp8": margin, "int4": 0.1}), 14_042)
