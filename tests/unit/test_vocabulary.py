@@ -17,7 +17,6 @@ MAX_SENTENCE_WORDS = 30
 MAX_LINE_CHARACTERS = 120
 
 UNFINISHED_PACKAGES: tuple[str, ...] = (
-    "CONTRIBUTING.md",
     "artifacts",
     "artifacts/ci",
     "artifacts/evidence",
@@ -93,7 +92,6 @@ UNFINISHED_PACKAGES: tuple[str, ...] = (
 )
 UNFINISHED_PAGES: tuple[str, ...] = (
     "CHANGELOG.md",
-    "CONTRIBUTING.md",
     "benchmarks/hopper/README.md",
     "eval_gates/data/README.md",
     "recipes/calibration/README.md",
