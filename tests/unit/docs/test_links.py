@@ -15,6 +15,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NAMED_IN_CODE = re.compile(r"(?<![\w/.])docs/[\w/-]+\.md(?:#[\w-]+)?")
 PLACES = (
+    "docs/ci",
+    "docs/cluster",
     "pipeline",
     "recipes",
     "eval_gates",
@@ -62,7 +64,7 @@ def test_every_page_named_in_code_exists() -> None:
         file
         for place in PLACES
         for file in ([ROOT / place] if (ROOT / place).is_file() else (ROOT / place).rglob("*"))
-        if file.suffix in {".py", ".yaml", ".toml", ".md", ".sh", ""} and file.is_file()
+        if file.suffix in {".py", ".yaml", ".yml", ".toml", ".md", ".sh", ""} and file.is_file()
     ]
     found = {(file, name) for file in files for name in NAMED_IN_CODE.findall(file.read_text())}
     assert found
