@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from artifacts.attempts import StartSpread
 from artifacts.evidence.verdict import SPEED
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JudgeParameters
@@ -42,6 +43,14 @@ def find_miscounts(
         )
     if (attempt.alpha, attempt.spending) != (policy.alpha, policy.attempts):
         yield "its attempt has another error rate than the policy"
+    begun_with, measuring = attempt.start_spread, judge.measuring
+    if begun_with is not None and measuring is not None:
+        used = StartSpread(stddev=measuring.restart_stddev, starts=measuring.restart_count)
+        if used != begun_with:
+            yield (
+                f"its ratios allow for a spread of starts of {used.stddev:g}, and its attempt "
+                f"began with {begun_with.stddev:g}"
+            )
     for role, record in rounds.items():
         if role.startswith(SPEED):
             loaded = LOADED.parameters_of(record)

@@ -25,6 +25,7 @@ from artifacts.evidence.attempt_check import find_miscounts
 from artifacts.stages.evaluate import EvaluateParameters, GateRule
 from artifacts.stages.judge import JudgeParameters
 from eval_gates.speed import proportion_test
+from eval_gates.speed.gate_rule import MeasurementSettings
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, level_of
 from eval_gates.statistics.sequential import log_evidence
@@ -323,6 +324,17 @@ class TestEvidence:
         changed = judge(variants={"c": "1"})
         (found,) = find_miscounts(changed, "a", ["a"], asked_at(0.045))
         assert found.startswith("its attempt is of c")
+
+    @pytest.mark.parametrize(("used", "faults"), [(0.03, 0), (0.02, 1)])
+    def test_another_spread_of_starts_than_the_attempt_began_with(
+        self, used: float, faults: int
+    ) -> None:
+        begun = judge(start_spread={"stddev": 0.03, "starts": 10})
+        measuring = MeasurementSettings(
+            server_mode="concurrent", restart_stddev=used, restart_count=10
+        )
+        judged = begun.model_copy(update={"measuring": measuring})
+        assert len(list(find_miscounts(judged, "a", ["a"], asked_at(0.045)))) == faults
 
 
 # --- replays of the error rate ------------------------------------------------------------------
