@@ -218,7 +218,7 @@ class TestSpeed:
             ],
         ):
             assert "is not what its seed drew" in found(changed)
-        assert "is not what its seed drew" in found(blocks, lives=loads[-1].life)
+        assert "is not what its seed drew" in found(blocks, server_runs=loads[-1].life)
 
     @pytest.mark.parametrize("cut", [1, 2])
     @pytest.mark.parametrize("hardware", ["cpu", "cuda"])
