@@ -1,5 +1,5 @@
-"""A checkpoint: named, fetched, read and found whole.
+"""Checkpoints: references, downloads, reading and completeness checks.
 
-One that is missing, damaged or of a kind that is not supported is a CheckpointError with the hint;
-where the Hub did not hand it over, a HubError, which is one.
+A missing, damaged or unsupported checkpoint raises CheckpointError; HubError is its subclass for
+the Hugging Face Hub.
 """

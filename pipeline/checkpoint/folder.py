@@ -1,7 +1,7 @@
-"""A checkpoint: a folder of safetensors, config and tokenizer files; is it whole, and its digest.
+"""Checkpoint folders with safetensors, config and tokenizer files: completeness and digest.
 
-The digest is over the names and contents of every file that can change what the model
-answers, so the same content in another place has the same digest.
+The digest covers names and contents of every file that can change the model's answers, and not its
+location.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TOKENIZER_VOCABULARIES = (
     "tekken.json",
     "*.tiktoken",
 )
-# What quantization must leave byte for byte as it is, where the checkpoint has it; shell patterns.
+# Globs of files that quantization must copy unchanged.
 AUXILIARY_FILES = (
     "*.model",
     "*.tiktoken",
@@ -71,8 +71,8 @@ AUXILIARY_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-QUANTIZER_FILE = "hf_quant_config.json"  # NVIDIA's ModelOpt writes it beside quantized weights
-# Every file but the weights that can change what the model answers; all lie at the top.
+QUANTIZER_FILE = "hf_quant_config.json"  # written by NVIDIA's ModelOpt for quantized weights
+# Files other than weights that can change the model's answers; all at the top level.
 SMALL_FILES = (
     *AUXILIARY_FILES,
     "config.json",
@@ -82,20 +82,20 @@ SMALL_FILES = (
 )
 
 # The name most models use, then older ones' (GPT-2, MPT, DBRX).
-MAX_CONTEXT = 10**10  # tokens; more is a slip or a trap
+MAX_CONTEXT = 10**10  # tokens; a larger value is an error or an attack
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-CODE_KEY = "auto_map"  # names Python classes that come with the checkpoint
+CODE_KEY = "auto_map"  # refers to Python classes in the checkpoint
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
-MAX_SMALL_BYTES = 512 * MEBIBYTE  # of a file that holds no weights; the largest seen has 40
-MAX_NAME_CHARACTERS = 200  # of an architecture and a model type
+MAX_SMALL_BYTES = 512 * MEBIBYTE  # limit of a file without weights
+MAX_NAME_CHARACTERS = 200  # of architecture and model type
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class CheckpointFile(Record):
-    """One file that counts."""
+    """A file that is part of the digest."""
 
     name: str = Field(description="file name within the checkpoint's folder")
     size: int = Field(description="bytes")
@@ -103,22 +103,24 @@ class CheckpointFile(Record):
 
 
 class Checkpoint(Record):
-    """A checkpoint that was looked at and found whole."""
+    """A complete checkpoint."""
 
-    ref: str = Field(description="as the user named it")
-    kind: Kind = Field(description="where it comes from")
+    ref: str = Field(description="reference given by the user")
+    kind: Kind = Field(description="kind of reference")
     revision: str | None = Field(description="commit on the Hub; None for other kinds")
-    path: Path = Field(description="folder it lies in on this machine; not part of the digest")
+    path: Path = Field(description="folder on this machine; not part of the digest")
     digest: str = Field(description="sha256 over the names and digests of its files")
     files: tuple[CheckpointFile, ...] = Field(description="sorted by name")
-    architecture: str = Field(description="first of config.json's architectures")
+    architecture: str = Field(description="first architecture in config.json")
     model_type: str = Field(description="from config.json")
-    dtype: str = Field(description="torch's name of the type that most weight bytes have")
-    parameters: int = Field(description="elements of all tensors; tied ones are stored once")
-    weights_bytes: int = Field(description="size of all weight files together")
+    dtype: str = Field(description="torch's name of the type with the most weight bytes")
+    parameters: int = Field(description="elements of all tensors; tied tensors count once")
+    weights_bytes: int = Field(description="total size of the weight files")
     max_position_embeddings: int = Field(description="tokens of context, from config.json")
-    quantized: bool = Field(description="its config says that it is quantized already")
-    needs_remote_code: bool = Field(description="its config names Python code of its own")
+    quantized: bool = Field(description="its config marks it as quantized")
+    needs_remote_code: bool = Field(
+        description="its config requires Python code from the checkpoint"
+    )
 
 
 def inspect_folder(
@@ -131,14 +133,15 @@ def inspect_folder(
     progress: Progress | None = None,
     is_head: bool = False,
 ) -> Checkpoint:
-    """Look whether the checkpoint in `path` is whole, and digest it.
+    """Check that the checkpoint is complete, and compute its digest.
 
-    Headers are read before any file is hashed, so that most faults show within a second.
+    Headers are read before files are hashed, so most faults appear within a second.
 
     Args:
-        path: the folder; for kind "hub" a snapshot folder of the Hub's cache, whose files are
-            links into that cache and are checked against the digests the Hub gave.
-        is_head: it drafts for another model, whose tokenizer it uses, and may have none.
+        path: the folder; for kind "hub" a snapshot in the Hub's cache, whose links are checked
+            against
+        the Hub's digests.
+        is_head: it is a draft model that uses another model's tokenizer and may have none.
     """
     path = path.expanduser().absolute()
     config = read_config(path)
@@ -159,7 +162,7 @@ def inspect_folder(
     for file in small:
         if file.stat().st_size > MAX_SMALL_BYTES:
             raise CheckpointError(
-                f"the file has {file.stat().st_size:,} bytes; no checkpoint's is that large",
+                f"the file has {file.stat().st_size:,} bytes, too many for a checkpoint",
                 where=str(file),
                 hint="download it again",
             )
@@ -187,52 +190,52 @@ def inspect_folder(
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file name fits one of the shell patterns."""
+    """Return whether a file name matches one of the globs."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_folder(path: Path) -> None:
-    """Raise CheckpointError, with its hint, for what is no folder that can be read."""
+    """Raise CheckpointError with a hint unless the path is a readable folder."""
     if path.is_file() and path.suffix == gguf.SUFFIX:
         raise gguf.gguf_error(str(path.parent), path.name, str(path))
     if path.is_file():
         raise CheckpointError(
-            "a checkpoint is a folder, this is a file",
+            "a checkpoint must be a folder, this is a file",
             where=str(path),
-            hint=f"name its folder: {path.parent}",
+            hint=f"use its folder: {path.parent}",
         )
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
-        raise CheckpointError("the folder may not be read", where=str(path))
+        raise CheckpointError("the folder is not readable", where=str(path))
     if not path.is_dir():
         raise CheckpointError(
-            "there is no such folder", where=str(path), hint="check the path for a typo"
+            "the folder does not exist", where=str(path), hint="check the path for a typo"
         )
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json, with a hint for the folders that people name by mistake."""
+    """Return config.json; common wrong folders get a specific hint."""
     check_folder(path)
     if not (path / "config.json").exists():
         if files := sorted(path.glob(f"*{gguf.SUFFIX}")):
             raise gguf.gguf_error(str(path), files[0].name, str(path))
         adapter = (path / "adapter_config.json").exists()
         raise CheckpointError(
-            "the folder holds an adapter, not a whole model"
+            "the folder has an adapter instead of a complete model"
             if adapter
             else "the folder has no config.json",
             where=str(path),
             hint="merge it into its base model first: peft's merge_and_unload(), save_pretrained()"
             if adapter
-            else "name the folder that holds config.json, the weights and the tokenizer",
+            else "use the folder with config.json, the weights and the tokenizer",
         )
     return read_json(path / "config.json")
 
 
 def _text(key: str, value: Any, path: Path) -> str:
-    """A text that config.json must have."""
+    """Return a required string of config.json."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARACTERS:
         raise CheckpointError(
-            f"config.json does not say the model's {key}",
+            f"config.json lacks the model's {key}",
             where=f"{path / 'config.json'}, key {key}",
             hint="save the checkpoint again with transformers' save_pretrained()",
         )
@@ -244,13 +247,13 @@ def _first(value: Any) -> Any:
 
 
 def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Multimodal configs keep the language model's settings one level down."""
+    """Return the top level and, in multimodal configs, the language model's level."""
     inner = config.get("text_config")
     return [config, inner] if isinstance(inner, dict) else [config]
 
 
 def is_marked_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
-    """Whether config.json or the names of the files beside it say that it is quantized."""
+    """Return whether config.json or a file name marks the weights as quantized."""
     return QUANTIZER_FILE in names or any(
         level.get(key) for level in _levels(config) for key in QUANTIZATION_KEYS
     )
@@ -262,25 +265,25 @@ def _context_length(config: dict[str, Any], path: Path) -> int:
             if type(level.get(key)) is int and 0 < level[key] <= MAX_CONTEXT:
                 return int(level[key])
     raise CheckpointError(
-        "config.json does not say how many tokens of context the model has",
+        "config.json lacks the model's context length",
         where=f"{path / 'config.json'}, key {CONTEXT_KEYS[0]}",
-        hint=f"add the key {CONTEXT_KEYS[0]} with the length the model was trained for",
+        hint=f"add the key {CONTEXT_KEYS[0]} with the length that the model was trained for",
     )
 
 
 def _needs_remote_code(config: dict[str, Any], path: Path) -> bool:
-    """Model or tokenizer are classes of the checkpoint's own (or another repository's) code."""
+    """Return whether model or tokenizer are classes outside of transformers."""
     tokenizer = path / "tokenizer_config.json"
     return CODE_KEY in config or (tokenizer.exists() and CODE_KEY in read_json(tokenizer))
 
 
 def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
-    """A link may point within the folder; on the Hub's cache, to its store of contents too."""
-    target = Path(os.path.realpath(file))  # of links in a circle too, which resolve() raises at
+    """Check that links stay in the folder or, for the Hub's cache, its blob store."""
+    target = Path(os.path.realpath(file))  # unlike resolve(), accepts link loops
     allowed = [folder.resolve()]
     if kind == "hub" and folder.parent.name == "snapshots":
-        # CACHE/models--org--name/snapshots/COMMIT; contents lie in the repository's own blobs
-        # folder, and since huggingface_hub 2 in one that all repositories share.
+        # CACHE/models--org--name/snapshots/COMMIT; contents are in the repository's blobs folder,
+        # and with huggingface_hub 2 in a shared one.
         repository = folder.parent.parent.resolve()
         allowed += [repository / "blobs", repository.parent / "blobs"]
     if not any(target.is_relative_to(place) for place in allowed):
@@ -308,20 +311,20 @@ def _hash_all(
 
 
 def _check_hub_digest(file: Path, kind: Kind, sha256: str) -> None:
-    """Large files of the Hub's cache are named by the sha256 that the Hub gave for them."""
+    """Compare a large file's digest with its name in the Hub's cache."""
     if kind != "hub" or not file.is_symlink():
         return
-    promised = file.readlink().name
-    if _SHA256.fullmatch(promised) and promised != sha256:
+    expected = file.readlink().name
+    if _SHA256.fullmatch(expected) and expected != sha256:
         raise CheckpointError(
-            f"the file is damaged: its sha256 is {sha256}, the Hub's is {promised}",
+            f"the file is damaged: its sha256 is {sha256}, the Hub's is {expected}",
             where=str(file.resolve()),
             hint="delete it and run the command again, to download it again",
         )
 
 
 def _main_dtype(tensors: list[TensorEntry]) -> str:
-    """The type that most bytes have, by torch's name where it has another."""
+    """Return torch's name of the type with the most bytes."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[tensor.dtype] += tensor.size

@@ -1,4 +1,4 @@
-"""Refuses GGUF weights, which are quantized already, with the lines that widen them."""
+"""Rejection of GGUF weights, which are quantized, with code that converts them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.core.errors import CheckpointError
 
 SUFFIX = ".gguf"
 
-# transformers 5 saves no model that came from GGUF until it is told that it is not quantized.
+# transformers 5 saves a model from GGUF only after its quantization config is removed.
 _CONVERSION = """\
 from transformers import AutoModelForCausalLM as Model, AutoTokenizer as Tokenizer
 model = Model.from_pretrained({source!r}, gguf_file={file!r}, dtype="bfloat16"); \
@@ -20,12 +20,12 @@ Tokenizer.from_pretrained({source!r}, gguf_file={file!r}).save_pretrained({targe
 def gguf_error(
     source: str, file: str, where: str, kind: type[CheckpointError] = CheckpointError
 ) -> CheckpointError:
-    """The error for weights in a GGUF file.
+    """Return the error for weights in a GGUF file.
 
     Args:
-        source: the folder or Hub repository that holds it.
+        source: folder or Hub repository of the file.
         file: its name there.
-        where: for the message.
+        where: location for the message.
     """
     target = f"{PurePosixPath(source).name}-bf16"
     lines = "\n".join(
@@ -33,10 +33,10 @@ def gguf_error(
         for line in _CONVERSION.format(source=source, file=file, target=target).splitlines()
     )
     return kind(
-        f"the weights are a GGUF file ({file}), which is quantized already; a run starts from "
+        f"the weights are a GGUF file ({file}), which is already quantized; a run requires "
         "safetensors in 16 bits",
         where=where,
-        hint="name the checkpoint that it was made from; or widen it in Python with transformers, "
-        "torch and gguf, and look at the tokenizer, which the conversion may change. The weights "
+        hint="use the original checkpoint; or upcast it in Python with transformers, torch and "
+        "gguf, and check the tokenizer, which the conversion may change. The weights "
         f"keep the rounding of the GGUF file:\n{lines}",
     )

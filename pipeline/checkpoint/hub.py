@@ -1,7 +1,7 @@
-"""Fetches checkpoints from the Hugging Face Hub, or a mirror that speaks its interface.
+"""Downloads of checkpoints from the Hugging Face Hub, or a mirror with the same interface.
 
-Endpoint, token, cache folder and offline mode are the huggingface_hub library's own settings
-(HF_ENDPOINT, HF_TOKEN or `hf auth login`, HF_HOME, HF_HUB_OFFLINE).
+Endpoint, token, cache folder and offline mode are settings of huggingface_hub (HF_ENDPOINT,
+HF_TOKEN or `hf auth login`, HF_HOME, HF_HUB_OFFLINE).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.core.events import Progress
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
-# The card names the licence. It changes no answer of the model, so it is in no checkpoint's digest.
+# The card has the license. It does not change answers, so it is not part of the digest.
 CARD = "README.md"
 FETCHED_FIRST = (*SMALL_FILES, CARD)
 ANSWER_TIMEOUT_S = 15.0
@@ -34,29 +34,29 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
-    """Bring a checkpoint's safetensors, config, tokenizer files and card into the Hub's cache.
+    """Download a checkpoint's safetensors, config, tokenizer files and card into the Hub's cache.
 
-    Files that are there already are not fetched again; a transfer that breaks is taken up
-    where it broke. When the Hub cannot be reached, what the cache holds is used. Pickled
-    weights, and files in subfolders, are never fetched.
+    Existing files are reused, and interrupted transfers resume. If the Hub is unreachable, the
+    cache is used. Pickled weights and files in subfolders are never downloaded.
 
     Args:
         revision: branch, tag or commit; None for the default branch.
-        progress: receives the number of bytes that had to be fetched.
+        progress: receives the number of downloaded bytes.
 
     Returns:
-        the snapshot folder, and the commit that `revision` stands for.
+        the snapshot folder, and the commit of `revision`.
 
     Raises:
-        HubError: repository or revision are not there or not open to us, the Hub cannot be
-            reached and the cache lacks it, the disk is full, or there are no safetensors.
+        HubError: repository or revision do not exist or are not accessible, the Hub is unreachable
+            and
+        the cache incomplete, the disk is full, or there are no safetensors.
     """
     with explain_hub_errors(repo_id, revision):
         info = query_hub(repo_id, revision)
         sizes = file_sizes(info) if info is not None else {}
         if info is not None:
             check_has_safetensors(repo_id, sizes)
-        # By the name the user gave, so that the library remembers which commit it meant.
+        # The user's revision name, so that the library caches its commit.
         snapshot = _fetch(repo_id, revision, list(FETCHED_FIRST), offline=info is None)
         commit = snapshot.name
         wanted = _weight_patterns(snapshot)
@@ -72,11 +72,10 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
 
 
 def bytes_to_download(repo_id: str, revision: str | None) -> int:
-    """Bytes that :func:`download` would fetch now; fetches nothing.
+    """Return the bytes that :func:`download` would fetch.
 
     Returns:
-        0 when the cache holds everything, or the Hub cannot be reached (what the cache holds
-        would be used then).
+        0 if the cache is complete, or if the Hub is unreachable and the cache would be used.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -96,11 +95,10 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
 
 
 def resolve_dataset_revision(dataset_id: str) -> str | None:
-    """The commit that a Hub dataset's default branch stands at.
+    """Return the current commit of a Hub dataset's default branch.
 
     Returns:
-        None when the Hub does not say so within about three seconds, for whatever reason:
-        offline, unreachable, or a dataset that it does not know or show us.
+        None if the Hub does not respond within about three seconds, or does not show the dataset.
     """
     answer: list[str | None] = []
 
@@ -112,7 +110,7 @@ def resolve_dataset_revision(dataset_id: str) -> str | None:
         except (transport_error(), OSError, ValueError):
             answer.append(None)
 
-    # A thread, because looking up a host's name heeds no time limit.
+    # In a thread, because name resolution ignores timeouts.
     thread = threading.Thread(target=ask, daemon=True, name="resolve dataset")
     thread.start()
     thread.join(DATASET_TIMEOUT_S)
@@ -120,7 +118,7 @@ def resolve_dataset_revision(dataset_id: str) -> str | None:
 
 
 def query_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
-    """What the Hub says about the repository at that revision; None when it cannot be reached."""
+    """Return the Hub's facts about a repository; None if the Hub is unreachable."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -131,13 +129,13 @@ def query_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
     except HfHubHTTPError as error:
         if error.response.status_code < 500:
             raise
-        return None  # the Hub is down: the cache may do
+        return None  # the Hub is down: use the cache
     except (OfflineModeIsEnabled, transport_error()):
         return None
 
 
 def transport_error() -> type[Exception]:
-    """Base of the HTTP library's errors; that is httpx in huggingface_hub 1 and httpx2 in 2."""
+    """Return the base class of HTTP errors: httpx in huggingface_hub 1, httpx2 in 2."""
     from huggingface_hub.errors import HfHubHTTPError
 
     base: type[Exception] = HfHubHTTPError.__bases__[0]
@@ -145,20 +143,20 @@ def transport_error() -> type[Exception]:
 
 
 def file_sizes(info: ModelInfo) -> dict[str, int]:
-    """Bytes of the repository's top-level files, by name."""
+    """Return the sizes of top-level files in bytes, by name."""
     return {
         file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename
     }
 
 
 def _weight_patterns(snapshot: Path) -> list[str]:
-    """The shards that the index names, else all safetensors."""
+    """Return the shards in the index, or a glob for all safetensors."""
     index = snapshot / INDEX
     return sorted(set(read_index(index).values())) if index.exists() else ["*.safetensors"]
 
 
 def _missing_bytes(snapshot: Path, sizes: dict[str, int], patterns: list[str]) -> int:
-    """Bytes of the weights that are yet to be fetched (0 when the Hub was not asked)."""
+    """Return the bytes of missing weights; 0 if the Hub is unreachable."""
     return sum(
         size
         for name, size in sizes.items()
@@ -200,11 +198,10 @@ def _fetch(
 
 
 def _bar_class(progress: Progress | None, task: str, total: int) -> type[Any]:
-    """A progress bar class for the library that draws nothing and reports bytes to `progress`.
+    """Return a progress bar class that draws nothing and reports bytes to `progress`.
 
-    The library makes several bars of one class: one counting files, and one or two counting
-    bytes (received, written), which may differ where transfers are deduplicated. The furthest
-    of those is reported; None reports nothing.
+    The library creates several bars: one counts files, one or two count bytes (received, written),
+    which differ with deduplication. The largest count is reported; None reports nothing.
     """
     from tqdm.std import tqdm
 
@@ -212,7 +209,7 @@ def _bar_class(progress: Progress | None, task: str, total: int) -> type[Any]:
     lock = threading.Lock()
 
     class ReportingBar(tqdm):  # type: ignore[misc]
-        """Counts as tqdm does, without its drawing and its monitor thread."""
+        """Progress bar without drawing and monitor thread."""
 
         monitor_interval = 0
 
@@ -238,7 +235,7 @@ def _bar_class(progress: Progress | None, task: str, total: int) -> type[Any]:
 
 
 def check_has_safetensors(repo_id: str, sizes: dict[str, int]) -> None:
-    """Raise HubError for a repository without safetensors at its top."""
+    """Raise HubError for a repository without top-level safetensors."""
     if not any(fnmatchcase(name, "*.safetensors") for name in sizes):
         raise _no_safetensors(repo_id, list(sizes))
 
@@ -256,7 +253,7 @@ def _no_safetensors(repo_id: str, names: list[str]) -> CheckpointError:
 
 @contextmanager
 def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Turn the library's errors into a HubError with a hint."""
+    """Convert the library's errors to HubError with a hint."""
     from huggingface_hub import errors
 
     where = f"{repo_id}@{revision}" if revision else repo_id
@@ -268,16 +265,18 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
         hint = f"accept the model's terms on its page at {endpoint}, then {LOG_IN}"
         raise HubError("the repository is gated", where=where, hint=hint) from error
     except errors.RevisionNotFoundError as error:
-        hint = "name a branch, tag or commit that the repository has, or leave out the @"
-        raise HubError(f"there is no revision '{revision}'", where=where, hint=hint) from error
+        hint = "use an existing branch, tag or commit, or remove the @ part"
+        raise HubError(
+            f"the revision '{revision}' does not exist", where=where, hint=hint
+        ) from error
     except errors.RepositoryNotFoundError as error:
         hint = f"check the name for a typo; if the repository is private, {LOG_IN}"
-        what = f"{endpoint} has no such repository, or does not show it{no_folder}"
+        what = f"the repository does not exist on {endpoint}, or is not visible{no_folder}"
         raise HubError(what, where=where, hint=hint) from error
     except errors.LocalEntryNotFoundError as error:
         raise _unreachable_error(where, endpoint, no_folder) from error
     except errors.HFValidationError as error:
-        hint = "a Hub id is org/name; a folder is named ./path/to/model"
+        hint = "write a Hub id as org/name, a folder as ./path/to/model"
         raise HubError(f"this is not a Hub id{no_folder}", where=where, hint=hint) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
@@ -286,13 +285,13 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
             f"{endpoint} answered with status {status}", where=where, hint=hint
         ) from error
     except transport_error() as error:
-        hint = "check the network and run the command again; complete files are kept"
-        raise HubError(f"the download broke off: {error}", where=where, hint=hint) from error
+        hint = "check the network and run the command again; complete files stay in the cache"
+        raise HubError(f"the download was interrupted: {error}", where=where, hint=hint) from error
     except OSError as error:
         raise _disk_error(error, where) from error
     except ValueError as error:
         hint = "check HF_ENDPOINT, and whether a proxy is in between"
-        raise HubError(f"{endpoint} does not answer as a Hub", where=where, hint=hint) from error
+        raise HubError(f"{endpoint} does not behave like a Hub", where=where, hint=hint) from error
 
 
 def _unreachable_error(where: str, endpoint: str, no_folder: str) -> HubError:
@@ -300,14 +299,14 @@ def _unreachable_error(where: str, endpoint: str, no_folder: str) -> HubError:
 
     if constants.HF_HUB_OFFLINE:
         return HubError(
-            f"HF_HUB_OFFLINE is set, and the Hub's cache does not hold all of it{no_folder}",
+            f"HF_HUB_OFFLINE is set, and the Hub's cache is incomplete{no_folder}",
             where=where,
-            hint="unset HF_HUB_OFFLINE once to download it, or name a folder that holds it",
+            hint="unset HF_HUB_OFFLINE once to download it, or use a local folder",
         )
     return HubError(
-        f"{endpoint} cannot be reached, and its cache here does not hold all of it{no_folder}",
+        f"{endpoint} is unreachable, and its local cache is incomplete{no_folder}",
         where=where,
-        hint="check the network (HF_ENDPOINT names a mirror), or name a folder that holds it",
+        hint="check the network (HF_ENDPOINT selects a mirror), or use a local folder",
     )
 
 

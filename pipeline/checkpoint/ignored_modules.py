@@ -1,4 +1,4 @@
-"""Which modules a recipe's ignore list means; apart, since workers ask it too."""
+"""Interpretation of a recipe's ignore list; a separate module, since workers import it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import lru_cache
 
 
 def is_ignored(module: str, ignore: Sequence[str]) -> bool:
-    """Whether the ignore list means the module: by name, pattern, or `re:` expression.
+    """Return whether the ignore list matches the module by name, glob or `re:` expression.
 
-    llm-compressor knows names and `re:` expressions; a recipe's shell patterns are made into
-    expressions before it receives them (:mod:`pipeline.inspection.unquantized_modules`).
+    llm-compressor supports names and `re:` expressions; globs are converted first
+    (:mod:`pipeline.inspection.unquantized_modules`).
     """
     names, expressions = _compile(tuple(ignore))
     return module in names or any(expression.match(module) for expression in expressions)
 
 
 def to_expression(word: str) -> str | None:
-    """The regular expression that a word of an ignore list is; None for a plain name."""
+    """Return the regular expression of an entry; None for a plain name."""
     if word.startswith("re:"):
         return word.removeprefix("re:")
-    return translate(word) if any(letter in word for letter in "*?[") else None
+    return translate(word) if any(character in word for character in "*?[") else None
 
 
 @lru_cache(maxsize=64)

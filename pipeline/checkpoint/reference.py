@@ -1,4 +1,4 @@
-"""How a checkpoint is named: a folder, a Hub id with an optional revision, or a demo."""
+"""References to checkpoints: a folder, a Hub id with an optional revision, or a demo."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ DEMOS = ("smollm2-135m",)
 
 WHERE = "the checkpoint's name"
 _DEMO_NAMES = [f"demo:{demo}" for demo in DEMOS]
-# The Hub takes 96 letters for both together; git 255 bytes for each part of a branch.
+# The Hub allows 96 characters for both parts; git 255 bytes for each part of a branch.
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[^\s@]{1,255}")
 
 
 @dataclass(frozen=True)
 class CheckpointReference:
-    """A checkpoint as the user names it; nothing is looked up yet."""
+    """A checkpoint reference, before any lookup."""
 
-    kind: Kind  # where it comes from
+    kind: Kind  # kind of reference
     name: str  # the path as written, the Hub's org/name, or the demo's name
-    revision: str | None = None  # a branch, tag or commit on the Hub; None for its default branch
+    revision: str | None = None  # branch, tag or commit on the Hub; None for the default branch
 
     @property
     def text(self) -> str:
-        """The name in full; parses to this very reference again."""
+        """Full text, which parses to the same reference."""
         if self.kind == "demo":
             return f"demo:{self.name}"
         return f"{self.name}@{self.revision}" if self.revision else self.name
 
     @property
     def short_name(self) -> str:
-        """The last part of the name, to call a registered model by."""
+        """Last part of the name, for a registered model."""
         if self.kind == "folder":
             return Path(self.name).expanduser().resolve().name or "model"
         return self.name.rpartition("/")[2]
 
 
 def parse_reference(text: str) -> CheckpointReference:
-    """Tell which of the three kinds of name `text` is.
+    """Return the reference that the text denotes.
 
-    What exists as a path, or can only be one, is a folder; then comes the Hub.
+    Existing paths, and text that can only be a path, are folders; otherwise it is a Hub id.
 
     Raises:
-        UsageError: it is none of them; close matches are named.
+        UsageError: it is none of the three kinds; the message suggests close matches.
     """
     if text.startswith("demo:"):
         name = text.removeprefix("demo:")
@@ -71,7 +71,7 @@ def parse_reference(text: str) -> CheckpointReference:
 def _exists(text: str) -> bool:
     try:
         return bool(text) and Path(text).exists()
-    except OSError:  # too long for a path, or below a folder that we may not read
+    except OSError:  # too long, or below an unreadable folder
         return False
 
 
@@ -79,17 +79,17 @@ def _unknown_error(text: str) -> UsageError:
     known = [*_DEMO_NAMES, *_siblings(text)] if len(text) <= MAX_NAME_CHARACTERS else []
     close = get_close_matches(text, known, n=3, cutoff=0.5)
     return UsageError(
-        f"'{clip(text, MAX_NAME_CHARACTERS)}' is neither a folder, nor a Hub id, nor a demo"
+        f"'{clip(text, MAX_NAME_CHARACTERS)}' is not a folder, a Hub id or a demo"
         + (f"; close to it: {', '.join(close)}" if close else ""),
         where=WHERE,
-        hint="name an existing folder (./path/to/model), a Hub id (org/name or "
+        hint="use an existing folder (./path/to/model), a Hub id (org/name or "
         f"org/name@revision), or a demo ({', '.join(_DEMO_NAMES)})",
     )
 
 
 def _siblings(text: str) -> list[str]:
-    """Paths beside the one that `text` would be, if it were one."""
+    """Return existing paths in the directory of `text`."""
     try:
         return [str(path) for path in Path(text).parent.iterdir()]
-    except (OSError, ValueError):  # no such folder: nothing to suggest
+    except (OSError, ValueError):  # no such folder
         return []

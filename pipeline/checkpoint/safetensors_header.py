@@ -1,7 +1,7 @@
-"""Reads, checks and writes the header of a .safetensors file, without torch and without the data.
+"""Reading, checking and writing of .safetensors headers, without torch and tensor data.
 
-The format: 8 bytes little-endian length N, N bytes of JSON, then the tensors' bytes, which the
-header's offsets (counted from the end of the JSON) cover without gap or overlap.
+The format: 8 bytes little-endian length N, N bytes of JSON, then tensor data. The header's offsets
+count from the end of the JSON and cover the data without gap or overlap.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pipeline.core.untrusted.file import open_regular
 from pipeline.core.untrusted.json import parse_json
 
 PREFIX_BYTES = 8
-# The safetensors library's own limit is 100 MB; no checkpoint's comes near, and such a one takes a
-# gigabyte to parse. What counts is how many values it has: 100,000 tensors and more fit.
+# The safetensors library allows 100 MB, which takes a gigabyte to parse. This limit allows more
+# than 100,000 tensors.
 MAX_HEADER_BYTES = 40_000_000
 MAX_NAME_CHARACTERS = 1_000
-MAX_DIMENSIONS = 64  # torch's own limit; keeps a hostile shape's product small
+MAX_DIMENSIONS = 64  # torch's limit; bounds the product of a malicious shape
 METADATA_KEY = "__metadata__"
-ALIGNMENT = 8  # of the first tensor byte; the library pads the header with spaces
+ALIGNMENT = 8  # of tensor data; the library pads the header with spaces
 
-# Bits an element takes, by safetensors 0.8.
+# Bits of an element, from safetensors 0.8.
 DTYPE_BITS = {
     "BOOL": 8,
     "F4": 4,
@@ -57,7 +57,7 @@ DOWNLOAD_AGAIN = "download the file again"
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a file: its type, its shape, and its bytes' place after `data_start`."""
+    """Type, shape and position of a tensor, relative to `data_start`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -66,27 +66,27 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """What a .safetensors file says it holds."""
+    """Header of a .safetensors file."""
 
     tensors: dict[str, TensorEntry]  # by name; offsets count from `data_start`
-    metadata: dict[str, str]  # free text pairs, often {"format": "pt"}
+    metadata: dict[str, str]  # free key-value pairs, often {"format": "pt"}
     data_start: int  # offset in the file of the first tensor byte
     data_bytes: int  # size of all tensors together
 
 
 def read_header(path: Path) -> SafetensorsHeader:
-    """Read the header of `path` and check it against itself and the size of the file."""
+    """Return the header; check its consistency and the file size."""
     with (
         raise_as(CheckpointError, "the weights cannot be read", path),
         open_regular(path, None) as file,
@@ -98,11 +98,11 @@ def read_header(path: Path) -> SafetensorsHeader:
     metadata = _metadata(entries.pop(METADATA_KEY, {}), path)
     tensors = {name: check_tensor(name, entry, path) for name, entry in entries.items()}
     data_bytes = _check_coverage(tensors, path)
-    promised = PREFIX_BYTES + length + data_bytes
-    if size != promised:
+    expected = PREFIX_BYTES + length + data_bytes
+    if size != expected:
         raise CheckpointError(
-            f"the file has {size} bytes, its header promises {promised}"
-            + (": it is cut short" if size < promised else ""),
+            f"the file has {size} bytes, its header requires {expected}"
+            + (": it is truncated" if size < expected else ""),
             where=str(path),
             hint=DOWNLOAD_AGAIN,
         )
@@ -110,9 +110,9 @@ def read_header(path: Path) -> SafetensorsHeader:
 
 
 def header_bytes(entries: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]) -> bytes:
-    """A safetensors file up to its data, for (dtype, shape, data offsets) by name.
+    """Return a safetensors file up to its data, for (dtype, shape, data offsets) by name.
 
-    "format" is in it since transformers loads no file without.
+    It has "format", which transformers requires.
     """
     content: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
     for name, (dtype, shape, offsets) in entries.items():
@@ -134,13 +134,13 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise _damage_error(
-            f"it says its header has {length} bytes; more than {MAX_HEADER_BYTES} are not allowed",
+            f"its header has {length} bytes; the limit is {MAX_HEADER_BYTES}",
             path,
         )
     if PREFIX_BYTES + length > size:
         raise _damage_error(
-            f"the file has {size} bytes, its header alone promises {PREFIX_BYTES + length}: "
-            "it is cut short",
+            f"the file has {size} bytes, its header alone requires {PREFIX_BYTES + length}: "
+            "it is truncated",
             path,
         )
     return length
@@ -163,9 +163,9 @@ def _metadata(value: Any, path: Path) -> dict[str, str]:
 
 
 def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
-    """One entry of a header; raises CheckpointError where it contradicts itself."""
+    """Validate one entry of a header; raise CheckpointError if it is inconsistent."""
     if len(name) > MAX_NAME_CHARACTERS:
-        raise _damage_error(f"a tensor's name has more than {MAX_NAME_CHARACTERS} letters", path)
+        raise _damage_error(f"a tensor's name has more than {MAX_NAME_CHARACTERS} characters", path)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _damage_error(
             f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path
@@ -191,7 +191,7 @@ def check_tensor(name: str, entry: Any, path: Path) -> TensorEntry:
 
 
 def _are_sizes(value: Any) -> bool:
-    """A short list of whole numbers from 0 up (JSON's true and false are ints to Python)."""
+    """Return whether the value is a short list of non-negative integers (booleans excluded)."""
     return (
         isinstance(value, list)
         and len(value) <= MAX_DIMENSIONS
@@ -200,7 +200,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_coverage(tensors: dict[str, TensorEntry], path: Path) -> int:
-    """The tensors lie one after the other from 0 on; returns where the last one ends."""
+    """Check that tensors are contiguous from 0; return the end of the last one."""
     position = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:

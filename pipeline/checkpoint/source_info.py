@@ -1,4 +1,4 @@
-"""What the card of a checkpoint says of it: its id on the Hub and its licence."""
+"""Facts from a checkpoint's model card: its Hub id and license."""
 
 from __future__ import annotations
 
@@ -19,35 +19,33 @@ _FRONT = re.compile(
     rb"\A(?:\xef\xbb\xbf)?\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M
 )
 
-# The demo's weights come as a package without a card.
+# The demo's package has no card.
 DEMO_SOURCES = {"demo:smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
 
 
 class SourceInfo(Record):
-    """The checkpoint that a variant was made of, as others may see it."""
+    """Source checkpoint of a variant, without private paths."""
 
     ref: str = Field(description="as the user named it")
-    digest: str = Field(description="over its files' digests")
+    digest: str = Field(description="of its files' digests")
     revision: str = Field("", description="commit on the Hub")
-    base_model: str = Field("", description="id on the Hub, where known")
-    licence: str = Field("", description="identifier as the Hub has them, where known")
+    base_model: str = Field("", description="id on the Hub, if known")
+    licence: str = Field("", description="the Hub's license identifier, if known")
     licence_name: str = Field("", description="of a licence that is called 'other'")
     licence_link: str = Field("", description="of a licence that is called 'other'")
 
 
 class CheckpointReport(Record):
-    """Which checkpoint a run was about."""
+    """Checkpoint of a run."""
 
     ref: str = Field(description="as the user named it")
     digest: str = Field(description="sha256 over its files' digests")
-    source: SourceInfo | None = Field(
-        None, description="what its own card says; None in runs before this was kept"
-    )
+    source: SourceInfo | None = Field(None, description="facts from its card")
 
 
 def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceInfo:
-    """What is known of a source, wherever it lies now; what nobody wrote down stays empty."""
-    # Where a folder lay on somebody's machine is nobody else's business.
+    """Return the known facts about a source; unknown ones stay empty."""
+    # Do not publish the path of a user's folder.
     facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
     if ref in DEMO_SOURCES:
         facts["base_model"], facts["licence"] = DEMO_SOURCES[ref]
@@ -61,7 +59,7 @@ def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceI
 
 
 def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
-    """What a run's record keeps of its checkpoint."""
+    """Return the run record's facts about its checkpoint."""
     return CheckpointReport(
         ref=checkpoint.ref,
         digest=checkpoint.digest,
@@ -70,12 +68,12 @@ def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
 
 
 def is_path(ref: str) -> bool:
-    """Whether the name of a checkpoint is a path: not the Hub's org/name, and not a demo."""
+    """Return whether a checkpoint reference is a path."""
     return ref.startswith(("/", ".", "~"))
 
 
 def licence_in(folder: Path) -> dict[str, str]:
-    """The licence as the folder's model card names it, else its config."""
+    """Return the license from the folder's model card, or from its config."""
     card = front_matter(folder / "README.md")
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     licence = card.get("license") or config.get("license")
@@ -88,9 +86,9 @@ def licence_in(folder: Path) -> dict[str, str]:
 
 
 def front_matter(card: Path) -> dict[str, Any]:
-    """The YAML between the dashes at a card's beginning; nothing where it is missing or damaged.
+    """Return the YAML front matter of a card; empty if missing or damaged.
 
-    Somebody else wrote the card, and a card that cannot be read stops no promotion.
+    The card is untrusted, and an unreadable card does not stop a promotion.
     """
     from pipeline.core.untrusted.yaml import parse_yaml
 

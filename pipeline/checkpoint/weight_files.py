@@ -1,4 +1,4 @@
-"""Which files of a checkpoint's folder hold its weights, and whether index and shards agree."""
+"""Weight files of a checkpoint, and consistency of index and shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.core.untrusted.json import read_json_file
 from pipeline.core.untrusted.names import is_plain_name
 
 INDEX = "model.safetensors.index.json"
-# Mistral's repositories carry all weights a second time under this name, in their own format.
+# Mistral's repositories contain all weights again under this name, in another format.
 IGNORED_WEIGHTS = "consolidated*.safetensors"
 
 MAX_SHARDS = 10_000
@@ -25,11 +25,12 @@ _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights, sorted: those the index names, else all safetensors.
+    """Return the sorted weight files: those in the index, or all safetensors.
 
     Raises:
-        CheckpointError: there are none, the index is damaged or points outside, a shard is
-            missing, or shards lie there without an index.
+        CheckpointError: there are none, the index is damaged or leaves the folder, a shard is
+            missing,
+        or shards have no index.
     """
     index = folder / INDEX
     names = checkpoint_names(folder)
@@ -43,39 +44,39 @@ def weight_files(folder: Path) -> list[Path]:
         raise _no_safetensors(folder, {Path(name).suffix for name in names})
     if any(_SHARD.fullmatch(file.name) for file in found):
         raise CheckpointError(
-            "the weights are in several files, and the index that names them is missing",
+            "the weights are in several files, and their index is missing",
             where=str(index),
-            hint="download it from where the weights are from",
+            hint="download it from the source of the weights",
         )
     return found
 
 
 def are_weights(name: str) -> bool:
-    """Whether a file of that name holds weights that are read here."""
+    """Return whether a file name is a supported weight file."""
     return fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """The headers of the weight files, which have all the tensors that an index promises."""
+    """Return the headers of the weight files, checked against the index."""
     headers = {file: read_header(file) for file in weight_files(folder)}
     index = folder / INDEX
     for tensor, name in read_index(index).items() if index.exists() else ():
         if tensor not in headers[folder / name].tensors:
             raise CheckpointError(
-                f"the index says that '{name}' holds the tensor '{tensor}', and it does not",
+                f"the index assigns the tensor '{tensor}' to '{name}', which lacks it",
                 where=str(index),
-                hint="download index and weights again, both of one revision",
+                hint="download index and weights of one revision again",
             )
     return headers
 
 
 def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
-    """Digest of the names and contents of the weight files; what tells one variant from another."""
+    """Return the digest of names and contents of the weight files."""
     return digest_json([[file.name, digest_of(file)] for file in weight_files(folder)])
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """The index's weight_map: file name by tensor name, every file right beside the index."""
+    """Return the index's weight_map: file name by tensor name, all in the index's folder."""
     weight_map = read_json(index).get("weight_map")
     if (
         not isinstance(weight_map, dict)
@@ -83,40 +84,40 @@ def read_index(index: Path) -> dict[str, str]:
         or not all(isinstance(name, str) for name in weight_map.values())
     ):
         raise CheckpointError(
-            "the index does not say which file holds which tensor",
+            "the index has no valid weight_map",
             where=f"{index}, key weight_map",
             hint="download it again",
         )
     names = set(weight_map.values())
     if len(names) > MAX_SHARDS:
         raise CheckpointError(
-            f"the index names {len(names):,} files; more than {MAX_SHARDS:,} are not read",
+            f"the index has {len(names):,} files; the limit is {MAX_SHARDS:,}",
             where=f"{index}, key weight_map",
             hint="save the checkpoint again in larger shards",
         )
     for name in names:
         if not is_plain_name(name) or Path(name).suffix != ".safetensors":
             raise CheckpointError(
-                f"the index names {name[:80]!r}, which is not a .safetensors file beside it",
+                f"the index names {name[:80]!r}, which is not a .safetensors file next to it",
                 where=f"{index}, key weight_map",
-                hint="do not use this checkpoint unless you know who made it, and why like this",
+                hint="do not use this checkpoint unless you trust its author",
             )
     return weight_map
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """Names of what lies in a checkpoint's folder, sorted."""
+    """Return the sorted names in a checkpoint's folder."""
     with raise_as(
         CheckpointError,
         "the folder cannot be read",
         folder,
-        "name the folder that holds the weights, and little else",
+        "use a folder with the weights and few other files",
     ):
         return list_names(folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a checkpoint; transformers writes infinite numbers into some."""
+    """Return the JSON object in a checkpoint's file; infinite numbers are allowed."""
     with (
         raise_as(CheckpointError, "the file cannot be read", path),
         raise_as(
@@ -130,7 +131,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = read_json_file(path, finite=False)
     if not isinstance(value, dict):
         raise CheckpointError(
-            "the file holds no JSON object", where=str(path), hint="download it again"
+            "the file has no JSON object", where=str(path), hint="download it again"
         )
     return value
 
@@ -142,7 +143,7 @@ def _check_shards(shards: list[Path], index: Path) -> None:
             f"{len(missing)} of {len(shards)} weight files are missing: {', '.join(missing[:3])}"
             + (" and more" if len(missing) > 3 else ""),
             where=str(index),
-            hint="download them: their names are in the index",
+            hint="download them; the index lists their names",
         )
 
 
@@ -156,13 +157,12 @@ def _check_one_set(single: Path, shards: list[Path], index: Path) -> None:
 
 
 def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
-    """The error for a folder without safetensors, with the hint for what it has instead."""
+    """Return the error for a folder without safetensors."""
     if kinds & {".bin", ".pt", ".pth"}:
         return CheckpointError(
-            "the folder has pickled weights only, and those are not loaded: "
-            "a pickle can run any program",
+            "the folder has only pickled weights, which are not loaded: a pickle can run any code",
             where=str(folder),
-            hint="where you trust them, convert them with transformers: "
+            hint="if you trust them, convert them with transformers: "
             "model.save_pretrained(FOLDER, safe_serialization=True)",
         )
     if files := sorted(folder.glob(f"*{gguf.SUFFIX}")):
@@ -170,5 +170,5 @@ def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
     return CheckpointError(
         "the folder has no .safetensors file",
         where=str(folder),
-        hint="name the folder that holds the weights, or download them",
+        hint="use the folder with the weights, or download them",
     )

@@ -1,4 +1,4 @@
-"""Which accelerator this machine has."""
+"""Detection of this machine's accelerator."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pipeline.environments.definition import Accelerator
 
 
 def detect_accelerator() -> Accelerator:
-    """CUDA where a process started here would see a GPU, else CPU."""
+    """Return CUDA if a child process would see a GPU, or CPU."""
     return Accelerator.CUDA if visible_gpus() else Accelerator.CPU

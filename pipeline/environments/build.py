@@ -1,4 +1,4 @@
-"""Builds one managed environment: uv venv, the lock, our plugins, a check, then its record."""
+"""Build of a managed environment: uv venv, lock, plugins, checks, record."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SIZE_UNITS = {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}
 
 
 def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -> EnvironmentRecord:
-    """Build the environment in `folder`, clearing what lies there; the caller holds its lock.
+    """Build the environment in `folder`, replacing its contents; the caller holds the lock.
 
     Raises:
-        EnvironmentBuildError: too little disk, uv failed, or what it installed does not work. The
-            half-built folder is gone then.
+        EnvironmentBuildError: the disk is too small, uv failed, or the packages do not work. The
+        incomplete folder is removed.
     """
     started = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
@@ -61,7 +61,7 @@ def build(definition: EnvironmentDefinition, folder: Path, progress: Progress) -
 
 
 def require_disk(definition: EnvironmentDefinition, folder: Path) -> None:
-    """Fail early where the disk cannot hold the environment."""
+    """Raise EnvironmentBuildError if the disk cannot hold the environment."""
     free = shutil.disk_usage(folder).free
     if free < definition.disk_bytes:
         raise EnvironmentBuildError(
@@ -75,7 +75,7 @@ def require_disk(definition: EnvironmentDefinition, folder: Path) -> None:
 def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress) -> None:
     variables = installer_variables()
     base = folder.parent
-    # From the interpreter that runs us: the identity names its version.
+    # The running interpreter, because the identity includes its version.
     run_uv(
         ["venv", "--no-project", "--python", sys.executable, str(folder)],
         folder=base,
@@ -100,7 +100,7 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
     )
     watcher.report()
     for plugin in definition.plugins:
-        # Built from a copy: the sources may lie in a read-only folder, and stay clean anyway.
+        # Build from a copy: the sources may be read-only, and must stay clean.
         with tempfile.TemporaryDirectory(prefix="prepare-plugin-") as scratch:
             copy = Path(scratch) / plugin.name
             shutil.copytree(plugin, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -108,23 +108,23 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
 
 
 def _constraints(definition: EnvironmentDefinition) -> list[str]:
-    """What the lock leaves open and may not be: the CPU build of a CUDA environment's torch.
+    """Exclude the CPU build of torch from a CUDA environment.
 
-    Where find-links has it, for the CPU environments, it is the higher version of the two.
+    A find-links folder may offer it for the CPU environments, and its version sorts higher.
     """
     torch = definition.pins.get("torch")
     return [f"torch!={torch}+cpu"] if torch and definition.needs_cuda_torch else []
 
 
 def _torch_options(definition: EnvironmentDefinition, variables: dict[str, str]) -> list[str]:
-    """Sends uv to PyTorch's own index for the CPU build, where no other source has it."""
+    """Select PyTorch's own index for the CPU build, unless another source has it."""
     wanted = definition.accelerator == "cpu" and "torch" in definition.pins
     given = variables.get("UV_TORCH_BACKEND") or has_cpu_torch(variables.get("UV_FIND_LINKS", ""))
     return ["--torch-backend", "cpu"] if wanted and not given else []
 
 
 class InstallProgress:
-    """Turns uv's lines and the growing site-packages into progress."""
+    """Progress from uv's output and the growing site-packages."""
 
     def __init__(self, definition: EnvironmentDefinition, folder: Path, progress: Progress) -> None:
         self._key = definition.key
@@ -136,7 +136,7 @@ class InstallProgress:
         self._installed = 0
 
     def read_line(self, line: str) -> None:
-        """Note a line of uv's about a download ("Downloading numpy (16.1MiB)")."""
+        """Parse one line of uv's output ("Downloading numpy (16.1MiB)")."""
         begun = re.match(r"Downloading (\S+) \(([\d.]+)([KMG]iB)\)", line)
         ended = re.match(r"Downloaded (\S+)", line)
         if begun:
@@ -145,7 +145,7 @@ class InstallProgress:
             self._downloaded.add(ended[1])
 
     def report(self) -> None:
-        """Say how far it is: MiB while packages arrive, packages once they are put in place."""
+        """Report MiB during downloads, and packages once they are installed."""
         sizes, downloaded = dict(self._sizes), set(self._downloaded)
         if downloaded < sizes.keys():
             arrived = sum(size for name, size in sizes.items() if name in downloaded)
@@ -158,11 +158,11 @@ class InstallProgress:
 
 
 def _check_versions(definition: EnvironmentDefinition, folder: Path) -> dict[str, str]:
-    """Return what is installed, checked against the lock."""
+    """Return the installed versions, checked against the lock."""
     versions = installed_versions(folder)
     if wrong := differences_from_lock(definition, versions):
         raise EnvironmentBuildError(
-            f"what was installed is not what the lock says: {'; '.join(wrong[:5])}",
+            f"installed versions differ from the lock: {'; '.join(wrong[:5])}",
             where=str(definition.lock),
             hint="unset variables and uv settings that constrain versions, then try again",
         )
@@ -178,6 +178,6 @@ def _check_imports(definition: EnvironmentDefinition, folder: Path) -> None:
         raise EnvironmentBuildError(
             f"the {definition.key} environment was installed but does not work: {error.message}",
             where=error.where,
-            hint="run `prepare env doctor`: a system library may be missing, or the processor too "
+            hint="run `prepare env doctor`: a system library may be missing, or the CPU too "
             "old; or name an interpreter in the settings file",
         ) from error

@@ -1,7 +1,7 @@
-"""Where an engine keeps what it compiles: a folder for each environment, which is ours alone.
+"""Caches of code that engines compile: one private folder for each environment.
 
-What lies there is run by the next server, so nothing is taken from where others may write; but a
-volume that root mounted in that very place is for whom root gave it to.
+The next server executes this code, so a folder that others can write to is not used. A volume that
+root mounted at that place is trusted.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from pipeline.core.events import Progress
 from pipeline.core.private_files import private_umask
 
 VARIABLES = {
-    "VLLM_CACHE_ROOT": "vllm",  # torch.compile's among it
+    "VLLM_CACHE_ROOT": "vllm",  # includes torch.compile's cache
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""By the variable that names it, the folder of each who compiles."""
+"""Cache folder for each compiler's variable."""
 
 _IDENTITY_CHARACTERS = 16
 _FOR_OTHERS_TO_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def caches_folder(home: Path) -> Path:
-    """Where those of all environments lie."""
+    """Return the folder of all environments' caches."""
     return home / "caches"
 
 
 def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]:
-    """Variables that have a server keep there what it compiles.
+    """Return variables that direct a server's compiled code to its cache.
 
     Args:
-        identity: of its environment.
+        identity: of the server's environment.
 
     Returns:
-        nothing where the folder is not ours alone, so that the engine takes its own place.
+        nothing if the folder is not private; the engine then uses its default.
     """
     folder = caches_folder(home) / identity[:_IDENTITY_CHARACTERS]
     try:
@@ -51,12 +51,12 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
         is_ours = False
     if is_ours:
         return {name: str(folder / place) for name, place in VARIABLES.items()}
-    progress.note(f"compiled code is not kept in {folder}: it is not this user's alone")
+    progress.note(f"compiled code is not cached in {folder}: the folder is not private")
     return {}
 
 
 def _is_volume(folder: Path) -> bool:
-    """Whether root mounted a volume there for a group, as Kubernetes does (`fsGroup`)."""
+    """Return whether root mounted a volume there for a group, as Kubernetes does (`fsGroup`)."""
     if not folder.is_mount():
         return False
     facts = folder.stat()
@@ -66,7 +66,7 @@ def _is_volume(folder: Path) -> bool:
 def _make_private(folder: Path) -> bool:
     with private_umask():
         folder.mkdir(parents=True, exist_ok=True)
-    facts = folder.lstat()  # of a link to a folder, the link's
+    facts = folder.lstat()  # does not follow links
     return (
         stat.S_ISDIR(facts.st_mode)
         and facts.st_uid == os.geteuid()

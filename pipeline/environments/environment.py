@@ -1,8 +1,8 @@
 """Managed Python environments: identify, ensure and use one.
 
-Built on first use with uv from a lock of this repository, kept under the settings' home, named
-by what went into them, checked on every use and rebuilt when damaged. A site's own
-interpreter (``environments: {serve: {python: ...}}``) stands in for any of them.
+An environment is built with uv on first use from a lock of this repository, in a folder under
+`home` named after its identity. It is checked on every use and rebuilt if damaged. A site's
+interpreter (``environments: {serve: {python: ...}}``) can replace any of them.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Environment:
     """A Python environment that is ready for use."""
 
     name: EnvironmentName  # which environment it is
-    accelerator: Accelerator  # what it was asked for
-    identity: str  # digest of all that decides what is in it; part of the keys of stages
+    accelerator: Accelerator  # requested accelerator
+    identity: str  # digest of its definition; part of stage keys
     python: Path  # its interpreter
     versions: dict[str, str]  # version by normalized name of every installed package
-    managed: bool  # False for an interpreter of the site's own
+    managed: bool  # False for a site's interpreter
 
 
 def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
-    """Digest of all that decides what is in an environment; builds nothing."""
+    """Return the digest that identifies an environment, without building it."""
     override = settings.environments.get(environment_name(name))
     return external_identity(override)[0] if override else define(name, accelerator).identity
 
@@ -80,29 +80,29 @@ def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
 def check_planned_environment(
     name: str, accelerator: Accelerator, settings: Settings, planned: str
 ) -> None:
-    """See that this node has the environment that a result's key and evidence name.
+    """Check that this node has the environment that a result's key and evidence name.
 
     Args:
-        planned: its identity where the work was laid out; "" where nobody says.
+        planned: its identity at planning; "" if unknown.
 
     Raises:
-        EnvironmentBuildError: it has another, since its settings differ.
+        EnvironmentBuildError: this node's settings select another environment.
     """
     if planned not in ("", identity(name, accelerator, settings)):
         raise EnvironmentBuildError(
-            f"the environment '{name}' of this node is not the one that this was laid out for",
+            f"the environment '{name}' of this node differs from the planned one",
             where=f"node {platform.node()}",
-            hint="have `environments` of the settings file alike on every node and where the "
-            "command is given; --settings names the file",
+            hint="use the same `environments` in the settings files of every node and of the "
+            "driver; --settings selects the file",
         )
 
 
 def ensure(
     name: str, accelerator: Accelerator, settings: Settings, progress: Progress
 ) -> Environment:
-    """The environment, ready for use: built on first use, rebuilt when damaged.
+    """Return the environment; build it on first use, rebuild it if damaged.
 
-    Safe to call from several processes at once: one builds, the others wait.
+    Concurrent calls are safe: one process builds, the others wait.
     """
     definition = define(name, accelerator)
     override = settings.environments.get(definition.name)
@@ -118,7 +118,7 @@ def ensure(
 def interpreters(
     accelerator: Accelerator, settings: Settings, progress: Progress
 ) -> Callable[[str], Path]:
-    """Gives the interpreter of an environment by its name; looked after, or built, at first use."""
+    """Return a function from name to interpreter, which ensures each environment once."""
 
     @cache
     def python_of_environment(name: str) -> Path:
@@ -130,14 +130,14 @@ def interpreters(
 def ensure_defined(
     definition: EnvironmentDefinition, home: Path, progress: Progress
 ) -> Environment:
-    """The environment of a definition, as :func:`ensure` has it."""
+    """Ensure the environment of a definition; see :func:`ensure`."""
     folder = environment_folder(home, definition)
     check_trusted(folder, definition.key)
     with hold(folder, definition.key, progress):
         record = _usable_record(definition, folder, progress)
         if record is None:
             record = build(definition, folder, progress)
-        # When it was last used, for `prepare env gc` of whoever built it.
+        # Time of last use, for `prepare env gc`.
         with suppress(OSError):
             os.utime(folder / RECORD_NAME)
     return Environment(
@@ -153,10 +153,10 @@ def ensure_defined(
 def _usable_record(
     definition: EnvironmentDefinition, folder: Path, progress: Progress
 ) -> EnvironmentRecord | None:
-    """The record of an environment that can be used as it is; None where one is to be built.
+    """Return the record of a usable environment; None if it must be built.
 
     Raises:
-        EnvironmentBuildError: it is damaged, and a running process uses it or it is not ours.
+        EnvironmentBuildError: it is damaged, and in use or not writable.
     """
     if not folder.exists():
         progress.note(f"building the {definition.key} environment (once)")
@@ -167,10 +167,10 @@ def _usable_record(
         return record
     if not is_buildable(folder):
         raise EnvironmentBuildError(
-            f"the {definition.key} environment is damaged ({fault}) and not ours to rebuild",
+            f"the {definition.key} environment is damaged ({fault}) and not writable",
             where=str(folder),
-            hint="have it rebuilt by who built it (`prepare env build`, or the image), or set "
-            "PREPARE_HOME to a folder that you may write to",
+            hint="ask its owner to rebuild it (`prepare env build`, or the image), or set "
+            "PREPARE_HOME to a writable folder",
         )
     users = processes_using(folder)
     if users:

@@ -1,4 +1,4 @@
-"""A site's own interpreter that stands in for a managed environment."""
+"""A site's interpreter in place of a managed environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.environments.settings import EnvironmentOverride
 
 
 def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str]]:
-    """Digest of the interpreter (path, version, packages), and its packages' versions by name."""
+    """Return the digest of path, version and packages, and versions by package name."""
     try:
         version, found = describe(override.python)
     except EnvironmentBuildError as error:
@@ -25,18 +25,18 @@ def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str
 
 
 def require_modules(definition: EnvironmentDefinition, override: EnvironmentOverride) -> None:
-    """See that the interpreter has what the environment's work imports."""
+    """Check that the interpreter has the modules that the environment's work imports."""
     missing = missing_modules(override.python, definition.modules)
     if not missing and (fault := torch_fault(definition, override.python)):
         raise EnvironmentBuildError(
             f"the interpreter named for '{definition.name}' is not for CUDA: {fault}",
             where=str(override.python),
-            hint="install a CUDA build of torch there, or take it out of `environments` in the "
+            hint="install a CUDA build of torch there, or remove it from `environments` in the "
             "settings file",
         )
     if missing:
         raise EnvironmentBuildError(
             f"the interpreter named for '{definition.name}' lacks: {', '.join(missing)}",
             where=str(override.python),
-            hint="install them there, or take it out of `environments` in the settings file",
+            hint="install them there, or remove it from `environments` in the settings file",
         )

@@ -1,4 +1,4 @@
-"""Where managed environments lie, and having one's folder to oneself."""
+"""Folders of managed environments, and their locks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _IDENTITY_CHARACTERS = 16
 
 
 def environments_folder(home: Path) -> Path:
-    """Where managed environments lie."""
+    """Return the folder of all managed environments."""
     return home / "environments"
 
 
 def environment_folder(home: Path, definition: EnvironmentDefinition) -> Path:
-    """Where the environment of a definition lies."""
+    """Return the folder of one environment."""
     return (
         environments_folder(home) / f"{definition.key}-{definition.identity[:_IDENTITY_CHARACTERS]}"
     )
@@ -31,9 +31,9 @@ def environment_folder(home: Path, definition: EnvironmentDefinition) -> Path:
 
 @contextmanager
 def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
-    """Have an environment's folder to oneself; says so when another process has it.
+    """Lock an environment's folder; note when another process holds it.
 
-    One that is there and not ours to build, as in an image, nobody builds who could be waited for.
+    An existing environment that is read-only, as in an image, needs no lock.
     """
     if folder.exists() and not is_buildable(folder):
         yield
@@ -44,7 +44,7 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
             EnvironmentBuildError,
             "the folder of managed environments cannot be written to",
             str(folder.parent),
-            "set PREPARE_HOME to a folder that you may write to",
+            "set PREPARE_HOME to a writable folder",
         ),
     ):
         lock_file(folder).parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            progress.note(f"waiting for another process, which is building {key}")
+            progress.note(f"waiting for another process that is building {key}")
             lock.acquire()
     try:
         with unwritable_umask():
@@ -62,7 +62,7 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
 
 
 def untrusted_environment_reason(folder: Path) -> str:
-    """Return why another user may have changed the environment; '' if none may."""
+    """Return why another user may have changed the environment; '' if none can."""
     home = folder.parents[1]
     code = folder.glob("lib/python3*/site-packages")
     return untrusted_reason(home, folder.parent, folder, folder / "bin", *code)
@@ -72,21 +72,21 @@ def check_trusted(folder: Path, key: str) -> None:
     """Raise EnvironmentBuildError if another user may have changed the environment."""
     if why := untrusted_environment_reason(folder):
         raise EnvironmentBuildError(
-            f"the {key} environment is not used: {why}",
+            f"the {key} environment is not trusted: {why}",
             where=str(folder),
-            hint="if all that lies there is yours, `chmod -R go-w` it; else set PREPARE_HOME to a "
-            "folder that only you or root may write to",
+            hint="if all files there are yours, `chmod -R go-w` it; or set PREPARE_HOME to a "
+            "folder that only you or root can write to",
         )
 
 
 def is_buildable(folder: Path) -> bool:
-    """Whether this process may build, and so replace, the environment that is there."""
+    """Return whether this process can build, and so replace, the environment."""
     places = [folder, folder.parent, lock_file(folder), lock_file(folder).parent]
     return all(os.access(place, os.W_OK) for place in places if place.exists())
 
 
 def is_held(folder: Path) -> bool:
-    """Whether some process has the environment's folder to itself now."""
+    """Return whether a process holds the environment's lock."""
     if not lock_file(folder).exists() or not is_buildable(folder):
         return False
     lock = FileLock(lock_file(folder))
@@ -99,5 +99,5 @@ def is_held(folder: Path) -> bool:
 
 
 def lock_file(folder: Path) -> Path:
-    """Beside the environments and never removed: removing a lock file is a race of its own."""
+    """Return the lock file, which is never removed: removal would be a race."""
     return folder.parent / ".locks" / f"{folder.name}.lock"

@@ -1,4 +1,4 @@
-"""Removes managed environments that no one needs any more, and what engines have compiled."""
+"""Removal of unused managed environments and compile caches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True)
 class RemovedItem:
-    """An environment, or a cache, that was removed or would be, and why no one needs it."""
+    """An environment or cache that was, or would be, removed."""
 
     path: Path
     reason: str
@@ -35,11 +35,10 @@ class RemovedItem:
 
 
 def collect(settings: Settings, *, dry_run: bool, keep_days: float) -> list[RemovedItem]:
-    """Remove half-built environments, and those that today's locks do not name.
+    """Remove incomplete environments, and outdated ones that were not used for `keep_days` days.
 
-    One that is being built, or that a running process uses, stays. An outdated one stays while it
-    was used in the last `keep_days` days: another checkout of this program may still want it.
-    What engines have compiled goes once no server was started with it for as long.
+    Environments that are being built or used stay. Outdated ones stay for a while because another
+    checkout of prepare may use them. Compile caches go after the same time without a server start.
     """
     current = set(_current_folders(settings.home))
     removed = []
@@ -89,11 +88,11 @@ def _collect_one(
                 return None
             found = RemovedItem(folder, reason, folder_bytes(folder))
             if not dry_run:
-                # The record first: what a stopped removal leaves is seen to be half-built.
+                # Remove the record first: an interrupted removal then leaves an incomplete build.
                 (folder / RECORD_NAME).unlink(missing_ok=True)
                 shutil.rmtree(folder)
             return found
-    except Timeout:  # it is being built or checked now
+    except Timeout:  # in use by a build or check
         return None
     except OSError as error:
         raise EnvironmentBuildError(

@@ -1,4 +1,4 @@
-"""What a host needs beside the environments to run on its NVIDIA GPUs: a driver and a compiler."""
+"""Requirements of a host with NVIDIA GPUs: a driver and a compiler."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path
 from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old, query_driver, visible_gpus
 from pipeline.environments.doctor_check import DoctorCheck, Severity
 
-# The environments are made from the interpreter that runs us, so its headers are theirs.
+# The environments use the running interpreter, and so its headers.
 PYTHON_HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
 
 def check_driver() -> Iterator[DoctorCheck]:
-    """The GPUs that a process would see, and whether their driver runs the locks' CUDA."""
+    """Check visible GPUs and whether their driver supports the locks' CUDA version."""
     if shutil.which("nvidia-smi") is None:
         yield DoctorCheck("gpu", Severity.OK, "no NVIDIA driver; work runs on the CPU")
         return
     gpus = visible_gpus()
     for gpu in gpus:
-        said = ", ".join(filter(None, (gpu.name, gpu.driver, gpu.memory)))
+        facts = ", ".join(filter(None, (gpu.name, gpu.driver, gpu.memory)))
         if not is_driver_too_old(gpu.driver):
-            yield DoctorCheck("gpu", Severity.OK, said)
+            yield DoctorCheck("gpu", Severity.OK, facts)
             continue
         yield DoctorCheck(
             "gpu",
             Severity.PROBLEM,
-            f"{said}; the CUDA 13 of the environments needs driver {MIN_DRIVER_VERSION} or newer",
+            f"{facts}; the CUDA 13 of the environments needs driver {MIN_DRIVER_VERSION} or newer",
             f"install driver {MIN_DRIVER_VERSION} or newer, or name your own interpreters in the "
             "settings file",
         )
@@ -42,13 +42,16 @@ def check_driver() -> Iterator[DoctorCheck]:
     yield DoctorCheck(
         "gpu",
         Severity.PROBLEM,
-        "nvidia-smi is there and fails, so work runs on the CPU",
-        "run nvidia-smi and fix what it says; in a container, pass the GPUs through",
+        "nvidia-smi fails, so work runs on the CPU",
+        "run nvidia-smi and fix the reported problem; in a container, pass the GPUs through",
     )
 
 
 def check_compilers() -> Iterator[DoctorCheck]:
-    """While serving, Triton compiles a launcher for each kernel in C, against Python's headers."""
+    """Check for a C compiler and Python's headers.
+
+    Triton compiles a launcher for each kernel while serving.
+    """
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc"))), None)
     if compiler:
         yield DoctorCheck("C compiler", Severity.OK, compiler)

@@ -1,4 +1,4 @@
-"""Tells whether a built environment is still what was built."""
+"""Health check of a built environment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipeline.environments.record import EnvironmentRecord, installed_versions, 
 def find_fault(
     definition: EnvironmentDefinition, folder: Path, record: EnvironmentRecord | None
 ) -> str | None:
-    """What is wrong with a built environment, in words; None when nothing is. Quick.
+    """Return a description of what is wrong with an environment; None if it is usable. Fast.
 
-    Nothing of an environment that another user may have changed is run.
+    Code that another user may have changed is not executed.
     """
     if why := untrusted_environment_reason(folder):
         return why
@@ -28,7 +28,7 @@ def find_fault(
         changed = sorted(dict(installed.items() ^ record.versions.items()))
         return f"its packages changed since it was built: {', '.join(changed[:5])}"
     if wrong := differences_from_lock(definition, installed):
-        return f"its packages are not those of the lock: {', '.join(wrong[:5])}"
+        return f"its packages differ from the lock: {', '.join(wrong[:5])}"
     try:
         missing = missing_modules(interpreter_path(folder), definition.modules)
         if fault := torch_fault(definition, interpreter_path(folder)):
@@ -41,9 +41,9 @@ def find_fault(
 def differences_from_lock(
     definition: EnvironmentDefinition, versions: Mapping[str, str]
 ) -> list[str]:
-    """Return each package whose installed version is not the one in the lock.
+    """Return each package whose installed version differs from the lock.
 
-    A local version label ("+cpu") distinguishes builds of one version, and the lock leaves it open.
+    Local version labels ("+cpu") are ignored: they distinguish builds of one version.
     """
     return [
         f"{name} {version} (installed: {versions.get(name, 'none')})"
@@ -53,7 +53,7 @@ def differences_from_lock(
 
 
 def torch_fault(definition: EnvironmentDefinition, python: Path) -> str | None:
-    """That torch in a CUDA environment was not built for CUDA; it would work on the CPU, silently.
+    """Return a fault if torch in a CUDA environment is a CPU build; it would silently use the CPU.
 
     Raises:
         EnvironmentBuildError: the interpreter does not start.

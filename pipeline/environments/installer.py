@@ -1,4 +1,4 @@
-"""Runs uv: finds it, gives it a clean process environment, follows it, explains its failures."""
+"""Execution of uv with a clean process environment, progress and error hints."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from pipeline.environments.package_sources import package_source_variables
 _LINES_QUOTED = 12
 _POLL_INTERVAL_S = 0.2
 
-# What would make uv or Python install into or read from another place than the one we name, or
-# install something else than the lock says.
+# Variables that redirect uv or Python, or change what the lock installs.
 _REMOVED_VARIABLES = (
     "PYTHONHOME",
     "PYTHONPATH",
@@ -54,7 +53,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Permission denied|Read-only file system|os error (13|30)",
-        "set PREPARE_HOME (and UV_CACHE_DIR) to a folder that you may write to",
+        "set PREPARE_HOME (and UV_CACHE_DIR) to a writable folder",
     ),
     (
         r"No solution found|not found in the package registry|there is no version",
@@ -65,7 +64,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 
 def find_uv() -> Path:
-    """The uv that came with this program; raises EnvironmentBuildError where it is gone."""
+    """Return the bundled uv; raise EnvironmentBuildError if it is missing."""
     from uv import find_uv_bin
 
     try:
@@ -77,7 +76,7 @@ def find_uv() -> Path:
 
 
 def installer_variables() -> dict[str, str]:
-    """The process environment for uv: ours, with pip's package sources, without strays."""
+    """Return uv's process environment, with pip's package sources."""
     environment = {key: value for key, value in os.environ.items() if key not in _REMOVED_VARIABLES}
     return environment | package_source_variables(environment)
 
@@ -90,15 +89,15 @@ def run_uv(
     on_line: Callable[[str], None] | None = None,
     on_poll: Callable[[], None] | None = None,
 ) -> None:
-    """Run uv to its end; it dies with this process.
+    """Run uv to its end; it is killed with this process.
 
     Args:
-        folder: where to run it; no project of the user's may lie there, uv would read it.
-        watch: called with each line that uv prints, from another thread.
-        look: called a few times a second while uv runs.
+        folder: working directory; uv would read a project in it.
+        on_line: receives each line of uv's output, from another thread.
+        on_poll: is called a few times a second while uv runs.
 
     Raises:
-        EnvironmentBuildError: uv failed; its last lines are quoted and a hint is named.
+        EnvironmentBuildError: uv failed; the message quotes its last lines and has a hint.
     """
     command = [str(find_uv()), *arguments]
     lines: deque[str] = deque(maxlen=200)
@@ -111,7 +110,7 @@ def run_uv(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # Otherwise the uv of a killed build goes on writing into what the next build clears.
+        # Otherwise the uv of a killed build would write to the folder of the next build.
         preexec_fn=die_with_parent,
     )
     reader = threading.Thread(target=_read, args=(process, lines, on_line), daemon=True)
@@ -132,7 +131,7 @@ def run_uv(
 
 
 def hint_for(output: str) -> str:
-    """What the user can do about a failed installation, by uv's output."""
+    """Return a hint for a failed installation, from uv's output."""
     for pattern, hint in _HINTS:
         if re.search(pattern, output, re.IGNORECASE):
             return hint

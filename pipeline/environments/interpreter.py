@@ -1,4 +1,4 @@
-"""Asks a Python interpreter about itself, by running it; nothing is imported here."""
+"""Queries of a Python interpreter, each in a child process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import importlib.util, json, sys
 print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))
 """
 
-# Torch says so in a file of its own: importing it takes seconds.
+# Read torch's version file: importing torch takes seconds.
 _TORCH_CUDA = """
 import importlib.util, json, pathlib, runpy
 torch = importlib.util.find_spec("torch")
@@ -44,31 +44,31 @@ for name in sys.argv[1:]:
 
 
 def missing_modules(python: Path, modules: Sequence[str]) -> list[str]:
-    """Those of the top-level `modules` that `python` cannot find; none of them is imported."""
+    """Return the top-level modules that `python` cannot find; import none of them."""
     return [str(name) for name in _query(python, _FIND_MODULES, list, modules)]
 
 
 def torch_cuda(python: Path) -> str | None:
-    """The CUDA version that `python`'s torch was built for; None where it was for none."""
+    """Return the CUDA version of `python`'s torch; None for a CPU build or without torch."""
     version = _query(python, _TORCH_CUDA, (str, type(None)))
     return None if version is None else str(version)
 
 
 def describe(python: Path) -> tuple[str, dict[str, str]]:
-    """The interpreter's full version, and version by name of every package that it sees."""
+    """Return the interpreter's full version, and the version of each package."""
     answer = _query(python, _DESCRIBE, dict)
     return str(answer.get("python")), dict(answer.get("versions") or {})
 
 
 def import_modules(python: Path, modules: Sequence[str]) -> None:
-    """Import `modules` for real, which also finds missing shared libraries; takes seconds."""
+    """Import the modules, which also finds missing shared libraries; takes seconds."""
     _run(python, _IMPORT, modules, seconds=_IMPORT_TIMEOUT_S)
 
 
 def _query(
     python: Path, code: str, kind: type | tuple[type, ...], arguments: Sequence[str] = ()
 ) -> Any:
-    """What `code` printed as JSON, of that kind; a program that is no Python may print anything."""
+    """Return the JSON that `code` prints; any other output is an error."""
     try:
         said = parse_json(_run(python, code, arguments))
         if not isinstance(said, kind):
@@ -76,7 +76,7 @@ def _query(
         return said
     except ValueError as error:
         raise EnvironmentBuildError(
-            "the interpreter does not answer as Python does",
+            "the interpreter does not behave like Python",
             where=str(python),
             hint="correct its path in the settings file, key environments",
         ) from error
@@ -85,7 +85,7 @@ def _query(
 def _run(
     python: Path, code: str, arguments: Sequence[str] = (), seconds: int = _ANSWER_TIMEOUT_S
 ) -> str:
-    """Standard output of `code`, run isolated from PYTHONPATH and from the current folder."""
+    """Return the standard output of `code`, isolated from PYTHONPATH and the working directory."""
     try:
         answer = subprocess.run(
             [str(python), "-I", "-c", code, *arguments],
@@ -97,7 +97,7 @@ def _run(
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentBuildError(
-            f"a Python interpreter does not answer: {error}", where=str(python)
+            f"a Python interpreter does not respond: {error}", where=str(python)
         ) from error
     if answer.returncode != 0:
         last = "\n".join(f"    {line}" for line in answer.stderr.strip().splitlines()[-6:])

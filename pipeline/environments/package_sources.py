@@ -1,7 +1,7 @@
-"""Where packages come from: the site's own pip settings, handed on to uv.
+"""Package sources: the site's pip settings, forwarded to uv.
 
-uv does not read pip's settings. A site that has told pip where its packages are (an index of its
-own, a folder of wheels such as torch's CPU build) should not have to say so twice.
+uv does not read pip's settings. A site that configured an index or a wheel folder for pip should
+not have to configure it twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PIP_TIMEOUT_S = 30
 
 
 def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables to add to `environment` so that uv looks where pip does.
+    """Return variables that make uv use pip's package sources.
 
-    What is set for uv already is left alone.
+    Settings for uv take precedence.
     """
     wanted = {
         option: variable
@@ -35,22 +35,22 @@ def package_source_variables(environment: Mapping[str, str]) -> dict[str, str]:
     for option, variable in wanted.items():
         value = environment.get("PIP_" + option.upper().replace("-", "_")) or settings.get(option)
         if value:
-            # pip separates several by white space, uv by commas.
+            # pip separates values by white space, uv by commas.
             added[variable] = ",".join(value.split())
     return added
 
 
 def has_cpu_torch(find_links: str) -> bool:
-    """Whether uv finds a CPU build of torch under `find_links` (uv's comma-separated form).
+    """Return whether `find_links` (uv's comma-separated form) has a CPU build of torch.
 
-    A page on the network is taken to have one: whoever set it knows why.
+    A web page is assumed to have one.
     """
     places = [place.removeprefix("file://") for place in find_links.split(",") if place]
     return any("://" in place or list(Path(place).glob("torch-*+cpu-*.whl")) for place in places)
 
 
 def pip_settings() -> dict[str, str]:
-    """pip's own settings for installing, by option name; none where there is no pip."""
+    """Return pip's settings for installing, by option; none without pip."""
     for interpreter in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", ""))):
         listing = _query_pip(interpreter) if interpreter else None
         if listing is not None:
@@ -59,10 +59,10 @@ def pip_settings() -> dict[str, str]:
 
 
 def parse_pip_settings(listing: str) -> dict[str, str]:
-    """Value by option of what ``pip config list`` prints (``section.option='value'``).
+    """Return value by option from the output of ``pip config list`` (``section.option='value'``).
 
-    `install` is more particular than `global`. ``:env:`` lines are left out: the environment
-    was asked already.
+    `install` takes precedence over `global`. ``:env:`` lines are skipped: the caller reads the
+    environment.
     """
     found: dict[str, dict[str, str]] = {"global": {}, "install": {}}
     for line in listing.splitlines():
@@ -77,7 +77,7 @@ def parse_pip_settings(listing: str) -> dict[str, str]:
 
 
 def _query_pip(interpreter: str) -> str | None:
-    """What ``pip config list`` prints; None where that interpreter has no working pip."""
+    """Return the output of ``pip config list``; None without a working pip."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["PYTHONSAFEPATH"] = "1"  # a pip.py in the working directory is not pip
     try:

@@ -1,4 +1,4 @@
-"""Which running processes use an environment, so that none has it pulled from under it."""
+"""Processes that use an environment, which must not be removed under them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def processes_using(folder: Path) -> list[int]:
-    """Ids of the processes that were started from, or have libraries loaded from, `folder`.
+    """Return ids of processes started from `folder`, or with libraries loaded from it.
 
-    Processes of other users that may not be looked into are left out.
+    Unreadable processes of other users are left out.
     """
     needle = os.fsencode(folder) + b"/"
     return sorted(
@@ -23,9 +23,9 @@ def _mentions(process: Path, needle: bytes) -> bool:
     for name in ("cmdline", "maps"):
         try:
             text = (process / name).read_bytes()
-        except OSError:  # it ended meanwhile, or is another user's
+        except OSError:  # it ended, or belongs to another user
             return False
-        # Of the command line only the program counts, not a path that an editor was given.
+        # Only the program counts, not its arguments: an editor may have a file open.
         if needle in (text.partition(b"\0")[0] if name == "cmdline" else text):
             return True
     return False

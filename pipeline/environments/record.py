@@ -1,7 +1,7 @@
-"""The record that completes a managed environment, and what is really installed beside it.
+"""Record of a complete managed environment, and its installed packages.
 
-An environment is built where it stays, since the paths in it are absolute. Its record,
-``environment.json``, is written last and atomically: a folder without one is half-built.
+An environment is built in place, because its paths are absolute. ``environment.json`` is written
+last and atomically: a folder without it is incomplete.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _FOR_ALL_TO_READ = 0o644
 
 
 class EnvironmentRecord(Record):
-    """What a finished managed environment is."""
+    """Facts about a complete managed environment."""
 
     schema_version: int = Field(default=SCHEMA_VERSION, description="of this record")
-    key: str = Field(description="which environment, such as serve-cpu")
-    identity: str = Field(description="digest of the definition that it was built from")
+    key: str = Field(description="name of the environment, such as serve-cpu")
+    identity: str = Field(description="digest of its definition")
     python: str = Field(description="full version of its Python")
     versions: dict[str, str] = Field(description="version by normalized name of every package")
-    size_bytes: int = Field(description="disk that it took when it was built")
+    size_bytes: int = Field(description="disk usage after the build")
     seconds: float = Field(description="wall time of the build")
     built: str = Field(description="UTC time, ISO 8601")
 
 
 def read_record(folder: Path) -> EnvironmentRecord | None:
-    """The record in an environment's folder; None when it is missing or not whole."""
+    """Return the record in an environment's folder; None if missing or damaged."""
     try:
         return EnvironmentRecord.model_validate_json((folder / RECORD_NAME).read_bytes())
     except (OSError, ValidationError):
@@ -42,24 +42,24 @@ def read_record(folder: Path) -> EnvironmentRecord | None:
 
 
 def write_record(folder: Path, record: EnvironmentRecord) -> None:
-    """Complete the environment: write its record whole or not at all.
+    """Write the record atomically, which completes the environment.
 
-    Whoever may read the environment may read it, too: an image's is used by any user.
+    It is readable by all users, like the environment itself.
     """
     write_atomically(folder / RECORD_NAME, record.model_dump_json(indent=2) + "\n")
     (folder / RECORD_NAME).chmod(_FOR_ALL_TO_READ)
 
 
 def interpreter_path(folder: Path) -> Path:
-    """The interpreter of the environment in `folder`."""
+    """Return the interpreter of the environment in `folder`."""
     return folder / "bin" / "python"
 
 
 def installed_versions(folder: Path) -> dict[str, str]:
-    """Version by normalized name of every package whose metadata lies in the environment.
+    """Return version by normalized name of each installed package.
 
-    Read from the metadata folders' names (``name-version.dist-info``), which is quick enough to
-    do on every use.
+    Only names of metadata folders (``name-version.dist-info``) are read, which is fast enough for
+    every use.
     """
     found = {}
     for metadata in folder.glob("lib/python3*/site-packages/*.dist-info/METADATA"):
@@ -69,7 +69,7 @@ def installed_versions(folder: Path) -> dict[str, str]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Disk that a folder takes; a file with several names in it counts once."""
+    """Return a folder's disk usage; hard links count once."""
     seen: set[int] = set()
     total = 0
     for parent, _, names in os.walk(folder):

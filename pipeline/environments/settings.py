@@ -1,16 +1,16 @@
-"""What holds for this machine or site rather than for one run: folders and interpreters.
+"""Settings of a machine or site, in contrast to those of one run.
 
-The settings file is the one that ``--settings`` or ``$PREPARE_SETTINGS`` names, else
-``$XDG_CONFIG_HOME/prepare/settings.yaml``. No file is required. Its keys::
+The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the default is
+``$XDG_CONFIG_HOME/prepare/settings.yaml``. It is optional. Its keys::
 
-    home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME wins over it
-    store: /shared/prepare-store      # or s3://bucket/prefix; $PREPARE_STORE wins over it
+    home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME takes precedence
+    store: /shared/prepare-store      # or s3://bucket/prefix; $PREPARE_STORE takes precedence
     executor: local                   # where stages run; or {kind: ray, address: ...}
     environments:
       serve: {python: /opt/vllm/bin/python}
     signing:
-      private_key: ~/keys/signer.key  # of `--sign`; $PREPARE_PRIVATE_KEY wins over it
-      public_key: /etc/signer.pub     # versions without its signature are refused
+      private_key: ~/keys/signer.key  # for `--sign`; $PREPARE_PRIVATE_KEY takes precedence
+      public_key: /etc/signer.pub     # versions without its signature are rejected
 """
 
 from __future__ import annotations
@@ -36,53 +36,53 @@ from recipes.config_file import parse
 
 
 class EnvironmentOverride(Record):
-    """An interpreter of the site's own, used instead of a managed environment."""
+    """A site's interpreter that replaces a managed environment."""
 
     python: Path = Field(description="path of the Python interpreter")
 
 
 class SigningKeys(Record):
-    """The keys of registered versions, as PEM files of elliptic curve keys."""
+    """Keys of registered versions, as PEM files of elliptic curve keys."""
 
-    private_key: Path | None = Field(default=None, description="`--sign` signs with it")
+    private_key: Path | None = Field(default=None, description="key for `--sign`")
     public_key: Path | None = Field(
-        default=None, description="registered versions without its signature are refused"
+        default=None, description="registered versions without its signature are rejected"
     )
 
 
 def _as_mapping(executor: Any) -> Any:
-    """A kind alone stands for an executor of that kind with nothing more said."""
+    """Expand a bare kind to a mapping."""
     return {"kind": executor} if isinstance(executor, str) else executor
 
 
-# Its keys are checked by the executor of that kind, see pipeline/run/executors/__init__.py.
+# The executor validates its own keys, see pipeline/run/executors/__init__.py.
 ExecutorChoice = Annotated[dict[str, Any], BeforeValidator(_as_mapping)]
 
 
 class Settings(Record):
-    """What holds for this machine or site; every path is absolute."""
+    """Settings in force; every path is absolute."""
 
     home: Path = Field(description="folder of the managed environments")
     store: Path = Field(
-        description="folder of the stages' outputs, or this node's cache of an object store's"
+        description="folder of the stages' outputs, or this node's cache of an object store"
     )
     executor: ExecutorChoice = Field(
         default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
     )
     environments: dict[str, EnvironmentOverride] = Field(
-        default_factory=dict, description="interpreters of the site's own, by environment's name"
+        default_factory=dict, description="the site's interpreters, by environment name"
     )
     signing: SigningKeys = Field(default=SigningKeys(), description="keys of registered versions")
 
     @field_validator("store")
     @classmethod
-    def _is_itself(cls, store: Path) -> Path:
+    def _resolve_links(cls, store: Path) -> Path:
         """Not a link to it, which may point elsewhere tomorrow: records name the store."""
         return store.resolve()
 
     @property
     def digests(self) -> FileDigests:
-        """The digests of files that this machine remembers."""
+        """Cached file digests of this machine."""
         return FileDigests(self.home / "digests.json")
 
 
@@ -105,10 +105,10 @@ class SettingsFile(Record):
 def load_settings(
     store: Path | None = None, executor: str | None = None, public_key: Path | None = None
 ) -> Settings:
-    """The settings in force: arguments win over variables, they over the settings file.
+    """Return the settings in force: arguments, then variables, then the settings file.
 
     Args:
-        executor: its kind; what the file says of an executor of that kind holds.
+        executor: its kind; the file's keys for that kind still apply.
         public_key: registered versions must be signed with it.
     """
     file = find_settings_file()
@@ -142,7 +142,7 @@ def load_settings(
 def _find_keys(
     said: SigningKeys, folder: Path, file: Path | None, public_key: Path | None
 ) -> SigningKeys:
-    """The keys in force, with absolute paths; those of the settings file are below `folder`."""
+    """Return absolute key paths; those in the settings file are relative to `folder`."""
     found = {
         name: key and absolute_from(folder, key, f"{file}, key signing.{name}")
         for name, key in (("private_key", said.private_key), ("public_key", said.public_key))
@@ -155,7 +155,7 @@ def _find_keys(
 
 
 def find_home() -> Path:
-    """The folder of the managed environments, as `load_settings` has it."""
+    """Return the folder of the managed environments, as `load_settings` does."""
     file = find_settings_file()
     said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
@@ -167,7 +167,7 @@ def find_home() -> Path:
 
 
 def _resolve_store(address: str | None, folder: Path, where: str, home: Path) -> Path | None:
-    """The folder of that store, from `folder`, or this node's cache of it; None of no address."""
+    """Return the store's folder, or this node's cache of it; None without an address."""
     if not address:
         return None
     if is_url(address):

@@ -1,7 +1,7 @@
-"""Which settings file is in force: the one that is named, else the user's own.
+"""Selection of the settings file: the named one, or the user's default.
 
-The current folder is never searched. It may be a downloaded checkpoint, and a settings file decides
-which programs run.
+The working directory is never searched. It may be a downloaded checkpoint, and a settings file
+decides which programs run.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from pipeline.core.user_path import user_path
 
 VARIABLE = "PREPARE_SETTINGS"
 SUGGESTED_NAME = "prepare.yaml"
-"""The name that users give a settings file beside their work."""
+"""Usual name of a settings file in a project directory."""
 
 
 def find_settings_file() -> Path | None:
-    """The settings file in force, if there is one."""
+    """Return the settings file in force, if any."""
     named = path_variable(VARIABLE)
     if named is None:
         users = xdg_folder("CONFIG", ".config") / "settings.yaml"
         return users if users.is_file() else None
     if not named.is_file():
         raise UsageError(
-            "there is no such settings file",
+            "the settings file does not exist",
             where=f"--settings or {VARIABLE}: {named}",
-            hint="correct the path; without it the user's own file or the defaults hold",
+            hint="correct the path; without it the user's default file or the defaults apply",
         )
     return named
 
 
 def unread_settings_file() -> str | None:
-    """Name of a file in the current folder that may be meant as settings and is not read."""
+    """Return the name of a file in the working directory that looks like unused settings."""
     if os.environ.get(VARIABLE):
         return None
-    # Path's raises where the folder may not be searched.
+    # Path.is_file raises if the folder is not searchable.
     return SUGGESTED_NAME if os.path.isfile(SUGGESTED_NAME) else None  # noqa: PTH113
 
 
 @contextmanager
 def use_settings(file: Path) -> Iterator[None]:
-    """The file holds for this command and for the stages that it starts, from any folder."""
+    """Use this file for the current command and its stages, from any working directory."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(file.absolute())
     try:
@@ -57,15 +57,15 @@ def use_settings(file: Path) -> Iterator[None]:
 
 
 def path_variable(name: str) -> Path | None:
-    """A path from the process's environment; an empty one counts as unset."""
+    """Return a path from the environment; None if unset or empty."""
     value = os.environ.get(name)
     return absolute_from(Path.cwd(), Path(value), f"the variable {name}") if value else None
 
 
 def xdg_folder(kind: str, default: str) -> Path:
-    """This program's own folder for `kind`, after the XDG base directory specification."""
+    """Return prepare's folder for `kind` (XDG base directory specification)."""
     base = os.environ.get(f"XDG_{kind}_HOME", "")
-    # The specification has relative values ignored.
+    # The specification ignores relative values.
     root = (
         Path(base) if Path(base).is_absolute() else user_path(f"~/{default}", "the variable HOME")
     )
@@ -73,8 +73,8 @@ def xdg_folder(kind: str, default: str) -> Path:
 
 
 def absolute_from(folder: Path, path: Path, where: str) -> Path:
-    """`path` from `folder`, `~` expanded.
+    """Return `path` relative to `folder`, with `~` expanded.
 
-    Symbolic links stay: a virtual environment's python is one, and means its environment.
+    Links are kept: a virtual environment's python is one, and identifies its environment.
     """
     return (folder / user_path(path, where)).absolute()

@@ -1,4 +1,4 @@
-"""How environments stand; builds and repairs nothing."""
+"""State of environments; builds and repairs nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.environments.settings import EnvironmentOverride, Settings
 
 
 class EnvironmentState(StrEnum):
-    """How an environment stands."""
+    """State of an environment."""
 
     MISSING = "missing"
     READY = "ready"
@@ -32,20 +32,20 @@ class EnvironmentState(StrEnum):
 
 @dataclass(frozen=True)
 class EnvironmentStatus:
-    """How an environment stands."""
+    """State and facts of an environment."""
 
     key: str  # its name in folders and messages, such as ``serve-cpu``
     name: EnvironmentName
     accelerator: Accelerator
     state: EnvironmentState
-    path: Path  # its folder; an external one's interpreter
-    size_bytes: int  # disk that it takes; 0 where it is missing or external
+    path: Path  # its folder, or an external interpreter
+    size_bytes: int  # disk usage; 0 if missing or external
     identity: str
-    reason: str = ""  # what is wrong with a broken one, else empty
+    reason: str = ""  # fault of a broken environment
 
 
 def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:
-    """How an environment stands; builds and repairs nothing."""
+    """Return the state of an environment."""
     definition = define(name, accelerator)
     override = settings.environments.get(definition.name)
     if override is None:
@@ -54,7 +54,7 @@ def status(name: str, accelerator: Accelerator, settings: Settings) -> Environme
 
 
 def defined_status(definition: EnvironmentDefinition, home: Path) -> EnvironmentStatus:
-    """How the environment of a definition stands."""
+    """Return the state of a definition's environment."""
     folder = environment_folder(home, definition)
     reason = ""
     size = 0

@@ -1,1 +1,1 @@
-"""Servers of a model: ours, and those of somebody else."""
+"""Model servers: prepare's own, and external endpoints."""

@@ -1,7 +1,7 @@
-"""Capabilities of an endpoint that someone else serves, found out by a few requests of one token.
+"""Capabilities of an external endpoint, found with a few one-token requests.
 
-The requests are of the kinds that the suites and the load generator send later, so an endpoint that
-answers them can be asked, and one that cannot is refused in seconds instead of after an hour.
+The requests have the form of those that suites and the load generator send. An unsuitable endpoint
+is rejected in seconds instead of after an hour.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pipeline.core.bounded_http import HttpResponse
 
 PROBE_TIMEOUT_S = 30.0
-MAX_REASON_CHARACTERS = 300  # characters of an endpoint's own reason
-TOKENS = (1, 2, 3, 4)  # ids that every vocabulary has
+MAX_REASON_CHARACTERS = 300  # of an endpoint's error message
+TOKENS = (1, 2, 3, 4)  # valid in every vocabulary
 ITEM = OneTokenItem(TOKENS[:2], ((0, 3), (1, 4)))
 STREAMED_TOKENS = 4
 CHAT = "/v1/chat/completions"
@@ -33,7 +33,7 @@ MISSING_PATH_STATUSES = (404, 405, 501)
 
 
 class Capability(StrEnum):
-    """What an endpoint may be able to do, in words for messages."""
+    """Capability of an endpoint, as text for messages."""
 
     COMPLETIONS = "text completions (POST /v1/completions)"
     TOKEN_IDS = "prompts of token ids"  # noqa: S105 - not a secret
@@ -43,13 +43,13 @@ class Capability(StrEnum):
 
 
 Missing = dict[Capability, str]
-"""Capabilities that an endpoint lacks, each with the reason: what it answered instead."""
+"""Capabilities that an endpoint lacks, each with the reason."""
 
 
 def probe(endpoint: OpenAIEndpoint, wanted: Collection[Capability]) -> Missing:
     """Return which of these capabilities the endpoint lacks.
 
-    Text completions are always tried; without them nothing else is.
+    Text completions are tried first; without them nothing else is tried.
     """
     missing: Missing = {}
     for capability, try_it in PROBES.items():
@@ -64,40 +64,55 @@ def probe(endpoint: OpenAIEndpoint, wanted: Collection[Capability]) -> Missing:
 
 
 def try_completions(endpoint: OpenAIEndpoint) -> str:
-    """Return why a text is not continued; "" where it is."""
+    """Return why a text completion fails; "" if it works."""
     body = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 1}
     answer, reason = post(endpoint, body)
     if answer is not None and answer.status in MISSING_PATH_STATUSES:
         asked = {"role": "user", "content": "Is Paris in France?"}
         chat = {"model": endpoint.model, "messages": [asked], "max_tokens": 1}
         if not post(endpoint, chat, CHAT)[1]:
-            return "it serves chat alone (POST /v1/chat/completions)"
+            return "it serves only chat (POST /v1/chat/completions)"
     return reason or find_wrong_text(answer)
 
 
 def try_token_ids(endpoint: OpenAIEndpoint) -> str:
-    """Return why a prompt of token ids is not continued as the suites ask for it."""
-    stop = ["\n\n", "</s>", "Question:", "###"]
-    answer, reason = continue_tokens(endpoint, seed=1, stop=stop)
+    """Return why a completion of token ids with the suites' options fails; "" if it works."""
+    body = {
+        "model": endpoint.model,
+        "prompt": list(TOKENS),
+        "max_tokens": 1,
+        "temperature": 0,
+        "seed": 1,
+        "stop": ["\n\n", "</s>", "Question:", "###"],
+    }
+    answer, reason = post(endpoint, body)
     return reason or find_wrong_text(answer)
 
 
 def try_chosen(endpoint: OpenAIEndpoint) -> str:
-    """Return why the log-probabilities of chosen tokens do not come."""
+    """Return why log-probabilities of chosen tokens are missing; "" if they work."""
     answer, reason = post(endpoint, payload(endpoint.model, ITEM, 1))
     found = read_answer(read_json(answer), ITEM)
     return reason or (found.reason if isinstance(found, RejectedRequest) else "")
 
 
 def try_scored(endpoint: OpenAIEndpoint) -> str:
-    """Return why the log-probabilities of a prompt do not come."""
-    answer, reason = continue_tokens(endpoint, logprobs=1, echo=True)
+    """Return why log-probabilities of a prompt are missing; "" if they work."""
+    body = {
+        "model": endpoint.model,
+        "prompt": list(TOKENS),
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": 1,
+        "echo": True,
+    }
+    answer, reason = post(endpoint, body)
     found = read_scored(read_json(answer), [list(TOKENS)], [1])
     return reason or (found.reason if isinstance(found, RejectedRequest) else "")
 
 
 def try_usage(endpoint: OpenAIEndpoint) -> str:
-    """Return why the tokens of a streamed answer cannot be counted."""
+    """Return why the tokens of a stream cannot be counted; "" if they can."""
     body = {
         "model": endpoint.model,
         "prompt": "The capital of France is",
@@ -109,16 +124,16 @@ def try_usage(endpoint: OpenAIEndpoint) -> str:
     answer, reason = post(endpoint, body)
     if answer is None or reason:
         return reason
-    # vLLM's load generator reads the counts from the part that has no choices.
+    # vLLM's load generator reads the counts from the part without choices.
     counts = [
         part["usage"].get("completion_tokens")
         for part in read_stream(answer.content)
         if not part.get("choices") and isinstance(part.get("usage"), dict)
     ]
     if not counts:
-        return "its stream ends without a part that has the counts"
+        return "its stream has no token counts"
     if counts[-1] != STREAMED_TOKENS:
-        return f"it counts {str(counts[-1])[:40]} tokens, {STREAMED_TOKENS} were asked for"
+        return f"it counts {str(counts[-1])[:40]} tokens instead of {STREAMED_TOKENS}"
     return ""
 
 
@@ -145,20 +160,20 @@ def continue_tokens(endpoint: OpenAIEndpoint, **more: Any) -> tuple[HttpResponse
 def post(
     endpoint: OpenAIEndpoint, body: dict[str, Any], path: str = "/v1/completions"
 ) -> tuple[HttpResponse | None, str]:
-    """Return the answer, and why it is none; "" where its status is 200."""
+    """Return the response, and an error; "" if the status is 200."""
     import httpx
 
     try:
         answer = endpoint.request("POST", path, seconds=PROBE_TIMEOUT_S, json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return None, f"it does not answer: {error}"
+        return None, f"it does not respond: {error}"
     if answer.status != 200:
-        return answer, f"it answered {answer.status}: {answer.text[:MAX_REASON_CHARACTERS]}"
+        return answer, f"it responded with {answer.status}: {answer.text[:MAX_REASON_CHARACTERS]}"
     return answer, ""
 
 
 def read_json(answer: HttpResponse | None) -> Any:
-    """Return the answer's JSON; None where it has none."""
+    """Return the response's JSON; None without any."""
     try:
         return answer.json() if answer is not None else None
     except ValueError:
@@ -166,7 +181,7 @@ def read_json(answer: HttpResponse | None) -> Any:
 
 
 def read_stream(content: bytes) -> list[dict[str, Any]]:
-    """Return the parts of a stream of events; what is no JSON object is left out."""
+    """Return the JSON objects of an event stream; skip other data."""
     found = []
     for line in content.decode(errors="replace").splitlines():
         try:
@@ -179,10 +194,10 @@ def read_stream(content: bytes) -> list[dict[str, Any]]:
 
 
 def find_wrong_text(answer: HttpResponse | None) -> str:
-    """Return what is wrong with an answer that should be one text; "" where nothing is."""
+    """Return what is wrong with a response that must have one text; "" if nothing is."""
     try:
         choices = read_json(answer)["choices"]
         is_text = len(choices) == 1 and isinstance(choices[0]["text"], str)
     except (LookupError, TypeError):
         is_text = False
-    return "" if is_text else "its answer is not one text"
+    return "" if is_text else "its response is not one text"

@@ -1,4 +1,4 @@
-"""Asks an engine which version it is."""
+"""Version of an engine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ANSWER_TIMEOUT_S = 120
 
 
 def engine_version(engine: str, python: Path) -> str:
-    """The engine's version, as it reports it itself.
+    """Return the version that the engine reports.
 
     Raises:
-        ServingError: it does not report it.
+        ServingError: it does not report one.
     """
     with raise_as(
         ServingError,

@@ -1,4 +1,4 @@
-"""The address that a served model listens on: the loopback, or one that other machines reach."""
+"""Address that a server listens on: the loopback, or one that other machines can reach."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ HOST = "127.0.0.1"
 
 
 def check_host(text: str, key: str, key_variable: str) -> str:
-    """The address that the user named, as a server takes it.
+    """Return the listening address for a user's input.
 
     Args:
         text: an IP address, or `localhost`.
-        key: that clients have to show; a blank one is none.
-        key_variable: that names it, for the message.
+        key: API key that clients must send; blank means none.
+        key_variable: its environment variable, for the message.
 
     Raises:
-        UsageError: it is no address of this machine; or others reach it, and there is no key.
+        UsageError: it is not an address of this machine, or it is public and there is no key.
     """
     where = f"--host {text}"
     try:
@@ -27,22 +27,22 @@ def check_host(text: str, key: str, key_variable: str) -> str:
         _try_to_bind(address)
     except (ValueError, OSError) as error:
         raise UsageError(
-            f"nothing can listen there: {error}",
+            f"a server cannot listen there: {error}",
             where=where,
-            hint="give an IP address of this machine, or 0.0.0.0 for all that it has",
+            hint="use an IP address of this machine, or 0.0.0.0 for all of them",
         ) from error
     if not address.is_loopback and not key.strip():
         raise UsageError(
-            "whoever reaches this address could ask the model: it needs a key",
+            "other machines can reach this address, so it needs an API key",
             where=where,
-            hint=f"set {key_variable} to a key that its clients have to show, or leave --host out "
-            "and let a proxy of your own answer to others",
+            hint=f"set {key_variable} to a key for its clients, or omit --host and put your own "
+            "proxy in front",
         )
     return str(address)
 
 
 def reachable_address(host: str) -> str:
-    """The address under which we ourselves ask who listens on that one."""
+    """Return the address at which this process reaches a server on `host`."""
     address = ip_address(host)
     if not address.is_unspecified:
         return host
@@ -50,19 +50,19 @@ def reachable_address(host: str) -> str:
 
 
 def format_for_url(host: str) -> str:
-    """As it stands in a URL."""
+    """Format the address for a URL."""
     return f"[{host}]" if ip_address(host).version == 6 else host
 
 
 def socket_table_addresses(host: str) -> frozenset[str] | None:
-    """How the kernel's tables of sockets write who listens there; None: whatever the address.
+    """Return the forms of the address in the kernel's socket tables; None matches every address.
 
-    Whoever listens on all addresses does so on this one, too.
+    The forms include those of sockets that listen on all addresses.
     """
     address = ip_address(host)
     if address.is_unspecified:
         return None
-    # In hexadecimal, words of 32 bits in the machine's byte order, which is little-endian.
+    # Hexadecimal words of 32 bits in the machine's byte order, which is little-endian.
     return frozenset({_to_table_format(address), "0" * 8, "0" * 32})
 
 

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint that someone else serves."""
+"""External OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pipeline.core.process_environment import ENDPOINT_KEY
 if TYPE_CHECKING:
     from pipeline.core.bounded_http import HttpResponse
 
-# Of an endpoint that does not say how long its prompts may be; vLLM's does.
+# For an endpoint that does not report its limit; vLLM does.
 DEFAULT_MAX_LENGTH = 4096
 ANSWER_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class OpenAIEndpoint:
-    """Where a model answers."""
+    """Address and model of an endpoint."""
 
-    url: str  # without the `/v1` at its end
-    model: str = ""  # as the endpoint calls it; "" for the only one that it serves
-    max_length: int = DEFAULT_MAX_LENGTH  # tokens that a prompt and its answer may have together
+    url: str  # without the final `/v1`
+    model: str = ""  # its name at the endpoint; "" for the only model
+    max_length: int = DEFAULT_MAX_LENGTH  # limit for prompt and completion tokens together
 
     @classmethod
     def from_url(cls, url: str, model: str | None) -> OpenAIEndpoint:
-        """The endpoint at a URL as users write it, with or without `/v1`."""
+        """Return the endpoint at a URL with or without `/v1`."""
         return cls(url.rstrip("/").removesuffix("/v1"), model or "")
 
     def resolve_model(self) -> OpenAIEndpoint:
-        """With the model's name and limit as the endpoint gives them.
+        """Return this endpoint with the reported model name and limit.
 
         Raises:
-            ServingError: it does not answer, or does not serve that model, or serves several.
+            ServingError: it does not respond, does not serve the model, or serves several.
         """
         served = self._models()
         known = ", ".join(sorted(served)[:20]) or "none"
@@ -49,7 +49,7 @@ class OpenAIEndpoint:
             raise ServingError(
                 f"the endpoint serves {len(served)} models",
                 where=self.url,
-                hint="name one with --baseline-model or --candidate-model; it serves: " + known,
+                hint="select one with --baseline-model or --candidate-model; it serves: " + known,
             )
         model = self.model or next(iter(served))
         length = served[model].get("max_model_len")
@@ -58,15 +58,15 @@ class OpenAIEndpoint:
         return replace(self, model=model, max_length=length)
 
     def request(self, method: str, path: str, *, seconds: float, json: Any = None) -> HttpResponse:
-        """The answer to one request, which carries the key of the environment.
+        """Send one request with the environment's API key.
 
         Args:
-            path: behind the URL, with `/v1`.
-            seconds: of the whole exchange.
+            path: appended to the URL, including `/v1`.
+            seconds: timeout of the whole exchange.
 
         Raises:
-            httpx.HTTPError: there is no whole answer.
-            httpx.InvalidURL: the URL is none.
+            httpx.HTTPError: there is no complete response.
+            httpx.InvalidURL: the URL is invalid.
         """
         from pipeline.core.bounded_http import send_request
 
@@ -81,18 +81,18 @@ class OpenAIEndpoint:
         try:
             answer = self.request("GET", "/v1/models", seconds=ANSWER_TIMEOUT_S)
             if answer.status != 200:
-                raise ValueError(f"it answered {answer.status}: {answer.text[:200]}")
+                raise ValueError(f"it responded with {answer.status}: {answer.text[:200]}")
             return {str(entry["id"]): dict(entry) for entry in answer.json()["data"]}
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             raise ServingError(
-                f"the endpoint does not name its models: {error}",
+                f"the endpoint does not list its models: {error}",
                 where=place,
-                hint="give the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; "
-                f"one that asks for a key is given that of {ENDPOINT_KEY}",
+                hint="use the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; "
+                f"set {ENDPOINT_KEY} if it requires a key",
             ) from error
 
 
 def authorization() -> dict[str, str]:
-    """The header that carries the key of the environment; none without one."""
+    """Return the header with the environment's API key, if there is one."""
     key = os.environ.get(ENDPOINT_KEY)
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,4 +1,4 @@
-"""A served model: an engine's OpenAI server as a guarded child, until its last process is gone."""
+"""Model server: an engine's OpenAI server as a supervised child process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ POLL_SECONDS = 0.5
 
 
 class Server:
-    """A model server on this machine; whoever started it stops it.
+    """A model server on this machine; the caller must stop it.
 
     Args:
-        log: file that receives the server's output.
+        log: file for the server's output.
         trust_remote_code: let the engine run code from the checkpoint's folder.
-        port: where it answers to all who know the key in the engine's own variable for it, as we
-            have it, or to all without one; None for a socket that only we can reach.
-        caches: variables that name where what is compiled is kept; the shell's and the profile's
-            win.
-        host: address of this machine whose port that is, seen to be one by `check_host`.
-        draft: folder of the checkpoint that drafts, where the arguments say that one does.
+        port: public port, protected by the engine's key variable if that is set; None for a private
+        socket.
+        caches: variables for compile caches; the shell's and the profile's take precedence.
+        host: address of the port, validated by `check_host`.
+        draft: folder of the draft model, if the arguments use one.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Server:
         self._trust_remote_code = trust_remote_code
         given = server_environment(os.environ, arguments.environment, python=python)
         self._environment = {**(caches or {}), **given}
-        # A variable, since a command line is for all to read.
+        # In a variable, because all users can read command lines.
         key = os.environ.get(self._engine.key_variable, "") if port is not None else ""
         if key:
             self._environment[self._engine.key_variable] = key
@@ -67,12 +66,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Base URL."""
         return self.address.url
 
     @property
     def command(self) -> list[str]:
-        """The command line, as run."""
+        """Command line."""
         launch = LaunchSpec(
             model=str(self._model),
             arguments=self._arguments,
@@ -85,14 +84,14 @@ class Server:
         return self._engine.command(str(self._python), launch)
 
     def facts(self) -> dict[str, str]:
-        """What its log says that reports should show."""
+        """Return facts from the log for reports."""
         return engine_facts(self._log, self._engine)
 
     def start(self, timeout_seconds: float, progress: Progress) -> float:
-        """Start the server, wait until it has answered one request; returns the seconds it took.
+        """Start the server and wait until it answered one request; return the seconds that took.
 
         Raises:
-            ServingError: it ended, or was not ready in time; with its log's own reason.
+            ServingError: it exited or was not ready in time; includes the log's reason.
         """
         if not self._has_port:
             self.address = private_socket()
@@ -127,17 +126,17 @@ class Server:
         return elapsed
 
     def check_alive(self) -> None:
-        """Raise ServingError, with the log's reason, when the server is gone, or not ours."""
+        """Raise ServingError if the server has exited, or another process uses its port."""
         if self._process is None:
             return
         if (code := self._process.poll()) is not None:
             raise self._failure(f"the model server {describe_exit(code)}")
-        # Nobody else can enter a socket's folder.
+        # No other user can enter a socket's folder.
         if self._has_port and not self.address.is_owned_by(self._process.pid):
-            raise self._failure("something other than our model server listens in its place")
+            raise self._failure("another process listens in place of the model server")
 
     def stop(self) -> None:
-        """End the server and wait until its processes are gone and its port is free."""
+        """Stop the server and wait until its processes are gone and its port is free."""
         if self._process is not None:
             self._process.stop()
             self._process = None
@@ -147,9 +146,9 @@ class Server:
         self.address.remove()
 
     def _is_ready(self) -> bool:
-        """Whether it answers, and it is ours: a stranger may have taken a port first.
+        """Return whether this server responds.
 
-        Nothing is asked of a socket before it is seen to be one of our process group.
+        Another process may have taken the port, so the listener's process group is checked first.
         """
         import httpx
 
@@ -172,9 +171,11 @@ class Server:
             with self.address.client(timeout_seconds=300) as client:
                 answer = client.post("/v1/completions", json=request)
         except httpx.HTTPError as error:
-            raise self._failure(f"the model server did not answer: {error}") from error
+            raise self._failure(f"the model server did not respond: {error}") from error
         if answer.status_code != 200:
-            raise self._failure(f"the model server answered {answer.status_code}: {answer.text}")
+            raise self._failure(
+                f"the model server responded with {answer.status_code}: {answer.text}"
+            )
 
     def _failure(self, what: str) -> ServingError:
         reason = find_reason(self._log, self._engine)
@@ -186,7 +187,7 @@ class Server:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
-    if code == 137:  # 128 + SIGKILL, which nobody but the kernel sends it
+    """Describe an exit code."""
+    if code == 137:  # 128 + SIGKILL, which only the kernel sends
         return "was killed, most likely because the machine ran out of memory,"
     return f"ended with exit code {code}"

@@ -1,9 +1,8 @@
-"""Where our model server answers, and whether it is ours that answers there.
+"""Address of prepare's model server, and the check that the listener is that server.
 
-A run's server has a Unix socket in a folder that nobody else may enter: no other user can ask it,
-load it, read its metrics, or take its place. One that is to be reached by others' programs
-(`prepare serve`) has a port, of the loopback unless somebody asks for another address; there, the
-listening socket must be of our process.
+A run's server has a Unix socket in a private folder: no other user can query it, load it, read its
+metrics, or replace it. A server for other programs (`prepare serve`) has a port, on the loopback by
+default. The listening socket must then belong to the server's process group.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ _LISTENING = "0A"
 class ServerAddress:
     """A Unix socket or a port."""
 
-    socket: Path | None  # in a folder of its own; None where it is a port
-    port: int = 0  # 0 where it is a socket
-    key: str = ""  # what the server asks its clients for; "" for nothing
-    host: str = HOST  # address that it listens on, of a port
+    socket: Path | None  # in a private folder; None for a port
+    port: int = 0  # 0 for a socket
+    key: str = ""  # API key of clients; "" for none
+    host: str = HOST  # listening address of a port
 
     @property
     def url(self) -> str:
-        """What requests are addressed to; through the socket, where there is one."""
+        """Base URL of requests, also through a socket."""
         if self.socket is not None:
             return "http://localhost"
         return f"http://{format_for_url(reachable_address(self.host))}:{self.port}"
 
     def client(self, timeout_seconds: float) -> httpx.Client:
-        """A client of the server, which no proxy comes between."""
+        """Return an HTTP client without a proxy."""
         return open_client(self.url, self.socket, timeout_seconds, self.key)
 
     def is_owned_by(self, group: int) -> bool:
-        """Whether a process of that group listens there, not a stranger who was there first."""
+        """Return whether a process of that group listens there."""
         if self.socket is None:
             inodes = _listening_inodes(self.host, self.port)
             return bool(inodes) and inodes <= _find_sockets(group)
@@ -64,7 +63,7 @@ class ServerAddress:
         return False
 
     def is_free(self) -> bool:
-        """Whether nobody answers there."""
+        """Return whether no process listens there."""
         return self.socket is not None or port_is_free(self.port, self.host)
 
     def remove(self) -> None:
@@ -74,7 +73,7 @@ class ServerAddress:
 
 
 def private_socket() -> ServerAddress:
-    """A socket in a new folder that only we may enter; raises ServingError where none can be."""
+    """Create a private folder for a socket; raise ServingError if that fails."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp's folder is 0700
         try:
             folder = Path(tempfile.mkdtemp(prefix="prepare-", dir=parent))
@@ -85,16 +84,16 @@ def private_socket() -> ServerAddress:
             return ServerAddress(path)
         folder.rmdir()
     raise ServingError(
-        "no folder for the model server's socket can be made",
+        "cannot create a folder for the model server's socket",
         where=tempfile.gettempdir(),
-        hint="set TMPDIR to a folder with a short path that you may write",
+        hint="set TMPDIR to a writable folder with a short path",
     )
 
 
 def open_client(
     url: str, through: Path | None, timeout_seconds: float, key: str = ""
 ) -> httpx.Client:
-    """A client of that URL, through a Unix socket if one is named."""
+    """Return an HTTP client for the URL, through a Unix socket if given."""
     import httpx
 
     return httpx.Client(
@@ -107,7 +106,7 @@ def open_client(
 
 
 def free_port(host: str = HOST) -> int:
-    """A free port of this machine's address; raises ServingError when there is none."""
+    """Return a free port of the address; raise ServingError if there is none."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host, 0))
@@ -115,12 +114,12 @@ def free_port(host: str = HOST) -> int:
     except OSError as error:
         raise ServingError(
             f"there is no free port on {host}: {error.strerror}",
-            hint="end processes that hold many connections, then run the command again",
+            hint="stop processes with many connections, then run the command again",
         ) from error
 
 
 def port_is_free(port: int, host: str = HOST) -> bool:
-    """Whether nothing answers on that port of that address."""
+    """Return whether no process listens on the port."""
     asked = reachable_address(host)
     with socket.socket(socket.AF_INET6 if ":" in asked else socket.AF_INET) as probe:
         probe.settimeout(1)
@@ -128,7 +127,7 @@ def port_is_free(port: int, host: str = HOST) -> bool:
 
 
 def _find_listener(path: Path) -> int | None:
-    """Process that listens on the socket, as the kernel knows it; None where nobody does."""
+    """Return the process that listens on the socket, from the kernel; None if there is none."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:
@@ -141,7 +140,7 @@ def _find_listener(path: Path) -> int | None:
 
 
 def _listening_inodes(host: str, port: int) -> set[str]:
-    """Inodes of the sockets that take connections to that port, whoever owns them."""
+    """Return inodes of sockets that accept connections to the port."""
     hosts = socket_table_addresses(host)
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
@@ -156,10 +155,10 @@ def _listening_inodes(host: str, port: int) -> set[str]:
 
 
 def _find_sockets(group: int) -> set[str]:
-    """Inodes of the sockets that the group's processes hold."""
+    """Return inodes of the process group's sockets."""
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+        with contextlib.suppress(OSError):  # it ended, or belongs to another user
             if os.getpgid(int(process.name)) != group:
                 continue
             for descriptor in (process / "fd").iterdir():

@@ -1,4 +1,4 @@
-"""What a server's log says of its start: why it failed, what helps, what reports should show."""
+"""Facts from a server's log: failure reason, hint, report data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*e
 
 
 def find_reason(log: Path, engine: Engine) -> str:
-    """The first line of the log that names an exception and is not just an echo of another.
+    """Return the first line that contains an exception, except echoes of another.
 
-    Where there is only the echo, that; where no exception is named, the log's last line.
+    If there are only echoes, the first echo; without any exception, the last line.
     """
     try:
         lines = log.read_text(errors="replace").splitlines()
@@ -28,13 +28,13 @@ def find_reason(log: Path, engine: Engine) -> str:
     if not named:
         return lines[-1].strip()[:500] if lines else ""
     first = (telling or named)[0]
-    # pydantic says what is wrong in the lines after the exception's: a key, then the fault.
+    # pydantic describes the fault in the next lines: a key, then the fault.
     is_pydantic = re.search(r"\d+ validation errors? for", texts[first]) is not None
     reason = " ".join(texts[first : first + 3]) if is_pydantic else texts[first]
     return reason.partition(" [type=")[0][:500]
 
 
-# What helps with any engine, where it knows nothing better.
+# Hints for every engine, after the engine's own.
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"space in /dev/shm",
@@ -43,7 +43,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"out of memory|kv cache (blocks|space|memory|size)|memory",
-        "give the server less to hold: a profile with a smaller max-model-len, max-num-seqs "
+        "reduce the server's memory: a profile with a smaller max-model-len, max-num-seqs "
         "or KV cache, more tensor parallelism, or a machine with more memory",
     ),
     (
@@ -55,7 +55,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 
 def hint_for(reason: str, engine: Engine) -> str:
-    """What a user can do about a server's last words."""
+    """Return a hint for a server's failure reason."""
     for words, hint in (*engine.hints, *_HINTS):
         if re.search(words, reason, re.IGNORECASE):
             return hint
@@ -63,5 +63,5 @@ def hint_for(reason: str, engine: Engine) -> str:
 
 
 def engine_facts(log: Path, engine: Engine) -> dict[str, str]:
-    """What the engine's log says that reports should show: KV cache size, kernels."""
+    """Return report facts from the engine's log: KV cache size, kernels."""
     return engine.facts_in(log.read_text(errors="replace") if log.is_file() else "")

@@ -1,3 +1,3 @@
-"""The name that every server gives its model; apart, since workers import it too."""
+"""Model name at every server; a separate module, since workers import it."""
 
 SERVED_NAME = "model"

@@ -92,7 +92,7 @@ def test_lines_are_heard(tmp_path: Path) -> None:
             "  cause: Because x was not found in the package registry and you require x==1",
             "lacks a locked version",
         ),
-        ("error: failed to create directory: Permission denied (os error 13)", "may write to"),
+        ("error: failed to create directory: Permission denied (os error 13)", "writable folder"),
         ("error: something new", "doctor"),
     ],
 )
@@ -111,7 +111,7 @@ def test_uv_dies_with_a_killed_parent(tmp_path: Path) -> None:
             ["run", "--no-project", "--offline", "--python", {sys.executable!r}, "python", "-c",
              "import os, time; print(os.getppid(), flush=True); time.sleep(60)"],
             folder=Path({str(tmp_path)!r}), variables=dict(os.environ),
-            watch=lambda line: print(line, flush=True),
+            on_line=lambda line: print(line, flush=True),
         )
         """
     )
