@@ -188,7 +188,7 @@ def test_server_down_uses_the_cache(hub: HubStandIn, child: Child) -> None:
     assert child.download("org/down", "v1")["commit"] == commit
     error = child.download("org/down", "main")
     assert error["kind"] == "HubError"
-    assert "cannot be reached" in error["message"]
+    assert "is unreachable" in error["message"]
     assert "no folder of the name 'org/down' exists" in error["message"]
 
 
@@ -229,12 +229,12 @@ def test_refusals(hub: HubStandIn, child: Child) -> None:
     hub.models["org/old"] = Repository({"config.json": b"{}", "pytorch_model.bin": b"pickle"})
 
     unknown = child.download("org/nome")
-    assert "no such repository" in unknown["message"]
+    assert "does not exist" in unknown["message"]
     assert "no folder of the name 'org/nome' exists" in unknown["message"]
     assert "hf auth login" in unknown["hint"]
 
     revision = child.download("org/name", "v2")
-    assert revision["message"] == "there is no revision 'v2'"
+    assert revision["message"] == "the revision 'v2' does not exist"
     assert revision["where"] == "org/name@v2"
 
     gated = child.download("org/gated")
@@ -261,13 +261,13 @@ def test_nobody_listens(tmp_path: Path) -> None:
     with Child("http://127.0.0.1:9", tmp_path) as lonely:
         error = lonely.download("org/name")
         assert lonely.dataset("org/data") is None
-    assert "http://127.0.0.1:9 cannot be reached" in error["message"]
+    assert "http://127.0.0.1:9 is unreachable" in error["message"]
 
 
 def test_a_server_that_is_no_hub(hub: HubStandIn, child: Child) -> None:
     hub.page = b"<html>please log in to the guest network</html>"
     error = child.download("org/name")
-    assert "does not answer as a Hub" in error["message"]
+    assert "does not behave like a Hub" in error["message"]
     assert "HF_ENDPOINT" in error["hint"]
 
 

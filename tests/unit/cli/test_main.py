@@ -177,7 +177,7 @@ def test_a_missing_checkpoint_is_1_and_begins_no_run(tmp_path: Path) -> None:
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["run"] is None
-    assert report["error"]["message"] == "there is no such folder"
+    assert report["error"]["message"] == "the folder does not exist"
     assert f"where: {missing}" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -337,7 +337,7 @@ class World:
             self.now += 7
             for owner in self.owners:
                 owner.step()
-                owner.start_heartbeat()
+                owner.beat()
                 self.check()
             if newest.is_over and all(owner.is_over for owner in self.owners):
                 return
@@ -394,7 +394,7 @@ def test_any_order_of_steps_kills_and_silences(
                 case "follow":
                     world.follow(owner, steps)
                 case "beat":
-                    owner.start_heartbeat()
+                    owner.beat()
                 case "kill":
                     owner.kill()
                 case "step":

@@ -109,7 +109,7 @@ def add_package(environment: Environment) -> None:
     [
         (damage_metadata, "its packages changed since it was built: tiny-thing"),
         (damage_module, "modules are missing: tiny_thing"),
-        (damage_interpreter, "a Python interpreter does not answer"),
+        (damage_interpreter, "a Python interpreter does not respond"),
         (damage_record, "its build did not finish"),
         (add_package, "its packages changed since it was built: stranger"),
     ],
@@ -175,7 +175,7 @@ def test_one_that_is_not_ours_to_build_is_not_mended(
     damage_module(built)
     request.getfixturevalue("read_only")
     assert state(tiny, home) is EnvironmentState.BROKEN
-    with pytest.raises(EnvironmentBuildError, match=r"not ours to rebuild"):
+    with pytest.raises(EnvironmentBuildError, match=r"not writable"):
         ensure_defined(tiny.definition, home, NullProgress())
 
 
@@ -219,7 +219,7 @@ def test_two_at_once_build_once(tiny: TinySource, home: Path) -> None:
     notes = sorted(note for sink in sinks for note in sink.notes)
     assert notes == [
         "building the serve-cpu environment (once)",
-        "waiting for another process, which is building serve-cpu",
+        "waiting for another process that is building serve-cpu",
     ]
 
 
@@ -302,7 +302,7 @@ def test_environment_is_refused_where_others_may_write(
     built.python.chmod(0o755)
     name = environment_folder(home, tiny.definition).name
     (home / place.format(name)).chmod(mode)
-    with pytest.raises(EnvironmentBuildError, match="is not used: other users may write"):
+    with pytest.raises(EnvironmentBuildError, match="is not trusted: other users may write"):
         ensure_defined(tiny.definition, home, NullProgress())
     assert state(tiny, home) is EnvironmentState.BROKEN
     assert built.python.read_text() == damage
@@ -352,7 +352,7 @@ def test_versions_that_differ_from_the_lock_are_noticed(
     record_file.write_text(json.dumps(record))
     assert state(tiny, home) is EnvironmentState.BROKEN
     assert ensure_defined(tiny.definition, home, heard).versions[name] == version
-    assert "not those of the lock" in heard.notes[0]
+    assert "differ from the lock" in heard.notes[0]
 
 
 class TestExternal:

@@ -131,7 +131,7 @@ def test_one_file_and_a_hub_that_is_down(hub: HubStandIn, tmp_path: Path) -> Non
     assert len(read(hub, tmp_path, "org/one")["tensors"]) == 4
     down = read(hub, tmp_path / "other", "org/one")
     assert down["kind"] == "HubError"
-    assert "cannot be reached" in down["message"]
+    assert "is unreachable" in down["message"]
 
 
 def test_refusals(hub: HubStandIn, tmp_path: Path) -> None:

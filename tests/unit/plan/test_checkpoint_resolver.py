@@ -30,7 +30,7 @@ class TestCheckpoint:
         assert (found.kind, found.ref) == ("demo", "demo:smollm2-135m")
 
     def test_missing(self, checkpoints: Checkpoints) -> None:
-        assert "no such folder" in checkpoints.fault().message
+        assert "folder does not exist" in checkpoints.fault().message
 
     def test_already_quantized(self, checkpoints: Checkpoints) -> None:
         checkpoints.write(quantization_config=quantization_config("awq"))

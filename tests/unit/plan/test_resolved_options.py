@@ -105,7 +105,7 @@ class TestDefaults:
     ) -> None:
         with pytest.raises(CheckpointError) as caught:
             choose(request_for(str(tmp_path / "none"), policy=policy), settings)
-        assert caught.value.message == "there is no such folder"
+        assert caught.value.message == "the folder does not exist"
         assert caught.value.where == str(tmp_path / "none")
 
     def test_nothing_is_written(self, settings: Settings) -> None:

@@ -116,7 +116,7 @@ def test_an_interpreter_of_the_sites_that_is_gone_is_a_problem(tmp_path: Path) -
     )
     found = about("environment serve", diagnose(settings))
     assert found.severity is Severity.PROBLEM
-    assert "does not answer" in found.message
+    assert "does not respond" in found.message
 
 
 def test_another_python_than_the_locks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

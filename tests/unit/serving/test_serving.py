@@ -93,8 +93,8 @@ DEAD = (
     "EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
 )
 LOGS = [
-    (GOOD_START + TRACEBACK + f"{ENGINE}{NO_CACHE}\n" + OUTER, NO_CACHE, "less to hold"),
-    (GOOD_START + TRACEBACK + f"{ENGINE}{CUDA_MEMORY}\n" + OUTER, CUDA_MEMORY, "less to hold"),
+    (GOOD_START + TRACEBACK + f"{ENGINE}{NO_CACHE}\n" + OUTER, NO_CACHE, "reduce the server's memory"),
+    (GOOD_START + TRACEBACK + f"{ENGINE}{CUDA_MEMORY}\n" + OUTER, CUDA_MEMORY, "reduce the server's memory"),
     (
         GOOD_START + NOT_SUPPORTED,
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig "
@@ -117,14 +117,14 @@ LOGS = [
         f"{CUDA_MEMORY}\n{ENGINE}Exception: WorkerProc initialization failed due to an "
         f"exception in a background process. See stack trace for root cause.\n{OUTER}",
         CUDA_MEMORY,
-        "less to hold",
+        "reduce the server's memory",
     ),
     # Of several exceptions the first is the cause.
     (
         f"(Worker pid=7) ERROR 11-21 09:08:43 [multiproc_executor.py:870] {CUDA_MEMORY}\n"
         f"{ENGINE}RuntimeError: Worker failed with error 'x', please check the stack trace above\n",
         CUDA_MEMORY,
-        "less to hold",
+        "reduce the server's memory",
     ),
     # A cause that comes after the echo is still the cause.
     (DEAD + f"{ENGINE}ValueError: bad scale\n", "ValueError: bad scale", "--profile PATH"),

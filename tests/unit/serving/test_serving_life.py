@@ -149,7 +149,7 @@ def test_dying_while_starting_is_told_in_the_logs_words(
         f"the model server ended with exit code 1 while starting; its log says: {NO_CACHE}"
     )
     assert error.where == str(tmp_path / "server.baseline.log")
-    assert "less to hold" in error.hint
+    assert "reduce the server's memory" in error.hint
 
 
 def test_killed_while_starting_is_told_as_short_memory(server: Callable[..., Server]) -> None:
@@ -183,7 +183,7 @@ def processes_mentioning(folder: Path) -> list[int]:
 
 def test_healthy_but_refusing_to_answer_is_a_failure(server: Callable[..., Server]) -> None:
     error = failure(server(STAND_IN="refuses"))
-    assert "answered 500" in error.message
+    assert "responded with 500" in error.message
     assert "EngineCore is dead" in error.message
 
 
