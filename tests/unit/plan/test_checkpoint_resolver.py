@@ -54,7 +54,7 @@ class TestCheckpoint:
     def test_code_of_its_own_only_when_allowed(self, checkpoints: Checkpoints) -> None:
         checkpoints.write(auto_map={"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"})
         error = checkpoints.fault()
-        assert "Python code of its own" in error.message
+        assert "its own Python code" in error.message
         assert "--yes-trust-remote-code" in error.hint
         allowed = checkpoints.choices(trust_remote_code=True)
         assert checkpoints.located(allowed).needs_remote_code

@@ -138,7 +138,7 @@ class TestCheckpoint:
     def test_code_that_nobody_trusts(self) -> None:
         found = preflight(LLAMA_3_8B | {"auto_map": {"AutoModel": "modeling_own.Own"}})
         (fault,) = found.faults()
-        assert "Python code of its own" in fault.message
+        assert "its own Python code" in fault.message
         assert "--yes-trust-remote-code" in fault.hint
         assert replace(found, trust_remote_code=True).faults() == []
 

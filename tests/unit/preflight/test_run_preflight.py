@@ -109,7 +109,7 @@ def test_what_the_checkpoint_says_of_itself_is_told_before_it_is_hashed(
     (tmp_path / "model" / "hf_quant_config.json").write_text("{}")
     report = run_model(request(name), settings, Listener())
     assert report.error is not None
-    for words in ("already quantized", "Python code of its own", "layers of 40"):
+    for words in ("already quantized", "its own Python code", "layers of 40"):
         assert words in report.error["message"]
 
 

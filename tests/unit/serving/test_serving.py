@@ -93,8 +93,16 @@ DEAD = (
     "EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
 )
 LOGS = [
-    (GOOD_START + TRACEBACK + f"{ENGINE}{NO_CACHE}\n" + OUTER, NO_CACHE, "reduce the server's memory"),
-    (GOOD_START + TRACEBACK + f"{ENGINE}{CUDA_MEMORY}\n" + OUTER, CUDA_MEMORY, "reduce the server's memory"),
+    (
+        GOOD_START + TRACEBACK + f"{ENGINE}{NO_CACHE}\n" + OUTER,
+        NO_CACHE,
+        "reduce the server's memory",
+    ),
+    (
+        GOOD_START + TRACEBACK + f"{ENGINE}{CUDA_MEMORY}\n" + OUTER,
+        CUDA_MEMORY,
+        "reduce the server's memory",
+    ),
     (
         GOOD_START + NOT_SUPPORTED,
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig "
