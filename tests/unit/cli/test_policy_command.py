@@ -198,8 +198,8 @@ class TestCheck:
         assert caught.value.where == "policy key suites.mmlu.margins"
 
     def test_a_wrong_file(self, prepare: Callable[..., str], tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match=r"'suites\.mmlu\.shot'") as caught:
-            prepare("check", mine(tmp_path, shot=5))
+        with pytest.raises(UsageError, match=r"'suites\.mmlu\.num_fewshots'") as caught:
+            prepare("check", mine(tmp_path, num_fewshots=5))
         assert "did you mean 'num_fewshot'?" in caught.value.hint
 
 

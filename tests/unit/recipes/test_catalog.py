@@ -305,7 +305,7 @@ def test_a_key_inside_a_margin_is_named(tmp_path: Path) -> None:
     [
         ("suites.mmlu", "num_fewshots", "num_fewshot"),
         ("suites.mmlu.margins.fp8", "recovry", "recovery"),
-        ("speed.ratio", "minimums", "min_ratio"),
+        ("speed.ratio", "min_ratios", "min_ratio"),
     ],
 )
 def test_a_misspelt_key_inside_is_guessed_among_its_neighbours(

@@ -63,7 +63,7 @@ def test_times_that_run_towards_their_limit_decide_nothing() -> None:
 def test_all_limits_hold_at_once() -> None:
     """A round that keeps one and not the other keeps none."""
     both = RULE.model_copy(update={"limits": {"ttft_ms_p95": 800, "tpot_ms_p95": 60}})
-    assert RULE.typed([round_of(0)]) == [True]
+    assert RULE.kept([round_of(0)]) == [True]
     assert both.kept([round_of(0)]) == [False]
 
 
@@ -73,7 +73,7 @@ def test_failed_requests_are_counted_against_their_limit() -> None:
         requests[column][20] = None
     requests["output_tokens"][20], requests["error"][20] = 0, "HTTP 500"
     failing = round_of(0, requests=requests)
-    assert RULE.typed([failing]) == [False]
+    assert RULE.kept([failing]) == [False]
     assert RULE.model_copy(update={"limits": {"ttft_ms_p95": 800}}).kept([failing]) == [False]
     allowing = RULE.model_copy(update={"limits": {"ttft_ms_p95": 800, "errors": 1}})
     assert allowing.kept([failing]) == [True]
