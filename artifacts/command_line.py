@@ -48,7 +48,7 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
             where="run.json, key command",
             hint="somebody changed the record, or another version of prepare wrote it",
         ) from error
-    asked = {**command, **(command.get("asked") or {})}
+    asked = {**command, **(command.get("requested") or {})}
     if kind == "gate":
         words, named = ["prepare", "gate"], GATE_OPTIONS
     elif kind == "recheck":

@@ -76,7 +76,7 @@ def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:
     """The row of a claim on speed: a ratio, or the share of rounds, with its lower bound."""
     is_ratio = speed.kind != "slo"
     decided = speed.decided_at not in (None, speed.n)
-    kept = sum(point.kept is True for point in speed.points)
+    kept = sum(point.met_slo is True for point in speed.loads)
 
     def shown(value: float | None, places: int) -> str:
         if is_ratio:
@@ -101,7 +101,7 @@ def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:
         is_recovery=False,
         recovery=format_percent(speed.estimate, 1, nothing="") if is_ratio else "",
         verdict=speed.verdict,
-        reason="; ".join(filter(None, (f"{speed.reason} ({speed.claim})", speed.note))),
+        reason="; ".join(filter(None, (f"{speed.reason} ({speed.description})", speed.note))),
     )
 
 

@@ -47,7 +47,7 @@ class CommandOptions(BaseModel):
 class RecordedCommand(CommandOptions):
     """Those and what they came to."""
 
-    asked: CommandOptions | None = None  # as the user wrote them
+    requested: CommandOptions | None = None  # as the user wrote them
     recheck: str | None = None
     force: bool | None = None
     remeasured: Names | None = None

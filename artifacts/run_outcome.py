@@ -48,9 +48,9 @@ def drafting_lines(report: RunReport) -> list[str]:
     """What speculative decoding came to, a line a variant; none without it."""
     return [
         f"{variant.recipe}, speculative decoding: "
-        + "; ".join(f"{name}: {each.words}" for name, each in variant.drafted.items())
+        + "; ".join(f"{name}: {each.words}" for name, each in variant.spec_decode.items())
         for variant in report.variants
-        if variant.drafted
+        if variant.spec_decode
     ]
 
 
@@ -59,7 +59,7 @@ def attribution_lines(report: RunReport) -> list[str]:
     return [
         f"{variant.recipe}, {each.words}"
         for variant in report.variants
-        for each in variant.attribution
+        for each in variant.ablation
     ]
 
 

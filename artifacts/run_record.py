@@ -48,12 +48,12 @@ class VariantReport(Record):
     speed: list[SpeedGateReport] = Field(
         [], fail_fast=True, description="of the policy's claims on speed"
     )
-    drafted: dict[str, SpecDecodeStats] = Field(
+    spec_decode: dict[str, SpecDecodeStats] = Field(
         {},
         description="what speculative decoding drafted and had accepted, by suite; "
         "empty without it",
     )
-    attribution: list[AttributionReport] = Field(
+    ablation: list[AttributionReport] = Field(
         [],
         fail_fast=True,
         description="which of weights and KV cache costs what, where it was asked for; no verdict "

@@ -13,7 +13,7 @@ from eval_gates.speed.report import SpeedGateReport
 from pipeline.core.record import Record
 from recipes.speed import SpeedPolicy
 
-Outcome = Literal["raced", "out", "refused", "failed", "dropped"]
+Outcome = Literal["raced", "out", "invalid", "failed", "dropped"]
 
 
 class ScreeningReport(Record):
@@ -22,7 +22,7 @@ class ScreeningReport(Record):
     name: str
     parameter: str
     outcome: Outcome = Field(
-        description="out: fell behind and was stopped; refused: its numbers cannot be trusted; "
+        description="out: fell behind and was stopped; invalid: its numbers cannot be trusted; "
         "failed: it did not start, or died; dropped: it was not tried"
     )
     reason: str = Field("", description="of all that did not keep up, why")

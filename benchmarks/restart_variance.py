@@ -79,7 +79,7 @@ def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float
     spec = {
         # A life of those that alternate measures a given number of loads, whatever they show.
         **{"claim": "slo", "name": "chat", "sides": ["candidate"]},
-        "life": asdict(ServerRun(0, ("candidate",), 0, seed)),
+        "server_run": asdict(ServerRun(0, ("candidate",), 0, seed)),
         "workload": profile.workloads["chat"].model_dump(),
         "rule": {
             **{"limits": {"ttft_ms_p95": 1e6}, "slo_attainment": 0.9, "alpha": 0.01, "rounds": 1},

@@ -243,8 +243,12 @@ def against_itself(bench: Bench) -> dict[str, Any]:
         allowed = rules[report.gate].finding(bench.loads("aa", report.workload))
         tries.append(
             {
-                "gate": holds_one(report.verdict, report.lower, report.upper, report.refused),
-                "model": holds_one(allowed.state, allowed.lower, allowed.upper, report.refused),
+                "gate": holds_one(
+                    report.verdict, report.lower, report.upper, report.invalid_reasons
+                ),
+                "model": holds_one(
+                    allowed.state, allowed.lower, allowed.upper, report.invalid_reasons
+                ),
                 "verdict_with_allowance": allowed.state,
                 **facts_of(report),
                 "log_ratios": log_ratios_of(report),
@@ -261,7 +265,7 @@ def against_itself(bench: Bench) -> dict[str, Any]:
 
 def log_ratios_of(report: SpeedGateReport) -> list[float]:
     """ln(candidate / baseline) of each block that counts."""
-    points = [each for each in report.points if each.counts]
+    points = [each for each in report.loads if each.counts]
     rates = {(each.block, each.side): each.output_tokens_per_s for each in points}
     pairs = [
         (rates[block, "candidate"], rates[block, "baseline"])
@@ -285,7 +289,7 @@ def a_quarter_at_once(bench: Bench) -> dict[str, Any]:
     with bench.serve({"max-num-seqs": WIDE}, {"max-num-seqs": WIDE // 4}) as (baseline, narrow):
         speed = {"ratio": ratio, "workloads": {"short": workload}}
         report = bench.judge("narrow", baseline, narrow, speed)["ratio.short"]
-    right = report.verdict == "fail" and not report.refused
+    right = report.verdict == "fail" and not report.invalid_reasons
     return {"right": right, **facts_of(report)}
 
 
@@ -296,9 +300,9 @@ def no_prefix_cache(bench: Bench) -> dict[str, Any]:
     with bench.serve({}, {"no-enable-prefix-caching": True}) as (baseline, candidate):
         speed = {"ratio": ratio, "workloads": {"shared": workload}}
         report = bench.judge("cache", baseline, candidate, speed)["ratio.shared"]
-    causes = {(cause.kind, cause.side) for cause in report.refused}
+    causes = {(cause.kind, cause.side) for cause in report.invalid_reasons}
     right = report.verdict == "undecided" and causes == {("hit_rate", "candidate")}
-    rates = {each.side: each.hit_rate for each in report.points}
+    rates = {each.side: each.hit_rate for each in report.loads}
     return {"right": right, "hit_rate": rates, **facts_of(report)}
 
 
@@ -308,7 +312,7 @@ def around_the_knee(bench: Bench) -> dict[str, Any]:
         quiet = bench.judge(
             "slo", url, url, limits_at([QUIET_RATE], ANY_TTFT_MS, rounds=10), "-quiet"
         )
-        ttft = max(each.ttft_ms_p95 or math.inf for each in quiet["slo.0"].points if each.counts)
+        ttft = max(each.ttft_ms_p95 or math.inf for each in quiet["slo.0"].loads if each.counts)
         limit = SLOWER * ttft
         rates = [QUIET_RATE * 2**step for step in range(1, STEPS + 1)]
         ladder = bench.judge("slo", url, url, limits_at(rates, limit, rounds=10), "-knee")
@@ -352,7 +356,7 @@ def facts_of(report: SpeedGateReport) -> dict[str, Any]:
     return {
         **{"verdict": report.verdict, "n": report.n, "estimate": report.estimate},
         **{"lower": report.lower, "upper": report.upper},
-        "refused": sorted({f"{cause.kind} {cause.side}" for cause in report.refused}),
+        "refused": sorted({f"{cause.kind} {cause.side}" for cause in report.invalid_reasons}),
     }
 
 

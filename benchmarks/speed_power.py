@@ -150,7 +150,7 @@ def decided(rule: SequentialGateRule, margins: Floats) -> Decisions:
     return Decisions(
         passed=np.array([each.state == "pass" for each in found]),
         failed=np.array([each.state == "fail" for each in found]),
-        refused=np.array([each.state == "refused" for each in found]),
+        refused=np.array([each.state == "invalid" for each in found]),
         measured=np.array([each.decided_at or rule.cap for each in found], dtype=float),
     )
 
@@ -244,8 +244,8 @@ def life_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
     together = [
         RATIO.model_copy(
             update={
-                "allowance": allowance_for(float(spread), KNOWN_LIVES, ALPHA / 2),
-                "allowance_alpha": ALPHA / 2,
+                "restart_allowance": allowance_for(float(spread), KNOWN_LIVES, ALPHA / 2),
+                "restart_allowance_alpha": ALPHA / 2,
             }
         ).finding_of(row)
         for spread, row in zip(known, blocks, strict=True)
@@ -533,7 +533,14 @@ def round_of(comes: Floats, begins: Floats, ends: Floats, measured: float) -> Lo
     comes, begins, ends = comes[there], begins[there], ends[there]
     none = [None] * comes.size
     return LoadRun(
-        **{"side": "candidate", "workload": "queue", "block": 0, "place": 0, "life": 0, "seed": 0},
+        **{
+            "side": "candidate",
+            "workload": "queue",
+            "block": 0,
+            "order": 0,
+            "server_run": 0,
+            "seed": 0,
+        },
         **{"prompts_sha256": "0" * 64, "arrivals": "rate", "rate": 1.0, "started": 0.0},
         **{"warmup_s": FILLS, "measured_s": measured, "seconds": float(ends.max())},
         requests=RequestColumns(

@@ -31,7 +31,7 @@ class NoiseFloor(Record):
 class ChanceBaseline(Record):
     """One who knows nothing of the questions, whom the margin must keep out."""
 
-    ignorance: Literal["nothing", "guessing", "empty", "unrelated"] = Field(
+    kind: Literal["nothing", "guessing", "empty", "unrelated"] = Field(
         description="scores 0; guesses a choice; answers nothing; answers another question"
     )
     score: float = Field(description="mean score, 0 to 1, over the baseline's questions")
@@ -84,7 +84,7 @@ class GateReport(Record):
     p_value: float = Field(
         description="of 'inferior, or the gate is blind'; the smaller, the surer the pass"
     )
-    uninformed: list[ChanceBaseline] = Field(
+    chance_baselines: list[ChanceBaseline] = Field(
         [], fail_fast=True, description="who knows nothing, and whether it shows"
     )
     cluster: str | None = Field(
@@ -98,11 +98,11 @@ class GateReport(Record):
     interval_method: str
     flips: int = Field(description="questions whose score changed")
     gains: int = Field(description="of these, how many the candidate did better")
-    floor: NoiseFloor | None = Field(description="None where the policy does not ask for it")
+    noise_floor: NoiseFloor | None = Field(description="None where the policy does not ask for it")
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"
     )
-    trail: list[EProcessPoint] = Field(
+    e_process: list[EProcessPoint] = Field(
         fail_fast=True, description="the evidence as it grew; empty for a fixed test"
     )
     verdict: Verdict

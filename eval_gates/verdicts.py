@@ -114,8 +114,8 @@ def judge_suite(
         margin=suite.margins[family].words,
         alpha=alpha,
         p_value=max(finding.p_value, *(sight.p_blind for sight in sights)),
-        uninformed=[
-            ChanceBaseline(ignorance=each.ignorance, score=each.score, p_value=each.p_blind)
+        chance_baselines=[
+            ChanceBaseline(kind=each.kind, score=each.score, p_value=each.p_blind)
             for each in sights
         ],
         cluster=suite.cluster_by,
@@ -124,16 +124,16 @@ def judge_suite(
         interval_method=companion.method,
         flips=len(changes),
         gains=sum(a > b for a, b in zip(after, before, strict=True)),
-        floor=floor,
+        noise_floor=floor,
         groups=report_by_subject(baseline, candidate) if suite.kind == "mmlu" else [],
-        trail=[
+        e_process=[
             EProcessPoint(
                 n=point.questions,
                 mean=point.mean,
                 log10_e_pass=point.log10_pass,
                 log10_e_fail=point.log10_fail,
             )
-            for point in finding.trail
+            for point in finding.e_process
         ],
         verdict=decision.verdict,
         reason=decision.reason,

@@ -123,7 +123,7 @@ def speed_case(variant: str, speed: SpeedGateReport) -> Case:
             {
                 "tier": speed.tier,
                 "metric": "share of rounds" if speed.kind == "slo" else "ratio",
-                "claim": speed.claim,
+                "claim": speed.description,
                 "measured": speed.estimate,
                 "bound": speed.lower,
                 "upper_bound": speed.upper,

@@ -51,7 +51,7 @@ class BundleVerdict(Record):
     """What a bundle says: the verdicts, and of what."""
 
     schema_version: int = Field(1, description="of this record")
-    about: str = Field(ABOUT, description="what this is, for who finds it alone")
+    subject: str = Field(ABOUT, description="what this is, for who finds it alone")
     prepare_version: str = Field(__version__, description="that wrote it")
     run: str = Field(description="id of the run that the bundle was made in")
     recipe: str = Field(description="of the variant that the weights beside are")
@@ -61,7 +61,7 @@ class BundleVerdict(Record):
     policy: str = Field(description="name of the policy; resolved.json has all of it")
     command: str = Field("", description="that made the run; paths by their last part")
     source: SourceInfo
-    tried: tuple[str, ...] = Field(
+    attempted: tuple[str, ...] = Field(
         fail_fast=True, description="recipes of the run; each counts in the correction"
     )
     judges: dict[str, str] = Field(description="key of the judge stage, by recipe")
@@ -115,8 +115,8 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     manifest = Manifest(
         prepare_version=__version__,
         recipe=contents.verdict.recipe,
-        bundle=list_files(bundle),
-        beside=list_files(folder, (BUNDLE, *ADDED_LATER)),
+        evidence_files=list_files(bundle),
+        model_files=list_files(folder, (BUNDLE, *ADDED_LATER)),
     )
     _write_json(bundle / MANIFEST, manifest.model_dump(mode="json"))
     return manifest

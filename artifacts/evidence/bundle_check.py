@@ -87,16 +87,16 @@ def check_bundle(folder: Path) -> BundleCheck:
         )
     manifest = read_manifest(bundle)
     has_weights = bundle != folder
-    problems = differences(bundle, manifest.bundle, (MANIFEST,))
+    problems = differences(bundle, manifest.evidence_files, (MANIFEST,))
     if has_weights:
-        problems += differences(folder, manifest.beside, (BUNDLE, *ADDED_LATER))
+        problems += differences(folder, manifest.model_files, (BUNDLE, *ADDED_LATER))
     # After these: what is listed is a plain file, and no pipe that never ends.
     verdict = read_verdict(bundle)
     source = BundledEvidence(bundle, manifest, verdict.revisions)
     try:
         kept = verdict.variant.verdict
         variants = check_claims(
-            RecordedVerdicts(verdict.variants, verdict.tried, verdict.judges), source
+            RecordedVerdicts(verdict.variants, verdict.attempted, verdict.judges), source
         )
         try:
             problems += find_misfits(bundle, manifest, verdict, source)
@@ -116,7 +116,7 @@ def check_bundle(folder: Path) -> BundleCheck:
         recipe=verdict.recipe,
         verdict=kept,
         override=verdict.override,
-        files=len(manifest.bundle) + (len(manifest.beside) if has_weights else 0),
+        files=len(manifest.evidence_files) + (len(manifest.model_files) if has_weights else 0),
         weights_checked=has_weights,
         problems=tuple(problems),
         variants=tuple(variants),
@@ -164,11 +164,11 @@ def find_miscounts(verdict: BundleVerdict) -> list[str]:
     """Where the verdict's own lists of variants disagree: each of them counts exactly once."""
     names = [variant.recipe for variant in verdict.variants]
     found = []
-    if len(set(names)) != len(names) or len(set(verdict.tried)) != len(verdict.tried):
+    if len(set(names)) != len(names) or len(set(verdict.attempted)) != len(verdict.attempted):
         found.append(f"{VERDICT} names a variant twice")
-    if set(names) != set(verdict.tried):
+    if set(names) != set(verdict.attempted):
         found.append(
-            f"{VERDICT} says that {', '.join(verdict.tried) or 'nothing'} was tried, and has "
+            f"{VERDICT} says that {', '.join(verdict.attempted) or 'nothing'} was tried, and has "
             f"verdicts on {', '.join(names) or 'nothing'}"
         )
     if len(set(verdict.judges.values())) != len(verdict.judges):
@@ -200,7 +200,7 @@ def find_unused_stages(
     claimed = {place_of(record.stage, record.key) for record in records}
     there = {
         "/".join(PurePosixPath(each.path).parts[:3])
-        for each in manifest.bundle
+        for each in manifest.evidence_files
         if each.path.startswith("stages/")
     }
     found = [f"{place}: no verdict rests on this stage" for place in sorted(there - claimed)]
@@ -239,7 +239,7 @@ def find_other_weights(
     if verdict.recipe not in verdict.judges:
         return []
     judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])
-    listed = {each.path: each.sha256 for each in manifest.beside}
+    listed = {each.path: each.sha256 for each in manifest.model_files}
     try:
         digest = weights_digest(folder, lambda file: listed.get(file.name, ""))
         carried = digest_auxiliary_files(folder)

@@ -36,7 +36,7 @@ class BundledEvidence:
 
     def __init__(self, folder: Path, manifest: Manifest, revisions: Mapping[str, int]) -> None:
         self._folder = folder
-        self._listed = {each.path for each in manifest.bundle}
+        self._listed = {each.path for each in manifest.evidence_files}
         self._revisions = revisions
         for stage, revision in revisions.items():
             if not 1 <= revision <= newest_revision(stage):

@@ -196,7 +196,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "bound_level": f"{100 * (1 - max(gate.alpha for gate in variant.gates)):.4g}",
         "gates": [(gate, gate_row(gate)) for gate in variant.gates],
         "speed": [(claim, speed_row(claim), typical_loads(claim)) for claim in variant.speed],
-        "tried": verdict.tried,
+        "attempted": verdict.attempted,
     }
 
 

@@ -43,7 +43,7 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> I
         yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
     looks = len(lives.sides) if asked.workload["arrivals"]["concurrency"] else 0
     drawn = list(lives.drawn(found.seed, loads, looks))
-    measured = [(each.side, each.block, each.place, each.seed) for each in loads]
+    measured = [(each.side, each.block, each.order, each.seed) for each in loads]
     if measured != drawn or not lives.succeed(loads, found.server_runs):
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
         number = same // lives.unit

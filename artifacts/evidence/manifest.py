@@ -21,8 +21,10 @@ from pipeline.core.untrusted.record import read_record
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 ABOUT = (
-    "Every file of an evidence bundle of prepare (`bundle`, paths from this folder) and of the "
-    "weights folder that it lies in (`beside`, paths from there). `prepare verify FOLDER` checks "
+    "Every file of an evidence bundle of prepare (`evidence_files`, paths from this folder) and "
+    "of the "
+    "weights folder that it lies in (`model_files`, paths from there). `prepare verify FOLDER` "
+    "checks "
     "them and computes the verdict again."
 )
 
@@ -47,13 +49,13 @@ class Manifest(Record):
     """What lies in a bundle and beside it."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="of this record")
-    about: str = Field(ABOUT, description="what this is, for who finds it alone")
+    subject: str = Field(ABOUT, description="what this is, for who finds it alone")
     prepare_version: str = Field(description="that wrote it")
     recipe: str = Field(description="of the variant that the bundle is about")
-    bundle: tuple[ManifestFile, ...] = Field(
+    evidence_files: tuple[ManifestFile, ...] = Field(
         fail_fast=True, description="files of the bundle but the manifest"
     )
-    beside: tuple[ManifestFile, ...] = Field(
+    model_files: tuple[ManifestFile, ...] = Field(
         fail_fast=True, description="weights, config, tokenizer, model card"
     )
 
@@ -64,7 +66,7 @@ class Manifest(Record):
             raise ValueError(f"version {version} of it, and this prepare knows {SCHEMA_VERSION}")
         return version
 
-    @field_validator("bundle", "beside")
+    @field_validator("evidence_files", "model_files")
     @classmethod
     def _check_each_once(cls, files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
         twice = [path for path, n in Counter(each.path for each in files).items() if n > 1]

@@ -33,7 +33,7 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
     if (count := kept.result.n) != len(answers):
         yield f"{role}: its record counts {count} answers, and there are {len(answers)}"
     if kept.parameters.rule is None:
-        wanted = min(kept.parameters.upto or len(questions), len(questions))
+        wanted = min(kept.parameters.max_questions or len(questions), len(questions))
         if kept.parameters.suite.cluster_by:
             wanted = whole_end(labels_of(questions), wanted)
         if len(answers) != wanted:

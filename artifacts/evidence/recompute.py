@@ -35,7 +35,7 @@ from pipeline.core.store import Store
 # Sums of floating-point numbers may differ in the last digits on another machine.
 RELATIVE_TOLERANCE = 1e-9
 # The promotion says more in these, and attribution describes: no verdict depends on them.
-NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "attribution")
+NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "ablation")
 
 
 @dataclass(frozen=True)
@@ -390,7 +390,7 @@ def find_differing_values(path: str, kept: Any, computed: Any) -> list[str]:
             for line in find_differing_values(f"{path}[{number}]", ours, theirs)
         ]
         # One answer changes every later point of the trail, and the first says it all.
-        return found[:1] if path.endswith(".trail") else found
+        return found[:1] if path.endswith(".e_process") else found
     if isinstance(kept, float) and isinstance(computed, float):
         same = math.isclose(kept, computed, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)
     else:

@@ -25,8 +25,8 @@ Loads = Callable[[str], list[LoadRun]]
 OF_MEASURING = (
     "server_mode",
     "loads_per_server_run",
-    "allowance",
-    "allowance_alpha",
+    "restart_allowance",
+    "restart_allowance_alpha",
     "must_count_hits",
 )
 SPEED = "speed."  # begins the role of a stage that measured a claim on speed
@@ -77,7 +77,7 @@ def judge_evidence(
         attempt=attempt.number,
         gates=gates,
         speed=speed,
-        drafted=drafted_by(policy.suites, record),
+        spec_decode=drafted_by(policy.suites, record),
     )
 
 
@@ -89,7 +89,7 @@ def level_of_suite(parameters: JudgeParameters, name: str, record: Record) -> fl
 
 def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeStats]:
     """What the variant's engine counted of speculative decoding, where it was measured."""
-    found = {name: EVALUATE.result_of(record(f"candidate.{name}")).drafted for name in suites}
+    found = {name: EVALUATE.result_of(record(f"candidate.{name}")).spec_decode for name in suites}
     return {name: drafted for name, drafted in found.items() if drafted is not None}
 
 

@@ -10,7 +10,7 @@ from eval_gates.attribution import Effect
 
 def attribution_table(variant: VariantReport) -> Table | None:
     """The changes of the mean score in points, each with its bounds; None where nobody asked."""
-    if not variant.attribution:
+    if not variant.ablation:
         return None
     return Table(
         ("suite", "questions", "weights alone", "KV cache alone", "both", "beyond their sum"),
@@ -20,7 +20,7 @@ def attribution_table(variant: VariantReport) -> Table | None:
                 str(each.n),
                 *map(_cell, (each.weights, each.kv_cache, each.both, each.interaction)),
             )
-            for each in variant.attribution
+            for each in variant.ablation
         ],
     )
 

@@ -35,14 +35,14 @@ def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EProcessPlo
     """The path of one gate; None where neither answers nor a trail are kept."""
     answered = evidence.find_answers(recipe, gate.suite)
     if answered is None:
-        if not gate.trail:
+        if not gate.e_process:
             return None
         return EProcessPlot(
             recipe,
             gate,
-            [point.n for point in gate.trail],
-            [point.log10_e_pass for point in gate.trail],
-            [point.log10_e_fail for point in gate.trail],
+            [point.n for point in gate.e_process],
+            [point.log10_e_pass for point in gate.e_process],
+            [point.log10_e_fail for point in gate.e_process],
             f"{recipe}: as the run's record has it; its answers could not be read",
         )
     result = sequential_test(
@@ -58,9 +58,9 @@ def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EProcessPlo
     return EProcessPlot(
         recipe,
         gate,
-        [point.questions for point in result.trail],
-        [point.log10_pass for point in result.trail],
-        [point.log10_fail for point in result.trail],
+        [point.questions for point in result.e_process],
+        [point.log10_pass for point in result.e_process],
+        [point.log10_fail for point in result.e_process],
         f"{recipe}: computed again from {result.n} kept answers, as recorded"
         if same
         else f"{recipe}: the kept answers give another path than the run's record: "

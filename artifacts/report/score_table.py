@@ -24,7 +24,7 @@ class VariantSection:
     size: str  # of its weights
     rows: list[GateRow]  # its gates
     collected: list[str]  # what was measured of a variant that was not judged
-    attribution: Table | None = None  # which of weights and KV cache costs what, where asked for
+    ablation: Table | None = None  # which of weights and KV cache costs what, where asked for
 
 
 def variant_parts(evidence: RunEvidence) -> list[VariantSection]:
@@ -69,5 +69,5 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantSection:
         size=format_megabytes(variant.weights_bytes),
         rows=rows,
         collected=[] if rows else collected_words(evidence, variant.recipe),
-        attribution=attribution_table(variant),
+        ablation=attribution_table(variant),
     )

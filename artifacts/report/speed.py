@@ -19,19 +19,19 @@ def speed_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
         for variant in evidence.report.variants
         for claim in variant.speed
         for figure in (
-            _evidence(variant, claim, names) if claim.trail else None,
-            _loads(variant, claim, names) if claim.points else None,
+            _evidence(variant, claim, names) if claim.e_process else None,
+            _loads(variant, claim, names) if claim.loads else None,
         )
         if figure is not None
     ]
 
 
 def _evidence(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> Figure:
-    counts = [point.n for point in claim.trail]
+    counts = [point.n for point in claim.e_process]
     needed = -math.log10(claim.alpha)
     lines = (
-        ("the claim holds", "solid", [point.log10_e_pass for point in claim.trail]),
-        ("it does not", "dash", [point.log10_e_fail for point in claim.trail]),
+        ("the claim holds", "solid", [point.log10_e_pass for point in claim.e_process]),
+        ("it does not", "dash", [point.log10_e_fail for point in claim.e_process]),
     )
     data: list[dict[str, Any]] = [
         {
@@ -57,7 +57,7 @@ def _evidence(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) 
     return Figure(
         name=names.of("speed", variant.recipe, claim.gate, "evidence"),
         title=f"{variant.recipe}, speed {claim.gate}: the evidence after each of its {claim.unit}",
-        says=f"{claim.claim}. {claim.verdict}: {claim.reason}",
+        says=f"{claim.description}. {claim.verdict}: {claim.reason}",
         data=data,
         layout={"xaxis": axis(claim.unit), "yaxis": axis("evidence, power of ten")},
         table=Table(
@@ -69,10 +69,10 @@ def _evidence(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) 
                     f"{point.log10_e_pass:.2f}",
                     f"{point.log10_e_fail:.2f}",
                 )
-                for point in claim.trail
+                for point in claim.e_process
             ],
         ),
-        notes=(claim.claim, f"{claim.verdict}: {claim.reason}"),
+        notes=(claim.description, f"{claim.verdict}: {claim.reason}"),
     )
 
 
@@ -97,7 +97,7 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
     return Figure(
         name=names.of("speed", variant.recipe, claim.gate, "loads"),
         title=f"{variant.recipe}, speed {claim.gate}: latency against throughput, load by load",
-        says=f"{len(claim.points)} loads; the verdict is not computed from these two numbers",
+        says=f"{len(claim.loads)} loads; the verdict is not computed from these two numbers",
         data=data,
         layout={"xaxis": axis(unit), "yaxis": axis("P95 of time to first token, ms")},
         table=Table(
@@ -109,7 +109,7 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
                 "P95 TPOT, ms",
                 "hits",
                 "tokens a step",
-                "kept",
+                "met_slo",
             ),
             [
                 (
@@ -120,9 +120,9 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
                     _number(point.tpot_ms_p95),
                     format_percent(point.hit_rate, 0, nothing="-"),
                     "-" if point.acceptance_length is None else f"{point.acceptance_length:.2f}",
-                    "-" if point.kept is None else "yes" if point.kept else "no",
+                    "-" if point.met_slo is None else "yes" if point.met_slo else "no",
                 )
-                for point in claim.points
+                for point in claim.loads
             ],
             text=frozenset({0, 7}),
         ),
@@ -133,8 +133,8 @@ def _groups(claim: SpeedGateReport) -> dict[str, list[LoadSummary]]:
     """The loads by side, the warm-up apart; of limits by whether the round kept them, too."""
     words = {None: "", True: ", limits kept", False: ", limits not kept"}
     groups: dict[str, list[LoadSummary]] = {}
-    for point in claim.points:
-        of = words[point.kept] if point.counts else ", warm-up"
+    for point in claim.loads:
+        of = words[point.met_slo] if point.counts else ", warm-up"
         groups.setdefault(f"{point.side}{of}", []).append(point)
     return groups
 

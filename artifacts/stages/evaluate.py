@@ -36,16 +36,16 @@ class EvaluateParameters(ServedModel):
     suite: AnyAsked = Field(description="of the policy")
     environment: str = Field(description="identity of the one that asks")
     max_length: int = Field(description="tokens that a prompt and its answer may have together")
-    upto: int | None = Field(None, description="questions at most")
+    max_questions: int | None = Field(None, description="questions at most")
     batch: int = Field(description="questions between two looks")
     rule: GateRule | None = Field(None, description="None where nothing ends it before")
-    repeat: int = Field(0, description="1 where the baseline is asked again")
+    repeat_id: int = Field(0, description="1 where the baseline is asked again")
     measurement: int = Field(1, ge=1, description="number of the measurement")
 
     @property
     def kind(self) -> str:
         """What its duration depends on most."""
-        return f"{self.suite.kind}{' again' if self.repeat else ''}"
+        return f"{self.suite.kind}{' again' if self.repeat_id else ''}"
 
 
 class EvaluateRuntime(ServerRuntime):
@@ -65,11 +65,11 @@ class EvaluateResult(Record):
     answers_digest: str
     available: int | None = None
     score: float | None = Field(None, description="mean")
-    state: str = Field("open", description="pass, fail, blind or open")
-    more: bool = Field(False, description="open, and another round could ask more")
-    ended_by: str = Field("", description="decided, asked or time")
+    state: str = Field("open", description="pass, fail, insensitive or open")
+    has_more: bool = Field(False, description="open, and another round could ask more")
+    stop_reason: str = Field("", description="decided, exhausted or timeout")
     requests: dict[str, int] = Field({}, description="by the way that they were asked")
-    drafted: SpecDecodeStats | None = Field(
+    spec_decode: SpecDecodeStats | None = Field(
         None, description="by its last worker, where the engine drafts and counts that"
     )
 
@@ -77,7 +77,7 @@ class EvaluateResult(Record):
 EVALUATE = Stage("evaluate", 1, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # What only says how far to go, and against whom; not what a question's answer depends on.
-NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
+NOT_OF_THE_ANSWER = ("max_questions", "batch", "rule")
 NOT_OF_THE_MODEL = ("baseline", "coherence")
 # Not known of weights that are taken in again, which are held against the version's own digests.
 NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)

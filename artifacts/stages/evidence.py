@@ -22,11 +22,11 @@ class EvidenceParameters(Record):
     profile: str
     policy: str
     source: SourceInfo
-    tried: list[str] = Field(fail_fast=True, description="recipes whose number counts")
+    attempted: list[str] = Field(fail_fast=True, description="recipes whose number counts")
     unjudged: dict[str, Literal["fail", "error", "skipped"]] = Field(
         description="what became of those without gates"
     )
-    rests_on: str = Field(description="digest of all results that it rests on")
+    depends_on: str = Field(description="digest of all results that it rests on")
     signer: str | None = Field(description="sha256 of the public key that belongs to the key")
 
 

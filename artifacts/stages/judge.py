@@ -52,7 +52,7 @@ class JudgeResult(Record):
     attempt: int = Field(description="number of the attempt against this baseline")
     gates: list[GateReport] = Field(fail_fast=True)
     speed: list[SpeedGateReport] = Field([], fail_fast=True, description="claims on it")
-    drafted: dict[str, SpecDecodeStats] = Field(
+    spec_decode: dict[str, SpecDecodeStats] = Field(
         {}, description="of the variant, by suite; nothing is decided by it"
     )
 

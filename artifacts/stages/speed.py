@@ -25,7 +25,7 @@ class SpeedParameters(Record):
     sides: dict[str, ServedModel] = Field(description="candidate, and baseline where it compares")
     environment: str = Field("", description="identity of the load generator's")
     machine: str = Field("", description="speeds of two machines are not compared")
-    beside: list[str] = Field(
+    other_weights: list[str] = Field(
         [], fail_fast=True, description="of weights that were there: measured anew"
     )
     measurement: int = Field(1, ge=1, description="number of the measurement")

@@ -452,7 +452,16 @@ def count_flips(arguments: argparse.Namespace) -> dict[str, Any]:
                 *("--session", "flips", *data),
             )
             gates = [gate for each in report.get("variants", []) for gate in each["gates"]]
-            kept = ("suite", "n", "baseline", "candidate", "flips", "gains", "floor", "verdict")
+            kept = (
+                "suite",
+                "n",
+                "baseline",
+                "candidate",
+                "flips",
+                "gains",
+                "noise_floor",
+                "verdict",
+            )
             found[other.side.name] = [{key: gate.get(key) for key in kept} for gate in gates]
             found[other.side.name] = found[other.side.name] or report
             tell(f"{other.side.name}: {found[other.side.name]}")
@@ -506,7 +515,7 @@ def measure_blocks(
         json.dumps(
             {
                 **{"claim": "ratio", "name": f"at-{at_once}", "workload": workload, "rule": rule},
-                **{"sides": sides, "life": asdict(life), "endpoints": endpoints},
+                **{"sides": sides, "server_run": asdict(life), "endpoints": endpoints},
                 **{"tokenizer": str(arguments.tokenizer), "trust_remote_code": False},
             }
         )

@@ -106,8 +106,10 @@ def _lives_of(claim: SpeedGate, measuring: MeasurementSettings, alpha: float) ->
         return {}
     share = alpha / 2
     return {
-        "allowance": allowance_for(measuring.restart_stddev, measuring.restart_count, share),
-        "allowance_alpha": share,
+        "restart_allowance": allowance_for(
+            measuring.restart_stddev, measuring.restart_count, share
+        ),
+        "restart_allowance_alpha": share,
     }
 
 

@@ -161,7 +161,7 @@ def beside(load: LoadRun) -> str:
 
 
 def _of_one(load: LoadRun, declared: float | None, must_count: bool) -> Iterator[InvalidReason]:
-    for each in load.disturbances:
+    for each in load.interference:
         yield _cause(each.kind, load, each.what)
     yield from _hit_rate_faults(load, declared, must_count)
     try:

@@ -25,7 +25,7 @@ class MeasurementInProgress(Record):
     """What is known of a measurement before it is over."""
 
     seed: int = Field(description="that all its traffic is drawn with")
-    rests_on: dict[str, str] = Field(
+    depends_on: dict[str, str] = Field(
         description="digests of what the measured servers serve: of others nothing is kept"
     )
     server_runs: int = Field(0, description="of the servers, that were begun")
@@ -49,9 +49,9 @@ class LoadLog:
             StoreError: what was kept of it is damaged; to begin anew would be another chance.
         """
         begun = self.begun()
-        if begun is None or begun.rests_on != dict(rests_on):
+        if begun is None or begun.depends_on != dict(rests_on):
             self._loads.unlink(missing_ok=True)
-            begun = MeasurementInProgress(seed=secrets.randbits(63), rests_on=dict(rests_on))
+            begun = MeasurementInProgress(seed=secrets.randbits(63), depends_on=dict(rests_on))
             self._keep(begun)
         return begun
 

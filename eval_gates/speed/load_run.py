@@ -124,10 +124,10 @@ class LoadRun(NumericRecord):
     side: Side
     workload: str = Field(max_length=100, description="name of the workload")
     block: Count = Field(description="number of the block or round, from 0")
-    place: Literal[0, 1] = Field(
+    order: Literal[0, 1] = Field(
         description="0: a round, or this side of the block or pair went first"
     )
-    life: Count = Field(
+    server_run: Count = Field(
         description="which life of the servers it was, from 0, of all that were begun"
     )
     seed: Count = Field(description="of prompts and arrivals; another one each block")
@@ -158,7 +158,7 @@ class LoadRun(NumericRecord):
         None, description="threads that were ready to run on the client's machine, on average"
     )
     cpus: Annotated[int, Field(ge=1)] | None = Field(None, description="of that machine")
-    disturbances: list[Interference] = Field([], fail_fast=True, max_length=100)
+    interference: list[Interference] = Field([], fail_fast=True, max_length=100)
 
     @model_validator(mode="after")
     def _arrivals_are_declared(self) -> LoadRun:

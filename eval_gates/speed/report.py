@@ -33,8 +33,8 @@ class LoadSummary(Record):
 
     side: Side
     block: int = Field(description="number of the block or round, from 0")
-    place: int = Field(description="0: it went first")
-    life: int = Field(description="of the server, from 0")
+    order: int = Field(description="0: it went first")
+    server_run: int = Field(description="of the server, from 0")
     output_tokens_per_s: float | None = Field(description="in the steady part")
     requests_per_s: float | None = Field(description="that were sent in the steady part")
     ttft_ms_p50: float | None = Field(description="time to first token")
@@ -49,7 +49,7 @@ class LoadSummary(Record):
     acceptance_length: float | None = Field(
         None, description="tokens that a step with drafts gave; None where none was drafted"
     )
-    kept: bool | None = Field(
+    met_slo: bool | None = Field(
         description="whether the round kept the limits; None of a ratio, and of the warm-up"
     )
     counts: bool = Field(True, description="False: of the warm-up")
@@ -61,7 +61,7 @@ class SpeedGateReport(Record):
     gate: str = Field(description="such as ratio.chat or slo.0")
     kind: ClaimKind
     workload: str = Field(description="its name")
-    claim: str = Field(description="in words")
+    description: str = Field(description="in words")
     tier: Tier
     unit: str = Field(description="what n counts: blocks or rounds")
     n: int
@@ -75,12 +75,12 @@ class SpeedGateReport(Record):
     )
     upper: float | None
     threshold: float = Field(description="what the lower bound must lie above to pass")
-    allowance: float = Field(
+    restart_allowance: float = Field(
         0.0, description="of ln(ratio), for how two lives of one server differ; in the bounds"
     )
     alpha: float = Field(description="error rate of each bound, and of the verdict")
     p_value: float = Field(description="of 'the claim does not hold', valid at any time")
-    refused: list[InvalidReason] = Field(
+    invalid_reasons: list[InvalidReason] = Field(
         [], fail_fast=True, description="why nothing is concluded from what was measured"
     )
     continues: bool = Field(
@@ -111,8 +111,8 @@ class SpeedGateReport(Record):
     requests_within: dict[str, float] = Field(
         {}, description="of limits: share of all requests within each latency limit"
     )
-    points: list[LoadSummary] = Field([], fail_fast=True, description="every load")
-    trail: list[EProcessPoint] = Field(
+    loads: list[LoadSummary] = Field([], fail_fast=True, description="every load")
+    e_process: list[EProcessPoint] = Field(
         [], fail_fast=True, description="the evidence after each block or round"
     )
     verdict: Verdict
@@ -136,7 +136,7 @@ class SpeedGateReport(Record):
 
     def typical(self, side: Side, figure: str = "output_tokens_per_s") -> float | None:
         """Return the median of a `LoadSummary` field over the side's loads; None without any."""
-        counted = (point for point in self.points if point.side == side and point.counts)
+        counted = (point for point in self.loads if point.side == side and point.counts)
         values = [getattr(point, figure) for point in counted]
         known = [value for value in values if value is not None]
         return median(known) if known else None
@@ -175,7 +175,7 @@ def judge_speed(
     found = decides.finding(loads)
     reason = reason_of(decides, found) + how_to_remeasure(gate, found)
     verdict: Verdict = found.state if found.state in ("pass", "fail") else "undecided"
-    trusted = not found.refused
+    trusted = not found.invalid_reasons
     totals: dict[str, Any] = {}
     if trusted and isinstance(decides, ThroughputRatioRule):
         totals = {"total": decides.total_ratio(loads)}
@@ -190,7 +190,7 @@ def judge_speed(
         gate=gate,
         kind=kind,
         workload=workload,
-        claim=claim_in_words(decides, workload, at),
+        description=claim_in_words(decides, workload, at),
         tier=tier,
         unit=decides.unit,
         n=found.n,
@@ -200,16 +200,16 @@ def judge_speed(
         lower=found.lower,
         upper=found.upper,
         threshold=threshold_of(decides),
-        allowance=0.0 if isinstance(decides, SloRule) else decides.allowance,
+        restart_allowance=0.0 if isinstance(decides, SloRule) else decides.restart_allowance,
         alpha=decides.alpha,
         p_value=found.p_value,
-        refused=list(found.refused),
+        invalid_reasons=list(found.invalid_reasons),
         continues=found.state == "disturbed",
         voided=list(found.voided),
         lost=found.lost,
         server_mode=decides.server_mode,
-        points=points_of(decides, loads),
-        trail=list(found.trail),
+        loads=points_of(decides, loads),
+        e_process=list(found.e_process),
         verdict=verdict,
         reason="; ".join([reason, *_beside(totals)]),
         note=note,
@@ -266,13 +266,14 @@ def reason_of(rule: Rule, found: SpeedTestResult) -> str:
     """The verdict in words."""
     if found.state == "disturbed":
         return (
-            f"measuring was disturbed: {faults_in_words(rule, found, found.refused)}; the same "
+            f"measuring was disturbed: {faults_in_words(rule, found, found.invalid_reasons)}; the "
+            "same "
             "command continues it"
         )
-    if found.refused:
-        more = len(found.refused) - 1
+    if found.invalid_reasons:
+        more = len(found.invalid_reasons) - 1
         rest = f", and {more} more" if more else ""
-        return f"what was measured cannot be trusted: {found.refused[0]}{rest}"
+        return f"what was measured cannot be trusted: {found.invalid_reasons[0]}{rest}"
     if found.n == 0 or found.estimate is None:
         return "not measured"
 
@@ -300,7 +301,7 @@ def reason_of(rule: Rule, found: SpeedTestResult) -> str:
 
 def how_to_remeasure(gate: str, found: SpeedTestResult) -> str:
     """What measures a gate again whose measurement has ended; '' for any other."""
-    if found.state != "refused":
+    if found.state != "invalid":
         return ""
     return f"; change that, or measure again with `prepare model --remeasure {gate}`"
 
@@ -324,7 +325,7 @@ def points_of(rule: Rule, loads: Sequence[LoadRun]) -> list[LoadSummary]:
     }
     found: dict[int, bool] = {}
     if isinstance(rule, SloRule):
-        found = {b: k for b, k in zip(blocks, rule.kept(loads), strict=True) if counts[b]}
+        found = {b: k for b, k in zip(blocks, rule.met_slo(loads), strict=True) if counts[b]}
     return [
         _point(
             load,
@@ -348,15 +349,15 @@ def _point(load: LoadRun, kept: bool | None, counts: bool) -> LoadSummary:
     return LoadSummary(
         side=load.side,
         block=load.block,
-        place=load.place,
-        life=load.life,
+        order=load.order,
+        server_run=load.server_run,
         output_tokens_per_s=rate,
         requests_per_s=sent,
         failed=int(found.pop("errors")),
         hit_rate=hit_rate(load),
         acceptance_rate=drafted.rate if drafted else None,
         acceptance_length=drafted.length if drafted else None,
-        kept=kept,
+        met_slo=kept,
         counts=counts,
         **{name: value if math.isfinite(value) else None for name, value in found.items()},
     )

@@ -8,8 +8,8 @@ from typing import Literal
 from eval_gates.gate_report import EProcessPoint
 from eval_gates.speed.invalid_reasons import InvalidReason
 
-State = Literal["pass", "fail", "open", "disturbed", "refused"]
-"""disturbed: measuring stopped for this run, and the next one continues it; refused: it is over."""
+State = Literal["pass", "fail", "open", "disturbed", "invalid"]
+"""disturbed: measuring stopped for this run, and the next one continues it; invalid: it is over."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class SpeedTestResult:
     upper: float | None = None
     p_value: float = 1.0
     """Of 'the claim does not hold', valid at any time."""
-    trail: tuple[EProcessPoint, ...] = ()
-    refused: tuple[InvalidReason, ...] = ()
+    e_process: tuple[EProcessPoint, ...] = ()
+    invalid_reasons: tuple[InvalidReason, ...] = ()
     """Why nothing is concluded."""
     withheld: str | None = None
     """Why a pass by the single units is none, in words."""

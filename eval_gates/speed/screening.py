@@ -37,10 +37,10 @@ class ScreeningRule(ServerRunRule):
         """The most rounds."""
         return self.repetitions
 
-    def state(self, loads: Sequence[LoadRun]) -> Literal["open", "raced", "out", "refused"]:
+    def state(self, loads: Sequence[LoadRun]) -> Literal["open", "raced", "out", "invalid"]:
         """Where the entrant stands after these loads."""
         if self.causes(loads):
-            return "refused"
+            return "invalid"
         if not loads:
             return "open"
         if self.leader is not None:

@@ -160,7 +160,7 @@ class SequentialGateRule(ServerRunRule):
 
         causes = self.distrusted(loads)
         if ended := ending(causes):
-            return SpeedTestResult("refused", refused=ended)
+            return SpeedTestResult("invalid", invalid_reasons=ended)
         units = self._units(loads)
         faults = _by_unit(causes, units)
         fit = [unit for unit, found in zip(units, faults, strict=True) if not found]
@@ -228,7 +228,7 @@ class SequentialGateRule(ServerRunRule):
             spent: the budget is spent for another reason than the number of units.
         """
         # A run that continues begins a bet of its own, and so has as many units as the first.
-        cap, drifts = len(self.began) * self.cap, found.state == "refused"
+        cap, drifts = len(self.began) * self.cap, found.state == "invalid"
         for_lost = math.ceil(MORE_FOR_LOST / (1 - self.claimed) * lost)
         most = cap + (cap if drifts else min(cap, for_lost))
         found = replace(found, voided=voided, lost=lost, most=most)
@@ -236,9 +236,9 @@ class SequentialGateRule(ServerRunRule):
             return found
         spent = spent or found.n >= 2 * cap
         if drifts and (spent or found.n >= most):
-            return replace(found, state="disturbed", refused=(self.drift(sound),))
+            return replace(found, state="disturbed", invalid_reasons=(self.drift(sound),))
         if (lost or voided) and spent:
-            return replace(found, state="disturbed", refused=voided)
+            return replace(found, state="disturbed", invalid_reasons=voided)
         return replace(found, state="open")
 
     def _units(self, loads: Sequence[LoadRun]) -> list[Sequence[LoadRun]]:
@@ -270,9 +270,9 @@ class SequentialGateRule(ServerRunRule):
             blocks = len({load.block for load in loads})
             return np.ones(blocks // self.loads_per_server_run, dtype=bool)
         units = list({load.block: load for load in reversed(loads)}.values())[::-1]
-        lives = [unit.life for unit in units]
+        lives = [unit.server_run for unit in units]
         places = [lives[:number].count(life) for number, life in enumerate(lives)]
-        waited = [unit.started - units[lives.index(unit.life)].started for unit in units]
+        waited = [unit.started - units[lives.index(unit.server_run)].started for unit in units]
         return (np.array(places, dtype=int) >= self.warm_up) & (np.array(waited) >= WARM_UP_SECONDS)
 
     def _with_lost_lives(
@@ -337,7 +337,7 @@ class SequentialGateRule(ServerRunRule):
         failing = log_evidence(against > 0, 1 - self.claimed, continued)
         state, at = self._decide(margins, places, passing, failing)
         estimates, lower, upper = self.describe(counting, of_these, continued)
-        evidence = 0.0 if state == "refused" else float(np.maximum(0.0, passing.max()))
+        evidence = 0.0 if state == "invalid" else float(np.maximum(0.0, passing.max()))
         return SpeedTestResult(
             state=state,
             n=int(counting.size),
@@ -346,7 +346,7 @@ class SequentialGateRule(ServerRunRule):
             lower=lower,
             upper=upper,
             p_value=min(1.0, math.exp(-evidence) + self.alpha - self.level),
-            trail=_trail(estimates, passing, failing),
+            e_process=_trail(estimates, passing, failing),
         )
 
     def log_evidence(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -375,7 +375,7 @@ class SequentialGateRule(ServerRunRule):
             if passing[number] >= needed and not undoes(_known(for_it[seen])):
                 return "pass", int(number) + 1
         drifts = bool(enough.any()) and enough.size >= self.cap
-        return ("refused" if drifts else "open"), None
+        return ("invalid" if drifts else "open"), None
 
 
 def _by_unit(

@@ -59,7 +59,7 @@ class ServerRunRule(NumericRecord):
         """
         sides = sorted({load.side for load in loads})
         unit = self.spread_over(sides).unit if sides else 1
-        lives = [load.life for load in loads[unit - 1 :: unit]]
+        lives = [load.server_run for load in loads[unit - 1 :: unit]]
         if self.server_mode == "interleaved":
             lives = [life + 1 - len(sides) * (n + 1) for n, life in enumerate(lives)]
         # Where a run ended by the rule, its last life was not ended too soon.
@@ -73,7 +73,7 @@ class ServerRunRule(NumericRecord):
 
     def continued_at(self, units: Sequence[Sequence[LoadRun]]) -> list[int]:
         """The first unit of each run that continued the measurement."""
-        lives = [unit[0].life for unit in units]
+        lives = [unit[0].server_run for unit in units]
         firsts = [sum(life < began for life in lives) for began in self.began[1:]]
         return [first for first in firsts if first < len(lives)]
 
@@ -94,7 +94,9 @@ def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
     found = before
     for load in loads:
         timings = [load.requests.start_s, load.requests.ttft_s, load.requests.end_s]
-        found = digest_json([found, load.life, load.side, load.seed, load.prompts_sha256, timings])
+        found = digest_json(
+            [found, load.server_run, load.side, load.seed, load.prompts_sha256, timings]
+        )
     return found
 
 
@@ -163,7 +165,7 @@ class ServerRunSchedule:
         """
         block, before = 0, ""
         if self.loads is None:
-            for life, group in groupby(loads, lambda load: load.life):
+            for life, group in groupby(loads, lambda load: load.server_run):
                 those = list(group)
                 draw = Randomization(draw_life(seed, life, before), self.sides)
                 before = digest_loads(those, before)
@@ -185,7 +187,7 @@ class ServerRunSchedule:
 
         Each life has whole blocks, or loads of one side in one pair.
         """
-        lives = [load.life for load in loads]
+        lives = [load.server_run for load in loads]
         if lives != sorted(lives) or (lives and lives[-1] >= begun):
             return False
         each = [list(those) for _, those in groupby(enumerate(lives), lambda pair: pair[1])]

@@ -115,7 +115,7 @@ class SloRule(SequentialGateRule):
             1 - surely_more_than(margins <= 0, self.level, continued),
         )
 
-    def kept(self, loads: Sequence[LoadRun]) -> list[bool]:
+    def met_slo(self, loads: Sequence[LoadRun]) -> list[bool]:
         """Whether each round keeps all limits; one that is over-saturated does not.
 
         Raises:

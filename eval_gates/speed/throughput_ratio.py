@@ -7,8 +7,9 @@ speaks for neither side. Nothing is assumed but that blocks are independent of e
 
 Two lives of one server differ by more than two blocks of one life. Where both sides stay up, the
 blocks say nothing of that: the ratio must then be above the minimum by an allowance, which a pair
-of equal servers exceeds with probability `allowance_alpha`; that part of the error rate is not the
-blocks' to spend. Where lives alternate, a pair of lives is one value, the mean of its blocks.
+of equal servers exceeds with probability `restart_allowance_alpha`; that part of the error rate is
+not the blocks' to spend. Where lives alternate, a pair of lives is one value, the mean of its
+blocks.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ class ThroughputRatioRule(SequentialGateRule):
 
     min_ratio: float = Field(gt=0, description="smallest acceptable ratio")
     blocks: int = Field(ge=1, description="at most; pairs of lives where these alternate")
-    allowance: float = Field(0.0, ge=0, description="of ln(ratio), for how lives differ")
-    allowance_alpha: float = Field(0.0, ge=0, lt=0.5, description="the share of alpha in it")
+    restart_allowance: float = Field(0.0, ge=0, description="of ln(ratio), for how lives differ")
+    restart_allowance_alpha: float = Field(
+        0.0, ge=0, lt=0.5, description="the share of alpha in it"
+    )
 
     @property
     def unit(self) -> str:
@@ -47,7 +50,7 @@ class ThroughputRatioRule(SequentialGateRule):
 
     @model_validator(mode="after")
     def _something_is_left_to_the_blocks(self) -> ThroughputRatioRule:
-        if self.allowance_alpha >= self.alpha:
+        if self.restart_allowance_alpha >= self.alpha:
             raise ValueError("the allowance for lives takes all of alpha")
         return self
 
@@ -64,7 +67,7 @@ class ThroughputRatioRule(SequentialGateRule):
     @property
     def level(self) -> float:
         """What the allowance leaves of alpha."""
-        return self.alpha - self.allowance_alpha
+        return self.alpha - self.restart_allowance_alpha
 
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
         """y of each block.
@@ -79,7 +82,7 @@ class ThroughputRatioRule(SequentialGateRule):
 
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Beyond the allowance, above and below."""
-        return margins - self.allowance, -margins - self.allowance
+        return margins - self.restart_allowance, -margins - self.restart_allowance
 
     def slack(self, loads: Sequence[LoadRun]) -> FloatArray:
         """For a pass the baseline could have been faster by its lag, for a fail the candidate."""
@@ -98,8 +101,8 @@ class ThroughputRatioRule(SequentialGateRule):
         logs = margins + math.log(self.min_ratio)
         first = int((~np.isnan(logs)).argmax())  # its value is the estimate before it
         medians = np.array([np.nanmedian(logs[: max(n, first) + 1]) for n in range(logs.size)])
-        lower = surely_typical(logs - slack[0], self.level, continued) - self.allowance
-        upper = -surely_typical(-logs - slack[1], self.level, continued) + self.allowance
+        lower = surely_typical(logs - slack[0], self.level, continued) - self.restart_allowance
+        upper = -surely_typical(-logs - slack[1], self.level, continued) + self.restart_allowance
         return np.exp(medians), _ratio(lower), _ratio(upper)
 
     def distrusted(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
@@ -136,7 +139,7 @@ class ThroughputRatioRule(SequentialGateRule):
         for load in self.counting(loads):
             with contextlib.suppress(NoSteadyStateError):
                 rate = math.log(output_rate(load))
-                of_starts.setdefault((load.side, load.life), []).append(rate)
+                of_starts.setdefault((load.side, load.server_run), []).append(rate)
         found: dict[str, list[float]] = {}
         for (side, _), rates in of_starts.items():
             found.setdefault(side, []).append(median(rates))

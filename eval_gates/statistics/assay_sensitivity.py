@@ -31,7 +31,7 @@ _MOST_QUESTIONS = 10**9
 class SensitivityCheck:
     """What the baseline's answers show of one kind of ignorance."""
 
-    ignorance: Ignorance
+    kind: Ignorance
     score: float
     """Mean score of who knows nothing in this way, in [0, 1]."""
     p_blind: float

@@ -214,7 +214,7 @@ def _blind_words(finding: GateTestResult, scores: Scores) -> str:
     worst = max(blind, key=lambda sight: sight.score)
     return (
         f"the gate is blind: {finding.comparison.words} is not shown to end above what"
-        f" {_UNINFORMED[worst.ignorance]} ({worst.score:.1%}), as the baseline scores {known:.1%}"
+        f" {_UNINFORMED[worst.kind]} ({worst.score:.1%}), as the baseline scores {known:.1%}"
         f" (p = {worst.p_blind:.2g}), so one that lost everything could pass; use a stricter"
         " margin, more questions or another suite"
     )

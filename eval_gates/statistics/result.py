@@ -31,7 +31,7 @@ class GateTestResult:
     lower: float
     upper: float
     method: str
-    trail: tuple[EProcessState, ...] = ()
+    e_process: tuple[EProcessState, ...] = ()
     planned: float | None = None
     """The bet that had half of the stake; None: an even one, or no betting test."""
 
@@ -58,7 +58,7 @@ def sequential_finding(
         lower=result.lower,
         upper=result.upper,
         method=SEQUENTIAL,
-        trail=result.trail,
+        e_process=result.e_process,
         planned=planned,
     )
 

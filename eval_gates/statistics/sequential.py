@@ -69,7 +69,7 @@ class SequentialResult:
     lower: float | None
     """Anytime-valid lower bound of the mean value at level alpha; None if not asked for."""
     upper: float | None
-    trail: tuple[EProcessState, ...]
+    e_process: tuple[EProcessState, ...]
 
 
 def sequential_test(
@@ -118,7 +118,7 @@ def sequential_test(
         p_inferior=min(1.0, float(np.exp(-log_pass.max()))),
         lower=lower,
         upper=upper,
-        trail=_trail(values, log_pass, log_fail),
+        e_process=_trail(values, log_pass, log_fail),
     )
 
 

@@ -154,7 +154,12 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
 
 def floor_lines(report: RunReport) -> list[str]:
     """What serving alone changes, suite by suite; the same baseline for all variants."""
-    floors = {gate.suite: gate.floor for v in report.variants for gate in v.gates if gate.floor}
+    floors = {
+        gate.suite: gate.noise_floor
+        for v in report.variants
+        for gate in v.gates
+        if gate.noise_floor
+    }
     return [
         f"{suite}: the baseline asked twice changed {floor.flips} of {floor.n} scores"
         for suite, floor in floors.items()
@@ -168,7 +173,7 @@ def speed_lines(report: RunReport) -> list[str]:
         return ["speed: the policy claims nothing of it here"]
     speeds = [speed for variant in judged for speed in variant.speed]
     notes = dict.fromkeys(
-        [f"{speed.name}: {speed.claim}" for speed in speeds if speed.shows_little]
+        [f"{speed.name}: {speed.description}" for speed in speeds if speed.shows_little]
         + [f"speed: {speed.note}" for speed in speeds if speed.note]
     )
     return list(notes)

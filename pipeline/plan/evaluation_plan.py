@@ -128,7 +128,7 @@ class EvaluationPlanner:
         for name, suite in self.policy.suites.items():
             first = rounds[name][0]
             if suite.noise_floor_questions:
-                asked_again = {"upto": suite.noise_floor_questions, "repeat": 1}
+                asked_again = {"max_questions": suite.noise_floor_questions, "repeat_id": 1}
                 # Other neighbours in the batches, as another day would have them.
                 concurrency = max(1, suite.concurrency // 2)
                 slower = {"suite": repeat_role(name), "concurrency": concurrency}
@@ -179,7 +179,7 @@ class EvaluationPlanner:
             return bool(rounds) and all(_are_over(each, store) for each in rounds)
 
         def spec(side: EvaluationSide, number: int) -> StageSpec:
-            return self._spec(suite, side, number, upto=None, rule=None)
+            return self._spec(suite, side, number, max_questions=None, rule=None)
 
         sides = (baseline, *variants)
         keys = [measurement_key(spec(each, 1)) for each in variants]
@@ -210,7 +210,9 @@ class EvaluationPlanner:
         rule = self._rule(name, served.recipe) if baseline is not None else None
         counted = Counted(
             attempt=self._counted if baseline is not None else None,
-            measurement=measurement_key(self._spec(name, served, number, upto=None, rule=None)),
+            measurement=measurement_key(
+                self._spec(name, served, number, max_questions=None, rule=None)
+            ),
             run=self.run,
         )
         return tuple(
@@ -218,7 +220,7 @@ class EvaluationPlanner:
                 name,
                 served,
                 number,
-                upto=upto,
+                max_questions=size,
                 rule=rule,
                 against=baseline[name][place] if baseline is not None else None,
                 runtime=EvaluateRuntime(
@@ -229,7 +231,7 @@ class EvaluationPlanner:
                     counted=counted,
                 ),
             )
-            for place, upto in enumerate(self._sizes(name))
+            for place, size in enumerate(self._sizes(name))
         )
 
     def _spec(
@@ -238,7 +240,7 @@ class EvaluationPlanner:
         served: EvaluationSide,
         number: int,
         *,
-        upto: int | None,
+        max_questions: int | None,
         rule: GateRule | None,
         against: StageSpec | None = None,
         runtime: EvaluateRuntime | None = None,
@@ -249,7 +251,7 @@ class EvaluationPlanner:
             name: of the suite.
             served: the side.
             number: of the measurement.
-            upto: questions at most.
+            max_questions: limit of the round.
             rule: that ends it before.
             against: the baseline's round.
             runtime: where it is asked.
@@ -263,7 +265,7 @@ class EvaluationPlanner:
                 suite=suite,
                 environment=self.environment,
                 max_length=served.max_length,
-                upto=upto,
+                max_questions=max_questions,
                 batch=suite.batch,
                 rule=rule,
                 measurement=number,
@@ -329,4 +331,4 @@ def _are_over(rounds: Sequence[StageSpec], store: Store) -> bool:
     """Whether the last round that the answers so far call for is done."""
     found = [store.find_current(spec.stage, spec.key) for spec in rounds]
     done = [EVALUATE.result_of(record) for record in found if record is not None]
-    return len(done) == len(rounds) or any(not each.more for each in done)
+    return len(done) == len(rounds) or any(not each.has_more for each in done)

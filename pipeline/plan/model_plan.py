@@ -261,7 +261,7 @@ class ModelPlanner:
             tokenizer=baseline.model,
             environment=self.identities.get("serve", ""),
             machine=self.node.measured_on(self.profile.accelerator),
-            beside=tuple(self._beside),
+            other_weights=tuple(self._beside),
         )
         return variant.measure_speed(
             speed_stages(measured, self.attempt, claims_at, self.run, self.remeasured)

@@ -239,7 +239,7 @@ class Plan:
 
 def wants_more(record: StageRecord | None) -> bool:
     """Whether that round is done and left its gate open, with more questions to ask."""
-    return record is not None and EVALUATE.result_of(record).more
+    return record is not None and EVALUATE.result_of(record).has_more
 
 
 def has_failed(record: StageRecord | None) -> bool:

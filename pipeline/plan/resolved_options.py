@@ -126,7 +126,7 @@ class ResolvedOptions:
             ),
             **({"speculation": self.speculation} if self.speculation else {}),
             "policy": self.policy.name,
-            "asked": self.asked.to_dict(),
+            "requested": self.asked.to_dict(),
             "name": self.name,
             "registry": self.registry,
             "eval_data": str(self.eval_data) if self.eval_data else None,

@@ -341,7 +341,7 @@ class Sides:
     tokenizer: Path
     environment: str
     machine: str
-    beside: tuple[str, ...] = ()
+    other_weights: tuple[str, ...] = ()
 
     def stage(self, claim: SpeedGatePlan, number: int = 1) -> StageSpec:
         """The stage that measures the claim.
@@ -363,7 +363,7 @@ class Sides:
                 sides={name: side.identity for name, side in sides.items()},
                 environment=self.environment,
                 machine=self.machine,
-                beside=list(self.beside),
+                other_weights=list(self.other_weights),
                 measurement=number,
             ),
             {name: side.coherence for name, side in sides.items()},

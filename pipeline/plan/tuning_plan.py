@@ -256,7 +256,7 @@ class TuningPlanner:
             tokenizer=self.checkpoint.path,
             environment=self.identities["serve"],
             machine=self.engine_defaults.node.measured_on(self.engine_defaults.profile.accelerator),
-            beside=(SCREENING,),
+            other_weights=(SCREENING,),
         )
 
     def _variant(self, entrant: ScreeningCandidate, loads: Mapping[str, StageSpec]) -> VariantPlan:

@@ -190,8 +190,8 @@ def refuse_unlisted(version: Version, folder: Path) -> None:
             hint="somebody removed it: `prepare promote` its run again",
         )
     manifest = read_manifest(bundle)
-    listed = {each.path for each in manifest.beside} | {f"{BUNDLE}/{MANIFEST}"}
-    listed |= {f"{BUNDLE}/{each.path}" for each in manifest.bundle}
+    listed = {each.path for each in manifest.model_files} | {f"{BUNDLE}/{MANIFEST}"}
+    listed |= {f"{BUNDLE}/{each.path}" for each in manifest.evidence_files}
     there = {path for path, _ in plain_files(folder, (SIGNATURE,))}
     if differing := sorted(there ^ listed):
         raise RegistryError(

@@ -91,10 +91,10 @@ def evidence_stage(
             profile=run.options.profile or "",
             policy=run.options.policy or "",
             source=source,
-            tried=tried,
+            attempted=tried,
             unjudged=outcomes,
             # Versions point to the folder: what came out otherwise another time has another.
-            rests_on=digest_json(
+            depends_on=digest_json(
                 [
                     [r.stage, r.key, r.result]
                     for r in collect_stages(store.find, list(inputs.values()))

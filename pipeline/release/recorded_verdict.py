@@ -84,7 +84,7 @@ class RecordedVerdict:
         the variant's family.
         """
         own = self.recipe
-        others = [name for name in self.bundle.tried if name != own.name]
+        others = [name for name in self.bundle.attempted if name != own.name]
         family = own.family
         return (
             own,

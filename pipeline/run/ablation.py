@@ -74,7 +74,7 @@ class AblationRun:
         except PrepareError as error:
             self._stages.progress.note(f"{name}: its loss cannot be attributed: {error}")
             return
-        self._log.note_variant(judged.model_copy(update={"attribution": found}))
+        self._log.note_variant(judged.model_copy(update={"ablation": found}))
 
     def _wanted(self, variant: VariantPlan, judged: VariantReport) -> list[str]:
         """Suites that the variant did not pass, or came close to failing."""
@@ -137,7 +137,7 @@ class AblationRun:
             EVALUATE.parameters_of(first).model_copy(
                 update={
                     "serving": served.arguments,
-                    "upto": asked,
+                    "max_questions": asked,
                     "rule": None,
                 }
             ),

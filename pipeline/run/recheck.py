@@ -191,7 +191,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     command = measurement.command(choices, list(map(str, changed)))
     command["force"] = request.force
     command["remeasured"] = list(request.remeasured)
-    command["asked"] = request.as_options()
+    command["requested"] = request.as_options()
     accelerator = Accelerator(profile.accelerator)
     session = RunSession("recheck", command, accelerator, settings, progress, executor)
 

@@ -87,7 +87,7 @@ class Remeasurement:
             **choices.to_dict(),
             "recheck": f"{self.version.name}@{self.version.version}",
             "changed": changed,
-            "tried": [recipe.name for recipe in self.past.tried],
+            "attempted": [recipe.name for recipe in self.past.tried],
         }
 
     def run(self, choices: ResolvedOptions, session: RunSession) -> None:

@@ -79,7 +79,7 @@ class RunRecorder:
 
     def note_counted(self, tried: Sequence[str]) -> None:
         """These variants are counted by the verdicts, also those that this run does not try."""
-        self._update(command={**self._report.command, "tried": list(tried)})
+        self._update(command={**self._report.command, "attempted": list(tried)})
 
     def note_tuning(self, tuning: TuningReport) -> None:
         """A race or its winner's claim has come further."""

@@ -298,7 +298,7 @@ class TuningRun:
     ) -> ScreeningReport:
         rule = ScreeningRule.model_validate(SPEED.parameters_of(spec).rule)
         state, found = rule.state(loads), {"stage": spec.key, "repetitions": len(loads)}
-        if state == "refused":
+        if state == "invalid":
             why = str(rule.causes(loads)[0])
             if facts["name"] == ENGINE_DEFAULTS:
                 raise ServingError(
@@ -306,7 +306,7 @@ class TuningRun:
                     where=str(self._stages.store.stage_folder(spec.stage, spec.key)),
                     hint="give the workload other arrivals, more seconds, or another hit_rate",
                 )
-            return ScreeningReport(**facts, **found, outcome="refused", reason=why)
+            return ScreeningReport(**facts, **found, outcome="invalid", reason=why)
         rate = rule.typical_rate(loads)
         stock = next((e.output_tokens_per_s for e in self._report.screening), None) or rate
         is_out = state == "out"

@@ -85,7 +85,7 @@ def run(context: Context) -> EvaluateResult:
         AttemptChangedError: the run has to be planned again.
     """
     todo = round_of(context.spec, context.store)
-    facts: dict[str, Any] = {"ended_by": "asked"}
+    facts: dict[str, Any] = {"stop_reason": "exhausted"}
     with open_book(context.store, todo.book_file, context.progress.note) as claim:
         count_answers(context, todo.book_file.stem)
         if not todo.is_over():
@@ -102,7 +102,7 @@ def run(context: Context) -> EvaluateResult:
     scores = [float(row["score"]) for row in rows]
     state = todo.state(scores)
     if state != "open":
-        facts["ended_by"] = "decided"
+        facts["stop_reason"] = "decided"
         context.note(f"{context.runtime.suite}: decided after {len(rows)} questions ({state})")
     return EvaluateResult(
         **facts,
@@ -111,7 +111,9 @@ def run(context: Context) -> EvaluateResult:
         available=todo.available,
         score=sum(scores) / len(scores),
         state=state,
-        more=state == "open" and facts["ended_by"] == "asked" and len(rows) < todo.available,
+        has_more=state == "open"
+        and facts["stop_reason"] == "exhausted"
+        and len(rows) < todo.available,
         answers_digest=digest_bytes((context.folder / ANSWERS).read_bytes()),
     )
 
@@ -135,7 +137,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     questions = [row for _, row in read_rows(questions_file)]
     ids = [row["id"] for row in questions]
     clusters = labels_of(questions) if parameters.suite.cluster_by else None
-    upto = min(parameters.upto or len(ids), len(ids))
+    upto = min(parameters.max_questions or len(ids), len(ids))
     baseline: list[dict[str, Any]] = []
     rule: StoppingRule | None = None
     sight: State = "open"

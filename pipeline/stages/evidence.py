@@ -81,8 +81,8 @@ def run(context: Context) -> EvidenceResult:
         override=verdict.override,
         weights_digest=judged.quantize.result.weights_digest,
         manifest_digest=digest_file(output / BUNDLE / MANIFEST),
-        files=len(manifest.bundle) + len(manifest.beside),
-        bundle_bytes=sum(each.size for each in manifest.bundle),
+        files=len(manifest.evidence_files) + len(manifest.model_files),
+        bundle_bytes=sum(each.size for each in manifest.evidence_files),
         signer=context.parameters.signer,
     )
 
@@ -113,7 +113,7 @@ def verdict_of(context: Context, records: tuple[StageRecord, ...]) -> BundleVerd
         for role, reference in context.spec.inputs.items()
         if role.startswith(JUDGE_OF)
     }
-    reports = [report_of(context, recipe, judges) for recipe in parameters.tried]
+    reports = [report_of(context, recipe, judges) for recipe in parameters.attempted]
     return BundleVerdict(
         run=context.runtime.run,
         recipe=parameters.recipe,
@@ -123,7 +123,7 @@ def verdict_of(context: Context, records: tuple[StageRecord, ...]) -> BundleVerd
         policy=parameters.policy,
         command=context.runtime.command,
         source=parameters.source,
-        tried=tuple(parameters.tried),
+        attempted=tuple(parameters.attempted),
         judges=judges,
         variants=tuple(reports),
         revisions=revisions_of(records),
@@ -173,7 +173,7 @@ def link_weights(source: Path, output: Path) -> None:
 
 def check_weights(output: Path, manifest: Manifest, judged: VerdictInputs) -> None:
     """Raise EvidenceError where weights, or files beside them, are not those that were judged."""
-    digests = {each.path: each.sha256 for each in manifest.beside}
+    digests = {each.path: each.sha256 for each in manifest.model_files}
     digest = weights_digest(output, lambda file: digests[file.name])
     for are_those, words in (
         (judged.is_of(digest), "weights"),

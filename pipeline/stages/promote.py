@@ -179,8 +179,8 @@ def check_unchanged(context: Context, recipe: str) -> None:
     made = EVIDENCE.result_of(context.input_record(f"weights.{recipe}"))
     bundle = folder / BUNDLE
     manifest = read_manifest(bundle)
-    found = differences(bundle, manifest.bundle, (MANIFEST,))
-    found += differences(folder, manifest.beside, (BUNDLE, *ADDED_LATER))
+    found = differences(bundle, manifest.evidence_files, (MANIFEST,))
+    found += differences(folder, manifest.model_files, (BUNDLE, *ADDED_LATER))
     if digest_file(bundle / MANIFEST) != made.manifest_digest:
         found.append(f"{bundle / MANIFEST}: the file was changed")
     if found:

@@ -199,7 +199,7 @@ def worker_spec(
         "workload": workload,
         "rule": within_budget(parameters, course.begun),
         "sides": list(course.server_runs.sides),
-        "life": asdict(life),
+        "server_run": asdict(life),
         "endpoints": {
             side: {
                 "url": each.url,

@@ -75,7 +75,7 @@ class SpecDecodeCounter:
     def facts(self) -> dict[str, Any]:
         """What was drafted and accepted since, for a stage's result; empty where nobody counts."""
         found = counts_between(self._before, self._look())
-        return {} if found is None else {"drafted": found}
+        return {} if found is None else {"spec_decode": found}
 
     def _look(self) -> dict[str, int] | None:
         return asyncio.run(self._watch.counters()) if self._watch.names else None

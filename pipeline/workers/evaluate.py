@@ -45,8 +45,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     stopping = read_stopping(spec["stopping"])
     count = SpecDecodeCounter(restore_credentials(spec["url"]), spec["counters"])
     asker = EvalClient(spec, questions, progress, stopping.upto)
-    ended_by = ask_until_over(book, stopping, asker.ask, spec["time_budget_minutes"], progress)
-    return {"ended_by": ended_by, **asker.facts(), **count.facts()}
+    stop_reason = ask_until_over(book, stopping, asker.ask, spec["time_budget_minutes"], progress)
+    return {"stop_reason": stop_reason, **asker.facts(), **count.facts()}
 
 
 def ask_until_over(
@@ -59,7 +59,7 @@ def ask_until_over(
     """Ask batch after batch, each one's answers in the book before the next look.
 
     Returns:
-        what ended it: `time`, or `asked` when the gate is decided or the round is over.
+        what ended it: `timeout`, or `exhausted` when the gate is decided or the round is over.
     """
     answers = book.rows()
     started = time.monotonic()
@@ -69,8 +69,8 @@ def ask_until_over(
         answers += asked
         if minutes is not None and time.monotonic() > started + 60 * minutes:
             progress.note(f"the time budget of {minutes:g} minutes is used up")
-            return "time"
-    return "asked"
+            return "timeout"
+    return "exhausted"
 
 
 class EvalClient:

@@ -80,7 +80,7 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
     from eval_gates.speed.server_runs import ServerRun
 
     rule, book = measuring_rule(spec["claim"], spec["rule"]), LoadLog(output)
-    lives, life = rule.spread_over(spec["sides"]), ServerRun(**spec["life"])
+    lives, life = rule.spread_over(spec["sides"]), ServerRun(**spec["server_run"])
     loads = book.loads()
     task = f"speed {spec['name']}"
     progress.advance(task, len(loads) // lives.unit, rule.cap, "first look")
@@ -110,9 +110,12 @@ def generate_units(
     requests = count_requests(spec["workload"], life.sides, measure, draw.look)
     for block in count(life.block):
         seed, order = draw.unit()
-        where, size = {"life": life.number, "block": block}, size_of(spec, loads, seed, requests)
+        where, size = (
+            {"server_run": life.number, "block": block},
+            size_of(spec, loads, seed, requests),
+        )
         yield [
-            load_of(spec, measure, size, side, seed=seed, place=place, **where)
+            load_of(spec, measure, size, side, seed=seed, order=place, **where)
             for place, side in enumerate(order)
         ]
 
@@ -136,7 +139,7 @@ def generate_of_one_side(
         requests = len(before[-1].requests)  # both sides of a pair are asked the same
     pairs = before[: len(before) // lives.unit * lives.unit]
     for block, seed in enumerate(seeds[done:], start=life.block):
-        where = {"life": life.number, "block": block, "place": life.place}
+        where = {"server_run": life.number, "block": block, "order": life.place}
         size = size_of(spec, pairs, seed, requests)
         yield load_of(spec, measure, size, side, seed=seed, **where)
 

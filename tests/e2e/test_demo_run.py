@@ -155,14 +155,14 @@ def test_both_variants_are_judged_on_every_suite_and_their_speed(demo: Demo) -> 
             assert gate["baseline"] > 0
             assert 0 <= gate["p_value"] <= 1
             assert gate["verdict"] != "undecided", gate["reason"]
-            assert all(each["p_value"] <= 0.025 for each in gate["uninformed"])
+            assert all(each["p_value"] <= 0.025 for each in gate["chance_baselines"])
         (speed,) = variant["speed"]
         if any(gate["verdict"] == "fail" for gate in variant["gates"]):
             assert speed["reason"] == "not measured"  # who has failed is not put under load
         else:
             assert speed["verdict"] == "pass", speed["reason"]
             assert 0.02 < speed["lower"] < speed["estimate"]
-            assert not any(load["failed"] for load in speed["points"])
+            assert not any(load["failed"] for load in speed["loads"])
             assert "not a GPU's" in speed["note"]
         assert variant["verdict"] in {"pass", "fail", "undecided"}, variant["reason"]
 
@@ -177,9 +177,9 @@ def test_a_sequential_gate_stops_when_it_knows(demo: Demo) -> None:
     assert gate["test"] == "sequential"
     assert gate["decided_at"] is not None, gate["reason"]
     assert gate["n"] < gate["available"]
-    assert gate["trail"][-1]["n"] == gate["n"]
+    assert gate["e_process"][-1]["n"] == gate["n"]
     # The baseline is asked some questions twice: what serving alone changes.
-    assert gate["floor"]["n"] > 0
+    assert gate["noise_floor"]["n"] > 0
     assert {group["group"] for group in gate["groups"] if not group["is_subject"]} <= {
         "not in MMLU",
     }

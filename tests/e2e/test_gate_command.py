@@ -57,7 +57,7 @@ def test_a_model_is_not_inferior_to_itself(
     (found,) = variant["gates"]
     assert (variant["verdict"], found["verdict"], found["test"]) == ("pass", "pass", "sequential")
     assert found["decided_at"] <= found["n"] <= found["available"]
-    assert found["floor"]["n"] == 8
+    assert found["noise_floor"]["n"] == 8
     assert found["baseline"] > 0.05
     assert variant["speed"] == []
 

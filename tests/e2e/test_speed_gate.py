@@ -94,11 +94,11 @@ def test_a_narrow_server_fails_and_one_without_a_cache_is_refused(
     store = tmp_path / "store"
     found = judge(server, narrow, demo_model, store)
     small, shared = found["ratio.small"], found["ratio.shared"]
-    assert (small["verdict"], small["refused"]) == ("fail", [])
+    assert (small["verdict"], small["invalid_reasons"]) == ("fail", [])
     assert small["upper"] < small["threshold"]
     assert shared["verdict"] != "pass"
-    assert {cause["kind"] for cause in shared["refused"]} == {"hit_rate"}
-    assert {cause["side"] for cause in shared["refused"]} == {"candidate"}
+    assert {cause["kind"] for cause in shared["invalid_reasons"]} == {"hit_rate"}
+    assert {cause["side"] for cause in shared["invalid_reasons"]} == {"candidate"}
     assert prepare(store, "verify").returncode == 0
     changed = '"output_tokens":[8'
     files = store.glob("stages/speed/*/loads.jsonl")

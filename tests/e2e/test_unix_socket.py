@@ -92,7 +92,7 @@ def test_what_is_drafted_is_counted_through_the_socket(name: str, socket: Path) 
         text=True,
         cwd=ROOT,
     )
-    told = {"drafted": {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}}
+    told = {"spec_decode": {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}}
     assert json.loads(asked.stdout or "null") == [told, {}], asked.stderr
 
 
@@ -120,7 +120,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     }
     spec = {
         **{"claim": "slo", "name": "few", "workload": workload.model_dump(), "rule": rule},
-        **{"sides": ["candidate"], "life": asdict(ServerRun(0, ("candidate",), 0, 1))},
+        **{"sides": ["candidate"], "server_run": asdict(ServerRun(0, ("candidate",), 0, 1))},
         "endpoints": {"candidate": endpoint},
         **{"tokenizer": str(demo_model), "trust_remote_code": False},
     }

@@ -141,7 +141,7 @@ COMMAND = {
     "recipes": ["fp8-dynamic"],
     "ladder": [],
     "profile": "cpu",
-    "asked": {"recipes": ["awq-ladder"], "profile": "cpu", "policy": "demo"},
+    "requested": {"recipes": ["awq-ladder"], "profile": "cpu", "policy": "demo"},
     "registry": None,
     "trust_remote_code": True,
     "promote": False,
@@ -199,7 +199,8 @@ STAGE = b"""{"stage": "judge", "variant": "v", "key": "k", "parameters": {"a": [
  "result": {"verdict": "pass"}, "seconds": 1.0, "finished": "2026"}"""
 
 
-LOAD = b"""{"side": "candidate", "workload": "chat", "block": 0, "place": 0, "life": 0, "seed": 1,
+LOAD = b"""{"side": "candidate", "workload": "chat", "block": 0,
+ "order": 0, "server_run": 0, "seed": 1,
  "prompts_sha256": "%s", "arrivals": "concurrency", "concurrency": 1, "started": 1.7e9,
  "seconds": 2.0, "requests": {"start_s": [0.0, 0.1], "ttft_s": [0.1, null], "end_s": [1, null],
  "longest_pause_s": [0.1, null], "input_tokens": [2, 2], "output_tokens": [9, 0],

@@ -38,8 +38,8 @@ def load_in_waves(
         "side": "candidate",
         "workload": "chat",
         "block": 0,
-        "place": 0,
-        "life": 0,
+        "order": 0,
+        "server_run": 0,
         "seed": 1,
         "prompts_sha256": PROMPTS,
         "arrivals": "concurrency",
@@ -56,8 +56,8 @@ def block(number: int, ratio: float, **changes: Any) -> list[LoadRun]:
     """Both sides of a block, of which the candidate is so many times as fast."""
     common = {"block": number, "seed": number + 1, "prompts_sha256": f"{number:064x}"}
     return [
-        load_in_waves(side="baseline", place=0, **common),
-        load_in_waves(side="candidate", place=1, seconds=1 / ratio, **{**common, **changes}),
+        load_in_waves(side="baseline", order=0, **common),
+        load_in_waves(side="candidate", order=1, seconds=1 / ratio, **{**common, **changes}),
     ]
 
 

@@ -230,8 +230,8 @@ class PretendContext(StageContext[Any, Any]):
             book, stopping, ask, worker_spec["time_budget_minutes"], self.progress
         )
         self.models.asked.append((variant, suite, asked))
-        drafted = {"drafted": DRAFTED} if worker_spec["counters"] else {}
-        return {"ended_by": ended, "requests": {}, **drafted}
+        drafted = {"spec_decode": DRAFTED} if worker_spec["counters"] else {}
+        return {"stop_reason": ended, "requests": {}, **drafted}
 
     def put_under_load(self, worker_spec: dict[str, Any]) -> dict[str, Any]:
         """As the real worker does, with loads that take as long as the models say."""
@@ -251,7 +251,7 @@ class PretendContext(StageContext[Any, Any]):
             measured["started"] += 60.0 * models.loads
             power_cap = {"kind": "throttled", "what": "power cap"}
             disturbed = [power_cap] if models.loads <= models.disturbed_loads else []
-            told = {"client_lag_s": 0.0, "disturbances": disturbed}
+            told = {"client_lag_s": 0.0, "interference": disturbed}
             return {**measured, "prompts_sha256": f"{seed:064x}", **told}
 
         measure_life(worker_spec, measure, self.progress, self.folder)

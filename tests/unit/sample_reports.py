@@ -49,9 +49,9 @@ def gate_report(**changes: Any) -> GateReport:
         "interval_method": "tango score",
         "flips": 45,
         "gains": 21,
-        "floor": None,
+        "noise_floor": None,
         "groups": [],
-        "trail": [],
+        "e_process": [],
         "verdict": "pass",
         "reason": "the drop is below the margin",
     }
@@ -65,7 +65,7 @@ def speed_claim(**changes: Any) -> SpeedGateReport:
         "gate": "ratio.chat",
         "kind": "ratio",
         "workload": "chat",
-        "claim": "chat: at least 1 of the baseline's output tokens/s in the typical block",
+        "description": "chat: at least 1 of the baseline's output tokens/s in the typical block",
         "tier": "critical",
         "unit": "blocks",
         "n": 6,
@@ -77,7 +77,7 @@ def speed_claim(**changes: Any) -> SpeedGateReport:
         "threshold": 1.0,
         "alpha": 0.05,
         "p_value": 0.01,
-        "points": points,
+        "loads": points,
         "verdict": "pass",
         "reason": "1.500 of the baseline's output tokens/s; surely at least 1.400",
     }
@@ -86,9 +86,9 @@ def speed_claim(**changes: Any) -> SpeedGateReport:
 
 def load_point(side: str, rate: float) -> LoadSummary:
     """A load that nothing went wrong in."""
-    nothing = dict.fromkeys(("requests_per_s", "hit_rate", "kept"))
+    nothing = dict.fromkeys(("requests_per_s", "hit_rate", "met_slo"))
     times = {"ttft_ms_p50": 40.0, "ttft_ms_p95": 50.0, "tpot_ms_p50": 9.0, "tpot_ms_p95": 10.0}
-    fields = {"block": 0, "place": 0, "life": 0, "failed": 0, "output_tokens_per_s": rate}
+    fields = {"block": 0, "order": 0, "server_run": 0, "failed": 0, "output_tokens_per_s": rate}
     return LoadSummary.model_validate({"side": side, **fields, **times, **nothing})
 
 

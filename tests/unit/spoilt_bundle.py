@@ -46,8 +46,8 @@ def rewrite_manifest(deployed: Path) -> None:
         return [each.model_dump() for each in list_files(folder, leave_out)]
 
     def change(manifest: dict[str, Any]) -> None:
-        manifest["bundle"] = listed(deployed / BUNDLE, MANIFEST)
-        manifest["beside"] = listed(deployed, BUNDLE, "model.sig")
+        manifest["evidence_files"] = listed(deployed / BUNDLE, MANIFEST)
+        manifest["model_files"] = listed(deployed, BUNDLE, "model.sig")
 
     edit(deployed / BUNDLE / MANIFEST, change)
 

@@ -146,7 +146,7 @@ class TestForgedCounts:
 
         def change(verdict: dict[str, Any]) -> None:
             verdict["variants"] = [v for v in verdict["variants"] if v["recipe"] == RECIPE]
-            verdict["tried"] = [RECIPE]
+            verdict["attempted"] = [RECIPE]
             verdict["judges"].pop("bad")
 
         edit(folder / BUNDLE / VERDICT, change)
@@ -195,7 +195,7 @@ class TestForgedCounts:
         assert "has gates of 'bad', and names no stage 'judge'" in text
         assert "verdict: kept 'pass', computed 'undecided'" in text
 
-    @pytest.mark.parametrize("of", ["judge", "variant", "tried"])
+    @pytest.mark.parametrize("of", ["judge", "variant", "attempted"])
     def test_one_is_doubled(self, forged: Path, of: str) -> None:
         def change(verdict: dict[str, Any]) -> None:
             if of == "judge":
@@ -203,7 +203,7 @@ class TestForgedCounts:
             elif of == "variant":
                 verdict["variants"] = [v for v in verdict["variants"] if v["recipe"] == RECIPE] * 2
             else:
-                verdict["tried"] = [RECIPE, RECIPE]
+                verdict["attempted"] = [RECIPE, RECIPE]
 
         edit(forged / BUNDLE / VERDICT, change)
         text = self.finish(forged)
@@ -213,7 +213,7 @@ class TestForgedCounts:
         def change(verdict: dict[str, Any]) -> None:
             extra = {**verdict["variants"][0], "recipe": "another"}
             verdict["variants"].append({**extra, "verdict": "error", "p_value": None})
-            verdict["tried"].append("another")
+            verdict["attempted"].append("another")
 
         edit(deployed / BUNDLE / VERDICT, change)
         assert "and another, awq-w4a16" in self.finish(deployed)

@@ -49,7 +49,7 @@ RECIPE = "fp8-dynamic"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     made = judged_run(tmp_path_factory.mktemp("card") / "store")
-    command = {**made.report.command, "asked": {"recipes": ["awq-ladder"]}}
+    command = {**made.report.command, "requested": {"recipes": ["awq-ladder"]}}
     made.report = made.report.model_copy(update={"command": command})
     return made
 

@@ -85,7 +85,7 @@ def test_a_recheck() -> None:
         "trust_remote_code": True,
         "promote": False,
         "force": True,
-        "asked": asked,
+        "requested": asked,
     }
     assert command_line("recheck", command) == (
         "prepare recheck tiny@1 --profile h200 --source ./here --yes-trust-remote-code --force"

@@ -89,7 +89,7 @@ class TestContents:
     def test_the_manifest_has_relative_paths_only(self, run: FakeRun, deployed: Path) -> None:
         text = (deployed / BUNDLE / MANIFEST).read_text()
         assert str(run.root.parent) not in text
-        paths = [each["path"] for each in json.loads(text)["bundle"]]
+        paths = [each["path"] for each in json.loads(text)["evidence_files"]]
         assert paths == sorted(paths)
         assert not any(path.startswith("/") or ".." in path for path in paths)
         assert str(run.root.parent) not in (deployed / BUNDLE / VERDICT).read_text()
@@ -118,7 +118,7 @@ class TestContents:
         folder = run.bundle()
         assert check_bundle(folder).is_sound
         verdict = json.loads((folder / BUNDLE / VERDICT).read_text())
-        assert verdict["tried"] == [RECIPE, "gptq"]
+        assert verdict["attempted"] == [RECIPE, "gptq"]
         assert {v["recipe"]: v["verdict"] for v in verdict["variants"]}["gptq"] == "error"
 
     def test_one_that_was_not_judged_has_none(self, run: FakeRun) -> None:
@@ -372,7 +372,7 @@ class TestFiles:
     def test_a_manifest_whose_paths_lead_out(self, deployed: Path) -> None:
         edit(
             deployed / BUNDLE / MANIFEST,
-            lambda manifest: manifest["bundle"][0].update(path="../../config.json"),
+            lambda manifest: manifest["evidence_files"][0].update(path="../../config.json"),
         )
         with pytest.raises(EvidenceError, match=r"\.\./\.\./config\.json"):
             check_bundle(deployed)

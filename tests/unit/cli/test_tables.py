@@ -153,7 +153,7 @@ def test_a_gate_that_was_not_decided_early_has_one_number(capsys: Capture) -> No
 
 
 def test_the_floor_is_told_once_a_suite(capsys: Capture) -> None:
-    gates = [gate_report(floor={"n": 32, "flips": 1})]
+    gates = [gate_report(noise_floor={"n": 32, "flips": 1})]
     variants = [variant_report(gates=gates), variant_report(recipe="awq-w4a16", gates=gates)]
     lines = shown(capsys, run_report(variants=variants))
     said = "mmlu: the baseline asked twice changed 1 of 32 scores"

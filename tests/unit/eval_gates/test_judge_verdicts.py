@@ -53,8 +53,8 @@ class TestSequential:
             "population",
             SEQUENTIAL,
         )
-        assert report.trail[-1].n == report.n
-        assert max(point.log10_e_pass for point in report.trail) >= math.log10(20)
+        assert report.e_process[-1].n == report.n
+        assert max(point.log10_e_pass for point in report.e_process) >= math.log10(20)
 
     def test_later_answers_do_not_change_it(self) -> None:
         before, after = flipped(2000, 4, 4, 1500)
@@ -111,7 +111,7 @@ class TestFixed:
         right_or_wrong = set(before + after) <= {0, 1}
         assert report.interval_method == (TANGO if right_or_wrong else method)
         assert ((report.bound, report.upper_bound) == report.interval) != right_or_wrong
-        assert (report.test, report.trail) == ("fixed", [])
+        assert (report.test, report.e_process) == ("fixed", [])
 
     def test_margin_by_family(self) -> None:
         """The same answers: too many lost for FP8's 5 points, few enough for INT4's 25."""
@@ -189,7 +189,7 @@ class TestBlind:
             row["unrelated"] = draw.uniform(0.0, 0.2)
         report = judged_rows(before, after, suite, family=family)
         assert report.verdict in ("fail", "undecided")
-        assert report.uninformed[1].score == pytest.approx(0.1, abs=0.01)
+        assert report.chance_baselines[1].score == pytest.approx(0.1, abs=0.01)
 
     @pytest.mark.parametrize("about", ["population", "benchmark"])
     @pytest.mark.parametrize(

@@ -87,7 +87,10 @@ class TestPrefix:
         report = judged(before, after[:asked], suite)
 
         alone = judged(before[:asked], after[:asked], suite)
-        same = {"uninformed": alone.uninformed, "p_value": alone.p_value}  # by all of its answers
+        same = {
+            "chance_baselines": alone.chance_baselines,
+            "p_value": alone.p_value,
+        }  # by all of its answers
         if "blind" not in report.reason + alone.reason:
             assert report.model_copy(update=same) == alone
         assert report.n == asked
@@ -162,23 +165,23 @@ class TestNumbers:
 
 class TestFloor:
     def test_not_asked_again(self) -> None:
-        assert judged([1.0] * 4, [1.0] * 4).floor is None
+        assert judged([1.0] * 4, [1.0] * 4).noise_floor is None
 
     def test_how_often_the_baseline_flips(self) -> None:
         before = [1.0, 0.0, 0.5, 1.0, 1.0]
         again = answers([1.0, 1.0, 0.25, 1.0])
         report = judged_rows(answers(before), answers(before), again=again)
-        assert report.floor == NoiseFloor(n=4, flips=2)
+        assert report.noise_floor == NoiseFloor(n=4, flips=2)
 
     def test_a_variant_that_stopped_early_takes_nothing_from_it(self) -> None:
         before = [1.0] * 100
         again = answers([1.0] * 49 + [0.0])
         report = judged_rows(answers(before), answers(before[:8]), again=again)
-        assert (report.n, report.floor) == (8, NoiseFloor(n=50, flips=1))
+        assert (report.n, report.noise_floor) == (8, NoiseFloor(n=50, flips=1))
 
     def test_more_was_asked_again_than_before(self) -> None:
         report = judged_rows(answers([1.0] * 4), answers([1.0] * 4), again=answers([1.0] * 9))
-        assert report.floor == NoiseFloor(n=4, flips=0)
+        assert report.noise_floor == NoiseFloor(n=4, flips=0)
 
     @pytest.mark.parametrize("key", ["id", "prompt_sha256"])
     def test_not_asked_the_same(self, key: str) -> None:

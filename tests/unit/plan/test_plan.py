@@ -323,19 +323,19 @@ class TestRounds:
             for suite, rounds in variant.rounds.items():
                 theirs = plan.baseline.rounds[suite]
                 assert [spec.inputs["baseline"].key for spec in rounds] == [s.key for s in theirs]
-                sizes = [spec.parameters["upto"] for spec in rounds]
-                assert sizes == [spec.parameters["upto"] for spec in theirs]
+                sizes = [spec.parameters["max_questions"] for spec in rounds]
+                assert sizes == [spec.parameters["max_questions"] for spec in theirs]
                 assert sizes == sorted(set(sizes))
 
     def test_the_last_round_is_the_cap(self, wanted: Wanted) -> None:
         plan = with_suite(wanted, "mmlu", questions=99).plan()
-        assert plan.baseline.rounds["mmlu"][-1].parameters["upto"] == 99
+        assert plan.baseline.rounds["mmlu"][-1].parameters["max_questions"] == 99
 
     def test_a_fixed_test_has_one_round_without_a_rule(self, wanted: Wanted) -> None:
         plan = with_suite(wanted, "mmlu", test="fixed").plan()
         (only,) = plan.variants[0].rounds["mmlu"]
         assert only.parameters["rule"] is None
-        assert only.parameters["upto"] == 128
+        assert only.parameters["max_questions"] == 128
 
     def test_asking_stops_at_the_strictest_of_holms_levels(self, wanted: Wanted) -> None:
         rule = wanted.plan().variants[0].rounds["mmlu"][0].parameters["rule"]
@@ -364,7 +364,7 @@ class TestRounds:
                     "metric": "acc",
                     "n": 1,
                     "answers_digest": "d",
-                    "more": open_rounds[spec.key],
+                    "has_more": open_rounds[spec.key],
                 },
                 notes=[],
                 seconds=1,

@@ -31,7 +31,7 @@ def test_auto_is_settled_and_the_rest_stays(has_template: bool, auto: str) -> No
 
 
 def test_a_task_of_lm_eval_is_asked_as_the_model_is_used() -> None:
-    """Without a word of the policy, too: GSM8K in the completion format shows little of a chat model."""
+    """Without a word of the policy, too: GSM8K as completion shows little of a chat model."""
     suite = {"kind": "lm_eval", "task": "gsm8k", "margins": MARGINS}
     asked = Policy.model_validate({"name": "p", "summary": "s", "suites": {"sums": suite}})
     for has_template, form in ((True, "chat"), (False, "completion")):

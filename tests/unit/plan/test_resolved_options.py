@@ -28,7 +28,7 @@ class TestDefaults:
             "cpu_overrides": {n: each.reason for n, each in choices.profile.in_effect.items()},
             "kv_cache_note": None,
             "policy": "default",
-            "asked": {
+            "requested": {
                 "recipes": ["fp8-dynamic", "awq-w4a16"],
                 "profile": "cpu",
                 "policy": "default",
@@ -65,7 +65,7 @@ class TestDefaults:
             "cpu_overrides": {},
             "kv_cache_note": load_profile("h200").kv_cache_note,
             "policy": "default",
-            "asked": {"recipes": ["fp8-dynamic"], "profile": "h200", "policy": "default"},
+            "requested": {"recipes": ["fp8-dynamic"], "profile": "h200", "policy": "default"},
             "name": "mine",
             "registry": "http://registry.example",
             "eval_data": str(tmp_path / "data"),
@@ -95,7 +95,7 @@ class TestDefaults:
     def test_the_record_keeps_what_was_asked_for(self, settings: Settings, tmp_path: Path) -> None:
         policy = write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}})
         told = choose(request_for(recipes=("awq-ladder",), policy=policy), settings).to_dict()
-        assert told["asked"] == {"recipes": ["awq-ladder"], "profile": "cpu", "policy": policy}
+        assert told["requested"] == {"recipes": ["awq-ladder"], "profile": "cpu", "policy": policy}
         assert told["policy"] == "mine"
         assert told["recipes"] == told["ladder"]
 

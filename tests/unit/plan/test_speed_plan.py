@@ -89,10 +89,10 @@ def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judge
 ):
     claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
     (ours,) = find_claims(claims, profile(chat=SMALL), alpha=0.02)
-    assert ours.rule["allowance_alpha"] == 0.01
-    assert ours.rule["allowance"] == pytest.approx(2.33 * 2**0.5 * 0.02, rel=0.01)
+    assert ours.rule["restart_allowance_alpha"] == 0.01
+    assert ours.rule["restart_allowance"] == pytest.approx(2.33 * 2**0.5 * 0.02, rel=0.01)
     (theirs,) = find_claims(claims, None, alpha=0.02)
-    assert "allowance" not in theirs.rule
+    assert "restart_allowance" not in theirs.rule
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_on_a_gpu_each_side_is_served_in_turn() -> None:
     claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO, baseline])
     ratio, alone, both = find_claims(claims, profile("h100"))
     assert (ratio.rule["server_mode"], ratio.rule["loads_per_server_run"]) == ("interleaved", 3)
-    assert "allowance" not in ratio.rule  # lives are among what is measured
+    assert "restart_allowance" not in ratio.rule  # lives are among what is measured
     assert not alone.compares
     # Rounds of one start are not independent, and differ less than starts do.
     assert (alone.rule["server_mode"], alone.rule["loads_per_server_run"]) == ("interleaved", 1)

@@ -37,7 +37,7 @@ def attributed(root: Path, *losers: str, every: int = 3, **more: object) -> Fake
 
 def only(run: FakeRun) -> AttributionReport:
     (variant,) = run.report.variants
-    (found,) = variant.attribution
+    (found,) = variant.ablation
     return found
 
 
@@ -101,14 +101,14 @@ def test_what_passed_with_room_is_not_asked_again(
     run = attributed(tmp_path)
     assert [each for each in said if each.startswith(f"{RECIPE}: nothing to attribute")]
     assert run.report.variants[0].verdict == "pass"
-    assert run.report.variants[0].attribution == []
+    assert run.report.variants[0].ablation == []
     assert {who for who, _, _ in run.models.asked} == {"baseline", RECIPE}
 
 
 def test_with_one_type_of_cache_there_is_nothing_to_attribute(tmp_path: Path) -> None:
     run = attributed(tmp_path, RECIPE, serving=SERVING)
     assert run.report.variants[0].verdict == "fail"
-    assert run.report.variants[0].attribution == []
+    assert run.report.variants[0].ablation == []
     assert {who for who, _, _ in run.models.asked} == {"baseline", RECIPE}
 
 
@@ -121,7 +121,7 @@ def test_what_drafting_costs_is_not_told_as_the_weights_alone(
     drafting = {"method": "ngram", "num_speculative_tokens": 4}
     run = attributed(tmp_path, RECIPE, WEIGHTS, serving={**serving, "speculative": drafting})
     (variant,) = run.report.variants
-    said += [each.note for each in variant.attribution]
+    said += [each.note for each in variant.ablation]
     assert any("speculative decoding" in each for each in said if "weights" in each)
 
 
@@ -137,4 +137,4 @@ def test_a_server_that_fails_leaves_the_verdict_alone(tmp_path: Path) -> None:
     )
     report = run.run()
     assert report.variants[0].verdict == "fail"
-    assert report.variants[0].attribution == []
+    assert report.variants[0].ablation == []

@@ -136,7 +136,7 @@ def finish_asking(plan: Plan, request: GateRequest) -> None:
                 stage="evaluate",
                 key=spec.key,
                 parameters=dict(spec.parameters),
-                result=RESULTS["evaluate"] | {"more": False},
+                result=RESULTS["evaluate"] | {"has_more": False},
                 inputs={},
                 input_digests={},
             ),
@@ -294,7 +294,7 @@ def test_verify_lays_the_rule_for_endpoints_out_as_it_was_planned(
         return list(find_misruled("r", forged, claim, speed.workloads, measuring, None))
 
     assert found(plan.measuring) == []
-    assert len(found(plan.measuring, allowance=0.1, allowance_alpha=0.001)) == 2
+    assert len(found(plan.measuring, restart_allowance=0.1, restart_allowance_alpha=0.001)) == 2
     assert len(found(MeasurementSettings(server_mode="concurrent", restart_stddev=0.02))) == 3
 
 

@@ -103,7 +103,7 @@ class Planning:
         *,
         more: bool = False,
     ) -> None:
-        found = {"coherence": SERVER_FACTS, "evaluate": {"more": more}}.get(stage, {})
+        found = {"coherence": SERVER_FACTS, "evaluate": {"has_more": more}}.get(stage, {})
         record = stage_record(
             stage=stage,
             key=key,

@@ -213,12 +213,12 @@ class TestSpeed:
                 for each in blocks
             ],
             [
-                [load.model_copy(update={"life": load.life + n % 2}) for load in each]
+                [load.model_copy(update={"server_run": load.server_run + n % 2}) for load in each]
                 for n, each in enumerate(blocks)
             ],
         ):
             assert "is not what its seed drew" in found(changed)
-        assert "is not what its seed drew" in found(blocks, server_runs=loads[-1].life)
+        assert "is not what its seed drew" in found(blocks, lives=loads[-1].server_run)
 
     @pytest.mark.parametrize("cut", [1, 2])
     @pytest.mark.parametrize("hardware", ["cpu", "cuda"])
@@ -243,7 +243,7 @@ class TestSpeed:
         (record,) = store.records("speed")
         file = store.stage_folder(record.stage, record.key) / "stage.json"
         content = json.loads(file.read_text())
-        content["parameters"]["rule"]["allowance"] = 1000.0
+        content["parameters"]["rule"]["restart_allowance"] = 1000.0
         file.write_text(json.dumps(content))
         (check,) = check_run(report, store)
         assert any("cannot be computed" in each for each in check.differences)
@@ -272,7 +272,7 @@ class TestSpeed:
         other = {"cpu": "interleaved", "cuda": "concurrent"}[hardware]
         rules: list[dict[str, Any]] = [{"blocks": 1000}, {"min_ratio": 0.7}, {"server_mode": other}]
         rules += [{"hit_rate": None}, {"loads_per_server_run": 2}, {"must_count_hits": True}]
-        rules += [{"allowance": 0.001, "allowance_alpha": 0.001}]
+        rules += [{"restart_allowance": 0.001, "restart_allowance_alpha": 0.001}]
         for rule in rules:
             for name, line in zip(rule, found(judged.measuring, rule=rule), strict=True):
                 assert f"another '{name}'" in line
@@ -348,7 +348,7 @@ class TestSpeed:
         """Else a store whose tenth start they are measures for the same command once more."""
 
         def allowances() -> set[float]:
-            return {r.parameters["rule"]["allowance"] for r in fast.store.records("speed")}
+            return {r.parameters["rule"]["restart_allowance"] for r in fast.store.records("speed")}
 
         fast.run()
         before = allowances()
@@ -378,7 +378,7 @@ class TestSpeed:
         report = fast.run()
         assert [each.verdict for each in report.variants] == ["pass"]
         loads = self.loads_of(fast, ONE)
-        assert [load.life for load in loads[:6]] == [0, 0, 0, 0, 1, 1]
+        assert [load.server_run for load in loads[:6]] == [0, 0, 0, 0, 1, 1]
         assert [load.block for load in loads[::2]] == list(range(len(loads) // 2))
         assert all(not check.differences for check in check_run(report, Store(fast.root)))
 
@@ -415,10 +415,14 @@ class TestSpeed:
         report = fast.run()
         assert self.states(fast) == {ONE: "pass", TWO: "fail"}
         (claim,) = next(each for each in report.variants if each.recipe == ONE).speed
-        assert (claim.unit, claim.allowance, claim.verdict) == ("pairs of lives", 0.0, "pass")
+        assert (claim.unit, claim.restart_allowance, claim.verdict) == (
+            "pairs of lives",
+            0.0,
+            "pass",
+        )
         loads = self.loads_of(fast, ONE)
         assert len(loads) == 6 * claim.n
-        assert len({load.life for load in loads}) == 2 * claim.n
+        assert len({load.server_run for load in loads}) == 2 * claim.n
         # The server that answered the suites is none of these.
         assert fast.models.served.count(ONE) == claim.n + 1
         assert all(not check.differences for check in check_run(report, Store(fast.root)))
@@ -434,7 +438,7 @@ class TestSpeed:
         fast.models.served.clear()
         report = fast.run()
         assert [each.verdict for each in report.variants] == ["pass"]
-        lives = [load.life for load in self.loads_of(fast, ONE)]
+        lives = [load.server_run for load in self.loads_of(fast, ONE)]
         assert lives[:12] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4, 4]
         assert len(fast.models.served) == len(set(lives)) - 4
         assert all(not check.differences for check in check_run(report, Store(fast.root)))
@@ -678,12 +682,12 @@ class TestFloor:
     def test_the_baseline_is_asked_again(self, bench: FakeRun) -> None:
         bench.policy = policy(noise_floor_questions=32)
         (gate,) = bench.verdict().gates
-        assert gate.floor is not None
-        assert (gate.floor.n, gate.floor.flips) == (32, 0)
+        assert gate.noise_floor is not None
+        assert (gate.noise_floor.n, gate.noise_floor.flips) == (32, 0)
 
     def test_without_it_there_is_none(self, bench: FakeRun) -> None:
         (gate,) = bench.verdict().gates
-        assert gate.floor is None
+        assert gate.noise_floor is None
 
 
 class TestVerify:

@@ -63,16 +63,16 @@ def test_method_and_rule_are_members_of_the_tuple(run: FakeRun, tmp_path: Path) 
 def test_what_was_drafted_is_in_the_record_and_computed_again(run: FakeRun) -> None:
     (variant,) = run.report.variants
     told = {**DRAFTED, "rate": 0.325, "length": 2.3}
-    assert variant.drafted["code"].model_dump() == told
+    assert variant.spec_decode["code"].model_dump() == told
     assert RunReport.model_validate_json(run.report.model_dump_json()) == run.report
     (check,) = check_run(run.report, run.store)
     assert check.differences == ()
     (line,) = drafting_lines(run.report)
     assert "32 % of 400" in line
     assert "2.30 tokens a step" in line
-    more = variant.drafted["code"].model_copy(update={"accepted_tokens": 400})
+    more = variant.spec_decode["code"].model_copy(update={"accepted_tokens": 400})
     changed = run.report.model_copy(
-        update={"variants": [variant.model_copy(update={"drafted": {"code": more}})]}
+        update={"variants": [variant.model_copy(update={"spec_decode": {"code": more}})]}
     )
     (check,) = check_run(changed, run.store)
     assert "drafted.code.accepted_tokens" in check.differences[0]

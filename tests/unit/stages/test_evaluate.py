@@ -34,7 +34,7 @@ def test_weights_that_are_taken_in_again_keep_their_answers() -> None:
         """Of a round on weights that were checked so."""
         spec: Any = SimpleNamespace(
             stage="evaluate",
-            parameters={"suite": "quiz", "upto": 8},
+            parameters={"suite": "quiz", "max_questions": 8},
             inputs={"weights": StageReference(stage="check_weights", key="0c")},
         )
         store: Any = SimpleNamespace(find=lambda stage, key: SimpleNamespace(result=check))

@@ -63,7 +63,10 @@ def bundled(output: Path) -> dict[str, Any]:
     """Lay a variant and a list of its files there; what its stage says of it."""
     write_files(output, {"config.json": b"{}", "model.safetensors": b""})
     manifest = Manifest(
-        prepare_version="0.1.0", recipe="any", bundle=(), beside=list_files(output, (BUNDLE,))
+        prepare_version="0.1.0",
+        recipe="any",
+        evidence_files=(),
+        model_files=list_files(output, (BUNDLE,)),
     )
     write_files(output / BUNDLE, {MANIFEST: manifest.model_dump_json().encode()})
     return {

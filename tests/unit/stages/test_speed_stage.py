@@ -31,7 +31,7 @@ RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
 RULE = {"min_ratio": 0.5, "alpha": 0.05, "blocks": 3}
 
 
-THROTTLED = {"disturbances": [Interference(kind="throttled", what="power cap")]}
+THROTTLED = {"interference": [Interference(kind="throttled", what="power cap")]}
 
 
 class Context(StageContext[SpeedParameters, SpeedRuntime]):
@@ -46,7 +46,7 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         assert worker == "speed"
         worker_spec = json.loads(json.dumps(worker_spec))  # as it reaches the worker
         self.asked, self.given = worker_spec, given
-        life = ServerRun(**worker_spec["life"])
+        life = ServerRun(**worker_spec["server_run"])
         if worker_spec["workload"]["kind"] == "requests":
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
@@ -67,7 +67,7 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         draw = Randomization(life.draw, life.sides)
         for number in count(life.block):
             seed, _ = draw.unit()
-            drawn = {"seed": seed, "life": life.number}
+            drawn = {"seed": seed, "server_run": life.number}
             power_cap = THROTTLED if number < self.disturbed else {}
             yield [load.model_copy(update=drawn | power_cap) for load in block(number, 1.0)]
 
@@ -75,7 +75,7 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         _, seeds = lives.draw_pair(life.draw)
         done = life.block % len(seeds)
         for number, seed in enumerate(seeds[done:], start=life.block):
-            drawn = {"seed": seed, "life": life.number, "place": life.place}
+            drawn = {"seed": seed, "server_run": life.number, "order": life.place}
             both = [load.model_copy(update=drawn) for load in block(number, 1.0)]
             yield [load for load in both if load.side in life.sides]
 
@@ -162,7 +162,7 @@ class TestKilled:
         assert (found.units, found.server_runs) == (6, 2)
         loads = loads_of(stage)
         assert loads[:4] == kept
-        assert [load.life for load in loads] == [0] * 4 + [1] * 8
+        assert [load.server_run for load in loads] == [0] * 4 + [1] * 8
         assert len({load.seed for load in loads}) == 6
         assert "2 blocks" in "".join(stage.notes)
 
@@ -261,7 +261,9 @@ class TestAlternating:
         assert (found.units, found.server_runs) == (3, 6)
         assert [len(sides) for sides in served] == [1] * 6
         assert all({*served[n], *served[n + 1]} == {*served[0], *served[1]} for n in (0, 2, 4))
-        assert [load.life for load in loads_of(stage)] == [n for n in range(6) for _ in range(2)]
+        assert [load.server_run for load in loads_of(stage)] == [
+            n for n in range(6) for _ in range(2)
+        ]
 
     def test_what_a_life_had_left_another_of_its_side_measures(self, tmp_path: Path) -> None:
         """Thrown away, the first loads of a life would tell whether to kill it."""
@@ -279,6 +281,6 @@ class TestAlternating:
             pass
         loads = loads_of(stage)
         assert loads[:3] == kept
-        assert [load.life for load in loads] == [0, 0, 1, 2, 3, 3, 4, 4]
+        assert [load.server_run for load in loads] == [0, 0, 1, 2, 3, 3, 4, 4]
         assert [load.seed for load in loads[:2]] == [load.seed for load in loads[2:4]]
         assert found.server_runs == 5

@@ -43,7 +43,7 @@ def ask(book: AnswerLog, stopping: StoppingPlan, model: Model, minutes: float | 
 
 def test_without_a_rule_all_are_asked(book: AnswerLog) -> None:
     model = Model()
-    assert ask(book, StoppingPlan(upto=50, batch=16), model) == "asked"
+    assert ask(book, StoppingPlan(upto=50, batch=16), model) == "exhausted"
     assert model.batches == [range(16), range(16, 32), range(32, 48), range(48, 50)]
     assert [row["id"] for row in book.rows()] == IDS[:50]
 
@@ -81,5 +81,5 @@ def test_a_batch_that_fails_loses_no_other(book: AnswerLog) -> None:
 
 def test_a_used_up_time_budget_still_asks_one_batch(book: AnswerLog) -> None:
     model = Model()
-    assert ask(book, StoppingPlan(40, 8), model, minutes=0) == "time"
+    assert ask(book, StoppingPlan(40, 8), model, minutes=0) == "timeout"
     assert model.batches == [range(8)]

@@ -31,7 +31,7 @@ def spec(sides: tuple[str, ...] = ("baseline", "candidate"), **workload: Any) ->
         "workload": {**WORKLOAD, "arrivals": AT_ONCE, **workload},
         **{"claim": "ratio", "rule": {"min_ratio": 0.5, "alpha": 0.05, "blocks": 20}},
         **{"sides": list(sides), "endpoints": {side: {} for side in sides}},
-        "life": asdict(ServerRun(0, sides, 0, 1)),
+        "server_run": asdict(ServerRun(0, sides, 0, 1)),
     }
 
 
@@ -66,7 +66,7 @@ class Measuring:
 
 def units(measuring: Measuring, **changes: Any) -> Iterator[list[LoadRun]]:
     given = spec(**changes)
-    return generate_units(given, ServerRun(**given["life"]), measuring, [])
+    return generate_units(given, ServerRun(**given["server_run"]), measuring, [])
 
 
 def test_a_block_asks_both_sides_the_same_and_each_block_something_else() -> None:
@@ -74,7 +74,7 @@ def test_a_block_asks_both_sides_the_same_and_each_block_something_else() -> Non
     for number, block in enumerate(blocks):
         assert {load.side for load in block} == {"baseline", "candidate"}
         assert len({load.seed for load in block}) == 1
-        assert [load.place for load in block] == [0, 1]
+        assert [load.order for load in block] == [0, 1]
         assert {load.block for load in block} == {number}
     assert len({block[0].seed for block in blocks}) == 8
     assert {block[0].side for block in blocks} == {"baseline", "candidate"}  # a coin, not an order
@@ -109,7 +109,7 @@ def test_rounds_become_as_long_as_their_answers_need() -> None:
     """Answers of half a second: ten of them and a quarter more, after a warm-up of two."""
     rate = {"rate": 40.0, "concurrency": None, "trace": False}
     given, loads = spec(("candidate",), arrivals=rate, warmup_seconds=0.5), [answered_in(0.5)]
-    rounds = generate_units(given, ServerRun(**given["life"]), Measuring(), loads)
+    rounds = generate_units(given, ServerRun(**given["server_run"]), Measuring(), loads)
     (second,) = next(rounds)
     assert (second.warmup_s, second.measured_s) == (2, 7)
     assert len(second.requests) == count_arrivals(second.seed, 40.0, 11.0)
@@ -164,9 +164,9 @@ def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
     measure_life(spec(), first, Listener(), tmp_path)
     monkeypatch.setattr("eval_gates.speed.rule_from_config.rule_of", lambda *_: After(6))
     life = ServerRun(1, ("baseline", "candidate"), 2, 2)
-    measure_life({**spec(), "life": asdict(life)}, second, Listener(), tmp_path)
+    measure_life({**spec(), "server_run": asdict(life)}, second, Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
-    assert [(load.block, load.life) for load in kept[::2]] == [(0, 0), (1, 0), (2, 1)]
+    assert [(load.block, load.server_run) for load in kept[::2]] == [(0, 0), (1, 0), (2, 1)]
     seeds = [{seed for _, _, seed in each.asked} for each in (first, second)]
     assert seeds[0].isdisjoint(seeds[1])
     assert len(second.asked) == 4  # a look a side, and a block
@@ -191,7 +191,7 @@ class TestAlternatingLives:
             assert [load.seed for load in ours] == [load.seed for load in theirs]
             assert [load.block for load in ours] == [3 * number + n for n in range(3)]
         assert {load.seed for load in pairs[0]}.isdisjoint({load.seed for load in pairs[1]})
-        assert [load.life for load in loads] == [n for n in range(4) for _ in range(3)]
+        assert [load.server_run for load in loads] == [n for n in range(4) for _ in range(3)]
         # A look that counts for nothing, then as many requests on both sides.
         counted = [[requests for _, requests, _ in measuring.asked[4 * n :][:4]] for n in range(4)]
         assert counted[0][1:] == counted[1][1:]
@@ -209,7 +209,7 @@ def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
     given = spec()
     given["rule"] |= {"server_mode": "interleaved", "loads_per_server_run": 2}
     life = ServerRunSchedule(("baseline", "candidate"), 2).next_life(1, 0, [])
-    measure_life({**given, "life": asdict(life)}, Measuring(), Listener(), tmp_path)
+    measure_life({**given, "server_run": asdict(life)}, Measuring(), Listener(), tmp_path)
     assert [load.side for load in LoadLog(tmp_path).loads()] == list(life.sides) * 2
 
 
@@ -221,7 +221,7 @@ def test_each_round_of_limits_has_a_start_of_its_own() -> None:
     for number in range(3):
         life = lives.next_life(1, number, loads)
         loads += generate_of_one_side(given, lives, life, loads, measuring)
-    assert [(load.life, load.block, load.side) for load in loads] == [
+    assert [(load.server_run, load.block, load.side) for load in loads] == [
         (n, n, "candidate") for n in range(3)
     ]
     assert len({seed for _, _, seed in measuring.asked}) == len(measuring.asked) == 6

@@ -22,9 +22,9 @@ def test_it_is_the_path_that_was_judged(made: FakeRun) -> None:
     path = path_of(RunEvidence(made.report, made.store), "fp8-dynamic", gate)
     assert path is not None
     assert "as recorded" in path.note
-    assert path.questions == [point.n for point in gate.trail]
-    assert path.for_pass == pytest.approx([point.log10_e_pass for point in gate.trail])
-    assert path.for_fail == pytest.approx([point.log10_e_fail for point in gate.trail])
+    assert path.questions == [point.n for point in gate.e_process]
+    assert path.for_pass == pytest.approx([point.log10_e_pass for point in gate.e_process])
+    assert path.for_fail == pytest.approx([point.log10_e_fail for point in gate.e_process])
 
 
 def test_it_crosses_the_line_where_the_gate_was_decided(made: FakeRun) -> None:
@@ -58,7 +58,7 @@ def test_another_record_than_the_answers_give_is_told(made: FakeRun) -> None:
 
 def test_nothing_is_kept(made: FakeRun) -> None:
     made.store.discard("judge", made.folder("judge", "fp8-dynamic").name)
-    gate = gate_of(made, "mmlu").model_copy(update={"trail": []})
+    gate = gate_of(made, "mmlu").model_copy(update={"e_process": []})
     assert path_of(RunEvidence(made.report, made.store), "fp8-dynamic", gate) is None
 
 

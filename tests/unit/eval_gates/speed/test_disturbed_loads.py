@@ -19,7 +19,7 @@ from eval_gates.speed.validity import HANDLING
 
 RATIO = ThroughputRatioRule(min_ratio=1.0, alpha=0.05, blocks=20, settled=0)
 LIMITS = SloRule(limits={"ttft_ms_p95": 800}, slo_attainment=0.5, alpha=0.05, rounds=20, settled=0)
-THROTTLED = {"disturbances": [Interference(kind="throttled", what="power cap")]}
+THROTTLED = {"interference": [Interference(kind="throttled", what="power cap")]}
 
 
 def failing() -> dict[str, Any]:
@@ -145,7 +145,7 @@ class TestTheBudget:
             most = 2 + 2 * 5 * budgets
             assert rule.wants_more(self.all_void(most - 1))
             found = rule.finding(self.all_void(most))
-            assert (found.state, found.refused[0].kind) == ("disturbed", "throttled")
+            assert (found.state, found.invalid_reasons[0].kind) == ("disturbed", "throttled")
             assert not rule.wants_more(self.all_void(most))
 
     def test_is_a_time_as_well(self) -> None:
@@ -170,7 +170,7 @@ class TestTheBudget:
         loads = [load for n in range(3) for load in block(n, 1.1, **failing())]
         assert RATIO.wants_more(loads[:4])
         found = RATIO.finding(loads)
-        assert (found.state, found.refused[0].kind) == ("disturbed", "failed_requests")
+        assert (found.state, found.invalid_reasons[0].kind) == ("disturbed", "failed_requests")
         again = RATIO.model_copy(update={"began": [0, 1]})
         assert again.wants_more(loads)
 
@@ -181,7 +181,7 @@ class TestARunThatContinues:
 
         def block_of(number: int) -> list[LoadRun]:
             loads = block(number, 1.1, **(THROTTLED if number < 42 else {}))
-            return [each.model_copy(update={"life": int(number >= 42)}) for each in loads]
+            return [each.model_copy(update={"server_run": int(number >= 42)}) for each in loads]
 
         loads = [load for number in range(44 + calm) for load in block_of(number)]
         return RATIO.model_copy(update={"began": list(began)}).finding(loads)

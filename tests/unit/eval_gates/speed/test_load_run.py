@@ -40,7 +40,7 @@ def test_a_line_is_read_back_as_it_was() -> None:
             after=EngineCounters(prefix_cache_queries=30, prefix_cache_hits=20),
             samples=QueueSamples(at_s=[0.5], running=[4], waiting=[0]),
             client_lag_s=0.002,
-            disturbances=[Interference(kind="throttled", what="power cap")],
+            interference=[Interference(kind="throttled", what="power cap")],
         ),
     ]
     lines = list(lines_of(loads))

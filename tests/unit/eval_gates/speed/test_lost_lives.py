@@ -52,7 +52,7 @@ def loads_of(lives: Sequence[int], *, alternate: bool = False) -> list[LoadRun]:
         LoadRun.model_construct(
             side=side,
             block=block,
-            life=life - 1 + place * alternate,
+            server_run=life - 1 + place * alternate,
             started=60.0 * block,
             requests=A_REQUEST,
         )

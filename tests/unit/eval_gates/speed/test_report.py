@@ -75,7 +75,7 @@ def test_each_claim_is_judged_by_the_policy() -> None:
         1.0,
     )
     assert (slo.gate, slo.verdict, slo.n, slo.unit) == ("slo.0", "pass", 16, "rounds")
-    assert "4 requests/s" in slo.claim
+    assert "4 requests/s" in slo.description
     assert SpeedGateReport.model_validate_json(ratio.model_dump_json()) == ratio
 
 
@@ -90,15 +90,15 @@ def test_what_was_not_measured_is_undecided() -> None:
 def test_an_allowance_for_lives_is_taken_from_the_stage() -> None:
     loads = {"speed.ratio.chat": blocks([1.03] * 12)}
     assert judged(loads)[0].verdict == "pass"
-    allowed = judged(loads, allowance=0.05, allowance_alpha=0.025)[0]
-    assert (allowed.verdict, allowed.allowance) == ("undecided", 0.05)
+    allowed = judged(loads, restart_allowance=0.05, restart_allowance_alpha=0.025)[0]
+    assert (allowed.verdict, allowed.restart_allowance) == ("undecided", 0.05)
 
 
 def test_of_lives_that_alternate_a_pair_is_what_is_judged() -> None:
     loads = {"speed.ratio.chat": blocks([1.1] * 12)}
     report = judged(loads, server_mode="interleaved", loads_per_server_run=2)[0]
     assert (report.server_mode, report.unit, report.n) == ("interleaved", "pairs of lives", 6)
-    assert "pair of lives" in report.claim
+    assert "pair of lives" in report.description
     assert judged(loads)[0].server_mode == "concurrent"
 
 
@@ -110,8 +110,8 @@ def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
         "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=loads
     )
     assert report.verdict == "undecided"
-    assert [(each.kind, each.block) for each in report.refused] == [("unlike", 1)]
-    assert len(report.points) == 16
+    assert [(each.kind, each.block) for each in report.invalid_reasons] == [("unlike", 1)]
+    assert len(report.loads) == 16
     with pytest.raises(ValueError, match="other"):
         judge_speed(
             "ratio.chat", "ratio", workload="other", tier="critical", rule=rule, loads=loads
@@ -136,18 +136,18 @@ def test_a_gate_that_only_finds_broken_servers_says_so() -> None:
         report = judge_speed(
             "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=[]
         )
-        assert ("not broken" in report.claim) == is_told
+        assert ("not broken" in report.description) == is_told
 
 
 def test_points_describe_each_load() -> None:
     report = of_ratio(1.1, 1.1)
-    assert [(p.side, p.block, p.place) for p in report.points[:2]] == [
+    assert [(p.side, p.block, p.order) for p in report.loads[:2]] == [
         ("baseline", 0, 0),
         ("candidate", 0, 1),
     ]
-    assert report.points[0].output_tokens_per_s == pytest.approx(40)
-    assert report.points[1].output_tokens_per_s == pytest.approx(44)
-    assert report.points[0].ttft_ms_p50 == pytest.approx(100)
+    assert report.loads[0].output_tokens_per_s == pytest.approx(40)
+    assert report.loads[1].output_tokens_per_s == pytest.approx(44)
+    assert report.loads[0].ttft_ms_p50 == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_closed_loop_may_have_limits() -> None:
     loads = [load_in_waves(block=i, seed=i) for i in range(12)]
     report = judge_speed("slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads)
     assert report.verdict == "pass"
-    assert [point.kept for point in report.points] == [None] * 2 + [True] * 10
+    assert [point.met_slo for point in report.loads] == [None] * 2 + [True] * 10
 
 
 def test_a_pass_is_withheld_where_all_tokens_over_all_time_are_too_few() -> None:

@@ -39,12 +39,12 @@ class TestMeasuringEnds:
 
     def test_with_one_whose_numbers_are_none(self) -> None:
         rule = ScreeningRule(repetitions=3, hit_rate=0.9)
-        assert rule.state(rounds(1.0)) == "refused"
+        assert rule.state(rounds(1.0)) == "invalid"
         assert rule.causes(rounds(1.0))[0].kind == "no_counter"
 
     def test_the_same_prompts_twice_are_refused(self) -> None:
         loads = [load_in_waves(block=0, seed=1), load_in_waves(block=1, seed=1)]
-        assert ScreeningRule(repetitions=3).state(loads) == "refused"
+        assert ScreeningRule(repetitions=3).state(loads) == "invalid"
 
 
 def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]:
@@ -64,8 +64,8 @@ def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]
         min_ratio=1.0,
         alpha=ALPHA,
         blocks=20,
-        allowance=allowance_for(LIFE, 1_000, ALPHA / 2),
-        allowance_alpha=ALPHA / 2,
+        restart_allowance=allowance_for(LIFE, 1_000, ALPHA / 2),
+        restart_allowance_alpha=ALPHA / 2,
     )
     pair = chance.normal(entrants[best], LIFE) - chance.normal(0.0, LIFE)
     logs = pair + chance.normal(0, math.sqrt(2) * ROUND, 22)  # two of warm-up

@@ -37,7 +37,7 @@ def measure(lives: ServerRunSchedule, seed: int, tries: list[int]) -> tuple[list
         common = block(0, 1.0)[0]
         loads += [
             common.model_copy(
-                update={"side": s, "block": b, "place": p, "seed": d, "life": life.number}
+                update={"side": s, "block": b, "order": p, "seed": d, "server_run": life.number}
             )
             for s, b, p, d in made
         ]
@@ -55,12 +55,14 @@ def test_what_was_measured_is_what_was_drawn_wherever_it_was_interrupted(
     loads, begun = measure(lives, seed, tries)
     whole = loads[: len(loads) // lives.unit * lives.unit]
     drawn = list(lives.drawn(seed, whole, looks=2))
-    assert [(each.side, each.block, each.place, each.seed) for each in whole] == drawn
+    assert [(each.side, each.block, each.order, each.seed) for each in whole] == drawn
     assert lives.succeed(whole, begun)
     assert lives.succeed(whole, begun + 1)  # the last was thrown away
     if whole:
-        assert not lives.succeed(whole, whole[-1].life)
-        assert not lives.succeed(whole[::-1], begun) or len({each.life for each in whole}) == 1
+        assert not lives.succeed(whole, whole[-1].server_run)
+        assert (
+            not lives.succeed(whole[::-1], begun) or len({each.server_run for each in whole}) == 1
+        )
 
 
 def test_no_seed_of_a_block_that_was_half_measured_is_drawn_again() -> None:
@@ -79,11 +81,11 @@ def test_blocks_left_out_at_the_end_of_a_life_are_missed_in_the_next_one(
     lives = ServerRunSchedule(SIDES, None)
     loads, begun = measure(lives, seed, tries)
     for life in range(begun - 1):
-        end = next(n for n, load in enumerate(loads) if load.life > life)
+        end = next(n for n, load in enumerate(loads) if load.server_run > life)
         kept = [*loads[: end - lives.unit], *loads[end:]]
         kept = [each.model_copy(update={"block": n // 2}) for n, each in enumerate(kept)]
         drawn = list(lives.drawn(seed, kept, looks=2))
-        assert [(each.side, each.block, each.place, each.seed) for each in kept] != drawn
+        assert [(each.side, each.block, each.order, each.seed) for each in kept] != drawn
         other = loads[end - 1].model_copy(update={"prompts_sha256": "b" * 64})
         changed = [*loads[: end - 1], other, *loads[end:]]
         assert [each[3] for each in lives.drawn(seed, changed, looks=2)] != [

@@ -56,15 +56,18 @@ def test_times_that_run_towards_their_limit_decide_nothing() -> None:
     rounds = [round_of(i, ttft_s=0.3 + 0.04 * i) for i in range(12)]
     assert rule.wants_more(rounds[:7])
     found = rule.finding(rounds)
-    assert (found.state, [cause.kind for cause in found.refused]) == ("disturbed", ["drift"])
+    assert (found.state, [cause.kind for cause in found.invalid_reasons]) == (
+        "disturbed",
+        ["drift"],
+    )
     assert rule.state([round_of(i, ttft_s=0.1 + 0.001 * i) for i in range(7)]) == "pass"
 
 
 def test_all_limits_hold_at_once() -> None:
     """A round that keeps one and not the other keeps none."""
     both = RULE.model_copy(update={"limits": {"ttft_ms_p95": 800, "tpot_ms_p95": 60}})
-    assert RULE.kept([round_of(0)]) == [True]
-    assert both.kept([round_of(0)]) == [False]
+    assert RULE.met_slo([round_of(0)]) == [True]
+    assert both.met_slo([round_of(0)]) == [False]
 
 
 def test_failed_requests_are_counted_against_their_limit() -> None:
@@ -73,10 +76,10 @@ def test_failed_requests_are_counted_against_their_limit() -> None:
         requests[column][20] = None
     requests["output_tokens"][20], requests["error"][20] = 0, "HTTP 500"
     failing = round_of(0, requests=requests)
-    assert RULE.kept([failing]) == [False]
-    assert RULE.model_copy(update={"limits": {"ttft_ms_p95": 800}}).kept([failing]) == [False]
+    assert RULE.met_slo([failing]) == [False]
+    assert RULE.model_copy(update={"limits": {"ttft_ms_p95": 800}}).met_slo([failing]) == [False]
     allowing = RULE.model_copy(update={"limits": {"ttft_ms_p95": 800, "errors": 1}})
-    assert allowing.kept([failing]) == [True]
+    assert allowing.met_slo([failing]) == [True]
 
 
 def test_a_round_without_an_answer_keeps_no_limit() -> None:
@@ -99,15 +102,15 @@ def test_an_over_saturated_round_fails_whatever_its_percentiles_are() -> None:
     ends = [s + t + 0.1 for s, t in zip(requests["start_s"], times, strict=True)]
     grown = round_of(0, requests={**requests, "ttft_s": times, "end_s": ends})
     rule = RULE.model_copy(update={"limits": {"ttft_ms_p95": 60_000}})
-    assert rule.kept([grown]) == [False]
+    assert rule.met_slo([grown]) == [False]
     # Answers that begin at once and never end are a queue, too; first tokens that come late while
     # answers end in time are none.
     begun = round_of(0, requests={**requests, "ttft_s": [0.1] * 36, "end_s": ends})
-    assert rule.kept([begun]) == [False]
+    assert rule.met_slo([begun]) == [False]
     late = {**requests, "ttft_s": [0.001 + 0.004 * i for i in range(36)]}
-    assert rule.kept([round_of(0, requests=late)]) == [True]
+    assert rule.met_slo([round_of(0, requests=late)]) == [True]
     queue = QueueSamples(at_s=[0.5], running=[4], waiting=[0])
-    assert rule.kept([grown.model_copy(update={"samples": queue})]) == [False]
+    assert rule.met_slo([grown.model_copy(update={"samples": queue})]) == [False]
 
 
 @pytest.mark.parametrize("slots", [1, 8, 64, 256])
@@ -133,7 +136,7 @@ def test_a_round_shorter_than_ten_answers_counts_for_neither_side() -> None:
     found = rule.finding(mixed)
     assert (found.n, found.estimate) == (6, 1)
     assert found.state == rule.finding(mixed[:-1]).state == "open"
-    refused = rule.finding(short).refused
+    refused = rule.finding(short).invalid_reasons
     assert {cause.kind for cause in refused} == {"too_short"}
 
 
@@ -171,7 +174,9 @@ def test_what_nobody_watched_is_refused() -> None:
     fresh = RULE.model_copy(update={"hit_rate": 0.0})
     assert fresh.state([round_of(0)]) == "open"
     of_a_file = fresh.model_copy(update={"must_count_hits": True})
-    assert [cause.kind for cause in of_a_file.finding([round_of(0)]).refused] == ["no_counter"]
+    assert [cause.kind for cause in of_a_file.finding([round_of(0)]).invalid_reasons] == [
+        "no_counter"
+    ]
 
 
 def test_limits_may_be_the_baselines() -> None:
@@ -182,7 +187,7 @@ def test_limits_may_be_the_baselines() -> None:
         return [
             load
             for i in range(7)
-            for load in (round_of(i, side="baseline"), round_of(i, ttft_s=ttft_s, place=1))
+            for load in (round_of(i, side="baseline"), round_of(i, ttft_s=ttft_s, order=1))
         ]
 
     assert rule.state(rounds(0.105)) == "pass"
@@ -195,7 +200,7 @@ def test_limits_may_be_the_baselines() -> None:
 
 def test_an_undeclared_hit_rate_is_not_looked_at_and_a_missing_counter_is() -> None:
     declared = RULE.model_copy(update={"hit_rate": 0.8})
-    assert declared.state([round_of(0)]) == "refused"
+    assert declared.state([round_of(0)]) == "invalid"
     assert RULE.state([round_of(0)]) == "open"
 
 
@@ -250,9 +255,9 @@ def test_refusing_what_would_be_slow_is_not_fast() -> None:
     allowing = RULE.model_copy(
         update={"limits": {"ttft_ms_p50": 800, "ttft_ms_p95": 800, "errors": 10}}
     )
-    assert allowing.kept([with_failed(round_of(0), range(9, 19))]) == [False]
+    assert allowing.met_slo([with_failed(round_of(0), range(9, 19))]) == [False]
     median = RULE.model_copy(update={"limits": {"ttft_ms_p50": 800, "errors": 10}})
-    assert median.kept([with_failed(round_of(0), range(9, 18))]) == [True]
+    assert median.met_slo([with_failed(round_of(0), range(9, 18))]) == [True]
 
 
 def test_a_baseline_without_such_a_time_is_no_limit() -> None:
@@ -260,7 +265,7 @@ def test_a_baseline_without_such_a_time_is_no_limit() -> None:
     requests = round_of(0).requests.model_dump() | {"output_tokens": [1] * 36}
     compared = RULE.model_copy(update={"compare": "baseline", "limits": {"tpot_ms_p95": 1.1}})
     baseline = round_of(0, side="baseline", requests=requests)
-    assert compared.kept([baseline, round_of(0)]) == [False]
+    assert compared.met_slo([baseline, round_of(0)]) == [False]
 
 
 def test_a_baseline_that_failed_is_nothing_to_compare_with() -> None:
@@ -284,7 +289,9 @@ def test_rounds_that_accept_enough_pass_and_others_fail() -> None:
     )
     assert rule.state([drafting(i, 100) for i in range(7)]) == "pass"  # exactly two a step
     assert rule.state([drafting(i, 99) for i in range(7)]) == "fail"
-    assert rule.kept([drafting(0, 0, drafts=0)]) == [False]  # what drafted nothing accepts nothing
+    assert rule.met_slo([drafting(0, 0, drafts=0)]) == [
+        False
+    ]  # what drafted nothing accepts nothing
     late = SloRule(
         limits={"ttft_ms_p95": 50},
         min_acceptance_length=2.0,
@@ -293,7 +300,7 @@ def test_rounds_that_accept_enough_pass_and_others_fail() -> None:
         rounds=30,
         settled=0,
     )
-    assert late.kept([drafting(0, 400)]) == [False]  # all limits at once
+    assert late.met_slo([drafting(0, 400)]) == [False]  # all limits at once
 
 
 def test_what_nobody_counts_is_refused() -> None:
@@ -301,6 +308,6 @@ def test_what_nobody_counts_is_refused() -> None:
         limits={}, min_acceptance_length=2.0, slo_attainment=0.5, alpha=0.05, rounds=30, settled=0
     )
     found = rule.finding([round_of(0)])
-    assert found.state == "refused"
-    assert {cause.kind for cause in found.refused} == {"acceptance"}
-    assert RULE.finding([round_of(0)]).refused == ()
+    assert found.state == "invalid"
+    assert {cause.kind for cause in found.invalid_reasons} == {"acceptance"}
+    assert RULE.finding([round_of(0)]).invalid_reasons == ()

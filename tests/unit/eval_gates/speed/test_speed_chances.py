@@ -40,7 +40,7 @@ def test_shares_that_are_not_claimed_are_left_out() -> None:
 
 
 def test_an_allowance_for_lives_costs_power() -> None:
-    allowed = RATIO.model_copy(update={"allowance": 0.03, "allowance_alpha": 0.025})
+    allowed = RATIO.model_copy(update={"restart_allowance": 0.03, "restart_allowance_alpha": 0.025})
     for before, after in zip(speed_power(RATIO).chances, speed_power(allowed).chances, strict=True):
         assert after.passes <= before.passes
 

@@ -44,7 +44,7 @@ def test_it_stops_where_it_is_decided_or_at_the_cap() -> None:
 def test_each_life_of_the_servers_is_warmed_up() -> None:
     """Where a measurement was killed, the next life of the servers begins cold."""
     loads = blocks([1.1] * 3 + [0.5, 0.5] + [1.1] * 4)
-    lives = [load.model_copy(update={"life": int(load.block >= 3)}) for load in loads]
+    lives = [load.model_copy(update={"server_run": int(load.block >= 3)}) for load in loads]
     assert list(RULE.count(lives)) == [False, False, True, False, False, True, True, True, True]
     # Five that count, and one for the life that was lost.
     assert (RULE.finding(lives).n, RULE.state(lives)) == (6, "open")
@@ -55,7 +55,7 @@ def test_lives_that_alternate_are_warmed_up_each_by_itself() -> None:
     """So every pair counts."""
     rule = RULE.model_copy(update={"server_mode": "interleaved", "loads_per_server_run": 2})
     loads = [
-        load.model_copy(update={"life": load.block // 2 * 2 + load.place})
+        load.model_copy(update={"server_run": load.block // 2 * 2 + load.order})
         for load in blocks([1.1] * 10)
     ]
     found = rule.finding(loads)
@@ -90,7 +90,7 @@ def test_a_ratio_that_runs_towards_the_minimum_decides_nothing() -> None:
     still = blocks(list(1 + 0.1 * 0.8 ** np.arange(16) - 0.02))
     found = short.finding(still)
     assert (found.state, found.n, found.p_value) == ("disturbed", 14, 1.0)
-    assert [(cause.kind, cause.side) for cause in found.refused] == [("drift", "candidate")]
+    assert [(cause.kind, cause.side) for cause in found.invalid_reasons] == [("drift", "candidate")]
     assert not short.wants_more(still)
     assert short.model_copy(update={"began": [0, 1]}).wants_more(still)
     settled = blocks([*fading[:9], *[1.06] * 6])
@@ -99,9 +99,9 @@ def test_a_ratio_that_runs_towards_the_minimum_decides_nothing() -> None:
 
 def test_the_trail_shows_the_evidence_after_each_block() -> None:
     found = RULE.finding(blocks([1.1] * 8))
-    assert [point.n for point in found.trail] == [1, 2, 3, 4, 5, 6]
+    assert [point.n for point in found.e_process] == [1, 2, 3, 4, 5, 6]
     assert found.decided_at == 5
-    assert [point.log10_e_pass >= math.log10(20) for point in found.trail] == [False] * 4 + [
+    assert [point.log10_e_pass >= math.log10(20) for point in found.e_process] == [False] * 4 + [
         True
     ] * 2
 
@@ -118,10 +118,10 @@ def test_what_no_disturbance_does_ends_the_measurement(kind: str, changes: dict[
     rule = RULE
     loads = blocks([1.1] * 5) + block(5, 1.1, **changes)
     found = rule.finding(loads)
-    assert found.state == "refused"
+    assert found.state == "invalid"
     assert not rule.wants_more(loads)
-    assert kind in {cause.kind for cause in found.refused}
-    assert {cause.side for cause in found.refused} == {"candidate"}
+    assert kind in {cause.kind for cause in found.invalid_reasons}
+    assert {cause.side for cause in found.invalid_reasons} == {"candidate"}
 
 
 def test_a_block_has_both_sides_once() -> None:
@@ -142,7 +142,7 @@ def test_lives_that_alternate_are_one_value_a_pair() -> None:
 
 def test_an_allowance_asks_for_more_and_costs_error_rate() -> None:
     """Both directions: neither a pass nor a fail may rest on two lives."""
-    allowed = RULE.model_copy(update={"allowance": 0.05, "allowance_alpha": 0.025})
+    allowed = RULE.model_copy(update={"restart_allowance": 0.05, "restart_allowance_alpha": 0.025})
     close = np.log([1.03, 1.031, 1.029] * 5)
     assert RULE.finding_of(close).state == "pass"
     assert allowed.finding_of(close).state == "open"
@@ -152,7 +152,11 @@ def test_an_allowance_asks_for_more_and_costs_error_rate() -> None:
     assert 0.025 < clear.p_value <= 0.05
     with pytest.raises(ValidationError):
         ThroughputRatioRule(
-            min_ratio=1.0, alpha=0.05, blocks=20, allowance=0.1, allowance_alpha=0.05
+            min_ratio=1.0,
+            alpha=0.05,
+            blocks=20,
+            restart_allowance=0.1,
+            restart_allowance_alpha=0.05,
         )
 
 
@@ -228,5 +232,5 @@ def test_the_rate_of_a_start_is_the_median_of_its_loads() -> None:
     rates = RULE.log_rates(loads)
     assert rates["baseline"] == [pytest.approx(math.log(40))]
     assert rates["candidate"] == [pytest.approx(math.log(44))]
-    two = [load.model_copy(update={"life": load.block // 4}) for load in blocks([1.0] * 8)]
+    two = [load.model_copy(update={"server_run": load.block // 4}) for load in blocks([1.0] * 8)]
     assert [len(each) for each in RULE.log_rates(two).values()] == [2, 2]

@@ -72,7 +72,7 @@ def test_summaries_that_fit_any_document_as_well() -> None:
         score = (easiness + 0.02 + generator.normal(0, 0.05, 400)).clip(0, 1)
         elsewhere = easiness.reshape(-1, 2)[:, ::-1].ravel()
         found = sights_of(rows(list(score), list(elsewhere)), 0.0, margin, None)
-        assert [each.ignorance for each in found] == ["nothing", "unrelated"]
+        assert [each.kind for each in found] == ["nothing", "unrelated"]
         seen += found[1].p_blind <= ALPHA
     assert seen / TRIALS <= WORST
 
@@ -131,7 +131,7 @@ def test_of_a_finite_benchmark_the_last_answer_tells() -> None:
 def test_an_empty_answer_may_score_most() -> None:
     """As where half of the questions cannot be answered, and the right answer is none."""
     answers = [{"score": 0.55, "empty": 0.5, "unrelated": 0.1}] * 400
-    found = {s.ignorance: s for s in sights_of(answers, 0.0, Comparison.points(0.1), None)}
+    found = {s.kind: s for s in sights_of(answers, 0.0, Comparison.points(0.1), None)}
     assert found["unrelated"].p_blind <= ALPHA < found["empty"].p_blind
     assert state_of(list(found.values()), ALPHA) == "blind"
 

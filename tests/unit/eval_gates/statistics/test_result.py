@@ -106,7 +106,7 @@ class TestFixed:
         assert finding.method == GRADED
         assert finding.lower == pytest.approx(tango.lower, abs=0.01)
         assert finding.lower < tango.lower
-        assert (finding.n, finding.trail) == (100, ())
+        assert (finding.n, finding.e_process) == (100, ())
         assert (finding.verdict, finding.decided_at) == ("pass", 100)
 
     @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ class TestSequential:
         assert finding.decided_at is not None
         assert finding.decided_at < finding.n == 200
         assert finding.lower > -0.1
-        assert finding.trail[-1].questions == 200
-        assert finding.trail[-1].mean == pytest.approx(-0.01)
+        assert finding.e_process[-1].questions == 200
+        assert finding.e_process[-1].mean == pytest.approx(-0.01)
 
     @settings(max_examples=40, deadline=None)
     @given(lost=st.integers(0, 100), comparison=COMPARISONS, alpha=ALPHAS)

@@ -95,7 +95,7 @@ def test_rows_of_replays_are_judged_like_a_single_run(population: int | None) ->
         result = sequential_test(*run, comparison, 0.05, population, bounds=False)
         assert result.p_inferior == min(1, math.exp(-log_pass[index].max()))
         log10_fail = np.minimum(log_fail[index] / math.log(10), CERTAIN)
-        assert [point.log10_fail for point in result.trail] == log10_fail.tolist()
+        assert [point.log10_fail for point in result.e_process] == log10_fail.tolist()
 
 
 def test_no_flips_pass_after_500_questions_of_a_full_benchmark() -> None:
@@ -107,7 +107,7 @@ def test_no_flips_pass_after_500_questions_of_a_full_benchmark() -> None:
     assert -0.001 < drawn.lower < 0
     assert whole.lower == whole.upper == whole.mean == 0
     assert whole.p_inferior == 0
-    assert whole.trail[-1].log10_pass == CERTAIN
+    assert whole.e_process[-1].log10_pass == CERTAIN
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(1.0, "fail"), (0.0, "pass")])
@@ -128,12 +128,12 @@ def test_even_flips_of_all_answers_stay_open() -> None:
     assert result.verdict == "open"
     assert result.decided_at is None
     assert result.p_inferior > 0.05
-    assert max(point.log10_fail for point in result.trail) < math.log10(20)
+    assert max(point.log10_fail for point in result.e_process) < math.log10(20)
 
 
 def test_one_question_decides_nothing_but_a_benchmark_of_one() -> None:
     result = sequential_test([1], [1], POINT, 0.05, None)
-    assert (result.verdict, result.n, len(result.trail)) == ("open", 1, 1)
+    assert (result.verdict, result.n, len(result.e_process)) == ("open", 1, 1)
     assert sequential_test([1], [1], POINT, 0.05, 2).verdict == "open"
     assert sequential_test([1], [1], POINT, 0.05, 1).verdict == "pass"
     assert sequential_test([1], [0], POINT, 0.05, 1).verdict == "fail"
@@ -158,7 +158,7 @@ def test_a_drop_of_exactly_the_margin_fails_at_the_benchmarks_end(
 ) -> None:
     result = sequential_test(*spread(n, lost), comparison, 0.05, n)
     assert (result.verdict, result.decided_at) == ("fail", n)
-    assert result.trail[-1].log10_fail == CERTAIN
+    assert result.e_process[-1].log10_fail == CERTAIN
     assert result.p_inferior > 0.05
 
 
@@ -201,7 +201,7 @@ def test_the_first_crossing_stays() -> None:
 
 def test_the_trail_is_short_and_ends_at_the_end() -> None:
     before, after = answers(3000, 0.1, 0.5, seed=2)
-    trail = sequential_test(before, after, POINT, 0.05, None, bounds=False).trail
+    trail = sequential_test(before, after, POINT, 0.05, None, bounds=False).e_process
     assert len(trail) == TRAIL_POINTS
     assert (trail[0].questions, trail[-1].questions) == (1, 3000)
     assert trail[-1].mean == pytest.approx(np.mean(after) - np.mean(before))
@@ -257,7 +257,9 @@ def test_results_make_sense(
 ) -> None:
     result = judged(pairs, comparison, 0.05, unseen)
     assert 0 <= result.p_inferior <= 1
-    most = max(point.log10_fail for point in result.trail)  # of every question, there are so few
+    most = max(
+        point.log10_fail for point in result.e_process
+    )  # of every question, there are so few
     assert result.lower is not None
     assert result.upper is not None
     assert comparison.lowest <= result.lower <= result.mean <= result.upper <= comparison.highest
