@@ -81,7 +81,7 @@ class TestDefaults:
 
     def test_a_ladder_is_its_rungs(self, settings: Settings, tmp_path: Path) -> None:
         ladder = tmp_path / "mine.yaml"
-        ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+        ladder.write_text("name: mine\nsummary: s\nrecipes: [awq-w4a16, fp8-dynamic]\n")
         choices = choose(request_for(recipes=(str(ladder),)), settings)
         assert [recipe.name for recipe in choices.recipes] == ["awq-w4a16", "fp8-dynamic"]
         assert choices.rungs == ("awq-w4a16", "fp8-dynamic")
@@ -146,7 +146,7 @@ class TestUsage:
     def test_two_ladders(self, settings: Settings, tmp_path: Path) -> None:
         names = ("one.yaml", "two.yaml")
         for name in names:
-            (tmp_path / name).write_text("name: l\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+            (tmp_path / name).write_text("name: l\nsummary: s\nrecipes: [awq-w4a16, fp8-dynamic]\n")
         error = refused(request_for(recipes=tuple(str(tmp_path / n) for n in names)), settings)
         assert error.message == "a run can have only one ladder"
 
@@ -154,7 +154,7 @@ class TestUsage:
         self, settings: Settings, tmp_path: Path
     ) -> None:
         ladder = tmp_path / "mine.yaml"
-        ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+        ladder.write_text("name: mine\nsummary: s\nrecipes: [awq-w4a16, fp8-dynamic]\n")
         error = refused(request_for(recipes=("fp8-dynamic", str(ladder))), settings)
         assert "two of the recipes are called 'fp8-dynamic'" in error.message
 

@@ -447,7 +447,7 @@ class TestLadders:
 
     def test_a_file_with_rungs_is_one(self, tmp_path: Path) -> None:
         mine = tmp_path / "mine.yaml"
-        mine.write_text("name: mine\nsummary: s\nrungs: [fp8-dynamic, awq-w4a16]\n")
+        mine.write_text("name: mine\nsummary: s\nrecipes: [fp8-dynamic, awq-w4a16]\n")
         assert catalog.is_ladder(str(mine))
         assert catalog.load_ladder(str(mine)).recipes == ["fp8-dynamic", "awq-w4a16"]
 
@@ -464,7 +464,7 @@ class TestLadders:
     )
     def test_rungs_are_several_and_differ(self, tmp_path: Path, rungs: str, words: str) -> None:
         mine = tmp_path / "mine.yaml"
-        mine.write_text(f"name: mine\nsummary: s\nrungs: {rungs}\n")
+        mine.write_text(f"name: mine\nsummary: s\nrecipes: {rungs}\n")
         with pytest.raises(UsageError, match=words):
             catalog.load_ladder(str(mine))
 

@@ -437,7 +437,7 @@ class TestDemo:
 
 def test_the_rungs_of_a_ladder_that_are_made_only_if_none_before_passes(planning: Planning) -> None:
     ladder = planning.folder / "ladder.yaml"
-    ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, awq-w4a16-mse, gptq-w4a16]\n")
+    ladder.write_text("name: mine\nsummary: s\nrecipes: [awq-w4a16, awq-w4a16-mse, gptq-w4a16]\n")
     found = planning.forecast(recipes=(str(ladder),))
     assert found.rungs_that_may_follow() == ["awq-w4a16-mse", "gptq-w4a16"]
     assert found.to_dict()["rungs_that_may_follow"] == ["awq-w4a16-mse", "gptq-w4a16"]
