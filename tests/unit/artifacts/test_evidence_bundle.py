@@ -339,7 +339,7 @@ class TestFiles:
             check_bundle(deployed)
         assert caught.value.where == str(deployed / BUNDLE)
 
-    @pytest.mark.parametrize("part", ["bundle", "beside"])
+    @pytest.mark.parametrize("part", ["evidence_files", "model_files"])
     def test_a_path_that_is_listed_twice(self, deployed: Path, part: str) -> None:
         edit(deployed / BUNDLE / MANIFEST, lambda listed: listed[part].append(listed[part][0]))
         with pytest.raises(EvidenceError, match=r"manifest\.json"):
