@@ -47,7 +47,9 @@ def test_all_of_them() -> None:
 
 def test_a_round_ends_where_a_cluster_does() -> None:
     assert asked(4, rule=None, max_questions=3) == []
-    assert asked(3, rule=None, max_questions=3) == ["r: 4 questions had to be asked, and 3 were answered"]
+    assert asked(3, rule=None, max_questions=3) == [
+        "r: 4 questions had to be asked, and 3 were answered"
+    ]
 
 
 def test_what_a_rule_ended() -> None:
