@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.verification.dequantize import StoredPart, layer_weights, parts_of
+from pipeline.verification.dequantize import StoredPart, layer_parts, layer_weights
 from pipeline.verification.quantization_noise import chunks
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import WeightFormat, expected_formats
@@ -103,7 +103,7 @@ def write_variant(folder: Path, form: WeightFormat, shapes: dict[str, tuple[int,
     parts = {
         f"{module}.{part.suffix}": (part, shape)
         for module, shape in shapes.items()
-        for part in parts_of(form, *shape)
+        for part in layer_parts(form, *shape)
     }
     tensors = {name: (p.dtypes[0], (p.shapes or ((),))[0]) for name, (p, _) in parts.items()}
     random = np.random.default_rng(0)

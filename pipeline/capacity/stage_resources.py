@@ -16,7 +16,7 @@ from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.quantizers import is_streamed
 from pipeline.verification.dequantize import ROW_STEP
 from pipeline.verification.quantization_noise import CHUNK_ELEMENTS
-from pipeline.verification.verification import MOST_THREADS
+from pipeline.verification.verification import MAX_THREADS
 from recipes.engines import find_engine
 from recipes.quantization import (
     AutoAwqQuantization,
@@ -115,7 +115,7 @@ def check_need(recipe: Recipe, weights: VariantWeights) -> StageResources | None
     thread = COMPARED_COPIES * 4 * max(CHUNK_ELEMENTS, ROW_STEP * widest)
     if isinstance(recipe.quantization, AutoAwqQuantization):
         thread += int(AUTOAWQ_BYTES * max((each.elements for each in matrices), default=0))
-    host = CHECKING_BYTES + MOST_THREADS * thread
+    host = CHECKING_BYTES + MAX_THREADS * thread
     return StageResources(
         "check_weights", recipe.name, host, 0, "some rows for each of four threads"
     )

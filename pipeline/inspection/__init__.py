@@ -1,4 +1,4 @@
-"""What config.json and safetensors headers say of a checkpoint; no weights are read, no torch.
+"""Facts about a checkpoint from config.json and safetensors headers, without weights or torch.
 
-Where they are missing, damaged or contradict each other, a CheckpointError says so.
+Missing, damaged or contradictory files raise CheckpointError.
 """

@@ -1,4 +1,4 @@
-"""Whether a tokenizer has a chat template, from its small files before anything is loaded."""
+"""Detection of a tokenizer's chat template from small files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ TOKENIZER = "tokenizer_config.json"
 
 
 def has_chat_template(names: Collection[str], read: Callable[[str], dict[str, Any]]) -> bool:
-    """Whether transformers finds a template to put round a user's message.
+    """Return whether transformers finds a chat template.
 
     Args:
-        names: of the files beside config.json.
+        names: of the files next to config.json.
     """
     if TEMPLATE in names:
         return True
     template = read(TOKENIZER).get("chat_template") if TOKENIZER in names else None
-    if isinstance(template, list):  # several, by name: of those the default is used
+    if isinstance(template, list):  # several named templates; the default is used
         return any(isinstance(one, dict) and one.get("name") == "default" for one in template)
     return isinstance(template, str)
 
 
 def folder_has_chat_template(folder: Path) -> bool:
-    """As :func:`has_chat_template`, of a tokenizer's folder."""
+    """Apply :func:`has_chat_template` to a tokenizer's folder."""
     names = {file.name for file in folder.iterdir()}
     return has_chat_template(names, lambda name: read_json(folder / name))

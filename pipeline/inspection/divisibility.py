@@ -1,6 +1,6 @@
-"""Which group sizes divide a model's matrices, from their shapes alone; no torch, no weights.
+"""Group sizes that divide a model's matrices, from shapes alone.
 
-Standard library only: the quantizers' environments ask too.
+Standard library only: the quantizers' environments import this module.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from recipes.group_sizes import rows_to_divide, sizes_to_try
 if TYPE_CHECKING:
     from recipes.quantization import Quantization
 
-# vLLM puts these above others into one matrix (k_proj between q_proj and v_proj, gate_proj over
-# up_proj), where a block must not reach over the seam: `validate_fp8_block_shape` in its
-# fp8_utils. The last of each matrix may end within a block.
+# vLLM stacks these above others in one matrix (q, k, v; gate, up), and no block may cross the seam:
+# `validate_fp8_block_shape` in its fp8_utils. The last part may end within a block.
 ABOVE_A_SEAM = ("q_proj", "k_proj", "gate_proj", "w1")
 
 
 def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
-    """The first of the sizes that divides all columns; None where none does."""
+    """Return the first size that divides all columns; None if none does."""
     widths = set(columns)
     for size in sizes:
         if all(width % size == 0 for width in widths):
@@ -30,14 +29,14 @@ def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
 
 
 def dividing_group_size(quantization: Mapping[str, Any], columns: Iterable[int]) -> int | None:
-    """The group size to use; None where the recipe has no groups.
+    """Return the group size to use; None for a recipe without groups.
 
     Args:
-        quantization: a recipe's, as plain data with every default filled in.
-        columns: of all matrices that are quantized.
+        quantization: a recipe's, as plain data with all defaults.
+        columns: of all quantized matrices.
 
     Raises:
-        StageError: none of the recipe's divides all columns; they are named.
+        StageError: no size divides all columns.
     """
     sizes, widths = sizes_to_try(quantization), set(columns)
     size = find_dividing(sizes, widths)
@@ -52,10 +51,10 @@ def dividing_group_size(quantization: Mapping[str, Any], columns: Iterable[int])
 
 
 def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tuple[int, ...]:
-    """The columns in the way of the recipe's group sizes, sorted; empty where one divides all.
+    """Return the sorted columns that no group size of the recipe divides.
 
     Args:
-        columns: of all matrices that the recipe quantizes: one size has to divide all of them.
+        columns: of all quantized matrices, which share one group size.
     """
     widths = set(columns)
     sizes = sizes_to_try(quantization.model_dump())
@@ -67,7 +66,7 @@ def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -
 def find_undivided_rows(
     quantization: Quantization, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
-    """Layers whose rows the recipe's blocks do not divide, though vLLM needs it; and their rows."""
+    """Return layers, and their rows, where vLLM requires blocks that divide the rows."""
     block = rows_to_divide(quantization.model_dump())
     if block is None:
         return {}

@@ -1,4 +1,4 @@
-"""Where config.json and the headers come from: a folder, or the Hub by ranged reads."""
+"""Sources of config.json and headers: a folder, or the Hub by range requests."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ CONNECTIONS = 8
 
 @dataclass(frozen=True)
 class HeaderSource:
-    """What is known of a checkpoint before its weights are."""
+    """Facts about a checkpoint before its weights are read."""
 
-    name: str  # as the user named it
+    name: str  # reference given by the user
     where: str  # its config.json, for messages
     config: dict[str, Any]  # that file's content
     tensors: dict[str, TensorEntry]  # by name, from all headers
     weights_bytes: int  # of all weight files
-    largest_file_bytes: int = 0  # of the largest of them
-    names: frozenset[str] = frozenset()  # of all files beside config.json
+    largest_file_bytes: int = 0  # size of the largest file
+    names: frozenset[str] = frozenset()  # of all files next to config.json
     has_chat_template: bool = False  # of its tokenizer
 
     @property
     def quantized(self) -> bool:
-        """Whether it says that its weights are quantized already."""
+        """Whether the checkpoint is marked as quantized."""
         return is_marked_quantized(self.config, self.names)
 
 
@@ -61,10 +61,9 @@ def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
 
 
 def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
-    """Read config.json, the index and the headers from the Hub; no weights are downloaded.
+    """Read config.json, the index and the headers from the Hub, without weights.
 
-    The headers come by ranged reads, some 100 kB a file. Where the Hub cannot be reached, a copy
-    in its cache is read instead.
+    Range requests fetch about 100 kB for each file. If the Hub is unreachable, its cache is used.
 
     Args:
         revision: branch, tag or commit; None for the default branch.
@@ -96,7 +95,7 @@ def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
 
 
 def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
-    """A file that is needed whole, in the Hub's cache."""
+    """Return a small file in the Hub's cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -106,12 +105,12 @@ def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
         raise CheckpointError(
             f"the repository has no {file}",
             where=repo_id,
-            hint="name the repository of a language model's weights",
+            hint="use the repository of a language model's weights",
         ) from error
 
 
 def _weight_names(repo_id: str, sizes: dict[str, int], commit: str | None) -> list[str]:
-    """The files that the index names, else all safetensors at the top."""
+    """Return the files in the index, or all top-level safetensors."""
     if INDEX not in sizes:
         return sorted(filter(are_weights, sizes))
     named = sorted(set(read_index(_small_file(repo_id, INDEX, commit)).values()))
@@ -120,7 +119,7 @@ def _weight_names(repo_id: str, sizes: dict[str, int], commit: str | None) -> li
         raise CheckpointError(
             f"{len(missing)} of {len(named)} weight files are missing, such as {missing[0]}",
             where=repo_id,
-            hint="name another revision",
+            hint="use another revision",
         )
     return named
 

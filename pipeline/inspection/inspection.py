@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: parameters by kind of module, bytes, and its KV cache."""
+"""Composition of a checkpoint: parameters by kind of module, bytes, KV cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MATRICES: tuple[ModuleKind, ...] = ("attention", "mlp", "experts")
 
 @dataclass(frozen=True)
 class CheckpointInspection:
-    """A checkpoint, as far as its config and headers say."""
+    """Facts from a checkpoint's config and headers."""
 
     source: HeaderSource
     shape: ModelShape
@@ -42,7 +42,7 @@ class CheckpointInspection:
 
     @cached_property
     def parameters(self) -> dict[ModuleKind, int]:
-        """Elements by kind of module; kinds that the model lacks are left out."""
+        """Elements by kind of module, without absent kinds."""
         return self._count(self.source.tensors.items())
 
     @property
@@ -51,9 +51,9 @@ class CheckpointInspection:
         return sum(self.parameters.values())
 
     def bytes_at(self, precision: Precision) -> int:
-        """Bytes when all matrices of attention, MLP and experts are stored so, the rest in 16 bits.
+        """Return the size with attention, MLP and expert matrices at this precision.
 
-        A stack of experts' matrices counts as one matrix with the rows of all.
+        All other tensors have 16 bits. Fused experts count as one matrix with the rows of all.
         """
         return sum(
             precision.matrix_bytes(math.prod(tensor.shape[:-1]), tensor.shape[-1])
@@ -63,21 +63,21 @@ class CheckpointInspection:
         )
 
     def variant(self, quantization: Quantization) -> VariantWeights:
-        """What a recipe makes of the tensors."""
+        """Return what a recipe makes of the tensors."""
         return variant_weights(self.source.tensors, quantization, self.source.config)
 
     def count_unquantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
-        """Parameters that a recipe leaves as they are, by kind of module."""
-        kept = (each for each in weights.tensors if not each.quantized)
-        return self._count((each.name, each.tensor) for each in kept)
+        """Return parameters that a recipe leaves unquantized, by kind of module."""
+        unquantized = (tensor for tensor in weights.tensors if not tensor.quantized)
+        return self._count((tensor.name, tensor.tensor) for tensor in unquantized)
 
     def count_quantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
-        """Parameters that a recipe quantizes, by kind of module."""
-        chosen = (each for each in weights.tensors if each.quantized)
-        return self._count((each.name, each.tensor) for each in chosen)
+        """Return parameters that a recipe quantizes, by kind of module."""
+        quantized = (tensor for tensor in weights.tensors if tensor.quantized)
+        return self._count((tensor.name, tensor.tensor) for tensor in quantized)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
+        """Return plain data for `--json`."""
         shape, cache = self.shape, self.cache
         return {
             "name": self.source.name,
@@ -113,7 +113,7 @@ class CheckpointInspection:
 
 
 def inspect(source: HeaderSource) -> CheckpointInspection:
-    """Inspect what was read."""
+    """Inspect a checkpoint; raise CheckpointError if its weights are empty."""
     if not any(tensor.elements for tensor in source.tensors.values()):
         raise CheckpointError("the weights are empty", where=source.where)
     shape = model_shape(source.config, source.where)

@@ -1,7 +1,6 @@
-"""How much memory keys and values take: grouped-query and latent attention, sliding windows.
+"""Memory of keys and values: grouped-query and latent attention, sliding windows.
 
-The count is that of vLLM's block pool (0.32), so that its tokens can be compared with what a
-server logs as "KV cache size".
+The estimate follows vLLM's block pool (0.32) and is comparable with the "KV cache size" in its log.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ ELEMENT_BYTES = {
     "fp8_e5m2": 1,
     "fp8_inc": 1,
 }
-# Latent projections that the engine expands to whole heads before it caches them.
+# Models whose latent projections the engine expands to full heads before caching.
 EXPANDED_LATENT = ("minicpm3",)
-# vLLM prepares a batch while the one before is computed, and frees what slid out of a window only
-# when a batch is done.
+# vLLM prepares a batch while the previous one runs, and frees blocks that left a window only after
+# a batch.
 BATCHES_IN_FLIGHT = 2
-# Two kinds of layers whose numbers are this near share blocks of the larger number.
+# Two kinds of layers whose counts have at most this ratio share blocks of the larger count.
 NEARLY_EQUAL = 1.5
 
 Window = int | None  # tokens a layer looks back; None for all
@@ -36,50 +35,47 @@ Window = int | None  # tokens a layer looks back; None for all
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """What fits into a cache."""
+    """Capacity of a cache."""
 
-    blocks: int  # of the pool
-    tokens: int  # as vLLM logs them: sequences times context
-    sequences: float  # of the context's length at once, in memory; not a whole number
+    blocks: int  # blocks of the pool
+    tokens: int  # as in vLLM's log: sequences times context
+    sequences: float  # concurrent sequences of full context; fractional
 
 
 @dataclass(frozen=True)
 class KvCacheSpec:
-    """What one token leaves in the cache."""
+    """Cache layout of one token."""
 
     attention: str  # "mha", "gqa" or "mla"
     heads: int  # key-value heads; 1 for latent attention
-    # Elements of one head a token and layer: key and value, or the latent vector with its rotary
-    # part.
+    # Elements of one head for one token and layer: key and value, or the latent vector with its
+    # rotary part.
     width: int
-    windows: tuple[Window, ...]  # of the layers that keep keys and values, in order
-    notes: tuple[str, ...] = ()  # what is not counted
+    windows: tuple[Window, ...]  # of the layers with a KV cache, in order
+    notes: tuple[str, ...] = ()  # uncounted parts
 
     def heads_on_gpu(self, tensor_parallel: int) -> int:
-        """Heads that each GPU keeps; with more GPUs than heads they are kept several times."""
+        """Return heads on each GPU; with more GPUs than heads they are replicated."""
         return max(1, self.heads // tensor_parallel)
 
     def layer_bytes(self, element_bytes: int, tensor_parallel: int = 1) -> int:
-        """Bytes of one token in one layer on each GPU."""
+        """Return bytes of one token in one layer on each GPU."""
         return self.heads_on_gpu(tensor_parallel) * self.width * element_bytes
 
     def token_bytes(self, element_bytes: int, tensor_parallel: int = 1) -> int:
-        """Bytes of one token in all layers on each GPU, while it is inside every window."""
+        """Return bytes of one token in all layers on each GPU, inside every window."""
         return len(self.windows) * self.layer_bytes(element_bytes, tensor_parallel)
 
     def groups(self) -> tuple[int, list[Window]]:
-        """How the engine's block tables go over the layers.
+        """Return the layers of each block table, and the window of each table.
 
-        Each table has blocks for the same number of layers, all with one window.
-
-        Returns:
-            layers a table, and the window of each table.
+        All tables have the same number of layers, each with one window.
         """
         counts = Counter(self.windows)
         if not counts:
             return 0, []
-        fewest, most = min(counts.values()), max(counts.values())
-        layers = most if most < fewest * NEARLY_EQUAL else fewest
+        smallest, largest = min(counts.values()), max(counts.values())
+        layers = largest if largest < smallest * NEARLY_EQUAL else smallest
         return layers, [window for window, n in counts.items() for _ in range(-(-n // layers))]
 
     def capacity(
@@ -93,16 +89,17 @@ class KvCacheSpec:
         in_flight: int = 2048,
         batches: int = BATCHES_IN_FLIGHT,
     ) -> KvCapacity:
-        """What that much memory on each GPU holds.
+        """Return the capacity of this much memory.
 
         Args:
             memory: bytes on each GPU.
             context: tokens of a sequence (vLLM's max-model-len).
             block_size: tokens of a block.
-            tensor_parallel: GPUs that the heads are spread over.
-            in_flight: tokens that one step may compute (max-num-batched-tokens); a sliding
-                window's layers keep those as well, of every batch that is under way.
-            batches: under way at once: two with vLLM's async scheduling, one without.
+            tensor_parallel: GPUs that share the heads.
+            in_flight: tokens of one step (max-num-batched-tokens); layers with a sliding window
+                also hold
+            these, for each batch in progress.
+            batches: concurrent batches: two with vLLM's async scheduling, one without.
         """
         layers, windows = self.groups()
         block = layers * block_size * self.layer_bytes(element_bytes, tensor_parallel)
@@ -112,16 +109,16 @@ class KvCacheSpec:
             _blocks(window, context, block_size, batches * in_flight) for window in windows
         )
         blocks = max(0, memory) // block
-        # vLLM's own rounding: from a float to whole tokens.
+        # vLLM also rounds a float to tokens.
         sequences = blocks / needed
         return KvCapacity(blocks=blocks, tokens=int(sequences * context), sequences=sequences)
 
 
 def element_bytes(dtype: str, model_bytes: int = 2) -> int:
-    """Bytes of an element for a kv-cache-dtype; `auto` is the type that the model runs in.
+    """Return bytes of an element for a kv-cache-dtype; `auto` is the model's type.
 
     Raises:
-        UsageError: the type's size is not known here.
+        UsageError: the type is unknown.
     """
     if dtype not in ELEMENT_BYTES:
         raise UsageError(
@@ -133,7 +130,7 @@ def element_bytes(dtype: str, model_bytes: int = 2) -> int:
 
 
 def kv_cache(config: dict[str, Any], shape: ModelShape, where: str) -> KvCacheSpec:
-    """What the model caches, from its config.json."""
+    """Return the cache layout from config.json."""
     level = text_level(config)
     windows, notes = _windows(level, shape.layers, where)
     rank = read_positive_int(level, ("kv_lora_rank",), where)
@@ -150,10 +147,10 @@ def kv_cache(config: dict[str, Any], shape: ModelShape, where: str) -> KvCacheSp
 
 
 def _blocks(window: Window, context: int, block_size: int, in_flight: int) -> int:
-    """Blocks that one sequence needs of one table."""
+    """Return the blocks that one sequence needs in one table."""
     if window is None:
         return -(-context // block_size)
-    # One more, because a window need not begin where a block does.
+    # One more, because a window can start inside a block.
     return -(-min(window - 1 + in_flight, context) // block_size) + 1
 
 
@@ -202,7 +199,7 @@ def _windows_by_layer_types(
 def _windows_by_pattern(
     level: dict[str, Any], window: Window, layers: int, where: str
 ) -> list[Window]:
-    """Configs without layer_types: all slide, all but every n-th, or those after some layer."""
+    """Return windows without layer_types: all, all except every n-th, or after some layer."""
     if window is None:
         return [None] * layers
     every = read_positive_int(level, ("sliding_window_pattern",), where)
@@ -210,7 +207,7 @@ def _windows_by_pattern(
         every = 2
     if every is not None:
         return [None if (layer + 1) % every == 0 else window for layer in range(layers)]
-    if level.get("use_sliding_window") is True:  # Qwen 2: the first layers see everything
+    if level.get("use_sliding_window") is True:  # Qwen 2: the first layers have full attention
         first = level.get("max_window_layers")
         first = first if type(first) is int and first >= 0 else 0
         return [None if layer < first else window for layer in range(layers)]

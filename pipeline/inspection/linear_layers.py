@@ -1,4 +1,4 @@
-"""Which source tensors a recipe quantizes; without torch, since stages and workers ask it."""
+"""Selection of quantizable tensors, without torch, since stages and workers import it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HEAD = "lm_head.weight"
 
 
 def is_quantizable(name: str, tensor: TensorEntry, ignore: list[str]) -> bool:
-    """Whether the recipe quantizes this source tensor: a linear layer's matrix, not ignored."""
+    """Return whether the recipe quantizes this tensor: a linear layer, not ignored."""
     return is_linear_weight(name, tensor) and not is_ignored(name.removesuffix(WEIGHT), ignore)
 
 
 def is_linear_weight(name: str, tensor: TensorEntry) -> bool:
-    """Whether it is a linear layer's matrix, as far as name and shape tell: no embedding."""
+    """Return whether name and shape are those of a linear layer's matrix."""
     if not name.endswith(WEIGHT) or len(tensor.shape) != 2:
         return False
     module = name.removesuffix(WEIGHT)
@@ -26,14 +26,14 @@ def is_linear_weight(name: str, tensor: TensorEntry) -> bool:
 
 
 def is_head(name: str) -> bool:
-    """Whether it is the output head's matrix, whatever the checkpoint's prefix before its name."""
+    """Return whether the name is the output head's, with any prefix."""
     return name.endswith(HEAD)
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether the output head is the embedding; of a multimodal config its own word goes first.
+    """Return whether the output head is the embedding, as transformers reads the config.
 
-    As transformers reads it, which takes the inner model's word where there is no other.
+    In a multimodal config the top-level key precedes the inner one.
     """
     inner = config.get("text_config")
     fallback = inner.get("tie_word_embeddings") if isinstance(inner, dict) else False

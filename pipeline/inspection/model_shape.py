@@ -1,4 +1,4 @@
-"""What config.json says of a model's shape, whichever of the usual keys it uses."""
+"""Shape of a model from config.json, for all usual key names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.core.errors import CheckpointError
 from pipeline.inspection.linear_layers import is_tied
 from pipeline.inspection.module_kind import EXPERT_COUNTS
 
-# The name most models use first, then older ones' (GPT-2, MPT, DBRX, Falcon).
+# The most common key first, then those of older models (GPT-2, MPT, DBRX, Falcon).
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -19,41 +19,40 @@ INNER = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 
-# Lists are made with an entry a layer, and memory is counted from all the others.
+# Limits: lists have one entry for each layer, and memory is computed from the other values.
 MAX_LAYERS = 10_000
 MAX_VALUE = 10**12
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers that memory depends on."""
+    """Values that memory depends on."""
 
-    architecture: str  # first of config.json's architectures
+    architecture: str  # first architecture in config.json
     model_type: str  # from config.json
     layers: int  # of the decoder
     hidden: int  # width of the residual stream
     heads: int  # attention heads
     key_value_heads: int  # fewer than `heads` in grouped-query attention
     head_width: int  # elements of one head's key, or value
-    # Width of the MLP that one token passes through; over the experts that it is sent to where
-    # there are experts.
+    # MLP width for one token; with experts, the total width of those it is routed to.
     inner: int
-    vocabulary: int  # tokens the model knows
+    vocabulary: int  # number of tokens
     experts: int  # in a layer; 0 for a dense model
-    experts_per_token: int  # how many of them a token is sent to
+    experts_per_token: int  # experts that a token is routed to
     expert_inner: int  # width of one expert's MLP; 0 for a dense model
     context: int  # tokens that the model was trained for
     tied: bool  # the output head is the embedding
 
 
 def text_level(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's own settings; multimodal configs keep them one level down."""
+    """Return the language model's settings; multimodal configs nest them."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
 
 
 def model_shape(config: dict[str, Any], where: str) -> ModelShape:
-    """Read the shape."""
+    """Return the shape; raise CheckpointError if a required key is missing or invalid."""
     level = text_level(config)
     hidden = _require(level, HIDDEN, where)
     heads = _require(level, HEADS, where)
@@ -82,23 +81,23 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
 
 
 def read_positive_int(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int | None:
-    """The first of the keys that is there; None where none is, or it is null.
+    """Return the first key that is present; None if all are absent or null.
 
     Raises:
-        CheckpointError: it is no whole number from 1 to what any model has.
+        CheckpointError: the value is not an integer in the possible range.
     """
     for key in keys:
         value = level.get(key)
         if value is None:
             continue
-        # A number per layer (OpenELM) is counted as its largest: memory is not to be understated.
+        # For one value per layer (OpenELM) use the largest, so that memory is not underestimated.
         if isinstance(value, list) and value and all(type(item) is int for item in value):
             value = max(value)
-        most = MAX_LAYERS if key in LAYERS else MAX_VALUE
-        if type(value) is not int or not 1 <= value <= most:
+        maximum = MAX_LAYERS if key in LAYERS else MAX_VALUE
+        if type(value) is not int or not 1 <= value <= maximum:
             raise CheckpointError(
-                f"config.json says {key}: {str(value)[:40]!r}, which is not a whole number from 1 "
-                f"to {most:,}",
+                f"config.json has {key}: {str(value)[:40]!r}, which is not an integer from 1 "
+                f"to {maximum:,}",
                 where=f"{where}, key {key}",
                 hint="download config.json again",
             )
@@ -110,7 +109,7 @@ def _require(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
     found = read_positive_int(level, keys, where)
     if found is None:
         raise CheckpointError(
-            f"config.json lacks {keys[0]}, without which memory cannot be counted",
+            f"config.json lacks {keys[0]}, which is required to compute memory",
             where=f"{where}, key {keys[0]}",
             hint="save the checkpoint again with transformers' save_pretrained()",
         )

@@ -1,6 +1,6 @@
-"""Which kind of module a tensor belongs to, by its name in the checkpoint.
+"""Kind of module of a tensor, from its name.
 
-Standard library only: the quantizers' environments ask too.
+Standard library only: the quantizers' environments import this module.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ MODULE_KINDS: tuple[ModuleKind, ...] = get_args(ModuleKind)
 VISION = ("vision", "visual", "image", "audio", "multi_modal_projector", "mm_projector")
 HEADS = ("lm_head", "embed_out")
 EMBEDDINGS = ("wte", "wpe")
-# A router scores experts; a dense layer's own gate is called gate_proj or gate_up_proj.
+# A router scores experts; the gate of a dense layer is gate_proj or gate_up_proj.
 ROUTERS = ("gate", "router", "shared_expert_gate")
 EXPERTS = ("experts",)
 SHARED_EXPERTS = ("shared_expert", "shared_experts")
 DENSE = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", *SHARED_EXPERTS)
 
-# Keys by which configs say how many experts a layer has.
+# Config keys for the number of experts in a layer.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# What makes an engine leave stacked experts alone: it looks for an expert's matrices
-# by the names they would have, such as `mlp.experts.0.up_proj`, whatever the stack is called.
+# Excludes fused experts: engines match the names of single experts' matrices, such as
+# `mlp.experts.0.up_proj`.
 STACKED_EXPERTS = r"re:(.*\.)?experts(\..*)?$"
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
-    """The kind of module that the tensor `name` is a part of.
+    """Return the kind of module of the tensor `name`.
 
     Args:
-        layers: num_hidden_layers; DeepSeek keeps its head for multi-token prediction (MTP) in
-            layers after the last.
+        layers: num_hidden_layers; DeepSeek stores its multi-token prediction (MTP) head in layers
+        after the last.
     """
     parts = name.split(".")
     leaf = parts[-2] if len(parts) > 1 else parts[0]
@@ -64,7 +64,7 @@ def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
 
 
 def is_expert_stack(name: str, dimensions: int) -> bool:
-    """Whether a tensor of so many dimensions holds the matrices of all experts of a layer."""
+    """Return whether a tensor contains the fused matrices of a layer's experts."""
     parts = name.split(".")
     if dimensions != 3 or any(part.startswith(VISION) for part in parts):
         return False

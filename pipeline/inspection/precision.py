@@ -1,4 +1,4 @@
-"""How many bytes a matrix takes at a precision, its scales and zero points included."""
+"""Size of a matrix at a precision, with scales and zero points."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from recipes.quantization import (
     Quantization,
 )
 
-SCALE_BYTES = 2  # scales are kept in the source's 16-bit type
-SHAPE_BYTES = 16  # compressed-tensors keeps the unpacked shape as two 64-bit numbers
+SCALE_BYTES = 2  # scales have the source's 16-bit type
+SHAPE_BYTES = 16  # the unpacked shape: two 64-bit integers
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How a matrix is stored."""
+    """Storage format of a matrix."""
 
     name: str  # for tables
     bits: int  # of a weight
     group: int | None = None  # columns that share a scale; None for all of them
-    rows: int | None = 1  # that share a scale; None for all of them
+    rows: int | None = 1  # rows that share a scale; None for all of them
     scaled: bool = True  # has scales at all
     scale_bytes: int = SCALE_BYTES  # of one scale
     zero_points: bool = False  # has zero points too, as wide as a weight
-    extra_bytes: int = 0  # of what else is kept with a matrix
+    extra_bytes: int = 0  # other bytes for each matrix
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of a matrix of so many rows (outputs) and columns (inputs)."""
+        """Return bytes of a matrix with these rows (outputs) and columns (inputs)."""
         weights = rows * columns * self.bits // 8
         if not self.scaled:
             return weights
@@ -44,8 +44,8 @@ class Precision:
         return weights + self.scale_bytes * scales + zero_points + self.extra_bytes
 
 
-# By compressed-tensors' preset. Static FP8 keeps a scale of the activations too; NVFP4 keeps one
-# 32-bit scale of the weights and one of the activations, and an 8-bit float for each group.
+# By compressed-tensors preset. Static FP8 also has an activation scale. NVFP4 has one 32-bit scale
+# each for weights and activations, and an 8-bit float for each group.
 PRESET_PRECISIONS = {
     "FP8_DYNAMIC": Precision("fp8, a scale a row", 8),
     "FP8_BLOCK": Precision("fp8, a scale a block of 128 x 128", 8, group=128, rows=128),
@@ -53,7 +53,7 @@ PRESET_PRECISIONS = {
     "NVFP4": Precision("fp4, groups of 16", 4, group=16, scale_bytes=1, extra_bytes=8),
 }
 
-# What inspection shows for every checkpoint, whichever recipes there are.
+# Precisions that inspection shows for every checkpoint.
 PRECISIONS = (
     Precision("16-bit", 16, scaled=False),
     Precision("fp8, a scale a row", 8),
@@ -70,7 +70,7 @@ PRECISIONS = (
 
 
 def choose_precision(quantization: Quantization, columns: Iterable[int]) -> Precision | None:
-    """The precision that a recipe gives to matrices of these columns; None for the baseline's."""
+    """Return the precision of a recipe for these columns; None for the baseline."""
     if isinstance(quantization, NoQuantization):
         return None
     if isinstance(quantization, PresetQuantization):
@@ -82,7 +82,7 @@ def choose_precision(quantization: Quantization, columns: Iterable[int]) -> Prec
         isinstance(quantization, AwqQuantization) and not quantization.symmetric
     )
     kind = "zero points" if asymmetric else "symmetric"
-    # AutoAWQ's format does not keep the unpacked shape.
+    # AutoAWQ's format does not store the unpacked shape.
     extra = 0 if isinstance(quantization, AutoAwqQuantization) else SHAPE_BYTES
     precision = Precision(
         f"{bits}-bit, a scale a row", bits, zero_points=asymmetric, extra_bytes=extra

@@ -1,8 +1,7 @@
-"""Refuses expressions of an ignore list that take for ever on a checkpoint's module names.
+"""Rejection of ignore lists whose expressions take exponential time on a checkpoint's names.
 
-`(.*)*x(.*)*y$` takes longer than the universe on a name of forty letters, here, in llm-compressor
-and in vLLM, all of which match by Python's `re`. So that very engine tries them first, in a
-process that can be ended.
+`(.*)*x(.*)*y$` does not finish on a name of forty characters in Python's `re`, which prepare,
+llm-compressor and vLLM use. A child process with a CPU limit tries the expressions first.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from functools import lru_cache
 from pipeline.checkpoint.ignored_modules import to_expression
 from pipeline.core.errors import UsageError
 
-CPU_LIMIT_S = 2  # of a processor: another's load refuses nobody's list
-WALL_TIMEOUT_S = 30.0  # for a process that gets no processor
+CPU_LIMIT_S = 2  # CPU time, which does not depend on other load
+WALL_TIMEOUT_S = 30.0  # for a process that is not scheduled
 
 _TRY = """
 import json, re, resource, sys
@@ -32,14 +31,14 @@ for word in words:
 
 
 def check_expressions(ignore: Sequence[str], modules: Iterable[str]) -> None:
-    """Match every expression of the list against every module, for 2 s of a processor at most.
+    """Match every expression against every module, with a CPU time limit.
 
     Raises:
-        UsageError: they take longer; the one that did is named.
+        UsageError: the limit was exceeded; the message has the expression.
     """
-    tried = tuple(word for each in ignore if (word := to_expression(each)) is not None)
-    if tried:
-        _check(tried, tuple(modules))
+    expressions = tuple(e for word in ignore if (e := to_expression(word)) is not None)
+    if expressions:
+        _check(expressions, tuple(modules))
 
 
 @lru_cache(maxsize=16)
@@ -54,11 +53,11 @@ def _check(expressions: tuple[str, ...], modules: tuple[str, ...]) -> None:
             check=True,
         )
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-        begun = (error.stdout or b"").decode(errors="replace").split("\0")[:-1]
-        named = begun[-1] if begun else expressions[0]
+        started = (error.stdout or b"").decode(errors="replace").split("\0")[:-1]
+        slow = started[-1] if started else expressions[0]
         raise UsageError(
             f"the ignore list takes more than {CPU_LIMIT_S} s to match this checkpoint's "
-            f"{len(modules)} modules; it stood at {named[:80]!r}",
+            f"{len(modules)} modules; it stopped at {slow[:80]!r}",
             where="recipe key quantization.ignore",
             hint="write it without a repetition inside a repetition, or name the modules",
         ) from error

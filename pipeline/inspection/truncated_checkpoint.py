@@ -1,9 +1,8 @@
-"""Cuts a checkpoint down to two of its layers, without torch: the material of a dry run.
+"""Checkpoints with two of their layers, for a dry run; without torch.
 
-What is kept is real: the values of two layers, embeddings, norms and output head, copied byte for
-byte from the source's shards into one file. config.json is changed to match. Where layers are of
-several kinds and config.json names them (dense and experts, full and sliding attention), the two
-are of different kinds, so that the dry run meets both.
+The tensors of two layers, embeddings, norms and output head are copied byte for byte into one file,
+and config.json is adapted. If config.json lists several kinds of layers (dense and experts, full
+and sliding attention), the two layers are of different kinds.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RETAINED_LAYERS = 2
 WEIGHTS = "model.safetensors"
 COPY_BYTES = 16 * 2**20
 
-# A rule by which layers differ that is a period, not a list: the first two stay as they are.
+# Layers differ by a period instead of a list: keep the first two.
 PERIODS = (
     "decoder_sparse_step",
     "moe_layer_freq",
@@ -36,28 +35,28 @@ PERIODS = (
     "attn_layer_period",
     "full_attention_interval",
 )
-FIRST_DENSE = "first_k_dense_replace"  # so many layers are dense, those after have experts
-DENSE_ONES = "mlp_only_layers"  # their numbers
+FIRST_DENSE = "first_k_dense_replace"  # number of dense layers before those with experts
+DENSE_ONES = "mlp_only_layers"  # indexes of dense layers
 EXTRA_LAYERS = ("num_nextn_predict_layers", "num_kv_shared_layers")
-# Lists that have nothing to do with layers, however long they are.
+# Lists that are unrelated to layers.
 NOT_BY_LAYER = ("architectures", "eos_token_id", "bos_token_id", "pad_token_id")
 
-# As transformers names a decoder's layers; `h` is GPT-2's and Falcon's, `blocks` MPT's.
+# transformers' names of a decoder's layers; `h` in GPT-2 and Falcon, `blocks` in MPT.
 _LAYER = re.compile(r"(?P<before>^|.*?\.)(?P<list>layers|h|blocks)\.(?P<number>\d+)\.(?P<rest>.+)")
 
 
 @dataclass(frozen=True)
 class TruncatedCheckpoint:
-    """What a cut kept."""
+    """Facts about a truncated checkpoint."""
 
-    layers: tuple[int, ...]  # numbers in the source of the layers that are kept
-    tensors: int  # how many tensors
+    layers: tuple[int, ...]  # indexes of the retained layers in the source
+    tensors: int  # number of tensors
     weights_bytes: int  # of the new weight file
 
 
 @dataclass(frozen=True)
 class _TensorLocation:
-    """Where a tensor's bytes lie in the source."""
+    """Position of a tensor's bytes in the source."""
 
     file: Path
     offset: int
@@ -65,13 +64,12 @@ class _TensorLocation:
 
 
 def cut_checkpoint(source: Path, target: Path) -> TruncatedCheckpoint:
-    """Write the checkpoint in `source`, cut to two layers, into the new folder `target`.
+    """Write the checkpoint in `source`, truncated to two layers, to the new folder `target`.
 
-    A tied head that the source stores twice stays stored twice; a vision tower is kept whole.
+    A tied head that is stored twice stays stored twice. A vision tower is copied completely.
 
     Raises:
-        CheckpointError: the source's files are missing or damaged, or its tensors are named in a
-            way that does not name their layer.
+        CheckpointError: files are missing or damaged, or tensor names do not contain their layer.
     """
     config = read_json(source / "config.json")
     layers = choose_layers(config, str(source / "config.json"))
@@ -79,8 +77,7 @@ def cut_checkpoint(source: Path, target: Path) -> TruncatedCheckpoint:
     kept = retained_tensors(list(places), layers, layer_count(config, str(source / "config.json")))
     if not any(_LAYER.fullmatch(name) for name in kept):
         raise CheckpointError(
-            "a tensor's name does not say to which layer it belongs, "
-            f"such as '{next(iter(places))}'",
+            f"tensor names do not contain their layer, such as '{next(iter(places))}'",
             where=str(source),
             hint="run without the dry run: --no-dry-run",
         )
@@ -94,11 +91,11 @@ def cut_checkpoint(source: Path, target: Path) -> TruncatedCheckpoint:
 
 
 def layer_count(config: dict[str, Any], where: str) -> int:
-    """Layers of the decoder; raises CheckpointError where config.json does not say."""
+    """Return the decoder's number of layers; raise CheckpointError if it is missing."""
     count = read_positive_int(text_level(config), LAYERS, where)
     if count is None:
         raise CheckpointError(
-            "config.json does not say how many layers there are",
+            "config.json lacks the number of layers",
             where=f"{where}, key {LAYERS[0]}",
             hint="run without the dry run: --no-dry-run",
         )
@@ -106,7 +103,7 @@ def layer_count(config: dict[str, Any], where: str) -> int:
 
 
 def choose_layers(config: dict[str, Any], where: str) -> tuple[int, ...]:
-    """The first layer, and the first of another kind; the first two where all are alike."""
+    """Return the first layer and the first of another kind, or the first two."""
     count = layer_count(config, where)
     level = text_level(config)
     first = tuple(range(min(RETAINED_LAYERS, count)))
@@ -118,9 +115,9 @@ def choose_layers(config: dict[str, Any], where: str) -> tuple[int, ...]:
 
 
 def cut_config(config: dict[str, Any], layers: tuple[int, ...]) -> dict[str, Any]:
-    """config.json of the checkpoint cut to these layers of the source, whose own is not changed."""
+    """Return a config.json for these layers of the source."""
     inner = config.get("text_config")
-    # The numbers of a multimodal model's decoder are one level down, its vision tower's elsewhere.
+    # A multimodal config nests the decoder's values, separate from the vision tower's.
     levels = [config, *([inner] if isinstance(inner, dict) else [])]
     count = layer_count(config, "config.json")
     cut = [_cut_level(level, layers, count) for level in levels]
@@ -128,10 +125,10 @@ def cut_config(config: dict[str, Any], layers: tuple[int, ...]) -> dict[str, Any
 
 
 def retained_tensors(names: list[str], layers: tuple[int, ...], count: int) -> dict[str, str]:
-    """The tensors to keep, with their names in the cut checkpoint.
+    """Return the tensors to retain, with their new names.
 
     Args:
-        count: of the source's layers; those after the last are for multi-token prediction.
+        count: number of the source's layers; later ones are for multi-token prediction.
     """
     kept = {}
     for name in names:
@@ -150,13 +147,13 @@ def retained_tensors(names: list[str], layers: tuple[int, ...], count: int) -> d
 
 
 def _periods(level: dict[str, Any]) -> list[str]:
-    """The periods that hold: an explicit list of the layers' types overrules that of attention."""
+    """Return the valid periods: layer_types takes precedence over those of attention."""
     overruled = ("full_attention_interval", "attn_layer_period") if "layer_types" in level else ()
     return [key for key in PERIODS if key not in overruled]
 
 
 def _kind(level: dict[str, Any], layer: int, count: int) -> tuple[Any, ...]:
-    """What config.json says of one layer, as far as that differs from layer to layer."""
+    """Return the properties of one layer that differ between layers."""
     return (
         *(value[layer] for value in _lists(level, count).values()),
         layer < _first_dense(level),
@@ -165,7 +162,7 @@ def _kind(level: dict[str, Any], layer: int, count: int) -> tuple[Any, ...]:
 
 
 def _lists(level: dict[str, Any], count: int) -> dict[str, list[Any] | str]:
-    """What has an entry a layer: lists such as layer_types, patterns with a letter a layer."""
+    """Return values with one entry for each layer: lists, and pattern strings."""
     return {
         key: value
         for key, value in level.items()
@@ -199,7 +196,7 @@ def _cut_level(level: dict[str, Any], layers: tuple[int, ...], count: int) -> di
 
 
 def _locate_tensors(folder: Path) -> dict[str, _TensorLocation]:
-    """Every tensor of the source with its file and offset."""
+    """Return file and offset of every tensor."""
     places = {}
     for file in weight_files(folder):
         header = read_header(file)
@@ -209,7 +206,7 @@ def _locate_tensors(folder: Path) -> dict[str, _TensorLocation]:
 
 
 def _write(file: Path, tensors: dict[str, _TensorLocation]) -> int:
-    """Write a safetensors file of these tensors; returns its size."""
+    """Write a safetensors file of these tensors; return its size."""
     entries = {}
     position = 0
     for name, place in tensors.items():
@@ -227,7 +224,7 @@ def _write(file: Path, tensors: dict[str, _TensorLocation]) -> int:
 
 
 def _copy(source: BinaryIO, output: BinaryIO, count: int, file: Path) -> None:
-    """Copy so many bytes from where the source stands."""
+    """Copy `count` bytes from the current position."""
     left = count
     while left:
         block = source.read(min(left, COPY_BYTES))

@@ -1,4 +1,4 @@
-"""Which modules a recipe must leave in 16 bits, by architecture; from names and config alone."""
+"""Modules that a recipe must leave in 16 bits, by architecture; from names and config alone."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from pipeline.inspection.module_kind import (
 )
 from pipeline.inspection.regex_safety import check_expressions
 
-# Routers decide by small differences; vision towers, projectors and the heads for multi-token
-# prediction (MTP) are no part of the language model that is calibrated. Embeddings are no linear
-# layers, so no recipe takes them; nor does any take experts in stacks.
+# Routers depend on small differences. Vision towers, projectors and multi-token prediction (MTP)
+# heads are not calibrated. No recipe quantizes embeddings or fused experts.
 LEFT_ALONE: tuple[ModuleKind, ...] = ("routers", "vision", "mtp")
 OUTPUT_HEAD = "lm_head"
 
@@ -31,18 +30,19 @@ OUTPUT_HEAD = "lm_head"
 def ignore_list(
     tensors: Mapping[str, TensorEntry], config: Mapping[str, Any], recipe_ignore: list[str]
 ) -> list[str]:
-    """The recipe's ignore list, with what this checkpoint's architecture needs besides.
+    """Return the recipe's ignore list, extended for this checkpoint's architecture.
 
     Args:
-        recipe_ignore: names, shell patterns or `re:` expressions.
+        recipe_ignore: names, globs or `re:` expressions.
 
     Returns:
-        names and `re:` expressions, the two forms that llm-compressor, vLLM and
-        pipeline/checkpoint/ignored_modules.py read alike: first the recipe's, its shell
-        patterns rewritten, then one expression for each kind of module that has to stay.
+        names and `re:` expressions, which llm-compressor, vLLM and ignored_modules.py interpret
+            alike:
+        first the recipe's, with globs converted, then one expression for each kind of module that
+        stays unquantized.
 
     Raises:
-        UsageError: the recipe's expressions take too long on these names.
+        UsageError: the recipe's expressions are too slow on these names.
     """
     check_expressions(recipe_ignore, (_module(name) for name in tensors))
     found = list(dict.fromkeys(_to_supported_form(word) for word in recipe_ignore))
@@ -70,7 +70,7 @@ def describe_added_modules(
     recipe_ignore: list[str],
     ignore: list[str],
 ) -> str:
-    """What the architecture adds to the recipe's list, for a note; empty where nothing.
+    """Describe what the architecture adds to the recipe's list; empty if nothing.
 
     For example: `routers (56 layers), experts (56 stacks)`.
     """
@@ -95,22 +95,22 @@ def _module(tensor: str) -> str:
 
 
 def _to_supported_form(word: str) -> str:
-    """A shell pattern as an expression: it is no word to llm-compressor and vLLM."""
+    """Convert a glob to an expression, for llm-compressor and vLLM."""
     expression = to_expression(word)
     return word if expression is None else f"re:{expression}"
 
 
 def decoder_layers(config: Mapping[str, Any]) -> int:
-    """Layers of the decoder; more than any model has where config.json does not say."""
+    """Return the decoder's layers; a huge number if config.json lacks it."""
     level = text_level(dict(config))
     known = [level[key] for key in LAYERS if type(level.get(key)) is int]
     return int(known[0]) if known else 10**6
 
 
 def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]:
-    """Expressions that mean all these modules, and others of their kind by any prefix.
+    """Return expressions for all these modules, and others of their kind with any prefix.
 
-    A library may call a module by another prefix than the checkpoint does.
+    A library's prefix can differ from the checkpoint's.
     """
     if kind == "routers":
         return [_match_part("|".join(ROUTERS))]
@@ -127,5 +127,5 @@ def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]
 
 
 def _match_part(part: str) -> str:
-    """An expression for modules that have the part in their dotted name."""
+    """Return an expression for modules with this part in their dotted name."""
     return rf"re:(.*\.)?({part})(\..*)?$"

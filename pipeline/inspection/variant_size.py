@@ -1,4 +1,4 @@
-"""How many bytes a variant's weights will take, from the source's headers alone."""
+"""Size of a variant's weights, from the source's headers alone."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from recipes.quantization import NoQuantization, Quantization
 
 @dataclass(frozen=True)
 class VariantTensor:
-    """A tensor of the source, and what the recipe makes of it."""
+    """A source tensor and its size in the variant."""
 
     name: str  # in the source
     tensor: TensorEntry  # of the source
-    bytes: int  # that it takes in the variant, with scales and zero points
+    bytes: int  # in the variant, with scales and zero points
     quantized: bool  # the recipe quantizes it
 
 
@@ -31,18 +31,18 @@ class VariantWeights:
     """All tensors of a variant."""
 
     tensors: tuple[VariantTensor, ...]  # in the source's order
-    precision: Precision | None  # of the quantized ones; None where nothing is quantized
-    # Columns that none of the recipe's group sizes divides; quantizing will refuse.
+    precision: Precision | None  # of quantized tensors; None without any
+    # Columns that no group size of the recipe divides; quantization will fail.
     undivided: tuple[int, ...]
 
     @property
     def bytes(self) -> int:
-        """Of all tensors; the files have headers besides."""
+        """Size of all tensors, without file headers."""
         return sum(tensor.bytes for tensor in self.tensors)
 
 
 def estimated_bytes(folder: Path, quantization: Quantization) -> int:
-    """Bytes of the quantized weights, headers left out."""
+    """Return bytes of the quantized weights, without headers."""
     source = read_folder(folder)
     return variant_weights(source.tensors, quantization, source.config).bytes
 
@@ -50,11 +50,11 @@ def estimated_bytes(folder: Path, quantization: Quantization) -> int:
 def variant_weights(
     tensors: Mapping[str, TensorEntry], quantization: Quantization, config: Mapping[str, Any]
 ) -> VariantWeights:
-    """What the recipe quantizes and leaves, with the bytes of each tensor.
+    """Return the size of each tensor in the variant.
 
     Args:
-        config: the source's config.json. Where it ties the output head to the embedding and the
-            source stores both, the variant has it once.
+        config: the source's config.json. If it ties the output head to the embedding and the source
+        stores both, the variant stores one.
     """
     tied = is_tied(config)
     kept = {name: tensor for name, tensor in tensors.items() if not (tied and is_head(name))}

@@ -1,5 +1,5 @@
-"""Whether a variant's weights are sound: accounted for, in range, and close to the source's.
+"""Verification of a variant's weights: complete, in range, and close to the source.
 
-What is not is a VerificationError that names the file, tensor or layer. A file that is missing, cut
-short or damaged is a CheckpointError.
+A defect raises VerificationError with the file, tensor or layer. A missing, truncated or damaged
+file raises CheckpointError.
 """

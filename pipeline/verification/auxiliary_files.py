@@ -1,4 +1,4 @@
-"""Files beside the weights: tokenizer and templates as they were, config.json of the same model."""
+"""Checks of auxiliary files: tokenizer and templates unchanged, config.json of the same model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pipeline.checkpoint.folder import AUXILIARY_FILES, matches
 from pipeline.checkpoint.weight_files import read_json, weight_files
 from pipeline.core.errors import VerificationError
 
-# Weights in formats that can run a program when loaded, or that an engine could take instead.
+# Weight formats that can run code when loaded, or that an engine could load instead.
 OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack", ".gguf", ".npz"}
 GENERATION = "generation_config.json"
 VERSION = "transformers_version"
-# What quantizing sets, and what says nothing of the model.
-OWN_KEYS = frozenset(
+# Keys that quantization sets, or that do not describe the model.
+QUANTIZER_KEYS = frozenset(
     {
         "quantization_config",
         "compression_config",
@@ -25,10 +25,10 @@ OWN_KEYS = frozenset(
         "_attn_implementation_autoset",
     }
 )
-# The same facts in the words of transformers 4 and 5; compared by `_rope`.
+# Keys of transformers 4 and 5 for the same facts; compared by `_rope`.
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
-# Saving again may drop other keys that say what is the default anyway.
-NEVER_DROPPED = frozenset(
+# transformers may drop other keys that have default values.
+REQUIRED_KEYS = frozenset(
     {
         "architectures",
         "model_type",
@@ -55,23 +55,23 @@ NEVER_DROPPED = frozenset(
 
 
 def check_only_safetensors(variant: Path) -> None:
-    """No pickled weights may ride along, and no safetensors that the model is not made of."""
+    """Reject pickled weights, and safetensors that are not part of the model."""
     for path in sorted(variant.iterdir()):
         if path.suffix in OTHER_WEIGHTS:
             raise VerificationError(
-                "the variant holds a file of weights that is not safetensors", where=str(path)
+                "the variant has a weight file that is not safetensors", where=str(path)
             )
     strangers = sorted(set(variant.glob("*.safetensors")) - set(weight_files(variant)))
     if strangers:
         raise VerificationError(
-            "the variant holds a file of weights that it is not made of", where=str(strangers[0])
+            "the variant has a weight file that is not part of the model", where=str(strangers[0])
         )
 
 
-def check_carried_over(source: Path, variant: Path) -> None:
-    """Tokenizer, templates and the like are byte for byte the source's.
+def check_auxiliary_files(source: Path, variant: Path) -> None:
+    """Check that tokenizer, templates and similar files are unchanged.
 
-    The generation config may differ in the version of transformers that wrote it.
+    The generation config may differ in its transformers version.
     """
     names = {path.name for folder in (source, variant) for path in folder.iterdir()}
     for name in sorted(name for name in names if matches(name, AUXILIARY_FILES)):
@@ -94,10 +94,10 @@ def _has_same_content(before: Path, after: Path) -> bool:
 
 
 def check_config(source: Path, variant: Path) -> list[str]:
-    """config.json describes the same model.
+    """Check that config.json describes the same model.
 
     Returns:
-        keys of the source's that the variant does not have; those say what is the default.
+        keys of the source that the variant lacks because they have default values.
     """
     before, after = read_json(source / "config.json"), read_json(variant / "config.json")
     return _check_level(before, after, "", variant / "config.json")
@@ -107,10 +107,10 @@ def _check_level(
     before: dict[str, Any], after: dict[str, Any], above: str, where: Path
 ) -> list[str]:
     dropped = []
-    for key in sorted(before.keys() - OWN_KEYS - ROPE_KEYS):
+    for key in sorted(before.keys() - QUANTIZER_KEYS - ROPE_KEYS):
         name, value = above + key, before[key]
         if key not in after:
-            if key in NEVER_DROPPED and value is not None:
+            if key in REQUIRED_KEYS and value is not None:
                 raise VerificationError(
                     f"config.json lacks the key '{name}', which the source sets to {_clip(value)}",
                     where=f"{where}, key {name}",
@@ -120,22 +120,22 @@ def _check_level(
             dropped += _check_level(value, after[key], f"{name}.", where)
         elif value != after[key]:
             raise VerificationError(
-                f"config.json says {_clip(after[key])} for '{name}', "
-                f"the source's says {_clip(value)}",
+                f"config.json has {_clip(after[key])} for '{name}', "
+                f"the source's has {_clip(value)}",
                 where=f"{where}, key {name}",
                 hint="quantize again; the quantizer read the checkpoint as another model",
             )
     if _rope(before) != _rope(after):
         raise VerificationError(
-            f"config.json says {_clip(_rope(after))} for the rotary embedding, "
-            f"the source's says {_clip(_rope(before))}",
+            f"config.json has {_clip(_rope(after))} for the rotary embedding, "
+            f"the source's has {_clip(_rope(before))}",
             where=f"{where}, key {above}rope_parameters",
         )
     return dropped
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """The rotary embedding's settings, whichever transformers wrote them, without its defaults."""
+    """Return the rotary embedding's settings in one form, without defaults."""
     found: dict[str, Any] = {}
     if config.get("rope_theta") is not None:
         found["rope_theta"] = config["rope_theta"]

@@ -1,8 +1,8 @@
-"""Whether the biases beside rescaled layers were rescaled with them.
+"""Check that biases were rescaled together with their layers.
 
-What divides a norm's weight or a layer's rows divides the bias too. Of a norm the factor is known
-from its weight; of a layer's rows it is what the columns of the layer that they feed were
-multiplied by. Any other vector of a block is as it was.
+A factor that divides a norm's weight or a layer's rows must also divide the bias. A norm's factor
+follows from its weight; for a layer's rows it is the column factor of the layer that they feed. All
+other vectors of a block must be unchanged.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.verification.function_equivalence import (
-    defect,
+    defect_error,
     divide,
     find_fed_by_rows,
+    max_offset,
+    max_spread,
     mismatch,
-    offset_allowed,
-    spread_allowed,
     unfuse,
 )
 from pipeline.verification.number_types import Floats
 from pipeline.verification.rescaling import RescalingFit
 from pipeline.verification.unquantized_tensors import FLUSHED, ROUNDED, UnquantizedTensor
-from pipeline.verification.weight_format import block_of
+from pipeline.verification.weight_format import block_name
 
-# A norm's weight was rounded before and after, and its bias after.
+# A norm's weight was rounded before and after, its bias after.
 ROUNDED_WITH_NORM = 4 * ROUNDED
 
 
@@ -35,19 +35,19 @@ def check_biases(
     vectors: Sequence[UnquantizedTensor],
     where: str,
 ) -> None:
-    """Hold every vector that is no norm's weight against the scaling of what it belongs to.
+    """Check every vector except norm weights against the scaling of its module.
 
     Args:
-        norms: by module, what each channel of its outputs was multiplied by.
-        vectors: the others of the blocks, with their numbers.
+        norms: by module, the factor of each output channel.
+        vectors: other vectors of the blocks, with their values.
     """
-    for block in sorted({block_of(vector.name) for vector in vectors}):
-        inside = {name: layer for name, layer in layers.items() if block_of(f"{name}.") == block}
+    for block in sorted({block_name(vector.name) for vector in vectors}):
+        inside = {name: layer for name, layer in layers.items() if block_name(f"{name}.") == block}
         parts = unfuse(inside)
         readers = {feeding: parts[fed] for fed, feeding in find_fed_by_rows(parts).items()}
         for vector in vectors:
             module, _, leaf = vector.name.rpartition(".")
-            if block_of(vector.name) != block:
+            if block_name(vector.name) != block:
                 continue
             if leaf == "bias" and module in norms:
                 _check_with_norm(vector, norms[module], where)
@@ -55,8 +55,8 @@ def check_biases(
                 _check_with_rows(vector, readers[module], where)
             elif leaf != "bias" or module in parts or module not in inside:
                 _check_unscaled(vector, where)
-            # Else it is of a fused matrix, of whose rows only the last may have been rescaled: no
-            # architecture is known that has both.
+            # Otherwise it belongs to a fused matrix, where only the last rows may be rescaled. No
+            # known architecture has both.
 
 
 def _check_unscaled(vector: UnquantizedTensor, where: str) -> None:
@@ -66,9 +66,9 @@ def _check_unscaled(vector: UnquantizedTensor, where: str) -> None:
     else:
         off = np.abs(after - before) > np.abs(before) * ROUNDED + FLUSHED
     if off.any():
-        raise defect(
-            f"'{vector.name}' differs from the source's in {off.sum()} of {len(off)} numbers, and "
-            "nothing may rescale it",
+        raise defect_error(
+            f"'{vector.name}' differs from the source's in {off.sum()} of {len(off)} values, and "
+            "no rescaling applies to it",
             where,
         )
 
@@ -77,10 +77,10 @@ def _check_with_norm(vector: UnquantizedTensor, factors: Floats, where: str) -> 
     before, after = _numbers(vector)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(after - before * factors)
-        # A factor of a weight next to 0 is not known.
+        # The factor of a weight near 0 is unknown.
         off = apart > np.abs(before * factors) * ROUNDED_WITH_NORM + FLUSHED
     if off.any():
-        raise defect(
+        raise defect_error(
             f"'{vector.name}' was not rescaled with the norm's weight, in {off.sum()} of "
             f"{len(off)} channels",
             where,
@@ -88,10 +88,10 @@ def _check_with_norm(vector: UnquantizedTensor, factors: Floats, where: str) -> 
 
 
 def _check_with_rows(vector: UnquantizedTensor, reader: RescalingFit, where: str) -> None:
-    """What the reader's columns were multiplied by is known but for the noise of its weights."""
+    """Check rows against the reader's column factors, which are known up to its noise."""
     before, after = _numbers(vector)
     factors = reader.columns * np.median(reader.rows)
-    seen = np.abs(after) > FLUSHED  # smaller ones may have few digits left
+    seen = np.abs(after) > FLUSHED  # smaller values may have lost precision
     lost = ~seen & (np.abs(before * factors) > 2 * FLUSHED)
     turned = seen & (np.sign(before) != np.sign(after))
     spread = offset = 0.0
@@ -100,10 +100,10 @@ def _check_with_rows(vector: UnquantizedTensor, reader: RescalingFit, where: str
     if (
         lost.any()
         or turned.any()
-        or spread > spread_allowed(reader)
-        or abs(offset) > offset_allowed(reader)
+        or spread > max_spread(reader)
+        or abs(offset) > max_offset(reader)
     ):
-        raise defect(
+        raise defect_error(
             f"'{vector.name}' does not fit the scaling of the layer that its rows feed",
             where,
         )
@@ -111,5 +111,5 @@ def _check_with_rows(vector: UnquantizedTensor, reader: RescalingFit, where: str
 
 def _numbers(vector: UnquantizedTensor) -> tuple[Floats, Floats]:
     if vector.weights is None:
-        raise ValueError(f"the numbers of {vector.name} were not kept")
+        raise ValueError(f"the values of {vector.name} were not stored")
     return vector.weights

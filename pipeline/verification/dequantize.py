@@ -1,6 +1,6 @@
-"""A quantized layer's weights as numbers again, some rows at a time, whatever its format.
+"""Dequantization of a layer's weights, some rows at a time, for every format.
 
-The formats, by the libraries' own source: compressed-tensors 0.19 (`compressors/`), AutoAWQ 0.2.9
+The formats follow the libraries' source: compressed-tensors 0.19 (`compressors/`), AutoAWQ 0.2.9
 (`awq/utils/packing_utils.py`). End-to-end tests compare these readers with both, bit by bit.
 """
 
@@ -19,14 +19,14 @@ from pipeline.verification.weight_format import AWQ_GEMM, WeightFormat
 
 SCALE_TYPES = ("BF16", "F16", "F32")
 WORD_BITS = 32
-# Whatever the format packs: words of zero points hold 8 or 4 rows, blocks 128.
+# A multiple of all packing: words of zero points have 8 or 4 rows, blocks 128.
 ROW_STEP = 128
 Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class StoredPart:
-    """One tensor that a format stores for a layer: its name after the module's, what it may be."""
+    """A tensor that a format stores for a layer: name suffix, possible types and shapes."""
 
     suffix: str
     dtypes: tuple[str, ...]
@@ -34,14 +34,14 @@ class StoredPart:
 
 
 class LayerDequantizer(Protocol):
-    """Gives a layer's weights back, in rows x columns of the source's matrix."""
+    """Reader of a layer's weights as rows x columns of the source's matrix."""
 
     def rows(self, begin: int, end: int) -> Floats:
-        """Rows `begin` (a multiple of :data:`ROW_STEP`) to `end`, as float32."""
+        """Return rows `begin` (a multiple of :data:`ROW_STEP`) to `end` as float32."""
 
 
-def parts_of(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-    """The tensors that take the place of `X.weight`, with their types and shapes."""
+def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+    """Return the tensors that replace `X.weight`, with types and shapes."""
     if form.name not in READERS or (form.name == "pack-quantized" and form.bits not in (4, 8)):
         raise VerificationError(
             f"verification cannot read the format '{form}'",
@@ -53,12 +53,12 @@ def parts_of(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
 def layer_weights(
     form: WeightFormat, module: str, shape: Shape, tensors: Mapping[str, StoredTensor]
 ) -> LayerDequantizer:
-    """The reader of a layer.
+    """Return the reader of a layer.
 
     Args:
-        tensors: of the variant; the layer's are known to have their types and shapes.
+        tensors: of the variant; the layer's types and shapes were checked.
     """
-    parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in parts_of(form, *shape)}
+    parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in layer_parts(form, *shape)}
     for suffix in ("input_scale", "input_global_scale"):
         if suffix in parts:
             check_scale(parts[suffix], parts[suffix].floats())
@@ -66,7 +66,7 @@ def layer_weights(
 
 
 def scale_shape(form: WeightFormat, rows: int, columns: int) -> tuple[int, ...]:
-    """Scales of a matrix, as compressed-tensors lays them out."""
+    """Return the shape of a matrix's scales in compressed-tensors' layout."""
     if form.strategy == "tensor":
         return (1,)
     if form.block is not None:
@@ -75,14 +75,14 @@ def scale_shape(form: WeightFormat, rows: int, columns: int) -> tuple[int, ...]:
 
 
 class EightBitWeights:
-    """FP8 or INT8, one number a weight, scaled by tensor, row or block."""
+    """FP8 or INT8 weights, scaled by tensor, row or block."""
 
     def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
         self.form, self.weight, self.scale = form, parts["weight"], parts["weight_scale"]
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-        """The tensors of a layer."""
+        """Return the tensors of a layer."""
         stored = "F8_E4M3" if form.number == "float" else "I8"
         parts = [
             StoredPart("weight", (stored,), ((rows, columns),)),
@@ -93,7 +93,7 @@ class EightBitWeights:
         return parts
 
     def rows(self, begin: int, end: int) -> Floats:
-        """As :class:`LayerDequantizer` says."""
+        """Implement :class:`LayerDequantizer`."""
         values = self.weight.floats(begin, end)
         _check_numbers(self.weight, values)
         if self.form.block is None:
@@ -110,7 +110,7 @@ class EightBitWeights:
 
 
 class PackedIntWeights:
-    """4- or 8-bit integers in 32-bit words, in groups of columns, with zero points or without."""
+    """4- or 8-bit integers in 32-bit words, grouped by columns, with optional zero points."""
 
     def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
         self.form, self.columns = form, shape[1]
@@ -120,14 +120,14 @@ class PackedIntWeights:
         stored = parts["weight_shape"].floats().tolist()
         if stored != list(shape):
             raise VerificationError(
-                f"'{parts['weight_shape'].name}' says {[int(n) for n in stored]}, "
+                f"'{parts['weight_shape'].name}' has {[int(n) for n in stored]}, "
                 f"the source's shape is {list(shape)}",
                 where=str(parts["weight_shape"].path),
             )
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-        """The tensors of a layer."""
+        """Return the tensors of a layer."""
         words = -(-columns * form.bits // WORD_BITS)
         groups = scale_shape(form, rows, columns)[1]
         parts = [
@@ -143,7 +143,7 @@ class PackedIntWeights:
         return parts
 
     def rows(self, begin: int, end: int) -> Floats:
-        """As :class:`LayerDequantizer` says."""
+        """Implement :class:`LayerDequantizer`."""
         height = min(end, self.packed.shape[0]) - begin
         values = unpack_integers(self.packed.read(begin, end), self.form.bits)
         values = values.reshape(height, -1)[:, : self.columns]
@@ -163,7 +163,7 @@ class PackedIntWeights:
         return np.asarray(values * scale[:, groups])
 
     def _zero_points(self, begin: int, end: int, height: int) -> Floats | None:
-        """Packed along the rows: a word holds several rows' numbers of one group."""
+        """Unpack zero points: a word has several rows of one group."""
         if self.zero_point is None:
             return None
         in_word = WORD_BITS // self.form.bits
@@ -175,7 +175,7 @@ class PackedIntWeights:
 
 
 class Nvfp4:
-    """e2m1 numbers, an e4m3 scale for 16 of them, and a divisor for the whole matrix."""
+    """e2m1 values, an e4m3 scale for each 16 of them, and one divisor for the matrix."""
 
     def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
         self.packed, self.scale = parts["weight_packed"], parts["weight_scale"]
@@ -184,7 +184,7 @@ class Nvfp4:
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-        """The tensors of a layer."""
+        """Return the tensors of a layer."""
         parts = [
             StoredPart("weight_packed", ("U8",), ((rows, columns // 2),)),
             StoredPart("weight_scale", ("F8_E4M3",), (scale_shape(form, rows, columns),)),
@@ -195,9 +195,9 @@ class Nvfp4:
         return parts
 
     def rows(self, begin: int, end: int) -> Floats:
-        """As :class:`LayerDequantizer` says."""
+        """Implement :class:`LayerDequantizer`."""
         values = unpack_fp4(self.packed.read(begin, end))
-        # A group of zeros has the scale 0: the divisor leaves no smaller number for it.
+        # A group of zeros has the scale 0, because the divisor allows no smaller one.
         scale = check_scale(self.scale, self.scale.floats(begin, end), zero_allowed=True)
         grouped = values.reshape(*scale.shape, -1)
         grouped *= (scale / self.divisor)[:, :, None]
@@ -205,9 +205,9 @@ class Nvfp4:
 
 
 class AwqGemm:
-    """AutoAWQ's words: the matrix lies transposed, eight outputs a word, groups along the inputs.
+    """AutoAWQ's layout: a transposed matrix, eight outputs in a word, groups along the inputs.
 
-    The packed matrix, a quarter of the source's, is held whole: rows of the source run across it.
+    The packed matrix, a quarter of the source's size, is loaded completely: source rows cross it.
     """
 
     def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
@@ -225,7 +225,7 @@ class AwqGemm:
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-        """The tensors of a layer."""
+        """Return the tensors of a layer."""
         groups = scale_shape(form, rows, columns)[1]
         parts = [
             StoredPart("qweight", ("I32",), ((columns, rows * 4 // WORD_BITS),)),
@@ -236,7 +236,7 @@ class AwqGemm:
         return parts
 
     def rows(self, begin: int, end: int) -> Floats:
-        """As :class:`LayerDequantizer` says."""
+        """Implement :class:`LayerDequantizer`."""
         words = np.ascontiguousarray(self.packed[:, begin // 8 : -(-end // 8)])
         scale = self.scale[:, begin:end]
         values = unpack_awq(words.view(np.uint8).reshape(-1))
@@ -256,24 +256,24 @@ READERS: dict[str, type[EightBitWeights | PackedIntWeights | Nvfp4 | AwqGemm]] =
 
 
 def check_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = False) -> Floats:
-    """The scales, every one of them finite and above zero."""
+    """Return the scales; raise VerificationError unless all are finite and positive."""
     finite = bool(np.isfinite(values).all())
     if finite and bool((values > 0).all() or (zero_allowed and (values >= 0).all())):
         return values
     raise VerificationError(
-        f"'{tensor.name}' holds a scale that is {'not above zero' if finite else 'not finite'}",
+        f"'{tensor.name}' has a scale that is {'not above zero' if finite else 'not finite'}",
         where=str(tensor.path),
-        hint="the calibration overflowed, or the source has such weights; look at the layer named",
+        hint="the calibration overflowed, or the source has such weights; check this layer",
     )
 
 
 def _check_numbers(tensor: StoredTensor, values: Floats) -> None:
-    # The sum has a NaN where any number is one, and numbers of 8 bits cannot overflow it.
+    # The sum is NaN if any value is, and 8-bit values cannot overflow it.
     if tensor.dtype == "F8_E4M3" and np.isnan(values.sum()):
         raise VerificationError(
-            f"'{tensor.name}' holds numbers that are not finite",
+            f"'{tensor.name}' has values that are not finite",
             where=str(tensor.path),
-            hint="check whether the source's layer has such numbers too",
+            hint="check whether the source's layer has such values too",
         )
 
 
@@ -283,7 +283,7 @@ def _group_of_columns(tensor: StoredTensor | None, groups: int) -> Any:
     found = tensor.floats().astype(np.intp)
     if found.size and (found.min() < 0 or found.max() >= groups):
         raise VerificationError(
-            f"'{tensor.name}' names a group that does not exist; there are {groups}",
+            f"'{tensor.name}' refers to a group outside of the {groups} groups",
             where=str(tensor.path),
         )
     return found

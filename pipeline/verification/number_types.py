@@ -1,7 +1,7 @@
-"""Numbers of narrow types as float32, by numpy alone: bf16, FP8, FP4 and packed integers.
+"""Conversion of narrow types to float32 with numpy: bf16, FP8, FP4 and packed integers.
 
-Narrow numbers are looked up several at a time in tables made on first use. That is quicker than
-shifting bits, and than ml_dtypes: three times for FP8, and more for what is packed.
+Lookup tables convert two bytes at a time. That is faster than bit operations and ml_dtypes: three
+times for FP8, more for packed types.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ NUMPY_TYPES = {
 }
 FLOATING = ("BF16", "F16", "F32", "F64")
 FP4_MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-# Types that hold so many float32 side by side, to be copied as one element.
+# Types with the size of this many float32, copied as one element.
 _CARRIERS = {1: "f4", 2: "f8", 4: "c16"}
 
 
 def to_float32(raw: Bytes, dtype: str) -> Floats:
-    """Stored numbers, one after the other, as float32.
+    """Return stored values as float32.
 
     Args:
-        raw: the bytes, little-endian.
+        raw: little-endian bytes.
         dtype: safetensors' name of the type.
 
     Raises:
-        KeyError: a type that cannot be read.
+        KeyError: the type is not supported.
     """
     if dtype == "BF16":
         # bfloat16 is the upper half of a float32.
@@ -52,14 +52,14 @@ def to_float32(raw: Bytes, dtype: str) -> Floats:
 
 
 def round_to(values: Floats, dtype: str) -> Floats:
-    """The nearest numbers of a type, the even one of two, as float32.
+    """Round values to a type, ties to even, and return them as float32.
 
     Args:
-        values: finite numbers.
+        values: finite values.
         dtype: one of BF16, F16 and F32.
 
     Raises:
-        KeyError: another type.
+        KeyError: the type is not supported.
     """
     if dtype == "BF16":
         bits: Any = values.astype(np.float32).view(np.uint32)
@@ -70,15 +70,14 @@ def round_to(values: Floats, dtype: str) -> Floats:
 
 
 def unpack_fp4(packed: Bytes) -> Floats:
-    """Two e2m1 numbers a byte, the first in the lower half."""
+    """Unpack two e2m1 values from each byte, lower half first."""
     return _look_up(packed, "fp4")
 
 
 def unpack_integers(words: Bytes, bits: int) -> Floats:
-    """Signed integers of 4 or 8 bits, packed from the lowest bit of 32-bit words on.
+    """Unpack signed 4- or 8-bit integers from little-endian 32-bit words, lowest bits first.
 
-    As compressed-tensors packs them: 2**(bits - 1) is added, so that no stored number is negative.
-    The words are little-endian.
+    compressed-tensors adds 2**(bits - 1), so that stored values are non-negative.
     """
     if bits == 8:
         return np.subtract(words, 128, dtype=np.float32)
@@ -86,16 +85,16 @@ def unpack_integers(words: Bytes, bits: int) -> Floats:
 
 
 def unpack_awq(words: Bytes) -> Floats:
-    """Unsigned 4-bit numbers, eight a word, in the order of AWQ's GEMM kernel.
+    """Unpack unsigned 4-bit integers, eight in a word, in the order of AWQ's GEMM kernel.
 
-    The word's halves of bytes, from the lowest on, hold the columns 0, 2, 4, 6, 1, 3, 5, 7.
+    The half bytes, lowest first, are the columns 0, 2, 4, 6, 1, 3, 5, 7.
     """
     halves = _look_up(words, "uint4").reshape(-1, 2, 4)
     return np.ascontiguousarray(halves.transpose(0, 2, 1)).reshape(-1)
 
 
 def _look_up(raw: Bytes, kind: str) -> Floats:
-    """Look up two bytes at a time, and an odd last one by itself."""
+    """Look up two bytes at a time, and an odd last byte separately."""
     even = len(raw) // 2 * 2
     values = _table(kind, 2).take(raw[:even].view("<u2")).view(np.float32)
     if even == len(raw):
@@ -105,7 +104,7 @@ def _look_up(raw: Bytes, kind: str) -> Floats:
 
 @cache
 def _table(kind: str, width: int) -> Any:
-    """By what `width` bytes hold, the float32 numbers that they stand for, as one element."""
+    """Return a table from codes of `width` bytes to their float32 values as one element."""
     values = _values(kind)
     bits = 4 if len(values) == 16 else 8
     codes = np.arange(256**width)
@@ -115,7 +114,7 @@ def _table(kind: str, width: int) -> Any:
 
 
 def _values(kind: str) -> Any:
-    """What each code of a kind of number stands for."""
+    """Return the value of each code."""
     if kind == "fp4":
         return np.concatenate([FP4_MAGNITUDES, -FP4_MAGNITUDES])
     if kind == "fp8":
@@ -124,7 +123,7 @@ def _values(kind: str) -> Any:
 
 
 def _fp8_values() -> Any:
-    """The 256 values of float8_e4m3fn: no infinities, and NaN where all other bits are set."""
+    """Return the 256 values of float8_e4m3fn, which has NaN but no infinities."""
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     magnitude = np.where(

@@ -1,13 +1,13 @@
-"""The noise of layers whose columns and rows the quantizer rescaled before it rounded them.
+"""Noise of layers whose columns and rows were rescaled before rounding.
 
-AWQ and SmoothQuant multiply a layer's columns by scales and divide what feeds the layer (a norm,
-or the rows of the layer before) by the same. So the stored matrix V is compared with the source's
-W after undoing it: W ~ diag(r) V diag(t), with r and t at least 0 by alternating least squares,
-columns first. Each is the minimum in closed form with the other held.
+AWQ and SmoothQuant multiply a layer's columns by scales and divide the layer's producer (a norm, or
+the rows of an earlier layer) by the same. The stored matrix V is therefore compared with the
+source's W after undoing the scaling: W ~ diag(r) V diag(t). Non-negative r and t come from
+alternating least squares, columns first; each step is the closed-form minimum.
 
-The fit has rows + columns parameters for rows x columns weights, so it cannot hide a wrong
-matrix: an unrelated one comes to about 0 dB, as zeros do. What it could hide is a wrong scaling;
-`function_preserved.py` compares r and t with the norms for that.
+The fit has rows + columns parameters for rows x columns weights, so it cannot hide a wrong matrix:
+an unrelated one has about 0 dB, like zeros. It could hide a wrong scaling, so
+`function_equivalence.py` compares r and t with the norms.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from pipeline.verification.number_types import Floats
 from pipeline.verification.quantization_noise import QuantizationNoise, check_finite, chunks
 from pipeline.verification.tensor_files import StoredTensor
 
-# In place of `noise.DAMAGED`: a large outlier's channel that was scaled down may lose more. Of the
-# demo's AWQ variants one piece in 600,000 had between 0.5 and 0.65.
+# Replaces `quantization_noise.DAMAGED`: a scaled-down outlier channel may lose more. In the demo's
+# AWQ variants one piece in 600,000 has 0.5 to 0.65.
 DAMAGED = 0.8
-MOST_PASSES = 6
+MAX_PASSES = 6
 SETTLED_DB = 0.05
 
 
 @dataclass
 class RescalingFit:
-    """What the fit found."""
+    """Result of the fit."""
 
-    noise: QuantizationNoise  # that is left, in the source's scaling
-    columns: Floats  # what the stored columns have to be multiplied by; one number a column
-    rows: Floats  # likewise, one a row
+    noise: QuantizationNoise  # remaining noise, in the source's scaling
+    columns: Floats  # factor of each stored column
+    rows: Floats  # factor of each stored row
 
 
 def measure_rescaled(source: StoredTensor, stored: LayerDequantizer) -> RescalingFit:
-    """Fit the scaling, reading the layer several times, and measure what is left."""
+    """Fit the scaling in several passes, and measure the remaining noise."""
     columns = _first_columns(source, stored)
     found = _one_pass(source, stored, columns)
-    for _ in range(MOST_PASSES - 2):
+    for _ in range(MAX_PASSES - 2):
         before = found.noise.sqnr_db
         fitted, columns = found, found.next_columns
         found = _one_pass(source, stored, columns)
@@ -62,7 +62,7 @@ class _Pass(RescalingFit):
 
 
 def _first_columns(source: StoredTensor, stored: LayerDequantizer) -> Floats:
-    """The best columns where all rows are left as they are."""
+    """Return the best column factors for unscaled rows."""
     products, squares = np.zeros((2, source.shape[1]))
     for begin, end in chunks(*source.shape):
         weights, values = source.floats(begin, end), stored.rows(begin, end)
@@ -72,7 +72,7 @@ def _first_columns(source: StoredTensor, stored: LayerDequantizer) -> Floats:
 
 
 def _one_pass(source: StoredTensor, stored: LayerDequantizer, columns: Floats) -> _Pass:
-    """With the columns given: the best rows, what is left, and the best columns for those rows."""
+    """Return the best rows for these columns, the noise, and the best columns for those rows."""
     noise, rows = QuantizationNoise(damaged_over=DAMAGED), []
     products, squares = np.zeros((2, source.shape[1]))
     for begin, end in chunks(*source.shape):
@@ -90,6 +90,6 @@ def _one_pass(source: StoredTensor, stored: LayerDequantizer, columns: Floats) -
 
 
 def _ratio(products: Any, squares: Any) -> Floats:
-    """Least squares of one number each; none is below 0, since scales are positive."""
+    """Return non-negative least-squares factors, since scales are positive."""
     ratio = np.divide(products, squares, out=np.zeros(len(squares)), where=squares > 0)
     return np.asarray(np.maximum(ratio, 0), np.float32)

@@ -1,8 +1,8 @@
-"""How far from the source's a layer's weights may be, by format and algorithm, and who is below.
+"""Minimum SQNR of a layer by format and algorithm, and detection of outliers.
 
-What a format gives depends little on the model where weights are rounded to nearest, and more
-where an algorithm trades the weights' error for the outputs' (GPTQ) or rescales columns (AWQ,
-SmoothQuant). docs/explanation/weight-verification.md has the measurements that the floors rest on.
+With rounding to nearest the SQNR depends little on the model. It varies more where an algorithm
+trades weight error for output error (GPTQ) or rescales columns (AWQ, SmoothQuant).
+docs/explanation/weight-verification.md has the underlying measurements.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from recipes.quantization import (
 
 Method = Literal["nearest", "gptq", "rescaled"]
 
-# The least SQNR of a sound layer in dB, by its format's number and bits. The demo's lowest layers
-# have: FP8 31.3, NVFP4 20.4, GPTQ at 4 bits 9.7, AWQ at 4 bits 13.4, SmoothQuant with GPTQ at
-# 8 bits 16.6. An exchanged layer has -3 or 0.
+# Minimum SQNR of a sound layer in dB, by type and bits. The demo's lowest layers have: FP8 31.3,
+# NVFP4 20.4, GPTQ with 4 bits 9.7, AWQ with 4 bits 13.4, SmoothQuant and GPTQ with 8 bits 16.6. A
+# swapped layer has -3 or 0.
 FLOORS: dict[tuple[str, int, Method], float] = {
     ("float", 8, "nearest"): 25.0,
     ("float", 4, "nearest"): 15.0,
@@ -36,21 +36,21 @@ FLOORS: dict[tuple[str, int, Method], float] = {
 }
 # dB below the median of the layers of its kind (q_proj, down_proj, ...).
 OUTLIER_DB = 10.0
-# Pieces of a row that GPTQ may leave with much noise: it moves errors to where outputs do not see
-# them. Measured: up to 12 of 576 rows in one place.
-GPTQ_SHARE_OF_ROWS = 0.1
+# Fraction of rows where GPTQ may leave a noisy piece: it moves errors to where outputs do not
+# depend on them. Measured: up to 12 of 576 rows in one place.
+GPTQ_MAX_ROW_FRACTION = 0.1
 WORST = 5
 
 
 @dataclass(frozen=True)
 class LayerStats:
-    """A row of the table of layers."""
+    """Row of the layer table."""
 
-    name: str  # of the module
-    format: str  # how its weights are stored
+    name: str  # module name
+    format: str  # weight format
     rows: int  # outputs
     columns: int  # inputs
-    # Signal-to-quantization-noise of its weights; None where nothing was lost.
+    # SQNR of its weights; None if lossless.
     sqnr_db: float | None
 
     @property
@@ -59,8 +59,8 @@ class LayerStats:
         return self.name.rpartition(".")[2]
 
 
-def method_of(recipe: Quantization) -> Method:
-    """What the recipe's algorithm does to the weights besides rounding them."""
+def rounding_method(recipe: Quantization) -> Method:
+    """Return how the recipe's algorithm changes weights in addition to rounding."""
     if isinstance(recipe, AwqQuantization | AutoAwqQuantization):
         return "rescaled"
     if isinstance(recipe, GptqQuantization):
@@ -69,13 +69,13 @@ def method_of(recipe: Quantization) -> Method:
 
 
 def median_db(facts: Sequence[LayerStats]) -> float | None:
-    """Over the layers that lost anything; None where none did."""
+    """Return the median over lossy layers; None if there are none."""
     known = [fact.sqnr_db for fact in facts if fact.sqnr_db is not None]
     return statistics.median(known) if known else None
 
 
 def worst_layers(facts: Sequence[LayerStats]) -> list[LayerStats]:
-    """The five with the least SQNR, the worst first."""
+    """Return the five layers with the lowest SQNR, worst first."""
     lossy = (fact for fact in facts if fact.sqnr_db is not None)
     return sorted(lossy, key=lambda fact: fact.sqnr_db or 0.0)[:WORST]
 
@@ -91,13 +91,13 @@ def check_floor(facts: Sequence[LayerStats], floor: float, where: str) -> None:
         f"floor of {floor:.0f} dB; the median of {len(facts)} layers is {median_db(facts):.1f} dB"
         + (f", and {below} are under the floor" if below > 1 else ""),
         where=where,
-        hint="around 0 dB and below it is another layer's weights or none: look at how the "
-        "variant was written; else quantize with more calibration, or ignore the layer",
+        hint="about 0 dB or less means wrong or missing weights: check how the variant was "
+        "written; otherwise use more calibration data, or ignore the layer",
     )
 
 
 def outliers(facts: Sequence[LayerStats]) -> list[tuple[LayerStats, float]]:
-    """Layers far below the median of their kind, with that median."""
+    """Return layers far below the median of their kind, with that median."""
     by_kind: dict[str, list[LayerStats]] = {}
     for fact in facts:
         by_kind.setdefault(fact.kind, []).append(fact)
@@ -117,7 +117,7 @@ def outliers(facts: Sequence[LayerStats]) -> list[tuple[LayerStats, float]]:
 def check_pieces(
     fact: LayerStats, damaged: Sequence[tuple[int, int]], method: Method, where: str
 ) -> None:
-    """Raise VerificationError where pieces of rows do not hold the source's weights."""
+    """Raise VerificationError if pieces of rows differ from the source's weights."""
     if not damaged or (method == "gptq" and not _is_beyond_gptq(fact, damaged)):
         return
     row, column = damaged[0]
@@ -127,10 +127,10 @@ def check_pieces(
         f"from column {column} on: the difference there is as large as the weights",
         where=where,
         hint="the file is damaged, or the source has such outliers there that a whole group was "
-        "rounded away; quantize again, and ignore the layer where it comes again",
+        "rounded away; quantize again, and ignore the layer if it happens again",
     )
 
 
 def _is_beyond_gptq(fact: LayerStats, damaged: Sequence[tuple[int, int]]) -> bool:
     in_one_place = max(Counter(column for _, column in damaged).values())
-    return in_one_place > GPTQ_SHARE_OF_ROWS * fact.rows
+    return in_one_place > GPTQ_MAX_ROW_FRACTION * fact.rows

@@ -1,7 +1,7 @@
-"""Every tensor of the source and of the variant accounted for, by headers alone.
+"""Accounting of every tensor of source and variant, from headers alone.
 
-A tensor of the source is quantized (others take its place), kept, or merged (a tied head that is
-the embedding). A tensor of the variant is one of those, or a scale of the KV cache.
+A source tensor is quantized (others replace it), unquantized, or merged (a tied head that equals
+the embedding). A variant tensor is one of these, or a scale of the KV cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_head, is_quantizable
-from pipeline.verification.dequantize import SCALE_TYPES, StoredPart, parts_of
+from pipeline.verification.dequantize import SCALE_TYPES, StoredPart, layer_parts
 from pipeline.verification.number_types import FLOATING
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles
 from pipeline.verification.weight_format import WeightFormat
@@ -24,13 +24,13 @@ EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weig
 
 @dataclass
 class TensorAccounting:
-    """What became of each tensor."""
+    """Classification of all tensors."""
 
-    # The source's tensors whose place others take.
+    # Source tensors that others replace.
     quantized: list[StoredTensor] = field(default_factory=list)
-    # Tensors of the source with those of the same name in the variant.
+    # Unquantized source tensors with those of the same name in the variant.
     kept: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
-    # Tensors of either side with the embedding that they have to equal, if it is there.
+    # Heads of either side with the embedding that they must equal.
     merged: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
     kv_scales: list[StoredTensor] = field(default_factory=list)  # scales of the KV cache
 
@@ -44,11 +44,11 @@ def account(
     tied: bool,
     kv_scales: bool,
 ) -> TensorAccounting:
-    """Say of every tensor what became of it.
+    """Classify every tensor; raise VerificationError for missing or unexpected ones.
 
     Args:
-        tied: the output head is the embedding, and need not be stored again.
-        kv_scales: the recipe asks for scales of the KV cache.
+        tied: the output head is the embedding, and need not be stored.
+        kv_scales: the recipe requires scales of the KV cache.
     """
     found = TensorAccounting()
     left = dict(variant.tensors)
@@ -59,7 +59,7 @@ def account(
             _take_parts(tensor, form, variant, left)
             found.quantized.append(tensor)
         elif name in left:
-            check_kept(tensor, left[name])
+            check_unquantized(tensor, left[name])
             found.kept.append((tensor, left.pop(name)))
         elif head:
             embedding = _embedding(source)
@@ -75,7 +75,7 @@ def account(
         found.merged += [(left.pop(name), embedding) for name in filter(is_head, list(left))]
     for name, stranger in left.items():
         raise VerificationError(
-            f"'{name}' stems from no tensor of the source, nor does the recipe make it",
+            f"'{name}' is unexpected: neither the source nor the recipe has it",
             where=str(stranger.path),
         )
     return found
@@ -90,7 +90,7 @@ def _take_parts(
 ) -> None:
     module = source.name.removesuffix(".weight")
     rows, columns = source.shape
-    for part in parts_of(form, rows, columns):
+    for part in layer_parts(form, rows, columns):
         name = f"{module}.{part.suffix}"
         if name not in left:
             whole = left.get(source.name)
@@ -98,8 +98,8 @@ def _take_parts(
                 f"the tensor '{name}' is missing: this layer was not quantized"
                 + (f", '{source.name}' is there as {whole.dtype}" if whole else ""),
                 where=str(variant.folder),
-                hint="the recipe's ignore list and the model's layers do not agree, or the file "
-                "that holds it was lost; see the worker.log",
+                hint="the recipe's ignore list does not fit the model's layers, or the file "
+                "is missing; see the worker.log",
             )
         _check_part(left.pop(name), part, source)
 
@@ -118,8 +118,8 @@ def _check_part(tensor: StoredTensor, part: StoredPart, source: StoredTensor) ->
         )
 
 
-def check_kept(source: StoredTensor, variant: StoredTensor) -> None:
-    """Raise VerificationError where a tensor that the recipe leaves alone is not left alone."""
+def check_unquantized(source: StoredTensor, variant: StoredTensor) -> None:
+    """Raise VerificationError if an ignored tensor has another shape or a narrow type."""
     if variant.shape != source.shape:
         raise VerificationError(
             f"'{source.name}' has shape {variant.shape}, the source's {source.shape}",
@@ -129,7 +129,7 @@ def check_kept(source: StoredTensor, variant: StoredTensor) -> None:
         raise VerificationError(
             f"'{source.name}' is stored as {variant.dtype}, and the recipe does not quantize it",
             where=str(variant.path),
-            hint="the recipe's ignore list takes whole module names, and expressions after 're:'",
+            hint="the recipe's ignore list requires full module names, or expressions after 're:'",
         )
 
 
@@ -137,8 +137,8 @@ def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
     expert = re.compile(re.escape(tensor.name.rpartition(".")[0]) + r"\.\d+\.")
     if len(tensor.shape) == 3 and any(expert.match(name) for name in variant.tensors):
         return VerificationError(
-            f"'{tensor.name}' holds the matrices of all experts in one tensor, and the variant "
-            "stores them one by one: verification cannot compare the two",
+            f"'{tensor.name}' has the fused matrices of all experts, and the variant "
+            "stores them separately: verification cannot compare the two",
             where=str(tensor.path),
             hint="use a checkpoint with a tensor for each expert, or a recipe that ignores them",
         )
@@ -175,8 +175,8 @@ def _take_kv_scales(
             found.append(tensor)
     if not found:
         raise VerificationError(
-            "the recipe asks for scales of the KV cache, and the source has no layer of keys",
+            "the recipe requires scales of the KV cache, and the source has no key layer",
             where=str(source.folder),
-            hint=f"known are {', '.join(KEY_LAYERS)}; use a recipe without kv_cache_scales",
+            hint=f"known: {', '.join(KEY_LAYERS)}; use a recipe without kv_cache_scales",
         )
     return found

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's folder, read a few rows at a time."""
+"""Tensors of a checkpoint's folder, read a few rows at a time."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ BLOCK_BYTES = 8 * 2**20
 class StoredTensor:
     """A tensor in a file."""
 
-    name: str  # in the checkpoint
+    name: str  # name in the checkpoint
     dtype: str  # safetensors' name of the type
     shape: tuple[int, ...]  # outermost dimension first
     path: Path  # of the file
-    offset: int  # of its first byte in the file
+    offset: int  # first byte in the file
 
     @property
     def size(self) -> int:
-        """Size in the file."""
+        """Size in bytes."""
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
     def read(self, begin: int = 0, end: int | None = None) -> Bytes:
-        """The bytes of rows `begin` to `end` (of all of it, where it has no rows)."""
+        """Return the bytes of rows `begin` to `end`, or of the whole scalar."""
         rows = self.shape[0] if self.shape else 1
         end = rows if end is None else min(end, rows)
         row_bytes = self.size // rows if rows else 0
@@ -41,47 +41,47 @@ class StoredTensor:
         raw = np.fromfile(self.path, np.uint8, count, offset=self.offset + begin * row_bytes)
         if len(raw) != count:
             raise VerificationError(
-                f"'{self.name}' is cut short", where=str(self.path), hint="quantize again"
+                f"'{self.name}' is truncated", where=str(self.path), hint="quantize again"
             )
         return raw
 
     def floats(self, begin: int = 0, end: int | None = None) -> Floats:
-        """Rows `begin` to `end` as float32, in the tensor's shape."""
+        """Return rows `begin` to `end` as float32, in the tensor's shape."""
         values = to_float32(self.read(begin, end), self.dtype)
         return values.reshape(-1, *self.shape[1:]) if self.shape else values
 
     def rows(self, begin: int, end: int) -> Floats:
-        """As `floats`: a matrix that is kept as it is needs no other reader of its weights."""
+        """Implement LayerDequantizer for an unquantized matrix."""
         return self.floats(begin, end)
 
     def blocks(self) -> Iterator[bytes]:
-        """All its bytes, a few megabytes at a time."""
+        """Yield all bytes, a few megabytes at a time."""
         left = self.size
         with self.path.open("rb") as file:
             file.seek(self.offset)
             while left:
                 block = file.read(min(left, BLOCK_BYTES))
                 if not block:
-                    raise VerificationError(f"'{self.name}' is cut short", where=str(self.path))
+                    raise VerificationError(f"'{self.name}' is truncated", where=str(self.path))
                 left -= len(block)
                 yield block
 
 
 @dataclass(frozen=True)
 class TensorFiles:
-    """All tensors of a checkpoint by name, and the folder they lie in."""
+    """All tensors of a checkpoint folder by name."""
 
     folder: Path
     tensors: dict[str, StoredTensor]
 
     @property
     def size(self) -> int:
-        """Of all tensors, headers left out."""
+        """Size of all tensors, without headers."""
         return sum(tensor.size for tensor in self.tensors.values())
 
 
 def open_folder(folder: Path) -> TensorFiles:
-    """Read the headers of a checkpoint, and see that its index and its files agree."""
+    """Read a checkpoint's headers, and check that index and files agree."""
     tensors: dict[str, StoredTensor] = {}
     for path, header in read_headers(folder).items():
         for name, tensor in header.tensors.items():
@@ -97,7 +97,7 @@ def open_folder(folder: Path) -> TensorFiles:
 
 
 def _check_all_named(folder: Path, tensors: dict[str, StoredTensor]) -> None:
-    """Engines load what the index names, so nothing may lie beside it."""
+    """Check that the index lists every tensor: engines load only those."""
     index = folder / INDEX
     if not index.exists():
         return
@@ -105,6 +105,6 @@ def _check_all_named(folder: Path, tensors: dict[str, StoredTensor]) -> None:
     for name, tensor in tensors.items():
         if weight_map.get(name) != tensor.path.name:
             raise VerificationError(
-                f"'{name}' lies in {tensor.path.name}, and the index does not say so",
+                f"'{name}' is in {tensor.path.name}, but not according to the index",
                 where=str(index),
             )

@@ -1,7 +1,7 @@
-"""Verifies a variant against its source, tensor by tensor, in bounded memory.
+"""Verification of a variant against its source, tensor by tensor, in bounded memory.
 
-Large tensors are read a few rows at a time, so that memory does not grow with the checkpoint:
-about 60 MB a thread. (AutoAWQ's format alone is read a packed matrix at a time.)
+Large tensors are read a few rows at a time: about 60 MB for each thread. Only AutoAWQ's format
+needs one packed matrix at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.inspection.linear_layers import is_tied
 from pipeline.inspection.variant_size import estimated_bytes
 from pipeline.verification import sqnr_floors
 from pipeline.verification.auxiliary_files import (
-    check_carried_over,
+    check_auxiliary_files,
     check_config,
     check_only_safetensors,
 )
@@ -30,7 +30,7 @@ from pipeline.verification.dequantize import check_scale, layer_weights
 from pipeline.verification.function_equivalence import check_preserved
 from pipeline.verification.quantization_noise import QuantizationNoise, measure
 from pipeline.verification.rescaling import RescalingFit, measure_rescaled
-from pipeline.verification.sqnr_floors import FLOORS, LayerStats, method_of
+from pipeline.verification.sqnr_floors import FLOORS, LayerStats, rounding_method
 from pipeline.verification.tensor_accounting import TensorAccounting, account
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
 from pipeline.verification.unquantized_tensors import (
@@ -42,8 +42,8 @@ from pipeline.verification.unquantized_tensors import (
 from pipeline.verification.weight_format import WeightFormat, check_format, has_kv_cache_scales
 from recipes.quantization import AutoAwqQuantization, PresetQuantization, Quantization
 
-MOST_THREADS = 4
-# Of the planned size.
+MAX_THREADS = 4
+# Relative to the planned size.
 SIZE_TOLERANCE = 0.03
 SIZE_SLACK = 4096
 
@@ -53,39 +53,39 @@ Layer = tuple[LayerStats, QuantizationNoise, RescalingFit | None]
 
 @dataclass
 class VerificationResult:
-    """What verification found of a sound variant."""
+    """Facts about a sound variant."""
 
     layers: list[LayerStats] = field(default_factory=list)  # each quantized layer
-    floor_db: float = 0.0  # that they had to reach
-    kept: int = 0  # tensors that the recipe leaves alone
-    # Of those, by name, how it is stored otherwise, such as 'BF16 to F16'.
+    floor_db: float = 0.0  # minimum SQNR
+    kept: int = 0  # number of unquantized tensors
+    # Their changes of type by name, such as 'BF16 to F16'.
     altered: dict[str, str] = field(default_factory=dict)
-    merged: int = 0  # heads that are the embedding
-    scales: int = 0  # tensors of scales that were read
-    size_bytes: int = 0  # of the weights' files
-    planned_bytes: int = 0  # of the tensors, as planned from the source alone
-    # Of config.json, that saving again left out.
+    merged: int = 0  # heads that equal the embedding
+    scales: int = 0  # number of scale tensors
+    size_bytes: int = 0  # of the weight files
+    planned_bytes: int = 0  # of the tensors, as planned
+    # Keys of config.json with default values that the variant lacks.
     dropped_keys: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a user should read
+    notes: list[str] = field(default_factory=list)  # notes for the user
 
 
 def verify_variant(
     source: Path, variant: Path, recipe: Quantization, advance: Advance
 ) -> VerificationResult:
-    """Compare the variant with its source and with what the recipe promises.
+    """Compare the variant with its source and its recipe.
 
-    Cheap checks come first: files, headers, sizes; then every byte of both.
+    Fast checks of files, headers and sizes come first, then all bytes of both.
 
     Args:
-        advance: receives the number of bytes compared, and of how many.
+        advance: receives the number of compared bytes, and the total.
 
     Raises:
-        VerificationError: naming the first file, tensor or layer that is wrong.
-        CheckpointError: a file is missing, cut short or damaged.
+        VerificationError: for the first defective file, tensor or layer.
+        CheckpointError: a file is missing, truncated or damaged.
     """
     check_only_safetensors(variant)
     form = check_format(variant, read_json(variant / "config.json"), recipe)
-    check_carried_over(source, variant)
+    check_auxiliary_files(source, variant)
     found = VerificationResult(dropped_keys=check_config(source, variant))
     before, after = open_folder(source), open_folder(variant)
     accounts = _accounts(before, after, form, recipe)
@@ -105,8 +105,8 @@ def _accounts(
     config = read_json(after.folder / "config.json")
     if kv_scales != has_kv_cache_scales(config):
         raise VerificationError(
-            f"config.json names {'no' if kv_scales else 'a'} scheme of the KV cache, and the "
-            f"recipe asks for {'one' if kv_scales else 'none'}",
+            f"config.json has {'no' if kv_scales else 'a'} scheme of the KV cache, and the "
+            f"recipe requires {'one' if kv_scales else 'none'}",
             where=f"{after.folder / 'config.json'}, key quantization_config.kv_cache_scheme",
         )
     return account(
@@ -120,7 +120,7 @@ def _accounts(
 
 
 def check_smaller(source: Path, variant: Path) -> int:
-    """The variant's weights take fewer bytes than the source's; returns them."""
+    """Return the size of the variant's weight files, which must be below the source's."""
     size, whole = (
         sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         for folder in (variant, source)
@@ -136,12 +136,12 @@ def check_smaller(source: Path, variant: Path) -> int:
 def check_planned_size(
     source: Path, variant: TensorFiles, accounts: TensorAccounting, recipe: Quantization
 ) -> int:
-    """The variant is as large as the plan said; returns the planned bytes of its tensors."""
+    """Check the variant's size against the plan; return the planned bytes."""
     planned = estimated_bytes(source, recipe)
     extra = sum(tensor.size for tensor in accounts.kv_scales) + sum(
         head.size for head, _ in accounts.merged if head.path.parent == variant.folder
     )
-    # Planned are scales of 16 bits; those of a float32 checkpoint have 32.
+    # The plan assumes 16-bit scales; those of a float32 checkpoint have 32 bits.
     extra += sum(
         tensor.size // 2
         for name, tensor in variant.tensors.items()
@@ -151,13 +151,13 @@ def check_planned_size(
         raise VerificationError(
             f"the variant's tensors take {variant.size} bytes, {planned} were planned",
             where=str(variant.folder),
-            hint="more layers were left in 16 bits, or fewer, than the recipe says",
+            hint="more or fewer layers stayed in 16 bits than the recipe requires",
         )
     return planned
 
 
 class _Comparison:
-    """All bytes of both checkpoints, compared by a few threads."""
+    """Comparison of all bytes in a few threads."""
 
     def __init__(
         self,
@@ -169,16 +169,16 @@ class _Comparison:
         advance: Advance,
     ) -> None:
         self.accounts, self.form, self.recipe, self.after = accounts, form, recipe, after
-        self.method = method_of(recipe)
+        self.method = rounding_method(recipe)
         self.where = str(after.folder)
         self.total = before.size
         self._done, self._advance, self._lock = 0, advance, threading.Lock()
 
     def run(self, found: VerificationResult) -> None:
-        """Compare, judge, and fill in what was found."""
+        """Compare all tensors, check the results, and complete `found`."""
         tasks: list[Callable[[], Any]] = [
             *(partial(self._measure_layer, tensor) for tensor in self.accounts.quantized),
-            *(partial(self._check_kept, *pair) for pair in self.accounts.kept),
+            *(partial(self._check_unquantized, *pair) for pair in self.accounts.kept),
             *(partial(self._check_merged, *pair) for pair in self.accounts.merged),
         ]
         results = _run_in_threads(tasks)
@@ -190,7 +190,7 @@ class _Comparison:
         found.kept, found.merged = len(kept), len(self.accounts.merged)
         found.altered = {tensor.name: tensor.altered for tensor in kept if tensor.altered}
         found.scales += count
-        self._judge(layers, found)
+        self._check_layers(layers, found)
         if self.method == "rescaled":
             self._check_function(layers, kept)
         found.notes += _notes(found)
@@ -219,14 +219,14 @@ class _Comparison:
         except VerificationError as error:
             raise VerificationError(
                 f"'{head.name}' is not the embedding '{embedding.name}', "
-                "and config.json says that they are one",
+                "but config.json ties the two",
                 where=str(head.path),
-                hint="set tie_word_embeddings to false where the two are meant to differ",
+                hint="set tie_word_embeddings to false if they should differ",
             ) from error
 
-    def _check_kept(self, source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
+    def _check_unquantized(self, source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
         if self.method == "rescaled":
-            # AutoAWQ converts all that it keeps to float16; other quantizers keep types.
+            # AutoAWQ converts unquantized tensors to float16; other quantizers keep types.
             rounds = isinstance(self.recipe, AutoAwqQuantization)
             found = check_rescaled(source, variant, rounds=rounds)
         else:
@@ -239,7 +239,7 @@ class _Comparison:
             self._done = min(self.total, self._done + tensor.size)
             self._advance(self._done, self.total)
 
-    def _judge(self, layers: Sequence[Layer], found: VerificationResult) -> None:
+    def _check_layers(self, layers: Sequence[Layer], found: VerificationResult) -> None:
         sqnr_floors.check_floor(found.layers, found.floor_db, self.where)
         far = sqnr_floors.outliers(found.layers)
         for fact, middle in far:
@@ -251,7 +251,7 @@ class _Comparison:
                 raise VerificationError(
                     words,
                     where=self.where,
-                    hint="rounding to nearest treats all alike: check how this layer was written",
+                    hint="rounding to nearest treats all layers alike: check how this layer was written",
                 )
             found.notes.append(words)
         for fact, noise, _ in layers:
@@ -270,8 +270,8 @@ class _Comparison:
 
 
 def _run_in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Results in order; the first task that fails, in that order, ends it all."""
-    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    """Return results in order; raise the first error in that order."""
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
     executor = ThreadPoolExecutor(threads)
     try:
         futures: list[Future[Any]] = [executor.submit(task) for task in tasks]

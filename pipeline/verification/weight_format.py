@@ -1,7 +1,7 @@
-"""How a variant says that it stores a layer's weights, and whether that is what the recipe asks.
+"""Weight format of a variant, and whether it is one of the recipe's.
 
-Read from the variant's `quantization_config`, the same words by which an engine chooses its
-kernels: compressed-tensors' own (its `config_groups`), or AutoAWQ's.
+It comes from `quantization_config`, by which an engine selects kernels: compressed-tensors'
+`config_groups`, or AutoAWQ's keys.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from recipes.quantization import (
 
 BLOCK = (128, 128)
 NVFP4_GROUP = 16
-AWQ_GEMM = "awq-gemm"  # our name for AutoAWQ's layout; the others are compressed-tensors'
+AWQ_GEMM = "awq-gemm"  # name of AutoAWQ's layout here; others are compressed-tensors'
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How the weights of a layer are stored."""
+    """Storage format of a layer's weights."""
 
     name: str  # compressed-tensors' format, or `awq-gemm`
     bits: int  # of a weight
     number: str  # int or float
-    # What shares a scale: tensor, channel (a row), block, group, tensor_group (groups with one more
+    # Unit of a scale: tensor, channel (a row), block, group, tensor_group (groups, and one more
     # scale for the matrix).
     strategy: str
-    group: int | None = None  # columns that share a scale; None unless in groups
-    block: tuple[int, int] | None = None  # rows and columns of a block; None unless in blocks
-    symmetric: bool = True  # has no zero points
-    reordered: bool = False  # each column names its group (`weight_g_idx`)
-    static_input: bool = False  # activations have a scale in the checkpoint too
+    group: int | None = None  # columns of a group, if any
+    block: tuple[int, int] | None = None  # rows and columns of a block, if any
+    symmetric: bool = True  # without zero points
+    reordered: bool = False  # each column has a group index (`weight_g_idx`)
+    static_input: bool = False  # activations also have a stored scale
 
     def __str__(self) -> str:
         shared = {"group": f"groups of {self.group}", "block": f"blocks of {self.block}"}
@@ -51,18 +51,16 @@ class WeightFormat:
 
 
 def stored_format(config: Any, where: str) -> WeightFormat:
-    """The format that a `quantization_config` names."""
+    """Return the format in a `quantization_config`."""
     method = config.get("quant_method") if isinstance(config, dict) else None
     if method == "awq":
         return _awq_format(config, where)
     if method != "compressed-tensors":
-        raise VerificationError(
-            "config.json does not say that the weights are quantized", where=where
-        )
+        raise VerificationError("config.json does not mark the weights as quantized", where=where)
     formats = {_group_format(group, where) for group in config.get("config_groups", {}).values()}
     if len(formats) != 1:
         raise VerificationError(
-            f"config.json names {len(formats)} formats of weights; verification reads one",
+            f"config.json has {len(formats)} weight formats; verification supports one",
             where=f"{where}.config_groups",
             hint="use a recipe that quantizes all layers alike",
         )
@@ -72,7 +70,7 @@ def stored_format(config: Any, where: str) -> WeightFormat:
 def _awq_format(config: dict[str, Any], where: str) -> WeightFormat:
     if str(config.get("version", "")).lower() != "gemm" or config.get("bits") != 4:
         raise VerificationError(
-            "of AutoAWQ's formats only the 4-bit one named 'gemm' is served and verified",
+            "AutoAWQ's only supported format is the 4-bit 'gemm'",
             where=f"{where}.version",
         )
     return WeightFormat(
@@ -113,13 +111,13 @@ def _pair(block: Any) -> tuple[int, int]:
 
 
 def expected_formats(recipe: Quantization) -> tuple[WeightFormat, ...]:
-    """The formats that a recipe may come out in: one for each group size that it may fall back to.
+    """Return the possible formats of a recipe, one for each group size.
 
     Raises:
-        VerificationError: for the recipe of the baseline.
+        VerificationError: for the baseline's recipe.
     """
     if isinstance(recipe, PresetQuantization):
-        return (OF_PRESETS[recipe.scheme],)
+        return (PRESET_FORMATS[recipe.scheme],)
     if isinstance(recipe, GptqQuantization) and recipe.scheme == "W8A8":
         return (WeightFormat("int-quantized", 8, "int", "channel"),)
     if isinstance(recipe, AwqQuantization | GptqQuantization):
@@ -135,10 +133,10 @@ def expected_formats(recipe: Quantization) -> tuple[WeightFormat, ...]:
             WeightFormat(AWQ_GEMM, 4, "int", "group", group=size, symmetric=False)
             for size in sizes_to_try(recipe.model_dump())
         )
-    raise VerificationError("a recipe that quantizes nothing makes nothing to verify")
+    raise VerificationError("a recipe without quantization cannot be verified")
 
 
-OF_PRESETS = {
+PRESET_FORMATS = {
     "FP8_DYNAMIC": WeightFormat("float-quantized", 8, "float", "channel"),
     "FP8_BLOCK": WeightFormat("float-quantized", 8, "float", "block", block=BLOCK),
     "FP8": WeightFormat("float-quantized", 8, "float", "tensor", static_input=True),
@@ -154,28 +152,28 @@ OF_PRESETS = {
 
 
 def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> WeightFormat:
-    """The variant's format, where it is one that the recipe asks for."""
+    """Return the variant's format; raise VerificationError if it is not the recipe's."""
     where = f"{variant / 'config.json'}, key quantization_config"
     found = stored_format(config.get("quantization_config"), where)
     wanted = expected_formats(recipe)
-    # Columns may be reordered by any recipe of groups; it is the quantizer's choice.
+    # The quantizer may reorder columns for any recipe with groups.
     plain = WeightFormat(**{**vars(found), "reordered": False})
     if plain not in wanted:
         raise VerificationError(
-            f"config.json says the weights are stored as '{found}', "
-            f"and the recipe asks for '{' or '.join(map(str, wanted))}'",
+            f"config.json has the weight format '{found}', "
+            f"and the recipe requires '{' or '.join(map(str, wanted))}'",
             where=where,
-            hint="quantize again; if it says so again, the quantizer's version differs",
+            hint="quantize again; if it happens again, the quantizer's version differs",
         )
     return found
 
 
 def has_kv_cache_scales(config: dict[str, Any]) -> bool:
-    """Whether the variant says that it has calibrated scales of an FP8 KV cache."""
+    """Return whether the variant has calibrated scales of an FP8 KV cache."""
     return bool((config.get("quantization_config") or {}).get("kv_cache_scheme"))
 
 
-def block_of(name: str) -> str:
-    """The numbered layer that a tensor is part of: 'model.layers.3'; empty where in none."""
+def block_name(name: str) -> str:
+    """Return the numbered layer of a tensor: 'model.layers.3'; empty outside of layers."""
     found = re.match(r"(.*?\.(?:layers|h|blocks|block)\.\d+)\.", name)
     return found[1] if found else ""
