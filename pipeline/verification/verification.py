@@ -251,7 +251,7 @@ class _Comparison:
                 raise VerificationError(
                     words,
                     where=self.where,
-                    hint="rounding to nearest treats all layers alike: check how this layer was written",
+                    hint="rounding to nearest treats all layers alike: check how it was written",
                 )
             found.notes.append(words)
         for fact, noise, _ in layers:

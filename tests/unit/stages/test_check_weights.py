@@ -205,7 +205,7 @@ class TestScales:
         last = variant_tensors(kind)[f"{LAYER}.weight_scale"].array.size - 1
         overwrite(verification.variant, f"{LAYER}.weight_scale", stored, element=last)
         error = verification.fault()
-        assert error.message == f"'{LAYER}.weight_scale' holds a scale that is not {words}"
+        assert error.message == f"'{LAYER}.weight_scale' has a scale that is not {words}"
         assert error.where == str(verification.variant / WEIGHTS)
 
     @pytest.mark.parametrize(
@@ -226,12 +226,12 @@ class TestScales:
     ) -> None:
         verification.write(kind)
         overwrite(verification.variant, name, data)
-        assert f"'{name}' holds a scale that is not" in verification.fault().message
+        assert f"'{name}' has a scale that is not" in verification.fault().message
 
     def test_a_weight_that_is_no_number(self, verification: Verification) -> None:
         verification.write("fp8-dynamic")
         overwrite(verification.variant, f"{LAYER}.weight", b"\xff", element=1000)
-        assert f"'{LAYER}.weight' holds numbers that are not finite" in verification.fault().message
+        assert f"'{LAYER}.weight' has values that are not finite" in verification.fault().message
 
 
 class TestWeights:
@@ -283,7 +283,8 @@ class TestWeights:
         overwrite(one.variant, name, b"\x80\x3f", element=5)
         error = one.fault()
         assert (
-            error.message == f"'{name}' differs from the source's, and the recipe leaves it alone"
+            error.message
+            == f"'{name}' differs from the source's, and the recipe does not change it"
         )
 
     @pytest.mark.parametrize("kind", RESCALED)
@@ -319,7 +320,7 @@ class TestWeights:
         thirds = np.full(HIDDEN, 1 / 3, np.float32)
         verification.write_changed("gptq", {NORM: bf16(thirds)})
         verification.add_to_source({NORM: Stored("F32", thirds)})
-        assert f"'{NORM}' went from F32 to BF16" in verification.fault().message
+        assert f"'{NORM}' changed from F32 to BF16" in verification.fault().message
 
 
 class TestFloat32AmongBfloat16:
@@ -364,7 +365,7 @@ class TestFloat32AmongBfloat16:
     def test_what_nothing_scales(self, verification: Verification, kind: str, name: str) -> None:
         finer = from_bf16(source_tensors(tied=False)[name]) * np.float32(1.0001)
         self.write(verification, kind, name, finer)
-        assert f"'{name}' went from F32 to BF16" in verification.fault().message
+        assert f"'{name}' changed from F32 to BF16" in verification.fault().message
 
     def test_it_is_read_once(
         self, verification: Verification, monkeypatch: pytest.MonkeyPatch
@@ -496,12 +497,12 @@ class TestTensors:
     def test_a_stranger(self, one: Verification) -> None:
         name = "model.layers.0.mlp.extra.weight"
         what = one.fault_of(one.kind, {name: bf16(np.ones(8))})
-        assert f"'{name}' stems from no tensor of the source" in what
+        assert f"'{name}' is unexpected" in what
 
     def test_scales_of_a_kv_cache_that_nobody_asked_for(self, verification: Verification) -> None:
         name = "model.layers.0.self_attn.k_scale"
         what = verification.fault_of("fp8-dynamic", {name: bf16([0.5])})
-        assert f"'{name}' stems from no tensor" in what
+        assert f"'{name}' is unexpected" in what
 
     def test_stacked_experts(self, verification: Verification) -> None:
         name = "model.layers.0.mlp.experts.1.gate_proj"
@@ -586,7 +587,7 @@ class TestTensors:
     def test_a_shard_that_the_index_forgot(self, one: Verification) -> None:
         names = shard(one.variant, variant_tensors(one.kind))
         forget(one.variant, lambda _, file: file == names[1])
-        assert "not made of" in one.fault().message
+        assert "not part of the model" in one.fault().message
 
     def test_a_tensor_that_the_index_forgot(self, one: Verification) -> None:
         shard(one.variant, variant_tensors(one.kind))
@@ -666,12 +667,12 @@ class TestFiles:
         verification.write(kind)
         change_config(verification.variant, quantization_config=config)
         error = verification.fault()
-        assert "config.json does not say" in error.message
+        assert "config.json does not mark" in error.message
         assert "key quantization_config" in error.where
 
     def test_no_quantization_config(self, one: Verification) -> None:
         (one.variant / "config.json").write_bytes(source_files()["config.json"])
-        assert "config.json does not say" in one.fault().message
+        assert "config.json does not mark" in one.fault().message
 
     @pytest.mark.parametrize(
         ("kind", "other"),
@@ -683,8 +684,8 @@ class TestFiles:
         verification.write(other)
         verification.kind = kind
         error = verification.fault()
-        assert "config.json says the weights are stored as" in error.message
-        assert "and the recipe asks for" in error.message
+        assert "config.json has the weight format" in error.message
+        assert "and the recipe requires" in error.message
 
     def test_config_is_damaged(self, one: Verification) -> None:
         (one.variant / "config.json").write_text("{")
@@ -746,7 +747,7 @@ class TestConfig:
         verification.write("fp8-dynamic")
         change_config(verification.variant, **{key: value})
         error = verification.fault()
-        assert "the source's says" in error.message
+        assert "the source's has" in error.message
         assert "config.json, key " in error.where
 
     @pytest.mark.parametrize("key", ["vocab_size", "model_type"])
