@@ -568,7 +568,7 @@ class TestTensors:
     def test_the_shape_that_is_stored(self, verification: Verification) -> None:
         verification.write("awq")
         overwrite(verification.variant, f"{LAYER}.weight_shape", struct.pack("<q", 127))
-        assert f"'{LAYER}.weight_shape' says [127, 256]" in verification.fault().message
+        assert f"'{LAYER}.weight_shape' has [127, 256]" in verification.fault().message
 
     def test_a_dropped_shard(self, one: Verification) -> None:
         names = shard(one.variant, variant_tensors(one.kind))
@@ -592,7 +592,7 @@ class TestTensors:
     def test_a_tensor_that_the_index_forgot(self, one: Verification) -> None:
         shard(one.variant, variant_tensors(one.kind))
         forget(one.variant, lambda tensor, _: tensor == NORM)
-        assert f"'{NORM}' lies in" in one.fault().message
+        assert f"'{NORM}' is in" in one.fault().message
 
     def test_cut_short(self, one: Verification) -> None:
         path = one.variant / WEIGHTS
