@@ -21,6 +21,7 @@ from eval_gates.speed.load_run import LoadRun
 from pipeline.cli.main import app
 from pipeline.core.stage_record import StageRecord
 from pipeline.environments.settings import SettingsFile
+from pipeline.release.recheck_record import RecheckRecord
 from pipeline.run.executors import EXECUTORS
 from recipes.fallback_chain import FallbackChain
 from recipes.policy import Policy
@@ -46,6 +47,7 @@ RECORDS: Mapping[str, Any] = {
     "verdict.json of an evidence bundle": BundleVerdict,
     "manifest.json of an evidence bundle": Manifest,
     "loads.jsonl: one line": LoadRun,
+    "Tag prepare.recheck of a version": RecheckRecord,
 }
 Schema = dict[str, Any]
 
