@@ -37,8 +37,9 @@ from eval_gates.statistics.gaffke import log_chance_below
 from eval_gates.statistics.multiplicity import level_of
 from eval_gates.statistics.simulation import PairedOutcomes, SimulatedRuns, outcomes, replay
 from eval_gates.stopping import comparison_of
+from eval_gates.suites.code_suite import CodeSuite
 from recipes import catalog
-from recipes.policy import AnySuite, CodeSuite, Policy
+from recipes.policy import AnySuite, Policy
 from recipes.schema import Family
 
 QUESTIONS = {"mmlu": 14_042, "mbpp": 542, "humaneval": 164, "rouge": 11_490}

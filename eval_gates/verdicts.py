@@ -11,7 +11,6 @@ from eval_gates.gate_report import (
     ChanceBaseline,
     EProcessPoint,
     GateReport,
-    GroupReport,
     NoiseFloor,
     Tier,
     Verdict,
@@ -26,7 +25,7 @@ from eval_gates.statistics.result import (
     sequential_finding,
 )
 from eval_gates.stopping import comparison_of
-from eval_gates.suites.mmlu_subjects import score_by_group
+from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 from recipes.schema import Family
 
@@ -64,8 +63,9 @@ def judge_suite(
     """
     floor = floor_of(name, baseline, again)
     check_scores(name, baseline)
-    if suite.kind == "rouge" and not all(UNRELATED in row for row in (*baseline, *candidate)):
-        raise ValueError(f"{name}: the answers were not scored against other documents")
+    kind = kind_of(suite)
+    if kind.scores_unrelated and not all(UNRELATED in row for row in (*baseline, *candidate)):
+        raise ValueError(f"{name}: the answers were not scored against other questions")
     all_of_baseline = baseline
     baseline = baseline[: len(candidate)]
     check_paired(name, baseline, candidate)
@@ -125,7 +125,7 @@ def judge_suite(
         flips=len(changes),
         gains=sum(a > b for a, b in zip(after, before, strict=True)),
         noise_floor=floor,
-        groups=report_by_subject(baseline, candidate) if suite.kind == "mmlu" else [],
+        groups=kind.groups(baseline, candidate),
         e_process=[
             EProcessPoint(
                 n=point.questions,
@@ -197,32 +197,6 @@ def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
     check_paired(f"{name}, asked again", first[:asked], again[:asked])
     pairs = zip(first[:asked], again[:asked], strict=True)
     return NoiseFloor(n=asked, flips=sum(one["score"] != other["score"] for one, other in pairs))
-
-
-def report_by_subject(baseline: Answers, candidate: Answers) -> list[GroupReport]:
-    """Scores and flips of both sides by group of subjects, then by subject."""
-    pairs = list(zip(baseline, candidate, strict=True))
-    changed = [{"subject": b["subject"], "score": b["score"] != c["score"]} for b, c in pairs]
-    before, after, flips = (
-        score_by_group(baseline),
-        score_by_group(candidate),
-        score_by_group(changed),
-    )
-    return [
-        GroupReport(
-            group=name,
-            is_subject=is_subject,
-            n=score.n,
-            baseline=score.score,
-            candidate=theirs[name].score,
-            flips=round(flipped[name].score * score.n),
-        )
-        for is_subject, ours, theirs, flipped in (
-            (False, before.groups, after.groups, flips.groups),
-            (True, before.subjects, after.subjects, flips.subjects),
-        )
-        for name, score in ours.items()
-    ]
 
 
 def blocks(verdict: Verdict, tier: Tier) -> bool:

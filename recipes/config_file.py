@@ -55,7 +55,7 @@ def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> 
         raise UsageError(
             f"the {noun} is wrong at '{key}': {_explain(first)}",
             where=f"{path}, key {key}",
-            hint=_hint(kind, first),
+            hint=_hint(kind, first, data),
         ) from error
 
 
@@ -96,7 +96,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
 
 
-def _hint(kind: type[BaseModel], fault: ErrorDetails) -> str:
+def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
     """What the faulty key is for; or, where a key is not known or missing, which ones there are."""
     if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
         return f"write {number}: YAML takes what is in quotes, and 1e7 or 1.0e7, as text"
@@ -108,6 +108,8 @@ def _hint(kind: type[BaseModel], fault: ErrorDetails) -> str:
         location = location[:-2]
     for part in location:
         node = _look_inside(node, part, schema)
+        data = data.get(part) if isinstance(data, dict) else None
+        node = _choose(node, data, schema)
         if node.get("properties"):
             keys, around = list(node["properties"]), f"in {part}"
         meaning = f"{part}: {node['description']}" if node.get("description") else ""
@@ -145,6 +147,16 @@ def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) 
     if "$ref" in found:
         return {**schema["$defs"][found["$ref"].rpartition("/")[2]], **found}
     return dict(found)
+
+
+def _choose(node: dict[str, Any], data: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of the data's `kind`, if the node is a union whose tags no location names."""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    tags = node.get("discriminator", {}).get("mapping", {})
+    reference = tags.get(kind) if isinstance(kind, str) else None
+    if reference is None:
+        return node
+    return {**schema["$defs"][reference.rpartition("/")[2]], **node}
 
 
 def _list_known(kind: type[BaseModel]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from pipeline.core.plugins import SUITES, load_class
 from recipes.alias_names import RULE, can_be_alias
 from recipes.config_model import ConfigModel, Name, Tier
+from recipes.of_kind import OfKind
 from recipes.schema import Family
 from recipes.speed import Accelerator, SpeedGate, SpeedPolicy
 
@@ -59,6 +60,8 @@ class Margin(ConfigModel):
 class EvalTask(ConfigModel):
     """What a question's answer depends on."""
 
+    kind: str
+    prompt_format: str = Field("auto", description="how it is asked")
     cluster_by: str | None = Field(
         None,
         min_length=1,
@@ -67,9 +70,10 @@ class EvalTask(ConfigModel):
     )
 
 
-class Suite(ConfigModel):
+class Suite(EvalTask):
     """What decides over the answers: a change here judges the same ones again."""
 
+    sources: list[Source] = Field(default=["eval-data"], description="the first that has questions")
     margins: dict[Family, Margin] = Field(
         description="largest acceptable loss by family of recipe, in points or as a recovery"
     )
@@ -129,157 +133,27 @@ class Suite(ConfigModel):
         return self
 
 
-class MmluTask(EvalTask):
-    """Questions with four choices."""
+class SuiteModels:
+    """Base of a kind of suite, as far as a policy needs it; a `SuiteKind` has the rest."""
 
-    kind: Literal["mmlu"] = "mmlu"
-    prompt_format: Literal["letter", "cloze"] = Field(
-        "letter", description="letter: answer A-D; cloze: the answer's text (for small models)"
-    )
-    num_fewshot: int = Field(5, ge=0, le=5)
-
-
-class MmluSuite(MmluTask, Suite):
-    """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
-
-    sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
+    task: type[EvalTask]
+    """What an answer depends on."""
+    policy: type[Suite]
+    """A subclass of `task` with what a policy decides."""
 
 
-class CodeTask(EvalTask):
-    """Functions to write, how many of each, and how their tests are run."""
-
-    prompt_format: Form = "auto"
-    max_tokens: int = Field(512, ge=16, le=1_000_000)
-    k: int = Field(1, ge=1, le=1_000, description="the metric is pass@k, by the unbiased estimator")
-    samples: int = Field(
-        1, ge=1, le=1_000, description="answers drawn for each problem; greedy when 1"
-    )
-    temperature: float = Field(
-        0.8, ge=0.01, le=10, description="of the samples, when there are several"
-    )
-    seconds_per_problem: float = Field(10, ge=0.1, le=3_600)
-    memory_mb_per_problem: int = Field(1024, ge=64, le=1_048_576)
-    sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = Field(
-        "auto", description="how model-written code is kept in; none: limits alone, no isolation"
-    )
-    problems: list[str] = Field(
-        default=[], max_length=10_000, description="task ids; all when empty"
-    )
-
-    @model_validator(mode="after")
-    def _samples_suffice(self) -> CodeTask:
-        if self.k > self.samples:
-            raise ValueError(f"pass@{self.k} needs at least {self.k} samples, not {self.samples}")
-        return self
-
-    @field_validator("problems")
-    @classmethod
-    def _problems_differ(cls, problems: list[str]) -> list[str]:
-        for name, times in Counter(problems).items():
-            if times > 1:
-                raise ValueError(f"'{name}' occurs twice, and would count as two problems")
-        return problems
+def _task_model(kind: str) -> type[EvalTask]:
+    found: type[SuiteModels] = load_class(SUITES, kind, SuiteModels)
+    return found.task
 
 
-class HumanEvalTask(CodeTask):
-    """HumanEval's problems."""
-
-    kind: Literal["humaneval"] = "humaneval"
-    problems: list[str] = Field(
-        default=[], max_length=10_000, description="task ids; all 164 when empty"
-    )
+def _policy_model(kind: str) -> type[Suite]:
+    found: type[SuiteModels] = load_class(SUITES, kind, SuiteModels)
+    return found.policy
 
 
-class MbppTask(CodeTask):
-    """MBPP+'s problems."""
-
-    kind: Literal["mbpp"] = "mbpp"
-    humaneval: bool = Field(
-        False,
-        description="ask HumanEval's 164 problems in the same gate, which then has 542: enough for "
-        "3 points",
-    )
-
-
-class CodeSuite(CodeTask, Suite):
-    """Functions that a model writes, judged by running their tests in a sandbox."""
-
-    batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
-
-    @model_validator(mode="after")
-    def _samples_suit_the_claim(self) -> CodeSuite:
-        if self.samples > 1 and self.about == "benchmark":
-            raise ValueError(
-                "'samples' draws answers by chance, and 'about: benchmark' takes each for the only "
-                "one there could be: take 'about: population'"
-            )
-        return self
-
-
-class HumanEvalSuite(HumanEvalTask, CodeSuite):
-    """Python functions from their docstrings, judged by running their tests in a sandbox."""
-
-    sources: list[Source] = Field(default=["packages"])
-
-
-class MbppSuite(MbppTask, CodeSuite):
-    """MBPP+: Python functions from a sentence and an assert, judged as HumanEval's are."""
-
-    # Its tests are code that runs outside the sandbox: from the Hub only where a policy says so.
-    sources: list[Source] = Field(default=["eval-data"])
-
-
-class RougeTask(EvalTask):
-    """Texts to summarize."""
-
-    kind: Literal["rouge"] = "rouge"
-    metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
-    prompt_format: Form = "auto"
-    max_tokens: int = Field(96, ge=8, le=1_000_000)
-
-
-class RougeSuite(RougeTask, Suite):
-    """Summaries against references, scored by rouge-score or sacrebleu through lm-eval."""
-
-    batch: int = Field(32, ge=1, le=1_000_000, description="documents asked between two looks")
-    expected_flips: float = Field(
-        0.5,
-        ge=1e-6,
-        le=1,
-        description="share of scores expected to change; sizes the first round, and chooses the "
-        "bet with half of a sequential test's stake",
-    )
-    sources: list[Source] = Field(default=["eval-data", "hub", "builtin"])
-
-
-class LmEvalTask(EvalTask):
-    """The documents of a task."""
-
-    kind: Literal["lm_eval"] = "lm_eval"
-    task: str = Field(min_length=1, description="lm-eval's name of one task, or a task's YAML file")
-    metric: str | None = Field(None, description="one of the task's own; its first when absent")
-    num_fewshot: int | None = Field(
-        None, ge=0, le=1_000, description="few-shot examples; the task's own if absent"
-    )
-    prompt_format: Form = "auto"
-    max_tokens: int = Field(
-        256, ge=1, le=1_000_000, description="of a generated answer, unless the task says"
-    )
-
-
-class LmEvalSuite(LmEvalTask, Suite):
-    """Any task that lm-eval knows by name, or describes in a YAML file."""
-
-    sources: list[Source] = Field(default=["hub"])
-
-
-AnySuite = Annotated[
-    MmluSuite | HumanEvalSuite | MbppSuite | RougeSuite | LmEvalSuite, Field(discriminator="kind")
-]
-
-AnyAsked = Annotated[
-    MmluTask | HumanEvalTask | MbppTask | RougeTask | LmEvalTask, Field(discriminator="kind")
-]
+AnySuite = Annotated[Suite, OfKind(SUITES, _policy_model)]
+AnyTask = Annotated[EvalTask, OfKind(SUITES, _task_model)]
 
 
 class PromotionRule(ConfigModel):

@@ -19,10 +19,11 @@ from artifacts.evidence.manifest import Manifest
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LoadRun
 from pipeline.cli.main import app
+from pipeline.core.plugins import EXECUTORS, plugin_names
 from pipeline.core.stage_record import StageRecord
 from pipeline.environments.settings import SettingsFile
 from pipeline.release.recheck_record import RecheckRecord
-from pipeline.run.executors import EXECUTORS
+from pipeline.run.executors import options_of
 from recipes.fallback_chain import FallbackChain
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
@@ -39,7 +40,7 @@ CONFIGURATION: Mapping[str, Any] = {
     "Fallback chain": FallbackChain,
     "Tuning candidates": CandidateFile,
     "Settings": SettingsFile,
-    **{f"Settings of the executor {name}": options for name, options in EXECUTORS.items()},
+    **{f"Settings of the executor {name}": options_of(name) for name in plugin_names(EXECUTORS)},
 }
 RECORDS: Mapping[str, Any] = {
     "run.json": RunReport,

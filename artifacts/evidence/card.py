@@ -31,6 +31,7 @@ from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.gate_report import GateReport
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateReport
+from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
 from pipeline.core.process_environment import SAFE_PATH_VARIABLES
 from pipeline.core.stage import TypedStageRecord
@@ -50,11 +51,6 @@ Evaluation = TypedStageRecord[EvaluateParameters, EvaluateResult]
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
 CARD = "README.md"
 RESULTS = ".eval_results/prepare.yaml"
-# Dataset and task on the Hub, and how many questions the whole benchmark has.
-HUB_BENCHMARKS = {
-    "mmlu": ("cais/mmlu", "all", "MMLU", 14_042),
-    "humaneval": ("openai/openai_humaneval", "openai_humaneval", "HumanEval", 164),
-}
 
 
 def write_card(
@@ -275,10 +271,10 @@ def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
     Of one that the Hub does not have it is what the policy calls it.
     """
     suite = evaluation.parameters.suite
-    if suite.kind in HUB_BENCHMARKS:
-        dataset, _, words, whole = HUB_BENCHMARKS[suite.kind]
-        return dataset, f"{words}, {gate.n:,} of {whole:,} questions"
-    task = suite.task if suite.kind == "lm_eval" else gate.suite
+    kind = kind_of(suite)
+    if known := kind.benchmark:
+        return known.dataset, f"{known.title}, {gate.n:,} of {known.questions:,} questions"
+    task = kind.title(suite) or gate.suite
     return task, f"{task}, {gate.n:,} of {gate.available:,} questions"
 
 
@@ -296,12 +292,12 @@ def hub_entries(
     for gate in verdict.variant.gates:
         evaluation = evaluations[gate.suite]
         suite = evaluation.parameters.suite
-        known = HUB_BENCHMARKS.get(suite.kind)
-        if known is not None and gate.n == known[3]:
+        known = kind_of(suite).benchmark
+        if known is not None and gate.n == known.questions:
             entries.append(
                 EvalResultEntry(
-                    dataset_id=known[0],
-                    task_id=known[1],
+                    dataset_id=known.dataset,
+                    task_id=known.task,
                     value=percent(gate.candidate),
                     date=evaluation.record.finished,
                     notes=f"{gate.metric}, format {suite.prompt_format}, quantized by "

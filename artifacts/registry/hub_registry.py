@@ -58,6 +58,9 @@ class HubRegistry(Registry):
         RegistryError: it is no such address.
     """
 
+    names_are_repositories = True
+    hides_models = True
+
     def __init__(self, uri: str) -> None:
         match = _URI.fullmatch(uri)
         if match is None:

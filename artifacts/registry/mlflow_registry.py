@@ -13,12 +13,19 @@ import os
 import shutil
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.embedded_database import EMBEDDED, file_of, lock_of, make_database
+from artifacts.registry.embedded_database import (
+    EMBEDDED,
+    check_embedded,
+    embedded_has,
+    file_of,
+    lock_of,
+    make_database,
+)
 from artifacts.registry.history import HistoryEntry
 from artifacts.registry.registry import Registry, Version
 from artifacts.weights_folder_files import plain_files
@@ -53,6 +60,27 @@ class MlflowRegistry(Registry):
     Args:
         uri: `sqlite:////path/file.db`, `http(s)://server`, or anything MLflow understands.
     """
+
+    @classmethod
+    def check(cls, uri: str, name: str) -> None:
+        """Look at an embedded database or a server.
+
+        MLflow makes tables in another database, and folders for a path, as soon as it opens them.
+        """
+        if uri.startswith(EMBEDDED):
+            check_embedded(uri)
+        elif is_server(uri):
+            super().check(uri, name)
+
+    @classmethod
+    def has(
+        cls, uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
+    ) -> bool:
+        if uri.startswith(EMBEDDED):
+            answer = embedded_has(uri, name, versions, aliases)
+            if answer is not None:
+                return answer
+        return super().has(uri, name, versions, aliases)
 
     def __init__(self, uri: str) -> None:
         self.uri = uri

@@ -64,6 +64,8 @@ class OciLayoutRegistry(Registry):
 
     patience_seconds = 0.0
 
+    names_are_repositories = True
+
     def __init__(self, uri: str) -> None:
         self.folder = Path(uri.removeprefix(SCHEME))
         if not self.folder.is_absolute():

@@ -10,7 +10,7 @@ import getpass
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,33 @@ class Registry(JournalStorage):
     A backend implements the abstract methods here and those of `JournalStorage`. Every method
     raises RegistryError when the registry refuses or does not answer.
     """
+
+    # Each name is a repository's, so it has the characters that repositories allow.
+    names_are_repositories: bool = False
+    # A model that exists and one that we may not read look the same.
+    hides_models: bool = False
+
+    @abstractmethod
+    def __init__(self, uri: str) -> None:
+        """Open the registry at that address."""
+
+    @classmethod
+    def check(cls, uri: str, name: str) -> None:
+        """Write nothing; raise RegistryError where it is plain that nothing can be registered."""
+        cls(uri).check_writable(name)
+
+    @classmethod
+    def has(
+        cls, uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
+    ) -> bool:
+        """Whether it still has these versions of a model, and its aliases point so.
+
+        Every run whose promotion is cached calls it: a class whose opening takes seconds has a
+        quicker way.
+        """
+        registry = cls(uri)
+        known = {version.version for version in registry.versions(name)}
+        return known >= set(versions) and registry.aliases(name).items() >= aliases.items()
 
     @abstractmethod
     def names(self) -> list[str]:

@@ -97,7 +97,7 @@ def flip_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
     for variant in evidence.report.variants:
         for gate in variant.gates:
             answered = evidence.find_answers(variant.recipe, gate.suite)
-            if answered is not None and answered.suite.kind == "mmlu":
+            if answered is not None and gate.groups:
                 figures.append(_flips(variant.recipe, gate.suite, answered, names))
     return figures
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from string import ascii_uppercase
 from typing import Any
 
-from eval_gates.suites import mmlu, rouge
+from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
 Row = dict[str, Any]
@@ -18,31 +19,19 @@ def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
     A chat form's prompt is the user's message: the model's own chat template is not put round it.
     A task of lm-eval keeps its documents in a dataset, which only its environment reads.
     """
-    if question is None or suite.kind == "lm_eval":
+    if question is None:
         return None
-    from jinja2 import UndefinedError
-
     try:
-        if suite.kind == "mmlu":
-            config = mmlu.task_config(suite.prompt_format)
-            return shorten(_render(config["description"] + config["doc_to_text"], question))
-        if suite.kind == "rouge":
-            form: rouge.Form = "completion" if suite.prompt_format == "completion" else "chat"
-            return shorten(_render(rouge.PROMPTS[form], question))
-        return shorten(str(question["request"]))
-    except (KeyError, UndefinedError):  # the row has no such field
+        prompt = kind_of(suite).prompt(suite, question)
+    except KeyError:  # the row has no such field
         return None
+    return None if prompt is None else shorten(prompt)
 
 
 def expected_of(suite: AnySuite, question: Row | None) -> str | None:
     """What would have been right; None where that is not a text."""
-    if question is None:
-        return None
-    if suite.kind == "mmlu" and "answer" in question:
-        return _choice(question, int(question["answer"]))
-    if suite.kind == "rouge" and "references" in question:
-        return shorten("\n\n".join(question["references"]))
-    return None
+    expected = kind_of(suite).expected(suite, question) if question is not None else None
+    return None if expected is None else shorten(expected)
 
 
 def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
@@ -59,11 +48,8 @@ def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
 
 
 def find_choice(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> int:
-    """The choice that scores: the likeliest; in MMLU's cloze form, by character of its text."""
-    values = list(likelihoods)
-    choices = _choices(question)
-    if suite.kind == "mmlu" and suite.prompt_format == "cloze" and len(choices) == len(values):
-        values = [value / len(choice) for value, choice in zip(values, choices, strict=True)]
+    """The choice that scores: the likeliest, by the suite's measure."""
+    values = kind_of(suite).choice_values(suite, likelihoods, _choices(question))
     return max(range(len(values)), key=values.__getitem__)
 
 
@@ -91,7 +77,7 @@ def _choices(question: Row | None) -> list[str]:
 
 def _choice(question: Row | None, number: int) -> str | None:
     choices = _choices(question)
-    return f"{mmlu.LETTERS[number]}. {choices[number]}" if number < len(choices) else None
+    return f"{ascii_uppercase[number]}. {choices[number]}" if number < len(choices) else None
 
 
 def _outcome(row: Row) -> str:
@@ -99,14 +85,3 @@ def _outcome(row: Row) -> str:
     if outcome is None:
         return ""
     return f"\n(tests: {', '.join(outcome) if isinstance(outcome, list) else outcome})"
-
-
-def _render(template: str, question: Row) -> str:
-    """lm-eval's templates are jinja's; the result is text, and is escaped where it is shown."""
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import SandboxedEnvironment
-
-    environment = SandboxedEnvironment(
-        undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
-    )
-    return environment.from_string(template).render(**question)

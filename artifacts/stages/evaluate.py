@@ -14,7 +14,7 @@ from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 from pipeline.core.stage_record import StageSpec
-from recipes.policy import AnyAsked, Margin
+from recipes.policy import AnyTask, Margin
 
 
 class GateRule(Record):
@@ -33,7 +33,7 @@ class GateRule(Record):
 class EvaluateParameters(ServedModel):
     """Who is asked what, and how far."""
 
-    suite: AnyAsked = Field(description="of the policy")
+    suite: AnyTask = Field(description="of the policy")
     environment: str = Field(description="identity of the one that asks")
     max_length: int = Field(description="tokens that a prompt and its answer may have together")
     max_questions: int | None = Field(None, description="questions at most")

@@ -7,13 +7,13 @@ from pydantic import Field
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
-from recipes.policy import AnyAsked
+from recipes.policy import AnyTask
 
 
 class QuestionsParameters(Record):
     """Which questions."""
 
-    suite: AnyAsked = Field(description="of the policy")
+    suite: AnyTask = Field(description="of the policy")
     source: QuestionSource
     seed: int = Field(description="of their order")
 

@@ -10,12 +10,9 @@ import ast
 import builtins
 import re
 import textwrap
-from typing import Literal
-
-Form = Literal["completion", "chat"]
 
 # Where a completed function has ended. vLLM's server refuses more than four.
-STOPS: dict[Form, list[str]] = {
+STOPS: dict[str, list[str]] = {
     "completion": ["\nclass", "\ndef", "\nif __name__", "\nprint"],
     "chat": [],
 }
@@ -36,7 +33,7 @@ _DEFINING = (
 _THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
 
 
-def extract_code(completion: str, problem_prompt: str, entry_point: str, form: Form) -> str:
+def extract_code(completion: str, problem_prompt: str, entry_point: str, form: str) -> str:
     """The code that a completion means, complete with what the problem's prompt defines.
 
     Base form: the prompt goes on as the completion, cut at the first stop.

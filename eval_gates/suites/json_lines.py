@@ -13,10 +13,6 @@ from pipeline.core.untrusted.file import list_names
 from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 
-# How the names of the files begin that a folder given with --eval-data may hold, by kind of suite.
-FOLDER_STEMS = {"mmlu": "mmlu", "mbpp": "mbpp", "rouge": "summarization"}
-EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
-
 
 def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[Path]:
     """Files of `folder` called `<stem>*.jsonl` or `<stem>*.jsonl.gz`, by name."""

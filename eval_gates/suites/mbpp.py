@@ -14,15 +14,27 @@ from __future__ import annotations
 import ast
 import builtins
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from eval_gates.sandbox import Program
 from eval_gates.suites import humaneval
 from eval_gates.suites.code_extraction import names_read
-from eval_gates.suites.humaneval import Problem
+from eval_gates.suites.code_suite import CodeKind, CodeSuite, CodeTask, Problem, question_rows
 from eval_gates.suites.json_lines import rows_of_files, text_of
+from eval_gates.suites.question_source import QuestionSource, hub_rows
+from eval_gates.suites.suite_kind import (
+    HubQuestions,
+    QuestionOrder,
+    Read,
+    SourceLookup,
+    SuiteSource,
+)
 from pipeline.core.errors import EvaluationDataError
+from recipes.policy import Source, Suite
 
 LARGEST_SHARE_LEFT_OUT = 0.05
 _CURE = (
@@ -42,6 +54,24 @@ def _of_one_shape(compare):
 
 """
 _STRETCHING = ("allclose", "testing.assert_allclose")
+
+
+class MbppTask(CodeTask):
+    """MBPP+'s problems."""
+
+    kind: Literal["mbpp"] = "mbpp"
+    humaneval: bool = Field(
+        False,
+        description="ask HumanEval's 164 problems in the same gate, which then has 542: enough for "
+        "3 points",
+    )
+
+
+class MbppSuite(MbppTask, CodeSuite):
+    """MBPP+: Python functions from a sentence and an assert, judged as HumanEval's are."""
+
+    # Its tests are code that runs outside the sandbox: from the Hub only where a policy says so.
+    sources: list[Source] = Field(default=["eval-data"])
 
 
 def read_folder(folder: Path) -> list[Problem]:
@@ -199,3 +229,61 @@ def _names_bound(tree: ast.Module) -> set[str]:
             case ast.alias(name=name, asname=asname):
                 names.add(asname or name.split(".")[0])
     return names
+
+
+class Mbpp(CodeKind[MbppTask]):
+    """The suite `mbpp`."""
+
+    task, policy = MbppTask, MbppSuite
+    folder_stem = "mbpp"
+    hub = HubQuestions(
+        QuestionSource(kind="hub", id="evalplus/mbppplus", config="default", split="test"), 378
+    )
+
+    def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
+        """Where HumanEval's problems are asked with the others, what carries them counts, too."""
+        found = super().find_source(name, suite, lookup)
+        if not _asks_humaneval(suite):
+            return found
+        identity = found.identity.model_copy(update={"humaneval": lookup.environment})
+        return replace(found, identity=identity)
+
+    def _identify(
+        self, source: str, suite: Suite, lookup: SourceLookup
+    ) -> tuple[QuestionSource | None, Path | None]:
+        # Where MBPP's problems are out of reach, HumanEval's are the gate's.
+        if source == "packages" and _asks_humaneval(suite):
+            return QuestionSource(kind="packages", environment=lookup.environment), None
+        return super()._identify(source, suite, lookup)
+
+    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
+        found = super().count(suite, identity, folder)
+        if not _asks_humaneval(suite) or getattr(suite, "problems", None):
+            return found
+        return humaneval.PROBLEMS + (found or 0)
+
+    def read(self, task: MbppTask, order: QuestionOrder) -> Read:
+        """The problems, and HumanEval's if wanted; of the Hub's, those that can be judged."""
+        source, left_out = order.source, list[str]()
+        if source.kind == "folder" and order.folder:
+            problems = read_folder(order.folder)
+        elif source.kind == "packages":
+            problems = []
+            order.progress.note("MBPP's problems are out of reach: HumanEval's are asked alone")
+        else:
+            rows = hub_rows(source, source.split)
+            problems, left_out = select_usable(rows, str(source.id))
+        if task.humaneval:
+            problems += [from_humaneval(problem) for problem in humaneval.read_problems()]
+        facts = {
+            "dropped": len(left_out),
+            "dropped_why": f"problems were left out: {'; '.join(left_out)}",
+        }
+        return question_rows(task, problems, "MBPP"), facts
+
+    def program(self, problem: Problem, code: str) -> Program:
+        return program(problem, code)
+
+
+def _asks_humaneval(suite: Suite) -> bool:
+    return isinstance(suite, MbppSuite) and suite.humaneval

@@ -13,17 +13,40 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pydantic import Field
+
+from eval_gates.gate_report import GroupReport
+from eval_gates.suites.answer_rows import common_fields, likelihoods
+from eval_gates.suites.fixed_task import task_of
 from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files, text_of
+from eval_gates.suites.mmlu_subjects import score_by_group
+from eval_gates.suites.question_source import QuestionSource, hub_rows
+from eval_gates.suites.suite_kind import (
+    HubBenchmark,
+    HubQuestions,
+    QuestionOrder,
+    Read,
+    Row,
+    Rows,
+    SuiteKind,
+    SuiteTask,
+)
+from eval_gates.suites.template import render
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.events import Progress
+from recipes.policy import EvalTask, Source, Suite
 
 Form = Literal["letter", "cloze"]
 Question = dict[str, Any]
 
-GUESSING = 0.25  # the score of a model that knows nothing, at least: keys may be unbalanced
 LETTERS = "ABCD"
+EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 QUIZ_FILE = Path(__file__).parents[1] / "data" / "quiz.jsonl"
 
 _FIELDS = (
@@ -40,6 +63,22 @@ _DESCRIPTIONS: dict[Form, str] = {
 }
 
 
+class MmluTask(EvalTask):
+    """Questions with four choices."""
+
+    kind: Literal["mmlu"] = "mmlu"
+    prompt_format: Form = Field(
+        "letter", description="letter: answer A-D; cloze: the answer's text (for small models)"
+    )
+    num_fewshot: int = Field(5, ge=0, le=5)
+
+
+class MmluSuite(MmluTask, Suite):
+    """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
+
+    sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
+
+
 class BuiltinQuestions(NamedTuple):
     """What could be read surely, and where and why the rest could not."""
 
@@ -52,7 +91,7 @@ def read_folder(folder: Path) -> list[Question]:
 
     Each has `subject`, `question`, `choices` (four texts) and `answer` (0 to 3).
     """
-    rows = rows_of_files(folder, "mmlu", but_not="mmlu_dev")
+    rows = rows_of_files(folder, "mmlu", but_not=EXAMPLES_STEM)
     questions = [_question(row, place) for place, row in rows]
     if not questions:
         raise EvaluationDataError(
@@ -65,7 +104,7 @@ def read_folder(folder: Path) -> list[Question]:
 
 def read_examples(folder: Path) -> list[Question]:
     """The development questions of `mmlu_dev*.jsonl[.gz]`, for worked examples; may be none."""
-    return [_question(row, place) for place, row in rows_of_files(folder, "mmlu_dev")]
+    return [_question(row, place) for place, row in rows_of_files(folder, EXAMPLES_STEM)]
 
 
 def read_quiz() -> list[Question]:
@@ -239,3 +278,124 @@ def _parse_item(subject: str, item: str) -> tuple[Question | None, str]:
         "choices": choices,
         "answer": LETTERS.index(answers[0]),
     }, ""
+
+
+class Mmlu(SuiteKind[MmluTask]):
+    """The suite `mmlu`."""
+
+    task, policy = MmluTask, MmluSuite
+    folder_stem, examples_stem = "mmlu", EXAMPLES_STEM
+    hub = HubQuestions(
+        QuestionSource(kind="hub", id="cais/mmlu", config="all", split="test", shots_split="dev"),
+        14_042,
+    )
+    packaged, carried = 280, QUIZ_FILE
+    guessing = 0.25  # at least: keys may be unbalanced
+    benchmark = HubBenchmark("cais/mmlu", "all", "MMLU", 14_042)
+
+    def read(self, task: MmluTask, order: QuestionOrder) -> Read:
+        """Each question with the examples that its prompt begins with."""
+        source, dropped = order.source, 0
+        if source.kind == "folder" and order.folder:
+            questions, pool = read_folder(order.folder), read_examples(order.folder)
+        elif source.kind == "hub":
+            questions = hub_rows(source, source.split)
+            pool = hub_rows(source, source.shots_split)
+        elif source.kind == "builtin":
+            questions = pool = read_quiz()
+        else:
+            carried = read_builtin()
+            questions, dropped = carried.questions, len(carried.skipped)
+            pool = questions
+        shots = task.num_fewshot
+        if source.kind == "packages":
+            # One subject has three questions there, and a question is not its own example.
+            shots = min(shots, min(Counter(row["subject"] for row in pool).values()) - 1)
+            if shots < task.num_fewshot:
+                order.progress.note(
+                    f"{shots} worked examples instead of {task.num_fewshot}: the packages carry "
+                    "no more"
+                )
+        rows = with_examples(questions, pool, task.prompt_format, shots)
+        numbered = [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)]
+        return numbered, {
+            "dropped": dropped,
+            "choices": scored_choices(numbered, task.prompt_format),
+        }
+
+    def open(self, task: MmluTask, questions: Rows, folder: Path) -> SuiteTask:
+        """The metric of the cloze form is by length-normalised likelihood."""
+        metric = self.metric(task, None)
+        asked = task_of(task_config(task.prompt_format), questions)
+        return SuiteTask(asked, metric, partial(answer_rows, metric), len(LETTERS))
+
+    def metric(self, task: MmluTask, laid_out: str | None) -> str:
+        return "acc" if task.prompt_format == "letter" else "acc_norm"
+
+    def output_type(self, task: MmluTask) -> str:
+        return "multiple_choice" if task.prompt_format == "letter" else "loglikelihood"
+
+    def prompt(self, task: MmluTask, question: Row) -> str:
+        config = task_config(task.prompt_format)
+        return render(config["description"] + config["doc_to_text"], question)
+
+    def expected(self, task: MmluTask, question: Row) -> str | None:
+        if "answer" not in question:
+            return None
+        number = int(question["answer"])
+        return f"{LETTERS[number]}. {question['choices'][number]}"
+
+    def choice_values(
+        self, task: MmluTask, likelihoods: Sequence[float], choices: Sequence[str]
+    ) -> list[float]:
+        """Of the cloze form, the likelihood by character of the choice's text."""
+        if task.prompt_format == "cloze" and len(choices) == len(likelihoods):
+            return [value / len(text) for value, text in zip(likelihoods, choices, strict=True)]
+        return list(likelihoods)
+
+    def groups(
+        self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
+    ) -> list[GroupReport]:
+        """By group of subjects, then by subject."""
+        return report_by_subject(baseline, candidate)
+
+
+def answer_rows(metric: str, questions: Rows, samples: Rows, progress: Progress) -> Rows:
+    """`answer` is each choice's log-likelihood."""
+    return [
+        {
+            **common_fields(question, sample),
+            "answer": likelihoods(sample),
+            "score": float(sample[metric]),
+            "subject": question["subject"],
+        }
+        for question, sample in zip(questions, samples, strict=True)
+    ]
+
+
+def report_by_subject(
+    baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
+) -> list[GroupReport]:
+    """Scores and flips of both sides by group of subjects, then by subject."""
+    pairs = list(zip(baseline, candidate, strict=True))
+    changed = [{"subject": b["subject"], "score": b["score"] != c["score"]} for b, c in pairs]
+    before, after, flips = (
+        score_by_group(baseline),
+        score_by_group(candidate),
+        score_by_group(changed),
+    )
+    return [
+        GroupReport(
+            group=name,
+            is_subject=is_subject,
+            n=score.n,
+            baseline=score.score,
+            candidate=theirs[name].score,
+            flips=round(flipped[name].score * score.n),
+        )
+        for is_subject, ours, theirs, flipped in (
+            (False, before.groups, after.groups, flips.groups),
+            (True, before.subjects, after.subjects, flips.subjects),
+        )
+        for name, score in ours.items()
+    ]

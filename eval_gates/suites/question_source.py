@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.record import SparseRecord
 
 
@@ -23,3 +24,18 @@ class QuestionSource(SparseRecord):
     task: str | None = Field(None, description="of lm-eval, by its name there")
     dataset: str | None = Field(None, description="on the Hub, that a task's file names")
     humaneval: str | None = Field(None, description="environment that carries its problems, too")
+
+
+def hub_rows(source: QuestionSource, split: str | None) -> list[dict[str, Any]]:
+    """The rows of a Hub dataset at the pinned revision."""
+    from datasets import load_dataset
+
+    with raise_as(
+        EvaluationDataError,
+        "the Hub's dataset cannot be read",
+        f"{source.id}, split {split}",
+        "try again, or give a folder with --eval-data",
+        errors=(OSError, ValueError),
+    ):
+        dataset = load_dataset(source.id, source.config, split=split, revision=source.revision)
+    return [dict(row) for row in dataset]

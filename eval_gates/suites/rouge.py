@@ -10,21 +10,40 @@ scripts have none and score 0, so gate those by BLEU.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
-from pipeline.core.errors import EvaluationDataError
+from pydantic import Field
 
-Form = Literal["completion", "chat"]
+from eval_gates.chance_baselines import UNRELATED
+from eval_gates.suites.answer_rows import common_fields, partners_of, texts_of
+from eval_gates.suites.fixed_task import task_of
+from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
+from eval_gates.suites.question_source import QuestionSource, hub_rows
+from eval_gates.suites.suite_kind import (
+    HubQuestions,
+    QuestionOrder,
+    Read,
+    Row,
+    Rows,
+    SuiteKind,
+    SuiteTask,
+)
+from eval_gates.suites.template import render
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.events import Progress
+from recipes.policy import EvalTask, Form, Source, Suite
+
 Document = dict[str, Any]
 
+STEM = "summarization"
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 METRICS = (*ROUGE, "bleu")
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
 
-PROMPTS: dict[Form, str] = {
+PROMPTS: dict[str, str] = {
     "chat": "Summarize the following text in one sentence.\n\n{{document}}",
     "completion": (
         "Summarize the following text in one sentence.\n\nText: {{document}}\n\n"
@@ -32,12 +51,35 @@ PROMPTS: dict[Form, str] = {
     ),
 }
 # A base model goes on writing after its sentence; a chat model may begin with a short heading.
-STOPS: dict[Form, list[str]] = {"completion": ["\n"], "chat": ["\n\n"]}
+STOPS: dict[str, list[str]] = {"completion": ["\n"], "chat": ["\n\n"]}
 
 # A sentence ends at its mark and any quotes or brackets, before a space and what can begin one.
 _SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*)\s+(?=["'(\[“‘A-Z0-9])""")
 
 _FIELDS = "each line needs document, and summary (a text) or references (a list of texts)"
+
+
+class RougeTask(EvalTask):
+    """Texts to summarize."""
+
+    kind: Literal["rouge"] = "rouge"
+    metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
+    prompt_format: Form = "auto"
+    max_tokens: int = Field(96, ge=8, le=1_000_000)
+
+
+class RougeSuite(RougeTask, Suite):
+    """Summaries against references, scored by rouge-score or sacrebleu through lm-eval."""
+
+    batch: int = Field(32, ge=1, le=1_000_000, description="documents asked between two looks")
+    expected_flips: float = Field(
+        0.5,
+        ge=1e-6,
+        le=1,
+        description="share of scores expected to change; sizes the first round, and chooses the "
+        "bet with half of a sequential test's stake",
+    )
+    sources: list[Source] = Field(default=["eval-data", "hub", "builtin"])
 
 
 def read_folder(folder: Path) -> list[Document]:
@@ -46,7 +88,7 @@ def read_folder(folder: Path) -> list[Document]:
     Each has `document` and `references` (one text or more), and `id` and `title`, which may be
     empty.
     """
-    documents = [_document(row, place) for place, row in rows_of_files(folder, "summarization")]
+    documents = [_document(row, place) for place, row in rows_of_files(folder, STEM)]
     if not documents:
         raise EvaluationDataError(
             "there are no documents to summarize",
@@ -159,3 +201,79 @@ def _references(row: dict[str, Any], place: str) -> list[str]:
             "'references' is not a list of one text or more", where=place, hint=_FIELDS
         )
     return references
+
+
+class Rouge(SuiteKind[RougeTask]):
+    """The suite `rouge`."""
+
+    task, policy = RougeTask, RougeSuite
+    folder_stem, carried = STEM, CARRIED_FILE
+    hub = HubQuestions(
+        QuestionSource(kind="hub", id="abisee/cnn_dailymail", config="3.0.0", split="test"), 11_490
+    )
+    assumed_baseline = 0.3
+    scores_unrelated = True
+
+    def read(self, task: RougeTask, order: QuestionOrder) -> Read:
+        """Documents with their reference summaries."""
+        source = order.source
+        if source.kind == "folder" and order.folder:
+            documents = read_folder(order.folder)
+        elif source.kind == "hub":
+            documents = [
+                {"document": row["article"], "references": [row["highlights"]], "title": ""}
+                for row in hub_rows(source, source.split)
+            ]
+        else:
+            documents = read_builtin()
+        return [
+            {**row, "id": row.get("id") or f"document/{n}"} for n, row in enumerate(documents)
+        ], {}
+
+    def open(self, task: RougeTask, questions: Rows, folder: Path) -> SuiteTask:
+        """Summaries, scored by the policy's metric."""
+        others = partners_of(questions)
+
+        def score_elsewhere(text: str, question: str) -> float:
+            return score(text, list(questions[others[question]]["references"]))[task.metric]
+
+        asked = task_of(task_config(task.prompt_format, task.max_tokens), questions)
+        return SuiteTask(asked, task.metric, partial(answer_rows, task.metric, score_elsewhere), 1)
+
+    def metric(self, task: RougeTask, laid_out: str | None) -> str:
+        return task.metric
+
+    def typical_change(self, task: RougeTask) -> float:
+        return 0.1
+
+    def prompt(self, task: RougeTask, question: Row) -> str:
+        return render(
+            PROMPTS["completion" if task.prompt_format == "completion" else "chat"], question
+        )
+
+    def expected(self, task: RougeTask, question: Row) -> str | None:
+        return "\n\n".join(question["references"]) if "references" in question else None
+
+
+def answer_rows(
+    metric: str,
+    elsewhere: Callable[[str, str], float],
+    questions: Rows,
+    samples: Rows,
+    progress: Progress,
+) -> Rows:
+    """All metrics are in the row; one of them is its score.
+
+    Args:
+        elsewhere: (text, id of its question) to its score as the answer to another question.
+    """
+    return [
+        {
+            **common_fields(question, sample),
+            "answer": texts_of(sample)[0],
+            "score": float(sample[metric]),
+            UNRELATED: elsewhere(texts_of(sample)[0], question["id"]),
+            **{name: float(sample[name]) for name in METRICS},
+        }
+        for question, sample in zip(questions, samples, strict=True)
+    ]

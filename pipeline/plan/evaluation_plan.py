@@ -22,12 +22,13 @@ from artifacts.stages.evaluate import (
     measurement_key,
 )
 from artifacts.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
-from eval_gates.planned_bets import planned_bet_of, typical_change
+from eval_gates.planned_bets import planned_bet_of
 from eval_gates.statistics.question_rounds import expected_questions, round_sizes
 from eval_gates.stopping import comparison_of
+from eval_gates.suites.suite_kind import SuiteSource, kind_of
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
-from pipeline.plan.data_sources import SourceResolver, SuiteSource
+from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Rounds, repeat_role
 from recipes.policy import Policy
 from recipes.schema import Recipe
@@ -284,7 +285,7 @@ class EvaluationPlanner:
                 comparison_of(suite.margins[recipe.family]),
                 self.level(name),
                 suite.expected_flips,
-                typical_change(suite),
+                kind_of(suite).typical_change(suite),
                 planned_bet_of(suite, recipe.family),
             )
             for recipe in self.recipes

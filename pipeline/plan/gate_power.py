@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 from artifacts.stages.questions import QuestionsResult
-from eval_gates.planned_bets import assumed_baseline, planned_bet_of, typical_change
+from eval_gates.planned_bets import planned_bet_of
 from eval_gates.statistics.assay_sensitivity import least_to_see
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
 from eval_gates.statistics.comparison import Comparison
@@ -29,8 +30,7 @@ from eval_gates.statistics.power import (
 )
 from eval_gates.statistics.question_rounds import expected_questions
 from eval_gates.stopping import comparison_of
-from eval_gates.suites.known_tasks import known_task
-from eval_gates.suites.mmlu import GUESSING
+from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.plan.independence import check_known_tasks
@@ -198,16 +198,17 @@ def check_counted(
     suites = {
         name: suite
         for name, suite in policy.suites.items()
-        if suite.kind == "lm_eval" and name in laid_out
+        if kind_of(suite).output_type(suite) is None and name in laid_out
     }
     if not suites:
         return
     for name, suite in suites.items():
-        estimate, found = known_task(suite.task).questions, laid_out[name].questions
+        kind = kind_of(suite)
+        estimate, found = kind.estimate(suite), laid_out[name].questions
         if estimate is not None and estimate != found:
             progress.note(
-                f"{name}: {suite.task} has {found:,} questions, and {estimate:,} were estimated "
-                "before they were read; its gate is checked again by what is there"
+                f"{name}: {kind.title(suite)} has {found:,} questions, and {estimate:,} were "
+                "estimated before they were read; its gate is checked again by what is there"
             )
     counted = policy.model_copy(update={"suites": suites})
     counts = {name: laid_out[name].units for name in suites}
@@ -244,15 +245,19 @@ class _Gate:
         return self.available if self.available is not None else self.questions
 
     @property
+    def kind(self) -> SuiteKind[Any]:
+        return kind_of(self.suite)
+
+    @property
     def flip_size(self) -> float:
-        return typical_change(self.suite)
+        return self.kind.typical_change(self.suite)
 
     @property
     def baseline(self) -> float | None:
         """Its assumed mean score, where the margin is a share of it."""
         if self.comparison.kind == "points":
             return None
-        return assumed_baseline(self.suite)
+        return self.kind.assumed_baseline
 
     def is_decidable(self) -> bool:
         """Whether it could pass where no answer changes, with the best of baselines."""
@@ -264,7 +269,7 @@ class _Gate:
     @property
     def guessing(self) -> float:
         """Of a model that knows nothing, as far as the suite's kind says without reading it."""
-        return GUESSING if self.suite.kind == "mmlu" else 0.0
+        return self.kind.guessing
 
     @property
     def must_exceed(self) -> float:
@@ -345,7 +350,7 @@ class _Gate:
     def _plan_bet(self, comparison: Comparison) -> float:
         """The bet that has half of the stake, were that the margin."""
         return planned_bet(
-            comparison, self.suite.expected_flips, self.flip_size, assumed_baseline(self.suite)
+            comparison, self.suite.expected_flips, self.flip_size, self.kind.assumed_baseline
         )
 
     def _count_surely_enough(self) -> float:
@@ -466,6 +471,6 @@ def _sight_words(gate: _Gate) -> str:
     """What the baseline must score for the gate not to be blind; a score of 0 goes without it."""
     least = f"{100 * gate.must_exceed:.3g} %"
     above = f"; blind unless the baseline is shown to score more than {least}"
-    if gate.suite.kind == "rouge":
-        return f"{above} and, by that margin, more than its summaries of other documents"
+    if gate.kind.scores_unrelated:
+        return f"{above} and, by that margin, more than its answers to other questions"
     return above if gate.must_exceed else ""

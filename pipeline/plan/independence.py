@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from artifacts.stages.questions import QuestionsResult
 from eval_gates.clusters import repeated_field
-from eval_gates.suites.known_tasks import known_task
+from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.plan.data_sources import SourceResolver, local_rows
@@ -24,7 +24,7 @@ def check_known_tasks(policy: Policy, progress: Progress) -> None:
         UsageError: a suite that is not advisory asks one of them, and puts nothing together.
     """
     for name, suite in policy.suites.items():
-        field = known_task(suite.task).cluster if suite.kind == "lm_eval" else None
+        field = kind_of(suite).known_cluster(suite)
         if field is not None:
             _check(name, suite, field, progress)
 

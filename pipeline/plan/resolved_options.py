@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.attempts import StartSpread
+from artifacts.registry.registry_address import registry_class
 from artifacts.stages.speed import SPEED
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.core.credentials import strip_credentials
@@ -286,7 +287,7 @@ def check_registered_name(name: str, registry: str | None = None) -> None:
             where="--name",
             hint="give a name without '/' and ':' that does not end in '.history'",
         )
-    if registry is not None and registry.startswith(("hf://", "oci://")):
+    if registry is not None and registry_class(registry).names_are_repositories:
         check_repository_name(name, registry)
 
 

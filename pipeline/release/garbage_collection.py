@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.embedded_database import EMBEDDED
-from artifacts.registry.hub_registry import SCHEME as HUB
 from artifacts.registry.registry import EVIDENCE_TAG, Registry, Version
 from artifacts.registry.registry_address import open_registry
 from artifacts.run_loader import is_alive, read_run
@@ -198,8 +197,8 @@ def keep_named(store: Store, registry: Registry, kept: RetainedItems) -> None:
     }
     for name in sorted({*registry.names(), *promoted}):
         versions = registry.versions(name)
-        if not versions and name in promoted and registry.uri.startswith(HUB):
-            # The Hub answers so to whoever may not see the repository.
+        if not versions and name in promoted and registry.hides_models:
+            # The Hub answers so to anybody who may not read the repository.
             raise RegistryError(
                 f"'{name}' was promoted there, and is not shown to us",
                 where=registry.uri,

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from artifacts.stages.questions import QuestionsResult
+from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.preflight.preflight import refuse
 from pipeline.serving.endpoint_probe import Capability, Missing, probe
@@ -59,7 +60,7 @@ def probe_sides(sides: Mapping[str, OpenAIEndpoint], policy: Policy) -> tuple[Pr
     """
     required = list(list_requirements(policy))
     wanted = {capability for each in required for capability in each.one_of}
-    if any(suite.kind == "lm_eval" for suite in policy.suites.values()):
+    if any(kind_of(suite).output_type(suite) is None for suite in policy.suites.values()):
         wanted |= {*CHOICES}
     with ThreadPoolExecutor() as threads:
         found = list(threads.map(lambda endpoint: probe(endpoint, wanted), sides.values()))
@@ -94,14 +95,12 @@ def list_requirements(
     yield Requirement("every suite", (Capability.TOKEN_IDS,))
     for name, suite in policy.suites.items():
         asker = f"the suite '{name}'"
-        if suite.kind == "mmlu":
-            is_letter = suite.prompt_format == "letter"
-            yield Requirement(asker, CHOICES if is_letter else (Capability.SCORED,))
-        elif suite.kind == "lm_eval" and laid_out and name in laid_out:
-            kind = laid_out[name].output_type
-            if kind != GENERATED:
-                is_choice = kind == "multiple_choice"
-                yield Requirement(asker, CHOICES if is_choice else (Capability.SCORED,))
+        output = kind_of(suite).output_type(suite)
+        if output is None and laid_out and name in laid_out:
+            output = laid_out[name].output_type
+        if output not in (None, GENERATED):
+            is_choice = output == "multiple_choice"
+            yield Requirement(asker, CHOICES if is_choice else (Capability.SCORED,))
     if policy.claims_on(None):
         yield Requirement("'speed'", (Capability.USAGE,))
 

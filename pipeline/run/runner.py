@@ -14,7 +14,7 @@ from artifacts.run_record import report_judged, report_unjudged
 from artifacts.stages.judge import JUDGE
 from artifacts.stages.quantize import QUANTIZE
 from artifacts.stages.questions import QUESTIONS, QuestionsResult
-from eval_gates.sandbox import choose_isolation
+from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import AttemptChangedError, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.resource_request import ResourceRequest
@@ -27,7 +27,6 @@ from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.scheduler import ScheduledWork, Scheduler
 from pipeline.run.serving_planner import IncoherentModelError, ServingPlanner, raise_failure
 from pipeline.run.stage_runner import SubmittedStageRunner, name_of
-from recipes.policy import CodeSuite
 
 LITTLE = ResourceRequest()
 LaidOut = Mapping[str, QuestionsResult]
@@ -127,11 +126,11 @@ class Runner:
         if not self._stages.executor.has_our_environments:
             return
         for name, suite in plan.policy.suites.items():
-            if isinstance(suite, CodeSuite) and not all(
+            if not all(
                 self._stages.find_reusable(side.stages[name])
                 for side in (plan.baseline, *plan.variants)
             ):
-                choose_isolation(suite.sandbox)
+                kind_of(suite).check_machine(suite)
 
     def _check_laid_out(self) -> None:
         """Refuse questions that show too little or count twice, and what a caller refuses.

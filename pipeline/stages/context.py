@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from artifacts.stages import stage_named
 from pipeline.core import errors
 from pipeline.core.digest import digest_json
 from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
+from pipeline.core.plugins import PLUGINS
 from pipeline.core.process_environment import NetworkAccess, server_environment
 from pipeline.core.stage import Parameters, Runtime
 from pipeline.core.stage_record import StageRecord, StageSpec
@@ -99,6 +100,7 @@ class StageContext(Generic[Parameters, Runtime]):
         output: Path | None = None,
         environment: Mapping[str, str] | None = None,
         needs: Collection[NetworkAccess] = (),
+        plugins: Sequence[Mapping[str, str]] = (),
     ) -> dict[str, Any]:
         """Run `pipeline.workers.<worker>` in the stage's environment and return its result.
 
@@ -106,6 +108,7 @@ class StageContext(Generic[Parameters, Runtime]):
             output: existing folder that it writes into; the stage's own when None.
             environment: variables of its process, beside those that every worker has.
             needs: what it has to reach; it is given the credentials for that, and no others.
+            plugins: what it imports, each as by `Plugin.for_worker`.
 
         Raises:
             PrepareError: what the worker raised, or WorkerError when it died; its log is named.
@@ -114,7 +117,7 @@ class StageContext(Generic[Parameters, Runtime]):
         result_file = self.folder / "worker-result.json"
         log = self.folder / "worker.log"
         python = str(self.spec.runtime["python"])  # of every stage that has a worker
-        spec_file.write_text(json.dumps(worker_spec))
+        spec_file.write_text(json.dumps({**worker_spec, PLUGINS: plugins}))
         events_read, events_write = os.pipe()
         forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
         variables = server_environment(

@@ -33,6 +33,7 @@ from eval_gates.chance_baselines import State, sights_of, state_of
 from eval_gates.clusters import labels_of
 from eval_gates.stopping import StoppingPlan, StoppingRule, comparison_of
 from eval_gates.suites.json_lines import read_rows, write_rows
+from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import StageError, StoreError
 from pipeline.core.process_environment import NetworkAccess
@@ -93,6 +94,7 @@ def run(context: Context) -> EvaluateResult:
             facts |= context.run_worker(
                 "evaluate",
                 {**worker_spec(context, todo), "part": claim.number},
+                plugins=[for_worker(context.parameters.suite)],
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
         rows = todo.book.rows()[: todo.stopping.end]
@@ -121,13 +123,8 @@ def run(context: Context) -> EvaluateResult:
 def metric_of(context: Context) -> str:
     """What a score is, as the field calls it."""
     suite = context.parameters.suite
-    if suite.kind == "mmlu":
-        return "acc" if suite.prompt_format == "letter" else "acc_norm"
-    if suite.kind == "humaneval" or suite.kind == "mbpp":
-        return f"pass@{suite.k}"
-    if suite.kind == "lm_eval":  # its own, known since its documents were laid out
-        return str(ASKED.result_of(context.input_record("questions")).metric)
-    return suite.metric
+    laid_out = ASKED.result_of(context.input_record("questions")).metric
+    return kind_of(suite).metric(suite, laid_out)
 
 
 def round_of(spec: StageSpec, store: Store) -> EvaluationRound:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from artifacts.stages.questions import QuestionsParameters, QuestionsResult, QuestionsRuntime
 from eval_gates.answer_log import QUESTIONS
+from eval_gates.suites.suite_kind import for_worker
 from pipeline.core.digest import digest_bytes
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.stages.context import StageContext
@@ -23,6 +24,7 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
             "seed": parameters.seed,
             "folder": context.runtime.folder,
         },
+        plugins=[for_worker(parameters.suite)],
         needs=[NetworkAccess.HUB] if source.kind == "hub" or source.dataset else [],
     )
     digest = digest_bytes((context.folder / QUESTIONS).read_bytes())

@@ -14,11 +14,11 @@ from typing import Any
 from eval_gates.answer_log import AnswerLog
 from eval_gates.stopping import StoppingPlan, read_stopping
 from eval_gates.suites.json_lines import read_rows
+from eval_gates.suites.suite_kind import SuiteTask, kind_named
 from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.workers.engine_metrics import SpecDecodeCounter
-from pipeline.workers.suite_tasks import SuiteTask, suite_task
 from pipeline.workers.unix_socket import connect_through
 
 Rows = list[dict[str, Any]]
@@ -81,7 +81,7 @@ class EvalClient:
         self._questions = questions
         self._progress = progress
         self._upto = upto
-        self._suite: SuiteTask = suite_task(spec)
+        self._suite = open_suite(spec)
         self._requests = 0
         self._before = 0
         self._model = client(spec, self._count_answers, progress)
@@ -125,6 +125,22 @@ class EvalClient:
         self._progress.advance(
             self._task, min(self._before + questions, self._upto), self._upto, "questions"
         )
+
+
+def open_suite(spec: dict[str, Any]) -> SuiteTask:
+    """The suite's task over its questions.
+
+    Args:
+        spec: suite (what an answer depends on) and questions (the stage's file).
+
+    Raises:
+        EvaluationDataError: an lm-eval task's documents are not those that were laid out.
+        SandboxError: programs cannot be isolated as the policy wants.
+    """
+    file = Path(spec["questions"])
+    kind = kind_named(spec["suite"]["kind"])
+    questions = [row for _, row in read_rows(file)]
+    return kind.open(kind.task.model_validate(spec["suite"]), questions, file.parent)
 
 
 def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Progress) -> Any:

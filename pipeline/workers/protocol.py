@@ -19,6 +19,7 @@ from typing import Any
 
 from pipeline.core.errors import PrepareError, StoreError, WorkerError
 from pipeline.core.events import Progress, worker_progress
+from pipeline.core.plugins import PLUGINS, use_given
 from pipeline.core.redacting_stream import redact_streams
 
 Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
@@ -62,7 +63,10 @@ def main(run: Run) -> None:
     spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])
     answer: dict[str, Any]
     try:
-        result = run(json.loads(spec_path.read_text()), worker_progress(), output)
+        spec = json.loads(spec_path.read_text())
+        for plugin in spec.pop(PLUGINS, ()):
+            use_given(plugin)
+        result = run(spec, worker_progress(), output)
         answer = {"ok": True, "result": result}
     except PrepareError as error:
         answer = {"ok": False, "error": error.to_dict()}

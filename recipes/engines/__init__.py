@@ -1,10 +1,13 @@
-"""The engines that serve; a new one is a module here and its line in the list.
+"""The engines that serve; each is a module, found by its entry point.
 
 They lie below all who ask: a profile's shape, the environments, the model card and the servers.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
+from pipeline.core.plugins import ENGINES, load_class
 from recipes.engines.engine import (
     AcceptanceRule,
     ApiCapabilities,
@@ -28,17 +31,20 @@ __all__ = [
     "options",
 ]
 
-ENGINES: list[Engine] = [
-    Vllm(),
-]
 # The engine of a profile that names none.
-DEFAULT = ENGINES[0].name
+DEFAULT = Vllm.name
 
 
+@cache
 def find_engine(name: str) -> Engine:
-    """The engine of that name; raises ValueError, which names those there are, without one."""
-    for engine in ENGINES:
-        if engine.name == name:
-            return engine
-    known = ", ".join(engine.name for engine in ENGINES)
-    raise ValueError(f"there is no engine {ascii(name)[:80]}; there are: {known}")
+    """The engine that a package declares in the group `prepare.engines`.
+
+    Raises:
+        ValueError: there is none of that name; the message lists those there are.
+        UsageError: it cannot be loaded.
+    """
+    try:
+        found: type[Engine] = load_class(ENGINES, name, Engine)
+    except LookupError as error:
+        raise ValueError(f"the engine {error}") from None
+    return found()

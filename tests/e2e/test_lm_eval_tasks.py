@@ -33,7 +33,7 @@ from eval_gates.suites.json_lines import read_rows
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
 from pipeline.workers import questions as questions_worker
-from pipeline.workers.suite_tasks import suite_task
+from pipeline.workers.evaluate import open_suite
 
 KNOWN = {f"What is {n} plus {n}?": str(2 * n) for n in range(0, 40, 2)}
 
@@ -66,7 +66,7 @@ def ask(model, suite, folder, batches, output):
 
 
 def answer(model, suite, rows, batches, output):
-    opened = suite_task({"suite": suite, "questions": str(output / "questions.jsonl")})
+    opened = open_suite({"suite": suite, "questions": str(output / "questions.jsonl")})
     answers = []
     for batch in batches:
         results = evaluate(

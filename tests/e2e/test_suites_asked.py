@@ -34,7 +34,7 @@ from eval_gates.suites.humaneval import read_problems
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.events import NullProgress
 from pipeline.workers import questions as questions_worker
-from pipeline.workers.suite_tasks import suite_task
+from pipeline.workers.evaluate import open_suite
 
 here = Path(sys.argv[2])
 
@@ -60,7 +60,7 @@ class ByRule(LM):
 
 def ask(suite, questions, batches):
     model = ByRule()
-    opened = suite_task({"suite": suite, "questions": str(questions)})
+    opened = open_suite({"suite": suite, "questions": str(questions)})
     rows = [row for _, row in read_rows(questions)]
     answers = []
     for batch in batches:
@@ -100,7 +100,7 @@ questions = laid_out("mmlu", suite, {"kind": "packages"})
 found["mmlu"] = ask(suite, questions, [range(60, 64), range(4)])
 many = [row for _, row in read_rows(questions)] * 60
 write_rows(here / "many.jsonl", many)
-opened = suite_task({"suite": suite, "questions": str(here / "many.jsonl")})
+opened = open_suite({"suite": suite, "questions": str(here / "many.jsonl")})
 began = time.monotonic()
 for start in (0, len(many) - 16):
     batch = list(range(start, start + 16))

@@ -40,13 +40,13 @@ from artifacts.run_record import RunReport, VariantReport
 from artifacts.stages.judge import policy_digest
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_info import CheckpointReport, find_source
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.run_folders import RUN_RECORD
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store, write_atomically
-from pipeline.plan.data_sources import SuiteSource
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import write_evidence

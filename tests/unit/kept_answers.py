@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval_gates.gate_report import GateReport
-from eval_gates.suites.mmlu import GUESSING
+from eval_gates.suites.humaneval import HumanEvalSuite
+from eval_gates.suites.mmlu import Mmlu, MmluSuite
+from eval_gates.suites.rouge import RougeSuite
 from eval_gates.verdicts import judge_suite
-from recipes.policy import AnySuite, HumanEvalSuite, Margin, MmluSuite, RougeSuite
+from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 
 Rows = list[dict[str, Any]]
@@ -63,7 +65,7 @@ def judged_rows(
         candidate=candidate,
         again=again,
         available=available,
-        guessing=GUESSING if suite.kind == "mmlu" else 0.0,
+        guessing=Mmlu.guessing if suite.kind == "mmlu" else 0.0,
         family=family,
         alpha=alpha,
         planned_bet=planned_bet,

@@ -1,4 +1,4 @@
-"""Where stages run: the only place that knows. A new executor is a module here and its line."""
+"""Where stages run; an executor is a module, found by its entry point."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from pathlib import Path
 from pydantic import create_model
 
 from pipeline.core.errors import UsageError
+from pipeline.core.plugins import EXECUTORS, load_class, plugin_names
 from pipeline.core.record import Record
 from pipeline.environments.settings import Settings
 from pipeline.environments.settings_file import find_settings_file
 from pipeline.run.executors.executor import Allocation, Executor, ExecutorOptions, Job, Listener
-from pipeline.run.executors.local import LocalOptions
-from pipeline.run.executors.ray import RayOptions
-from pipeline.run.executors.slurm import SlurmOptions
 from recipes.config_file import shorten, validate
 
 __all__ = [
-    "EXECUTORS",
     "Allocation",
     "Executor",
     "ExecutorOptions",
     "Job",
     "Listener",
     "executor_of",
+    "options_of",
 ]
 
-EXECUTORS: dict[str, type[ExecutorOptions]] = {
-    "local": LocalOptions,
-    "ray": RayOptions,
-    "slurm": SlurmOptions,
-}
+
+def options_of(kind: str) -> type[ExecutorOptions]:
+    """What the settings may hold for executors of a kind; raises as :func:`load_class`."""
+    found: type[ExecutorOptions] = load_class(EXECUTORS, kind, ExecutorOptions)
+    return found
 
 
 def executor_of(settings: Settings) -> Executor:
@@ -41,13 +39,14 @@ def executor_of(settings: Settings) -> Executor:
     """
     asked = settings.executor
     file = find_settings_file()
-    known = EXECUTORS.get(str(asked.get("kind")))
-    if known is None:
+    try:
+        known = options_of(str(asked.get("kind")))
+    except LookupError:
         raise UsageError(
             f"there is no executor of the kind {shorten(ascii(asked.get('kind')))}",
             where=f"--executor, or {file or 'the settings file'}, key executor.kind",
-            hint=f"known: {', '.join(EXECUTORS)}",
-        )
+            hint=f"known: {', '.join(plugin_names(EXECUTORS))}",
+        ) from None
     # One of several keys, as it stands in the file, so that a message names it as the user did.
     around = create_model("Around", __base__=Record, executor=(known, ...))
     noun = "settings file"

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from pipeline.cli.main import app
 from pipeline.environments.settings import SettingsFile
-from pipeline.run.executors import EXECUTORS
+from pipeline.run.executors import options_of
 from recipes.catalog import load_recipe
 from recipes.fallback_chain import FallbackChain
 from recipes.policy import Policy
@@ -92,7 +92,7 @@ def test_yaml_examples_are_accepted(page: str, text: str, tmp_path: Path) -> Non
     TypeAdapter(MODELS[kind]).validate_python(data, strict=False)
     executor = data.get("executor")
     if isinstance(executor, dict):
-        EXECUTORS[executor["kind"]].model_validate(executor)
+        options_of(executor["kind"]).model_validate(executor)
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("json"))

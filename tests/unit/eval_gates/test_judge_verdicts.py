@@ -28,7 +28,8 @@ from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.paired import GRADED, IDENTICAL, TANGO, graded_interval, tango_interval
 from eval_gates.statistics.result import SEQUENTIAL
 from eval_gates.stopping import StoppingPlan, StoppingRule
-from recipes.policy import AnySuite, Margin, MmluSuite
+from eval_gates.suites.mmlu import MmluSuite
+from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 
 

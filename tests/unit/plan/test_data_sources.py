@@ -15,24 +15,20 @@ from hub_stand_in import HubStandIn, Repository
 from listener import Listener
 from small_checkpoint import write_files
 
+from eval_gates.suites import mmlu, rouge
+from eval_gates.suites.humaneval import HumanEvalSuite
+from eval_gates.suites.lm_eval_suite import LmEvalSuite
+from eval_gates.suites.mbpp import MbppSuite
+from eval_gates.suites.mmlu import MmluSuite
+from eval_gates.suites.rouge import RougeSuite
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, UsageError
 from pipeline.core.file_digests import FileDigests
 from pipeline.plan.data_sources import (
     BUILTIN_CALIBRATION,
-    BUILTIN_QUESTIONS,
     SourceResolver,
 )
-from recipes.policy import (
-    AnySuite,
-    HumanEvalSuite,
-    LmEvalSuite,
-    Margin,
-    MbppSuite,
-    MmluSuite,
-    Policy,
-    RougeSuite,
-)
+from recipes.policy import AnySuite, Margin, Policy
 from recipes.quantization import Calibration
 from recipes.schema import CalibrationLimit
 
@@ -47,7 +43,8 @@ from pathlib import Path
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.core.file_digests import (FileDigests)
 from pipeline.core.errors import PrepareError
-from recipes.policy import LmEvalSuite, MmluSuite
+from eval_gates.suites.lm_eval_suite import LmEvalSuite
+from eval_gates.suites.mmlu import MmluSuite
 from recipes.quantization import Calibration
 
 folder, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -155,7 +152,7 @@ class TestSuite:
         resolving = Resolving(tmp_path, data)
         suite = RougeSuite(margins=MARGINS, sources=["eval-data", "builtin"])
         found = resolving.resolver.suite("summaries", suite)
-        digest = digest_bytes(BUILTIN_QUESTIONS["rouge"].read_bytes())
+        digest = digest_bytes(rouge.CARRIED_FILE.read_bytes())
         assert (found.identity.model_dump(), found.folder) == (
             {"kind": "builtin", "digest": digest},
             None,
@@ -199,7 +196,7 @@ class TestSuite:
 
     def test_the_carried_quiz(self, resolving: Resolving) -> None:
         found = resolving.resolver.suite("quiz", MmluSuite(margins=MARGINS, sources=["builtin"]))
-        digest = digest_bytes(BUILTIN_QUESTIONS["mmlu"].read_bytes())
+        digest = digest_bytes(mmlu.QUIZ_FILE.read_bytes())
         assert (found.identity.model_dump(), found.questions) == (
             {"kind": "builtin", "digest": digest},
             120,

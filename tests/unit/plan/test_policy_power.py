@@ -15,9 +15,9 @@ import pytest
 from listener import Listener
 
 from artifacts.stages.questions import QuestionsResult
-from eval_gates.planned_bets import TYPICAL_CHANGE
 from eval_gates.statistics.multiplicity import level_of
 from eval_gates.suites.known_tasks import known_task
+from eval_gates.suites.rouge import Rouge, RougeTask
 from pipeline.core.errors import UsageError
 from pipeline.plan.gate_power import (
     LEAST_CHANCE,
@@ -205,7 +205,7 @@ class TestRefusal:
     def test_what_the_baseline_must_score_is_told(self) -> None:
         assert "shown to score more than 30 %" in power(policy(margins={"fp8": 0.05}), 2000).words
         words = power(policy("rouge", margins={"fp8": 0.05}, expected_flips=1.0), 2000).words
-        assert "by that margin, more than its summaries of other documents" in words
+        assert "by that margin, more than its answers to other questions" in words
 
     def test_each_variant_has_its_familys_margin(self) -> None:
         one = policy(margins={"fp8": 0.7, "int4": 0.001})
@@ -292,7 +292,7 @@ class TestPower:
         assert found.expected_questions == 1000
         # sd 0.1, so z * 0.1 / sqrt(1000) = 0.5 points, and 0.2 for losses that 1,000 did not show
         assert found.chance_of_pass == pytest.approx(0.77, abs=0.02)
-        assert TYPICAL_CHANGE == 0.1
+        assert Rouge().typical_change(RougeTask()) == 0.1
 
     def test_a_recovery_says_which_baseline_it_takes(self) -> None:
         found = power(policy(margins={"fp8": {"recovery": 0.9}}), 2000)

@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from eval_gates.suites.code_suite import CodeSuite
 from pipeline.plan.gate_power import policy_power
 from recipes import catalog
-from recipes.policy import CodeSuite
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "policy_power.py"
 RUNS, SEED = 2000, 7

@@ -337,9 +337,9 @@ def test_an_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
     [
         (
             "mmlu-pro",
-            "the kind 'mmlu-pro' is not known: 'mmlu', 'humaneval', 'mbpp', 'rouge', 'lm_eval'",
+            "the kind 'mmlu-pro' is not known: 'humaneval', 'lm_eval', 'mbpp', 'mmlu', 'rouge'",
         ),
-        (None, "'mmlu', 'humaneval', 'mbpp', 'rouge', 'lm_eval'"),
+        (None, "'humaneval', 'lm_eval', 'mbpp', 'mmlu', 'rouge'"),
     ],
 )
 def test_an_unknown_kind_of_suite(tmp_path: Path, kind: str | None, words: str) -> None:

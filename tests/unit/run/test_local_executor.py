@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 from finished_stage import put_record, stage_record
-from here_executor import HereOptions
 from listener import Listener
 from loose_stage import stage_spec
+from outside import declare
 from quantized_checkpoint import inspected
 from sample_stages import RESULTS
 from small_checkpoint import write_files
@@ -33,6 +33,7 @@ from sound_variants import (
     variant_files,
 )
 
+from eval_gates.suites.rouge import RougeTask
 from pipeline.core.errors import (
     EvaluationDataError,
     InternalStageError,
@@ -42,16 +43,16 @@ from pipeline.core.errors import (
     VerificationError,
     WorkerError,
 )
+from pipeline.core.plugins import EXECUTORS
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.run.executors import EXECUTORS, Allocation, Executor, executor_of
+from pipeline.run.executors import Allocation, Executor, executor_of
 from pipeline.run.executors.local import LocalExecutor, LocalJob
 from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
-from recipes.policy import RougeTask
 
 SUITE = RougeTask()
 
@@ -270,7 +271,7 @@ def test_a_folder_in_the_way_does_not_shadow_our_code(
 
 
 class TestChosenBySettings:
-    """A second executor is a module and a line, and a line of the settings chooses it."""
+    """A second executor is a class that is declared, and a line of the settings chooses it."""
 
     def settings(self, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Settings:
         (folder / "settings.yaml").write_text(text)
@@ -280,7 +281,7 @@ class TestChosenBySettings:
     def test_another_runs_the_stages(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(EXECUTORS, "here", HereOptions)
+        declare(monkeypatch, EXECUTORS, "here", "here_executor:HereOptions")
         settings = self.settings(tmp_path, monkeypatch, "executor: here\n")
         log = RunRecorder(run.store, "model", {"checkpoint": "c"})
         stages = SubmittedStageRunner(run.store, executor_of(settings), Path, log, run.listener)

@@ -27,6 +27,7 @@ from artifacts.registry.registry import FILES_TAG
 from artifacts.run_loader import find_run
 from artifacts.run_record import RunReport
 from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.capacity.machine import Machine
 from pipeline.cli.main import app
 from pipeline.core.errors import (
@@ -42,7 +43,6 @@ from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan import build_plan
-from pipeline.plan.data_sources import SuiteSource
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.preflight.preflight import PreflightInput
 from pipeline.release.deployment import find_version

@@ -11,20 +11,20 @@ import httpx
 import pytest
 from listener import Listener
 from loose_stage import stage_spec
+from outside import declare
 from pydantic import ValidationError
-from tiny_engine import Tiny
 
 from artifacts.deployable import Deployable
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import EvidenceError, ServingError, UsageError
 from pipeline.core.events import NullProgress
+from pipeline.core.plugins import ENGINES
 from pipeline.core.store import Store
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import execute
-from recipes import engines
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 
@@ -41,7 +41,7 @@ environment: {TINY_SPEED: "9"}
 
 @pytest.fixture(autouse=True)
 def second_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "ENGINES", [*engines.ENGINES, Tiny()])
+    declare(monkeypatch, ENGINES, "tiny", "tiny_engine:Tiny")
 
 
 def profile(folder: Path, text: str = PROFILE) -> ServingProfile:

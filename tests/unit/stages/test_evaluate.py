@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from eval_gates.suites.humaneval import HumanEvalSuite
+from eval_gates.suites.mbpp import MbppSuite
+from eval_gates.suites.mmlu import MmluSuite
+from eval_gates.suites.rouge import RougeSuite
 from pipeline.core.stage_record import StageReference
 from pipeline.stages.evaluate import book_key, metric_of
-from recipes.policy import AnySuite, HumanEvalSuite, Margin, MbppSuite, MmluSuite, RougeSuite
+from recipes.policy import AnySuite, Margin
 
 MARGINS: Any = {"fp8": Margin(points=0.1)}
 
@@ -25,7 +29,14 @@ MARGINS: Any = {"fp8": Margin(points=0.1)}
     ],
 )
 def test_the_metric_of_each_kind(suite: AnySuite, metric: str) -> None:
-    context: Any = SimpleNamespace(parameters=SimpleNamespace(suite=suite))
+    questions = SimpleNamespace(
+        stage="questions",
+        key="0c",
+        result={"questions": 1, "questions_digest": "d", "guessing": 0},
+    )
+    context: Any = SimpleNamespace(
+        parameters=SimpleNamespace(suite=suite), input_record=lambda role: questions
+    )
     assert metric_of(context) == metric
 
 

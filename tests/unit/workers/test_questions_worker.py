@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from artifacts.stages.questions import QuestionsParameters
-from eval_gates.suites.rouge import read_builtin
+from eval_gates.suites.humaneval import HumanEvalSuite
+from eval_gates.suites.mbpp import Mbpp, MbppSuite
+from eval_gates.suites.mmlu import MmluSuite
+from eval_gates.suites.rouge import RougeSuite, read_builtin
 from pipeline.core.errors import EvaluationDataError
-from pipeline.plan.data_sources import HUB_DATASETS
 from pipeline.workers.questions import run, shuffle, with_clusters, without_copies
-from recipes.policy import HumanEvalSuite, MbppSuite, MmluSuite, RougeSuite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
 FOLDER = {"kind": "folder", "digest": "d"}
-MBPP_PLUS = {**HUB_DATASETS["mbpp"].model_dump(), "revision": "r"}
+MBPP_PLUS = {**Mbpp.hub.source.model_dump(), "revision": "r"}
 PACKAGES = {"kind": "packages", "environment": "e"}
 
 
@@ -323,7 +324,7 @@ class TestMbpp:
     ) -> None:
         rows = [mbpp_row(number) for number in range(20)]
         rows[7]["test"] = "assert add(Pair(1)) == 8"
-        monkeypatch.setattr("pipeline.workers.questions.hub_rows", lambda source, split: rows)
+        monkeypatch.setattr("eval_gates.suites.mbpp.hub_rows", lambda source, split: rows)
         facts, asked = lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), MBPP_PLUS)
         assert (facts["questions"], facts["dropped"]) == (19, 1) == (len(asked), 1)
         assert "evalplus/mbppplus, row 7: 'test' uses names" in facts["dropped_why"]

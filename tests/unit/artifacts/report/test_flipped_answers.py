@@ -12,7 +12,11 @@ from artifacts.report.figure import UniqueIds
 from artifacts.report.flipped_answers import EXAMPLES, FlippedAnswer, changed_answers, flip_figures
 from artifacts.report.prompts import LONGEST, answer_of, find_choice, is_same_answer, prompt_of
 from artifacts.report.run_evidence import RunEvidence
-from recipes.policy import HumanEvalSuite, LmEvalSuite, Margin, MmluSuite, RougeSuite
+from eval_gates.suites.humaneval import HumanEvalSuite
+from eval_gates.suites.lm_eval_suite import LmEvalSuite
+from eval_gates.suites.mmlu import MmluSuite
+from eval_gates.suites.rouge import RougeSuite
+from recipes.policy import Margin
 
 MARGINS = {"fp8": Margin(points=0.05)}
 CLOZE = MmluSuite(margins=MARGINS, prompt_format="cloze")

@@ -12,14 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.sandbox import choose_isolation, run_program
-from eval_gates.suites.humaneval import (
-    Problem,
-    pass_at_k,
-    program,
-    prompt_of,
-    read_problems,
-    task_config,
-)
+from eval_gates.suites.code_suite import Problem, pass_at_k, prompt_of, task_config
+from eval_gates.suites.humaneval import program, read_problems
 from pipeline.core.errors import EvaluationDataError
 
 PROMPT = (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eval_gates.sandbox import choose_isolation, run_many, run_program
 from eval_gates.suites.code_extraction import extract_code
-from eval_gates.suites.humaneval import Problem, prompt_of
+from eval_gates.suites.code_suite import Problem, prompt_of
 from eval_gates.suites.mbpp import from_humaneval, problem_of, program, read_folder, select_usable
 from pipeline.core.errors import EvaluationDataError
 

@@ -11,18 +11,12 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from eval_gates.sandbox import choose_isolation
-from eval_gates.suites import humaneval, mbpp
+from eval_gates.suites import code_suite, humaneval, lm_eval_suite, mbpp, mmlu, rouge
+from eval_gates.suites.answer_rows import NO_ANSWER, common_fields, texts_of
+from eval_gates.suites.humaneval import HumanEvalTask
 from eval_gates.suites.lm_eval_metrics import Metric
+from eval_gates.suites.mbpp import MbppTask
 from pipeline.core.errors import EvaluationDataError, StageError
-from pipeline.workers.suite_tasks import (
-    NO_ANSWER,
-    code_rows,
-    common_fields,
-    lm_eval_rows,
-    mmlu_rows,
-    rouge_rows,
-    texts_of,
-)
 
 GREEDY = {"until": ["\n\n"], "max_gen_toks": 96, "do_sample": False, "temperature": 0.0}
 
@@ -122,7 +116,7 @@ class TestMmlu:
 
     @pytest.mark.parametrize(("metric", "scores"), [("acc", [1.0, 0.0]), ("acc_norm", [0.0, 1.0])])
     def test_rows(self, metric: str, scores: list[float]) -> None:
-        rows = mmlu_rows(metric, self.QUESTIONS, self.SAMPLES, Listener())
+        rows = mmlu.answer_rows(metric, self.QUESTIONS, self.SAMPLES, Listener())
         assert [row["score"] for row in rows] == scores
         assert [row["id"] for row in rows] == ["anatomy/0", "law/1"]
         assert [row["subject"] for row in rows] == ["anatomy", "law"]
@@ -131,7 +125,7 @@ class TestMmlu:
 
     def test_a_question_without_an_answer(self) -> None:
         with pytest.raises(ValueError, match="shorter"):
-            mmlu_rows("acc", self.QUESTIONS, self.SAMPLES[:1], Listener())
+            mmlu.answer_rows("acc", self.QUESTIONS, self.SAMPLES[:1], Listener())
 
 
 def elsewhere(text: str, question: str) -> float:
@@ -152,7 +146,7 @@ class TestRouge:
     @pytest.mark.parametrize("metric", SCORES)
     def test_rows(self, metric: str) -> None:
         sample = generated("A summary.") | self.SCORES
-        (row,) = rouge_rows(metric, elsewhere, [{"id": "mine"}], [sample], Listener())
+        (row,) = rouge.answer_rows(metric, elsewhere, [{"id": "mine"}], [sample], Listener())
         assert row["score"] == self.SCORES[metric]
         assert {name: row[name] for name in self.SCORES} == self.SCORES
         assert (row["id"], row["answer"]) == ("mine", "A summary.")
@@ -161,7 +155,7 @@ class TestRouge:
     def test_no_answer_is_not_scored_as_a_bad_one(self) -> None:
         samples = [generated("A."), generated(NO_ANSWER, number=1)]
         with pytest.raises(StageError, match="question 1"):
-            rouge_rows(
+            rouge.answer_rows(
                 "bleu",
                 elsewhere,
                 [{"id": "a"}, {"id": "b"}],
@@ -171,14 +165,9 @@ class TestRouge:
 
 
 class TestHumanEval:
-    SUITE: ClassVar[dict[str, Any]] = {
-        "kind": "humaneval",
-        "prompt_format": "chat",
-        "max_tokens": 256,
-        "k": 1,
-        "seconds_per_problem": 10,
-        "memory_mb_per_problem": 256,
-    }
+    SUITE: ClassVar[HumanEvalTask] = HumanEvalTask(
+        prompt_format="chat", max_tokens=256, memory_mb_per_problem=256
+    )
     QUESTION: ClassVar[dict[str, Any]] = {
         "id": "Test/0",
         "task_id": "Test/0",
@@ -197,7 +186,7 @@ class TestHumanEval:
         texts = [self.answer(what) for what in ("2 * x", "x", "(")]
         samples = [generated(text, number=number) for number, text in enumerate(texts)]
         listener = Listener()
-        rows = code_rows(
+        rows = code_suite.answer_rows(
             humaneval.program, self.SUITE, self.ISOLATION, [self.QUESTION] * 3, samples, listener
         )
         assert [row["score"] for row in rows] == [1.0, 0.0, 0.0]
@@ -216,9 +205,9 @@ class TestHumanEval:
             [self.answer("x")] * 4,
         ]
         samples = [generated(*drawn, number=number) for number, drawn in enumerate(texts)]
-        rows = code_rows(
+        rows = code_suite.answer_rows(
             humaneval.program,
-            self.SUITE | {"k": k},
+            self.SUITE.model_copy(update={"k": k}),
             self.ISOLATION,
             [self.QUESTION] * 2,
             samples,
@@ -233,7 +222,7 @@ class TestHumanEval:
     def test_no_answer_runs_nothing(self) -> None:
         listener = Listener()
         with pytest.raises(StageError, match="question 0"):
-            code_rows(
+            code_suite.answer_rows(
                 humaneval.program,
                 self.SUITE,
                 self.ISOLATION,
@@ -254,9 +243,9 @@ class TestMbpp:
     def test_a_test_that_calls_the_function_by_name(self) -> None:
         """It defines no `check`, and HumanEval's program would call one."""
         texts = [f"```\ndef double(x):\n    return {what}\n```" for what in ("x + x", "8", "x")]
-        rows = code_rows(
+        rows = code_suite.answer_rows(
             mbpp.program,
-            {**TestHumanEval.SUITE, "kind": "mbpp"},
+            MbppTask(**TestHumanEval.SUITE.model_dump(exclude={"kind"})),
             TestHumanEval.ISOLATION,
             [self.QUESTION] * 3,
             [generated(text, number=number) for number, text in enumerate(texts)],
@@ -277,7 +266,7 @@ class TestLmEval:
 
     def test_choices(self) -> None:
         samples = [chosen(0, acc=1, acc_norm=0)]
-        (row,) = lm_eval_rows(
+        (row,) = lm_eval_suite.answer_rows(
             self.ACC, "multiple_choice", self.guessed, self.QUESTIONS, samples, Listener()
         )
         assert (row["id"], row["score"]) == ("task/7", 1.0)
@@ -285,7 +274,7 @@ class TestLmEval:
 
     def test_text_before_and_after_its_filter(self) -> None:
         sample = generated("It is 4, I think.") | {"filtered_resps": ["4"], "error": 0.25}
-        (row,) = lm_eval_rows(
+        (row,) = lm_eval_suite.answer_rows(
             self.ERROR, "generate_until", self.guessed, self.QUESTIONS, [sample], Listener()
         )
         assert (row["answer"], row["filtered"]) == ("It is 4, I think.", "4")
@@ -295,7 +284,7 @@ class TestLmEval:
     def test_no_answer_is_refused_whatever_its_filter_made_of_it(self) -> None:
         sample = generated(NO_ANSWER) | {"filtered_resps": ["[invalid]"], "error": 1.0}
         with pytest.raises(StageError, match="question 0"):
-            lm_eval_rows(
+            lm_eval_suite.answer_rows(
                 self.ERROR, "generate_until", self.guessed, self.QUESTIONS, [sample], Listener()
             )
 
@@ -303,6 +292,6 @@ class TestLmEval:
     def test_a_metric_out_of_bounds_is_refused(self, metrics: dict[str, Any]) -> None:
         samples = [chosen(0, **metrics)]
         with pytest.raises(EvaluationDataError, match="'acc'"):
-            lm_eval_rows(
+            lm_eval_suite.answer_rows(
                 self.ACC, "multiple_choice", self.guessed, self.QUESTIONS, samples, Listener()
             )

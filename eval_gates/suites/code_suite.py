@@ -1,0 +1,258 @@
+"""Suites of programs that a model writes: their settings, prompts, task and scores.
+
+:mod:`eval_gates.suites.code_extraction` finds the code in an answer, and :mod:`eval_gates.sandbox`
+runs it with the problem's test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from math import comb
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import Field, field_validator, model_validator
+
+from eval_gates.sandbox import Isolation, Program, choose_isolation, run_many
+from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
+from eval_gates.suites.code_extraction import STOPS, extract_code
+from eval_gates.suites.fixed_task import task_of
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import Rows, SuiteKind, SuiteTask
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.events import Progress
+from recipes.policy import EvalTask, Form, Suite
+
+_REQUEST = (
+    "Write a solution to the following problem and make sure that it passes the tests:\n"
+    "```python\n{prompt}\n```\n"
+)
+
+
+class CodeTask(EvalTask):
+    """Functions to write, how many of each, and how their tests are run."""
+
+    prompt_format: Form = "auto"
+    max_tokens: int = Field(512, ge=16, le=1_000_000)
+    k: int = Field(1, ge=1, le=1_000, description="the metric is pass@k, by the unbiased estimator")
+    samples: int = Field(
+        1, ge=1, le=1_000, description="answers drawn for each problem; greedy when 1"
+    )
+    temperature: float = Field(
+        0.8, ge=0.01, le=10, description="of the samples, when there are several"
+    )
+    seconds_per_problem: float = Field(10, ge=0.1, le=3_600)
+    memory_mb_per_problem: int = Field(1024, ge=64, le=1_048_576)
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = Field(
+        "auto", description="how model-written code is kept in; none: limits alone, no isolation"
+    )
+    problems: list[str] = Field(
+        default=[], max_length=10_000, description="task ids; all when empty"
+    )
+
+    @model_validator(mode="after")
+    def _samples_suffice(self) -> CodeTask:
+        if self.k > self.samples:
+            raise ValueError(f"pass@{self.k} needs at least {self.k} samples, not {self.samples}")
+        return self
+
+    @field_validator("problems")
+    @classmethod
+    def _problems_differ(cls, problems: list[str]) -> list[str]:
+        for name, times in Counter(problems).items():
+            if times > 1:
+                raise ValueError(f"'{name}' occurs twice, and would count as two problems")
+        return problems
+
+
+class CodeSuite(CodeTask, Suite):
+    """Functions that a model writes, judged by running their tests in a sandbox."""
+
+    batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
+
+    @model_validator(mode="after")
+    def _samples_suit_the_claim(self) -> CodeSuite:
+        if self.samples > 1 and self.about == "benchmark":
+            raise ValueError(
+                "'samples' draws answers by chance, and 'about: benchmark' takes each for the only "
+                "one there could be: take 'about: population'"
+            )
+        return self
+
+
+Code = TypeVar("Code", bound=CodeTask)
+
+
+class Problem(NamedTuple):
+    """One problem; `test` defines `check(candidate)`, which raises where the solution is wrong."""
+
+    task_id: str
+    prompt: str
+    entry_point: str
+    test: str
+    canonical_solution: str
+
+
+ProgramOf = Callable[[Problem, str], Program]
+"""Of a problem and an answer's code."""
+
+
+class CodeKind(SuiteKind[Code]):
+    """A suite of programs; a subclass implements `read` and `program`."""
+
+    def program(self, problem: Problem, code: str) -> Program:
+        """What shows whether `code` solves the problem."""
+        raise NotImplementedError
+
+    def open(self, task: Code, questions: Rows, folder: Path) -> SuiteTask:
+        """Scored by running the programs, isolated as the policy wants."""
+        # The questions lie in a stage's folder of the store, so with them goes the store.
+        isolation = choose_isolation(task.sandbox, hidden=[folder, *folder.parents[:3]])
+        config = task_config(task.prompt_format, task.max_tokens, task.samples, task.temperature)
+        asked = task_of({**config, "task": task.kind}, questions, task.samples)
+        rows_of = partial(answer_rows, self.program, task, isolation)
+        return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
+
+    def metric(self, task: Code, laid_out: str | None) -> str:
+        return f"pass@{task.k}"
+
+    def typical_change(self, task: Code) -> float:
+        # Of several samples: a standard deviation of 0.2 where 55 % of the problems' scores move.
+        return 0.27 if task.samples > 1 else 1.0
+
+    def check_machine(self, task: Code) -> None:
+        """Raise SandboxError if nothing here isolates model-written code as the policy wants."""
+        choose_isolation(task.sandbox)
+
+    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
+        problems = getattr(suite, "problems", None)
+        return len(problems) if problems else super().count(suite, identity, folder)
+
+
+def question_rows(task: CodeTask, problems: list[Problem], benchmark: str) -> Rows:
+    """The problems, all or those that the policy names, each with what the model is sent."""
+    named = {problem.task_id: problem for problem in problems}
+    unknown = [name for name in task.problems if name not in named]
+    if unknown:
+        raise EvaluationDataError(
+            f"{benchmark} has no problem '{unknown[0]}'",
+            where=f"policy key suites.{task.kind}.problems",
+            hint=f"ids are {problems[0].task_id} to {problems[-1].task_id}",
+        )
+    return [
+        {
+            "id": problem.task_id,
+            **problem._asdict(),
+            "request": prompt_of(problem, task.prompt_format),
+        }
+        for problem in ([named[name] for name in task.problems] or problems)
+    ]
+
+
+def prompt_of(problem: Problem, form: str) -> str:
+    """What the model is given: the bare function header to go on from, or a user's message."""
+    return problem.prompt if form == "completion" else _REQUEST.format(prompt=problem.prompt)
+
+
+def task_config(form: str, max_tokens: int, samples: int, temperature: float) -> dict[str, Any]:
+    """The configuration of an lm-eval `ConfigurableTask` that asks for the problems' functions.
+
+    Args:
+        samples: answers drawn for each problem; greedy when 1.
+        temperature: of the samples, when there are several.
+    """
+    sampling = {"do_sample": True, "temperature": temperature}
+    greedy = {"do_sample": False, "temperature": 0.0}
+    return {
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{request}}",
+        "doc_to_target": "",
+        "generation_kwargs": {
+            "until": list(STOPS[form]),
+            "max_gen_toks": max_tokens,
+            **(sampling if samples > 1 else greedy),
+        },
+        "num_fewshot": 0,
+        # Scores come from running the programs afterwards.
+        "process_results": _count_answers,
+        "metric_list": [{"metric": "answered", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": 1.0},
+    }
+
+
+def _count_answers(document: dict[str, Any], answers: list[str]) -> dict[str, float]:
+    """lm-eval's hook, which must name a metric."""
+    return {"answered": float(len(answers))}
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Unbiased estimate that one of k samples is right: 1 - C(n - c, k) / C(n, k).
+
+    Chen et al. 2021 (arXiv 2107.03374), section 2.1.
+
+    Args:
+        samples: n, answers drawn for one problem.
+        correct: c, those of them that passed.
+
+    Raises:
+        ValueError: the numbers do not fit together.
+    """
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {correct} right in {samples} samples has no meaning")
+    return 1 - comb(samples - correct, k) / comb(samples, k)
+
+
+def answer_rows(
+    program_of: ProgramOf,
+    task: CodeTask,
+    isolation: Isolation,
+    questions: Rows,
+    samples: Rows,
+    progress: Progress,
+) -> Rows:
+    """Run every answer against its problem's tests; a problem's score is its pass@k.
+
+    `answer`, `code`, `outcome` and `detail` are lists where several answers were drawn.
+    """
+    fields = Problem._fields
+    problems = [Problem(*(question[f] for f in fields)) for question in questions]
+    answers = [texts_of(sample) for sample in samples]
+    codes = [
+        [
+            extract_code(text, problem.prompt, problem.entry_point, task.prompt_format)
+            for text in texts
+        ]
+        for problem, texts in zip(problems, answers, strict=True)
+    ]
+    executions = iter(
+        run_many(
+            [
+                program_of(problem, code)
+                for problem, drawn in zip(problems, codes, strict=True)
+                for code in drawn
+            ],
+            seconds=task.seconds_per_problem,
+            memory_bytes=task.memory_mb_per_problem * 2**20,
+            isolation=isolation,
+            progress=progress,
+        )
+    )
+    rows = []
+    for question, sample, texts, drawn in zip(questions, samples, answers, codes, strict=True):
+        ran = [next(executions) for _ in drawn]
+        passed = sum(execution.passed for execution in ran)
+        rows.append(
+            {
+                **common_fields(question, sample),
+                "answer": unwrap(texts),
+                "score": pass_at_k(len(ran), passed, task.k),
+                "code": unwrap(drawn),
+                "outcome": unwrap([execution.outcome for execution in ran]),
+                "detail": unwrap([execution.detail for execution in ran]),
+                "isolation": isolation.kind,
+            }
+        )
+    return rows

@@ -1,0 +1,177 @@
+"""The suite `lm_eval`: any task that lm-eval has by name, or that a YAML file describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from eval_gates.chance_baselines import EMPTY, UNRELATED
+from eval_gates.suites.answer_rows import check_text, common_fields, likelihoods, partners_of
+from eval_gates.suites.known_tasks import known_task
+from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
+from eval_gates.suites.lm_eval_metrics import Metric, score_of
+from eval_gates.suites.lm_eval_task import lay_out, open_task
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import (
+    QuestionOrder,
+    Read,
+    Row,
+    Rows,
+    SourceLookup,
+    SuiteKind,
+    SuiteSource,
+    SuiteTask,
+)
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.events import Progress
+from recipes.policy import EvalTask, Form, Source, Suite
+
+
+class LmEvalTask(EvalTask):
+    """The documents of a task."""
+
+    kind: Literal["lm_eval"] = "lm_eval"
+    task: str = Field(min_length=1, description="lm-eval's name of one task, or a task's YAML file")
+    metric: str | None = Field(None, description="one of the task's own; its first when absent")
+    num_fewshot: int | None = Field(
+        None, ge=0, le=1_000, description="few-shot examples; the task's own if absent"
+    )
+    prompt_format: Form = "auto"
+    max_tokens: int = Field(
+        256, ge=1, le=1_000_000, description="of a generated answer, unless the task says"
+    )
+
+
+class LmEvalSuite(LmEvalTask, Suite):
+    """Any task that lm-eval knows by name, or describes in a YAML file."""
+
+    sources: list[Source] = Field(default=["hub"])
+
+
+class LmEval(SuiteKind[LmEvalTask]):
+    """The suite `lm_eval`."""
+
+    task, policy = LmEvalTask, LmEvalSuite
+
+    def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
+        """A task by name, which the environment's lm-eval has, or the user's file of one."""
+        task = _task_of(suite)
+        if not is_task_file(task):
+            identity = QuestionSource(kind="hub", task=task, environment=lookup.environment)
+            # Clusters are counted once the questions are laid out.
+            return SuiteSource(
+                identity, questions=None if suite.cluster_by else known_task(task).questions
+            )
+        file = read_task_file(Path(task))
+        folder = file.path.parent
+        parts = [
+            [os.path.relpath(path, folder), lookup.digest_of(path)]
+            for path in (*file.code, *file.data)
+        ]
+        revision = lookup.revision_of(file.dataset) if file.dataset is not None else None
+        if file.dataset is not None and revision is None:
+            raise EvaluationDataError(
+                f"the dataset of the suite '{name}' cannot be reached on the Hub",
+                where=f"{file.path}, key dataset_path: {file.dataset}",
+                hint="run where the Hub can be reached, or name local files there "
+                "(dataset_path: json, dataset_kwargs: {data_files: ...})",
+            )
+        identity = QuestionSource(
+            kind="task", digest=digest_json(parts), dataset=file.dataset, revision=revision
+        )
+        return SuiteSource(identity, folder)
+
+    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> None:
+        """None: only its environment reads the documents."""
+        return
+
+    def local_files(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> list[Path]:
+        task = _task_of(suite)
+        local = read_task_file(Path(task)).data if is_task_file(task) else []
+        return [path for path in local if path.name.endswith((".jsonl", ".jsonl.gz"))]
+
+    def read(self, task: LmEvalTask, order: QuestionOrder) -> Read:
+        """The task's documents, by number; what else it needs is laid beside them."""
+        is_file = order.source.kind == "task"
+        file = order.folder / Path(task.task).name if order.folder and is_file else None
+        laid_out = lay_out(task.model_dump(), file, order.source.revision, order.output)
+        return laid_out.rows, laid_out.facts
+
+    def open(self, task: LmEvalTask, questions: Rows, folder: Path) -> SuiteTask:
+        """Scored by one of the task's metrics."""
+        opened = open_task(task.model_dump(), questions, folder)
+        others = partners_of(questions)
+        places = {question["id"]: place for place, question in enumerate(questions)}
+
+        def score_at(place: int, answer: Any, question: str) -> float:
+            found = opened.task.process_results(opened.task.eval_docs[place], [answer])
+            return score_of(found.get(opened.metric.name), opened.metric, question)
+
+        def score_uninformed(answer: Any, question: str) -> dict[str, float]:
+            return {
+                EMPTY: score_at(places[question], "", question),
+                UNRELATED: score_at(others[question], answer, question),
+            }
+
+        rows_of = partial(answer_rows, opened.metric, opened.task.OUTPUT_TYPE, score_uninformed)
+        return SuiteTask(opened.task, opened.metric.label, rows_of, opened.requests_per_question)
+
+    def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
+        return str(laid_out)
+
+    def output_type(self, task: LmEvalTask) -> None:
+        """Of the task itself, whose configuration is read when its questions are laid out."""
+        return
+
+    def known_cluster(self, task: LmEvalTask) -> str | None:
+        return known_task(task.task).cluster
+
+    def estimate(self, task: LmEvalTask) -> int | None:
+        return known_task(task.task).questions
+
+    def title(self, task: LmEvalTask) -> str:
+        return task.task
+
+    def prompt(self, task: LmEvalTask, question: Row) -> None:
+        """None: only the task's environment reads its documents."""
+        return
+
+
+def _task_of(suite: Suite) -> str:
+    return suite.task if isinstance(suite, LmEvalSuite) else ""
+
+
+def answer_rows(
+    metric: Metric,
+    output_type: str,
+    uninformed: Callable[[Any, str], dict[str, float]],
+    questions: Rows,
+    samples: Rows,
+    progress: Progress,
+) -> Rows:
+    """`answer` is likelihoods, or the text as it came; then `filtered` is what the filter left.
+
+    Args:
+        uninformed: of an answer that was generated, and its question's id, what an empty one
+            scores there, and what this one does on another question.
+    """
+    rows = []
+    for question, sample in zip(questions, samples, strict=True):
+        row = common_fields(question, sample)
+        if output_type == "generate_until":
+            row["answer"] = check_text(sample["resps"][0][0], sample)
+            row["filtered"] = str(sample["filtered_resps"][0])
+            row |= uninformed(sample["filtered_resps"][0], question["id"])
+        else:
+            row["answer"] = likelihoods(sample)
+        row["score"] = score_of(sample.get(metric.name), metric, question["id"])
+        rows.append(row)
+    return rows

@@ -1,0 +1,301 @@
+"""What a kind of suite is: its settings, questions, task, scores, and words for people.
+
+A kind is a subclass of :class:`SuiteKind` in a module of its own, found by the entry point of its
+name in the group `prepare.suites`. The core and a worker in the `evaluate` environment both import
+the module: pydantic is in both, anything else that is not in the standard library is imported
+inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from eval_gates.gate_report import GroupReport
+from eval_gates.suites.json_lines import data_lines, find_files
+from eval_gates.suites.question_source import QuestionSource
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.events import Progress
+from pipeline.core.plugins import SUITES, find_plugin, load_class
+from recipes.policy import EvalTask, Suite, SuiteModels
+
+Task = TypeVar("Task", bound=EvalTask)
+Row = dict[str, Any]
+Rows = list[Row]
+Read = tuple[Rows, dict[str, Any]]
+"""Questions, each with an `id`, and facts for the record. `choices` of the facts: by question's id,
+each choice's text and its score; from them follows what guessing scores."""
+
+
+@dataclass(frozen=True)
+class SuiteSource:
+    """Where a suite's questions come from."""
+
+    identity: QuestionSource  # part of the stage's key
+    folder: Path | None = None  # not part of it
+    questions: int | None = None  # None where only reading them would show
+
+
+class SourceLookup(Protocol):
+    """What resolving a source may ask of the run."""
+
+    @property
+    def eval_data(self) -> Path | None:
+        """The user's folder of evaluation data."""
+
+    @property
+    def environment(self) -> str:
+        """Identity of the environment `evaluate`, whose packages carry questions."""
+
+    def digest_of(self, file: Path) -> str:
+        """Of the file's content."""
+
+    def revision_of(self, dataset: str) -> str | None:
+        """The dataset's newest commit on the Hub; None if the Hub cannot be reached."""
+
+    def note(self, text: str) -> None:
+        """Report that a preferred source is unavailable."""
+
+
+class HubQuestions(NamedTuple):
+    """A dataset on the Hub, and its number of questions, for planning before it is read."""
+
+    source: QuestionSource
+    questions: int
+
+
+class HubBenchmark(NamedTuple):
+    """What the Hub's leaderboards call a benchmark."""
+
+    dataset: str
+    task: str
+    title: str
+    questions: int  # of the whole benchmark
+
+
+@dataclass(frozen=True)
+class QuestionOrder:
+    """What is to be laid out."""
+
+    source: QuestionSource
+    folder: Path | None  # of --eval-data, or of an lm-eval task's YAML file
+    output: Path  # existing; what asking needs beside the questions goes there
+    progress: Progress
+
+
+RowsOf = Callable[[Rows, Rows, Progress], Rows]
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """One suite, ready to be asked in batches."""
+
+    # Of lm-eval, over all questions; `samples=` takes their numbers in the questions file.
+    task: Any
+    metric: str  # what `score` is
+    # (questions, lm-eval's samples of them in the same order, progress) to rows of answers, each
+    # with `id`, `prompt_sha256`, `answer`, `score` (0 to 1) and what else the suite has
+    rows_of: RowsOf
+    requests_per_question: int  # requests that lm-eval makes for each
+
+
+class SuiteKind(SuiteModels, Generic[Task]):
+    """One kind of suite. A subclass sets `task`, `policy` and what differs, and implements
+    `read` and `open`.
+    """
+
+    # Sources of questions.
+    folder_stem: str = ""  # how the names of its files in a folder of evaluation data begin
+    examples_stem: str | None = None  # of files there that hold worked examples
+    hub: HubQuestions | None = None
+    packaged: int | None = None  # questions that the packages of `evaluate` carry
+    carried: Path | None = None  # the project's own questions
+    # Planning.
+    guessing: float = 0.0  # least score of a model that picks answers by chance
+    assumed_baseline: float = 0.5  # mean score that a recovery margin is planned with
+    # Each row has `unrelated`, the score of its answer to another question: graded texts.
+    scores_unrelated: bool = False
+    benchmark: HubBenchmark | None = None
+
+    def read(self, task: Task, order: QuestionOrder) -> Read:
+        """All questions of the source; runs in the `evaluate` environment.
+
+        Raises:
+            EvaluationDataError: there are none, or they are malformed.
+        """
+        raise NotImplementedError
+
+    def open(self, task: Task, questions: Rows, folder: Path) -> SuiteTask:
+        """The task over laid-out questions, which lie in the folder; runs in `evaluate`.
+
+        Raises:
+            EvaluationDataError: the questions are not those that were laid out.
+            SandboxError: programs cannot be isolated as the policy wants.
+        """
+        raise NotImplementedError
+
+    def metric(self, task: Task, laid_out: str | None) -> str:
+        """What a score is, as the field calls it.
+
+        Args:
+            laid_out: the metric that `read` put into the record, if it did.
+        """
+        raise NotImplementedError
+
+    def output_type(self, task: Task) -> str | None:
+        """What is asked of the model, as lm-eval calls it; None until questions are laid out."""
+        return "generate_until"
+
+    def typical_change(self, task: Task) -> float:
+        """How far a score moves when it moves; under 1 where scores are graded."""
+        return 1.0
+
+    def check_machine(self, task: Task) -> None:
+        """Raise PrepareError if this machine cannot score the answers."""
+
+    def known_cluster(self, task: Task) -> str | None:
+        """A field that several questions are known to have in common, before they are read."""
+        return None
+
+    def estimate(self, task: Task) -> int | None:
+        """Number of questions that planning takes, if laying them out may find another."""
+        return None
+
+    # Where questions come from.
+
+    def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
+        """The first available one of the suite's sources.
+
+        Raises:
+            EvaluationDataError: none can, or a local file is missing or damaged.
+        """
+        for source in suite.sources:
+            found = self._try(source, suite, lookup)
+            if found is not None:
+                return found
+            if source == "eval-data" and lookup.eval_data is not None:
+                stem = self.folder_stem
+                lookup.note(
+                    f"{name}: {lookup.eval_data} has no "
+                    f"{f'{stem}*.jsonl[.gz]' if stem else 'file'} for it; looking elsewhere"
+                )
+            if source == "hub":
+                lookup.note(f"{name}: the Hub cannot be reached; looking elsewhere")
+        raise EvaluationDataError(
+            f"no source has questions for the suite '{name}'",
+            where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",
+            hint="give a folder with --eval-data (docs/how-to/policies.md says what it holds), "
+            "or run where the Hub can be reached",
+        )
+
+    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
+        """How many questions a source has; None where only reading it would show.
+
+        Raises:
+            EvaluationDataError: the folder's files cannot be read, or hold nothing.
+        """
+        if identity.kind == "hub":
+            return self.hub.questions if self.hub else None
+        if identity.kind == "packages":
+            return self.packaged
+        files = self.local_files(suite, identity, folder)
+        number = sum(1 for path in files for line in data_lines(path) if line.strip())
+        if not number:
+            raise EvaluationDataError(
+                "there are no questions in the evaluation data",
+                where=", ".join(str(path) for path in files) or str(folder),
+                hint="write one question a line (docs/how-to/policies.md has the keys), or remove "
+                "the file so that another source is used",
+            )
+        return number
+
+    def local_files(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> list[Path]:
+        """The local files whose lines are the questions; none where they lie elsewhere."""
+        if identity.kind == "builtin" and self.carried is not None:
+            return [self.carried]
+        return self.folder_files(folder) if folder is not None else []
+
+    def folder_files(self, folder: Path) -> list[Path]:
+        """The files of a folder of evaluation data whose lines are questions of this kind.
+
+        Raises:
+            EvaluationDataError: a file is there both plain and gzipped.
+        """
+        if not self.folder_stem:
+            return []
+        return find_files(folder, self.folder_stem, but_not=self.examples_stem)
+
+    def _try(self, source: str, suite: Suite, lookup: SourceLookup) -> SuiteSource | None:
+        identity, folder = self._identify(source, suite, lookup)
+        if identity is None:
+            return None
+        return SuiteSource(identity, folder, self.count(suite, identity, folder))
+
+    def _identify(
+        self, source: str, suite: Suite, lookup: SourceLookup
+    ) -> tuple[QuestionSource | None, Path | None]:
+        folder = lookup.eval_data
+        if source == "eval-data" and folder is not None and self.folder_files(folder):
+            files = find_files(folder, self.folder_stem)  # worked examples, too
+            digest = digest_json([[path.name, lookup.digest_of(path)] for path in files])
+            return QuestionSource(kind="folder", digest=digest), folder
+        if source == "hub" and self.hub is not None:
+            revision = lookup.revision_of(str(self.hub.source.id))
+            if revision is not None:
+                return self.hub.source.model_copy(update={"revision": revision}), None
+        if source == "packages" and self.packaged is not None:
+            return QuestionSource(kind="packages", environment=lookup.environment), None
+        if source == "builtin" and self.carried is not None:
+            return QuestionSource(kind="builtin", digest=lookup.digest_of(self.carried)), None
+        return None, None
+
+    # Words for people.
+
+    def title(self, task: Task) -> str | None:
+        """What a model card calls the questions; None: the policy's name of the suite."""
+        return None
+
+    def prompt(self, task: Task, question: Row) -> str | None:
+        """The prompt of a question; None where the question has no text here.
+
+        Raises:
+            KeyError: the row has no such field.
+        """
+        return str(question["request"])
+
+    def expected(self, task: Task, question: Row) -> str | None:
+        """What would have been right; None where that is not a text."""
+        return None
+
+    def choice_values(
+        self, task: Task, likelihoods: Sequence[float], choices: Sequence[str]
+    ) -> list[float]:
+        """What the taken choice has the most of."""
+        return list(likelihoods)
+
+    def groups(
+        self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
+    ) -> list[GroupReport]:
+        """Scores by groups of questions; none where there are no groups."""
+        return []
+
+
+def kind_named(name: str) -> SuiteKind[Any]:
+    """The kind of that name; raises as :func:`load_class`."""
+    found: type[SuiteKind[Any]] = load_class(SUITES, name, SuiteKind)
+    return found()
+
+
+def kind_of(task: EvalTask) -> SuiteKind[Any]:
+    """The kind of a policy's suite, or of what an answer depends on."""
+    return kind_named(task.kind)
+
+
+def for_worker(task: EvalTask) -> dict[str, str]:
+    """What a worker imports the suite's kind by."""
+    return find_plugin(SUITES, task.kind).for_worker()

@@ -1,0 +1,23 @@
+"""A prompt's text from lm-eval's template of it, for people to read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def render(template: str, question: dict[str, Any]) -> str:
+    """The text of a jinja template; it is not escaped. Runs where jinja2 is installed.
+
+    Raises:
+        KeyError: the question has no such field.
+    """
+    from jinja2 import StrictUndefined, UndefinedError
+    from jinja2.sandbox import SandboxedEnvironment
+
+    environment = SandboxedEnvironment(
+        undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
+    )
+    try:
+        return environment.from_string(template).render(**question)
+    except UndefinedError as error:
+        raise KeyError(str(error)) from error

@@ -1,0 +1,155 @@
+"""Capabilities that packages declare as entry points: suites, engines, executors, registries.
+
+An entry point is ``name = "module:class"`` in a group such as ``prepare.suites``; ours stand in
+pyproject.toml as those of any other package do. Listing them reads metadata only; a module is
+imported when its capability is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UsageError
+
+SUITES = "prepare.suites"
+ENGINES = "prepare.engines"
+EXECUTORS = "prepare.executors"
+REGISTRIES = "prepare.registries"
+PLUGINS = "plugins"  # key of a worker's specification
+OURS = "prepare-model"
+_TREE = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One declared capability."""
+
+    group: str
+    name: str
+    value: str  # "module:class"
+    package: str  # of which distribution, and its version
+
+    @property
+    def words(self) -> str:
+        """The package and the entry point, for an error."""
+        return f"package {self.package}, entry point {self.name} = {self.value} in {self.group}"
+
+    def load(self) -> Any:
+        """Import the class; raise UsageError if its module cannot be imported or lacks it."""
+        module, _, attribute = self.value.partition(":")
+        try:
+            return getattr(import_module(module), attribute)
+        except Exception as error:  # code of others may raise anything
+            raise UsageError(
+                f"the plugin '{self.name}' cannot be loaded: {type(error).__name__}: {error}",
+                where=self.words,
+                hint=f"install a version of {self.package} that fits, or remove it",
+            ) from error
+
+    def for_worker(self) -> dict[str, str]:
+        """Give what a worker in another environment imports the class by, as plain data."""
+        top = self.value.partition(":")[0].partition(".")[0]
+        spec = find_spec(top)
+        if spec is None or spec.origin is None:
+            raise UsageError(f"the plugin '{self.name}' has no file", where=self.words)
+        return {**asdict(self), "file": spec.origin}
+
+
+_given: dict[tuple[str, str], Plugin] = {}
+
+
+def use_given(plugin: Mapping[str, str]) -> None:
+    """Make the capability of :meth:`Plugin.for_worker` found in this process, by its file."""
+    facts = dict(plugin)
+    file = Path(facts.pop("file"))
+    found = Plugin(**facts)
+    _given[found.group, found.name] = found
+    top = found.value.partition(":")[0].partition(".")[0]
+    if top in sys.modules:
+        return
+    folders = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = spec_from_file_location(top, file, submodule_search_locations=folders)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"the plugin '{found.name}' has no file", where=found.words)
+    sys.modules[top] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def plugin_names(group: str) -> list[str]:
+    """List the names in a group, sorted."""
+    return sorted({plugin.name for plugin in _declared(group)})
+
+
+def find_plugin(group: str, name: str) -> Plugin:
+    """Find the capability of that name.
+
+    Raises:
+        LookupError: no package declares it; the message lists those there are.
+        UsageError: several packages declare it.
+    """
+    if given := _given.get((group, name)):
+        return given
+    found = [each for each in _declared(group) if each.name == name]
+    if not found:
+        known = ", ".join(f"'{each}'" for each in plugin_names(group))
+        raise LookupError(f"'{name[:80]}' is not known: {known}")
+    if len(found) > 1:
+        raise UsageError(
+            f"several packages declare '{name}' in {group}",
+            where="; ".join(each.words for each in found),
+            hint="remove all but one of them",
+        )
+    return found[0]
+
+
+def load_class(group: str, name: str, base: Any) -> Any:
+    """Import the class of that name.
+
+    Raises:
+        LookupError: as :func:`find_plugin`.
+        UsageError: it cannot be imported, or is not a subclass of `base`.
+    """
+    plugin = find_plugin(group, name)
+    found = plugin.load()
+    if base in getattr(found, "__mro__", ()):
+        return found
+    raise UsageError(
+        f"the plugin '{name}' is not a subclass of {base.__module__}.{base.__qualname__}",
+        where=plugin.words,
+        hint=f"install a version of {plugin.package} that fits, or remove it",
+    )
+
+
+@cache
+def _declared(group: str) -> tuple[Plugin, ...]:
+    ours = _read_tree().get(group)
+    found = [
+        Plugin(group, name, value, f"{OURS} of {_TREE}") for name, value in (ours or {}).items()
+    ]
+    for point in entry_points(
+        group=group
+    ):  # of two distributions of one name, the first on the path
+        if point.dist is not None and not (ours and point.dist.name == OURS):
+            package = f"{point.dist.name} {point.dist.version}"
+            found.append(Plugin(group, point.name, point.value, package))
+    return tuple(found)
+
+
+def _read_tree() -> dict[str, dict[str, str]]:
+    """Ours, of the source tree that runs: metadata of an editable installation may be older."""
+    project = _TREE / "pyproject.toml"
+    if not project.is_file():
+        return {}
+    import tomllib
+
+    facts = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
+    points: dict[str, dict[str, str]] = facts.get("entry-points", {})
+    return points if facts.get("name") == OURS else {}

@@ -1,0 +1,1 @@
+"""Capabilities that are found by their entry points alone."""

@@ -1,0 +1,100 @@
+"""Capabilities of packages: what is found, and what is reported of one that is not sound."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from outside import forget, on_the_path
+
+from pipeline.core.errors import UsageError
+from pipeline.core.plugins import SUITES, find_plugin, load_class, plugin_names, use_given
+
+GOOD = "class Good:\n    pass\n"
+
+
+def declare(folder: Path, package: str, points: str) -> None:
+    metadata = folder / f"{package}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{SUITES}]\n{points}\n")
+    forget()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    with on_the_path(tmp_path):
+        yield tmp_path
+
+
+def test_ours_are_found_without_metadata_of_an_installation() -> None:
+    assert {"mmlu", "humaneval", "mbpp", "rouge", "lm_eval"} <= set(plugin_names(SUITES))
+
+
+def test_ours_can_all_be_loaded() -> None:
+    for name in plugin_names(SUITES):
+        assert isinstance(find_plugin(SUITES, name).load(), type)
+
+
+def test_one_that_no_package_declares() -> None:
+    with pytest.raises(LookupError, match="'mmlu'"):
+        find_plugin(SUITES, "none-such")
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        (None, "outside_one:Good"),
+        (GOOD, "outside_two:Other"),
+        (GOOD, "outside_three:Good"),  # not of the base that is asked for
+        ("raise RuntimeError('of its own')", "outside_four:Good"),
+        (GOOD, "outside_five"),
+    ],
+)
+def test_a_broken_one_is_named_with_its_package(path: Path, code: str | None, value: str) -> None:
+    if code is not None:
+        (path / f"{value.partition(':')[0]}.py").write_text(code)
+    declare(path, "maker", f"new = {value}")
+    assert "new" in plugin_names(SUITES)
+    with pytest.raises(UsageError) as caught:
+        load_class(SUITES, "new", Path)
+    assert "maker 1.0" in caught.value.where
+    assert f"new = {value}" in caught.value.where
+
+
+def test_two_packages_with_one_name(path: Path) -> None:
+    declare(path, "maker", "mmlu = outside_six:Good")
+    with pytest.raises(UsageError) as caught:
+        find_plugin(SUITES, "mmlu")
+    assert "maker 1.0" in caught.value.where
+
+
+def test_listing_imports_nothing(path: Path) -> None:
+    (path / "outside_seven.py").write_text("raise SystemExit(7)")
+    declare(path, "maker", "new = outside_seven:Good")
+    assert "new" in plugin_names(SUITES)
+
+
+def test_a_worker_imports_it_by_its_file(path: Path) -> None:
+    (path / "outside_eight").mkdir()
+    (path / "outside_eight" / "__init__.py").write_text("")
+    (path / "outside_eight" / "inner.py").write_text(GOOD)
+    declare(path, "maker", "new = outside_eight.inner:Good")
+    given = find_plugin(SUITES, "new").for_worker()
+    code = (
+        "from pipeline.core.plugins import find_plugin, use_given\n"
+        f"use_given({given!r})\nprint(find_plugin({SUITES!r}, 'new').load().__name__)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert told.stdout == "Good\n"
+
+
+def test_ours_reach_a_worker_too() -> None:
+    given = find_plugin(SUITES, "mmlu").for_worker()
+    use_given(given)
+    assert find_plugin(SUITES, "mmlu").value == given["value"]

@@ -1,0 +1,174 @@
+"""Capabilities of a package outside of this repository, by the ways that ours are found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from outside import install, on_the_path
+
+from artifacts.registry.history import AliasChange, ChangeReason
+from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG
+from artifacts.registry.registry_address import check_registry, open_registry, still_has
+from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.questions import QuestionsParameters
+from eval_gates.suites.suite_kind import for_worker, kind_of
+from pipeline.core.errors import UsageError
+from pipeline.core.file_digests import FileDigests
+from pipeline.core.hardware import this_node
+from pipeline.core.plugins import PLUGINS
+from pipeline.core.resource_request import ResourceRequest
+from pipeline.environments.settings import load_settings
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.run.executors import executor_of
+from pipeline.stages.context import BOOTSTRAP
+from recipes.catalog import load_policy, load_profile
+from recipes.engines import LaunchSpec, find_engine
+from recipes.policy import Policy
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "site"
+    install(folder)
+    with on_the_path(folder):
+        yield folder
+
+
+def policy_file(folder: Path, **suite: Any) -> Path:
+    file = folder / "outside.yaml"
+    keys = {"margins": {"fp8": 0.5}, **suite}
+    file.write_text(json.dumps({"name": "outside", "summary": "s", "suites": {"adding": keys}}))
+    return file
+
+
+def read_policy(folder: Path, **suite: Any) -> Policy:
+    return load_policy(str(policy_file(folder, **suite)))
+
+
+class TestEngine:
+    def test_a_profile_with_it(self, installed: Path, tmp_path: Path) -> None:
+        file = tmp_path / "served.yaml"
+        keys = {"name": "served", "summary": "s", "accelerator": "cpu", "engine": "outside"}
+        file.write_text(json.dumps({**keys, "engine_arguments": {"slots": 3}}))
+        arguments = ServingArguments.of(load_profile(str(file)), is_baseline=False)
+        launch = LaunchSpec("weights", {"slots": 3}, port=80)
+        command = find_engine(arguments.engine).command("python", launch)
+        assert command == [
+            "python",
+            *["-m", "outside_server", "weights", "--port", "80", "--slots", "3"],
+        ]
+
+    def test_its_arguments_are_checked(self, installed: Path, tmp_path: Path) -> None:
+        file = tmp_path / "served.yaml"
+        keys = {"name": "served", "summary": "s", "accelerator": "cpu", "engine": "outside"}
+        file.write_text(json.dumps({**keys, "engine_arguments": {"slot": 3}}))
+        with pytest.raises(UsageError) as caught:
+            load_profile(str(file))
+        assert "slot" in caught.value.message
+
+
+class TestExecutor:
+    def test_settings_with_it(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "settings.yaml"
+        file.write_text("executor: {kind: outside, partition: gpus}\n")
+        monkeypatch.setenv("PREPARE_SETTINGS", str(file))
+        executor: Any = executor_of(load_settings(tmp_path / "store"))
+        assert (type(executor).__name__, executor.partition) == ("OutsideExecutor", "gpus")
+        node = executor.describe_node([ResourceRequest()], tmp_path, Listener())
+        assert node.machine == this_node().machine
+
+    def test_the_command_line_with_it(self, installed: Path, tmp_path: Path) -> None:
+        executor: Any = executor_of(load_settings(tmp_path / "store", executor="outside"))
+        assert executor.partition == "all"
+
+    def test_its_keys_are_checked(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "settings.yaml"
+        file.write_text("executor: {kind: outside, partitions: gpus}\n")
+        monkeypatch.setenv("PREPARE_SETTINGS", str(file))
+        with pytest.raises(UsageError) as caught:
+            executor_of(load_settings(tmp_path / "store"))
+        assert caught.value.where.endswith("key executor.partitions")
+
+
+class TestRegistry:
+    def test_an_address_with_its_scheme(self, installed: Path, tmp_path: Path) -> None:
+        uri = f"outside://{tmp_path}/models"
+        weights = tmp_path / "weights"
+        weights.mkdir()
+        (weights / "config.json").write_text("{}")
+        check_registry(uri, "demo")
+        registry = open_registry(uri)
+        version = registry.register("demo", weights, {TUPLE_TAG: "a", EVIDENCE_TAG: "b"})
+        registry.move_alias(
+            "demo", AliasChange("champion", version, None, ChangeReason("promote", "test"))
+        )
+        assert type(registry).__name__ == "OutsideRegistry"
+        assert still_has(uri, "demo", [version], {"champion": version})
+        assert not still_has(uri, "demo", [version], {"champion": "0"})
+
+
+class TestSuite:
+    def test_a_policy_with_it(self, installed: Path, tmp_path: Path) -> None:
+        suite = read_policy(tmp_path, kind="sums", digits=3).suites["adding"]
+        assert kind_of(suite).metric(suite, None) == "exact_match of 3 digits"
+
+    def test_its_keys_are_checked(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            read_policy(tmp_path, kind="sums", digit=3)
+        assert caught.value.where.endswith("key suites.adding.digit")
+        assert "did you mean 'digits'" in caught.value.hint
+
+    def test_without_its_package(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            read_policy(tmp_path, kind="sums")
+        assert caught.value.where.endswith("key suites.adding")
+
+    def test_a_broken_one_names_its_package(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            read_policy(tmp_path, kind="broken")
+        assert "outside-package 2.5" in caught.value.where
+        assert "broken = outside_package.absent:Suite" in caught.value.where
+
+    def test_its_questions_are_laid_out_by_a_worker(self, installed: Path, tmp_path: Path) -> None:
+        """In an interpreter that has not got the package on its path."""
+        suite = read_policy(tmp_path, kind="sums").suites["adding"]
+        digests = FileDigests(tmp_path / "digests.json")
+        source = SourceResolver(None, "e", digests, Listener()).suite("adding", suite)
+        assert source.questions == 3
+        asked = QuestionsParameters(suite=suite, source=source.identity, seed=1)
+        assert asked.suite.model_dump() == {
+            "kind": "sums",
+            "prompt_format": "auto",
+            "cluster_by": None,
+            "digits": 2,
+        }
+        spec = {**asked.model_dump(), "folder": None, PLUGINS: [for_worker(asked.suite)]}
+        (tmp_path / "spec.json").write_text(json.dumps(spec))
+        subprocess.run(
+            [
+                sys.executable,
+                str(BOOTSTRAP),
+                "pipeline.workers.questions",
+                str(tmp_path / "spec.json"),
+                str(tmp_path / "result.json"),
+                str(tmp_path),
+            ],
+            check=True,
+            timeout=60,
+        )
+        result = json.loads((tmp_path / "result.json").read_text())["result"]
+        assert result["questions"] == 3
+        lines = (tmp_path / "questions.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        assert {row["sum"] for row in rows} == {"42", "68", "46"}
