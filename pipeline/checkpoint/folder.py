@@ -232,7 +232,6 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _text(key: str, value: Any, path: Path) -> str:
-    """Return a required string of config.json."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARACTERS:
         raise CheckpointError(
             f"config.json lacks the model's {key}",
@@ -247,7 +246,6 @@ def _first(value: Any) -> Any:
 
 
 def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the top level and, in multimodal configs, the language model's level."""
     inner = config.get("text_config")
     return [config, inner] if isinstance(inner, dict) else [config]
 
@@ -272,7 +270,6 @@ def _context_length(config: dict[str, Any], path: Path) -> int:
 
 
 def _needs_remote_code(config: dict[str, Any], path: Path) -> bool:
-    """Return whether model or tokenizer are classes outside of transformers."""
     tokenizer = path / "tokenizer_config.json"
     return CODE_KEY in config or (tokenizer.exists() and CODE_KEY in read_json(tokenizer))
 
@@ -311,7 +308,6 @@ def _hash_all(
 
 
 def _check_hub_digest(file: Path, kind: Kind, sha256: str) -> None:
-    """Compare a large file's digest with its name in the Hub's cache."""
     if kind != "hub" or not file.is_symlink():
         return
     expected = file.readlink().name
@@ -324,7 +320,6 @@ def _check_hub_digest(file: Path, kind: Kind, sha256: str) -> None:
 
 
 def _main_dtype(tensors: list[TensorEntry]) -> str:
-    """Return torch's name of the type with the most bytes."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[tensor.dtype] += tensor.size

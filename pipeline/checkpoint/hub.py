@@ -150,7 +150,6 @@ def file_sizes(info: ModelInfo) -> dict[str, int]:
 
 
 def _weight_patterns(snapshot: Path) -> list[str]:
-    """Return the shards in the index, or a glob for all safetensors."""
     index = snapshot / INDEX
     return sorted(set(read_index(index).values())) if index.exists() else ["*.safetensors"]
 

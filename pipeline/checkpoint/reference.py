@@ -88,7 +88,6 @@ def _unknown_error(text: str) -> UsageError:
 
 
 def _siblings(text: str) -> list[str]:
-    """Return existing paths in the directory of `text`."""
     try:
         return [str(path) for path in Path(text).parent.iterdir()]
     except (OSError, ValueError):  # no such folder

@@ -121,7 +121,6 @@ class FileDigests:
         return {path: entry for path, entry in files.items() if _is_sound(entry)}
 
     def _remember(self, fresh: Mapping[str, Any], progress: Progress) -> None:
-        """Add entries, and drop those of removed files."""
         from filelock import FileLock
 
         try:
@@ -141,7 +140,6 @@ def _identity(status: os.stat_result) -> list[int]:
 
 
 def _is_sound(entry: object) -> bool:
-    """Whether a cache entry can be what we wrote."""
     return (
         isinstance(entry, dict)
         and isinstance(entry.get("identity"), list)

@@ -86,7 +86,6 @@ def query_driver(*arguments: str) -> str | None:
 
 
 def _gpus_with_slices() -> list[list[VisibleGpu]]:
-    """Return one list for each GPU: itself, or its slices."""
     lines = (query_driver("-L") or "").splitlines()
     facts = _query_rows("name,driver_version,memory.total", len(lines))
     capabilities = _query_rows("compute_cap", len(lines))
@@ -123,7 +122,6 @@ def _choose(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[V
 
 
 def _visible_to_a_process(gpus: list[VisibleGpu]) -> list[VisibleGpu]:
-    """Return the first MIG slice if there is one, or all GPUs."""
     return next(([gpu] for gpu in gpus if gpu.is_slice), gpus)
 
 
@@ -138,7 +136,6 @@ def _find_named(
 
 
 def _query_rows(fields: str, count: int) -> list[tuple[str, ...]]:
-    """Return the fields of each GPU, padded with `count` empty rows."""
     answer = query_driver(f"--query-gpu={fields}", "--format=csv,noheader") if count else None
     rows = [tuple(re.split(r",\s*", line.strip())) for line in (answer or "").splitlines()]
     return [*rows, *[()] * count]

@@ -111,7 +111,6 @@ class NodeLocks:
                 raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
     def _make(self, path: Path) -> None:
-        """Create the file with its final mode, regardless of the umask."""
         temporary, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=self.folder)
         try:
             os.fchmod(temporary, 0o444)
@@ -149,7 +148,6 @@ def lock_folder() -> Path:
 
 
 def _is_for_all(folder: Path) -> bool:
-    """Return whether all users can write there, and none can remove another user's files."""
     try:
         mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError:
@@ -158,7 +156,6 @@ def _is_for_all(folder: Path) -> bool:
 
 
 def _is_file(path: Path, descriptor: int) -> bool:
-    """Return whether the path still refers to the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

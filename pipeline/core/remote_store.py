@@ -307,7 +307,6 @@ def _has_size(file: Path, blob: Blob) -> bool:
 
 
 def _abandoned(found: Iterable[Path]) -> list[Path]:
-    """Return paths whose process id suffix is ours or belongs to an ended process."""
     own = str(os.getpid())
     return [
         path

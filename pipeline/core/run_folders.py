@@ -109,7 +109,6 @@ class RunFolders:
 
 
 def _fetch_records(objects: ObjectStore, runs: Path) -> None:
-    """Download the current records of runs on other nodes."""
     running = {
         path.parts[0]: f"{RUNNING}/{path}"
         for path in map(PurePosixPath, objects.names(RUNNING))

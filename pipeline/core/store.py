@@ -295,7 +295,6 @@ class Store:
                 flush_folder(final.parent)
 
     def _leave_unfinished(self, partial: Path, resumed: Collection[str]) -> None:
-        """Let an attempt on another node continue this one."""
         if self.remote is not None:
             self.remote.upload_unfinished(partial, resumed)
 
@@ -436,7 +435,6 @@ class Store:
 
 @contextmanager
 def _explain_loss(lease: Lease) -> Iterator[None]:
-    """Convert a missing file to a lost lease, if another process renamed our directory."""
     try:
         yield
     except OSError as error:
@@ -462,12 +460,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _lease_name(lease: Lease) -> str:
-    """Return a directory name that is unique to this lease."""
     return f"{lease.number:06d}-{lease.token[:8]}"
 
 
 def _unfinished(final: Path) -> list[Path]:
-    """Return directories of unfinished attempts, latest first."""
     names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}")
     found = [path for name in names for path in final.parent.glob(name)]
     # A name without a lease belongs to a process that only inspects the stage.

@@ -158,7 +158,6 @@ class InstallProgress:
 
 
 def _check_versions(definition: EnvironmentDefinition, folder: Path) -> dict[str, str]:
-    """Return the installed versions, checked against the lock."""
     versions = installed_versions(folder)
     if wrong := differences_from_lock(definition, versions):
         raise EnvironmentBuildError(

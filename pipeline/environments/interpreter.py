@@ -85,7 +85,6 @@ def _query(
 def _run(
     python: Path, code: str, arguments: Sequence[str] = (), seconds: int = _ANSWER_TIMEOUT_S
 ) -> str:
-    """Return the standard output of `code`, isolated from PYTHONPATH and the working directory."""
     try:
         answer = subprocess.run(
             [str(python), "-I", "-c", code, *arguments],

@@ -51,7 +51,6 @@ class SigningKeys(Record):
 
 
 def _as_mapping(executor: Any) -> Any:
-    """Expand a bare kind to a mapping."""
     return {"kind": executor} if isinstance(executor, str) else executor
 
 
@@ -77,7 +76,6 @@ class Settings(Record):
     @field_validator("store")
     @classmethod
     def _resolve_links(cls, store: Path) -> Path:
-        """Not a link to it, which may point elsewhere tomorrow: records name the store."""
         return store.resolve()
 
     @property

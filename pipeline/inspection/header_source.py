@@ -95,7 +95,6 @@ def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
 
 
 def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
-    """Return a small file in the Hub's cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -110,7 +109,6 @@ def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
 
 
 def _weight_names(repo_id: str, sizes: dict[str, int], commit: str | None) -> list[str]:
-    """Return the files in the index, or all top-level safetensors."""
     if INDEX not in sizes:
         return sorted(filter(are_weights, sizes))
     named = sorted(set(read_index(_small_file(repo_id, INDEX, commit)).values()))

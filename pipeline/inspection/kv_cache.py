@@ -147,7 +147,6 @@ def kv_cache(config: dict[str, Any], shape: ModelShape, where: str) -> KvCacheSp
 
 
 def _blocks(window: Window, context: int, block_size: int, in_flight: int) -> int:
-    """Return the blocks that one sequence needs in one table."""
     if window is None:
         return -(-context // block_size)
     # One more, because a window can start inside a block.

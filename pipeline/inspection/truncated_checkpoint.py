@@ -147,13 +147,11 @@ def retained_tensors(names: list[str], layers: tuple[int, ...], count: int) -> d
 
 
 def _periods(level: dict[str, Any]) -> list[str]:
-    """Return the valid periods: layer_types takes precedence over those of attention."""
     overruled = ("full_attention_interval", "attn_layer_period") if "layer_types" in level else ()
     return [key for key in PERIODS if key not in overruled]
 
 
 def _kind(level: dict[str, Any], layer: int, count: int) -> tuple[Any, ...]:
-    """Return the properties of one layer that differ between layers."""
     return (
         *(value[layer] for value in _lists(level, count).values()),
         layer < _first_dense(level),
@@ -162,7 +160,6 @@ def _kind(level: dict[str, Any], layer: int, count: int) -> tuple[Any, ...]:
 
 
 def _lists(level: dict[str, Any], count: int) -> dict[str, list[Any] | str]:
-    """Return values with one entry for each layer: lists, and pattern strings."""
     return {
         key: value
         for key, value in level.items()
@@ -196,7 +193,6 @@ def _cut_level(level: dict[str, Any], layers: tuple[int, ...], count: int) -> di
 
 
 def _locate_tensors(folder: Path) -> dict[str, _TensorLocation]:
-    """Return file and offset of every tensor."""
     places = {}
     for file in weight_files(folder):
         header = read_header(file)
@@ -224,7 +220,6 @@ def _write(file: Path, tensors: dict[str, _TensorLocation]) -> int:
 
 
 def _copy(source: BinaryIO, output: BinaryIO, count: int, file: Path) -> None:
-    """Copy `count` bytes from the current position."""
     left = count
     while left:
         block = source.read(min(left, COPY_BYTES))

@@ -95,7 +95,6 @@ def _module(tensor: str) -> str:
 
 
 def _to_supported_form(word: str) -> str:
-    """Convert a glob to an expression, for llm-compressor and vLLM."""
     expression = to_expression(word)
     return word if expression is None else f"re:{expression}"
 
@@ -127,5 +126,4 @@ def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]
 
 
 def _match_part(part: str) -> str:
-    """Return an expression for modules with this part in their dotted name."""
     return rf"re:(.*\.)?({part})(\..*)?$"

@@ -140,7 +140,6 @@ def _find_listener(path: Path) -> int | None:
 
 
 def _listening_inodes(host: str, port: int) -> set[str]:
-    """Return inodes of sockets that accept connections to the port."""
     hosts = socket_table_addresses(host)
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
@@ -155,7 +154,6 @@ def _listening_inodes(host: str, port: int) -> set[str]:
 
 
 def _find_sockets(group: int) -> set[str]:
-    """Return inodes of the process group's sockets."""
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended, or belongs to another user

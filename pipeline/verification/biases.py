@@ -88,7 +88,6 @@ def _check_with_norm(vector: UnquantizedTensor, factors: Floats, where: str) -> 
 
 
 def _check_with_rows(vector: UnquantizedTensor, reader: RescalingFit, where: str) -> None:
-    """Check rows against the reader's column factors, which are known up to its noise."""
     before, after = _numbers(vector)
     factors = reader.columns * np.median(reader.rows)
     seen = np.abs(after) > FLUSHED  # smaller values may have lost precision

@@ -163,7 +163,6 @@ class PackedIntWeights:
         return np.asarray(values * scale[:, groups])
 
     def _zero_points(self, begin: int, end: int, height: int) -> Floats | None:
-        """Unpack zero points: a word has several rows of one group."""
         if self.zero_point is None:
             return None
         in_word = WORD_BITS // self.form.bits

@@ -263,7 +263,6 @@ def _noise_share(layer: RescalingFit) -> float:
 
 
 def _groups(layers: dict[str, RescalingFit]) -> list[list[str]]:
-    """Return layers grouped by common input."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name in layers:
         parent, _, leaf = name.rpartition(".")

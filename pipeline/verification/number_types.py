@@ -94,7 +94,6 @@ def unpack_awq(words: Bytes) -> Floats:
 
 
 def _look_up(raw: Bytes, kind: str) -> Floats:
-    """Look up two bytes at a time, and an odd last byte separately."""
     even = len(raw) // 2 * 2
     values = _table(kind, 2).take(raw[:even].view("<u2")).view(np.float32)
     if even == len(raw):
@@ -114,7 +113,6 @@ def _table(kind: str, width: int) -> Any:
 
 
 def _values(kind: str) -> Any:
-    """Return the value of each code."""
     if kind == "fp4":
         return np.concatenate([FP4_MAGNITUDES, -FP4_MAGNITUDES])
     if kind == "fp8":
@@ -123,7 +121,6 @@ def _values(kind: str) -> Any:
 
 
 def _fp8_values() -> Any:
-    """Return the 256 values of float8_e4m3fn, which has NaN but no infinities."""
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     magnitude = np.where(

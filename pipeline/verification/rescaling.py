@@ -62,7 +62,6 @@ class _Pass(RescalingFit):
 
 
 def _first_columns(source: StoredTensor, stored: LayerDequantizer) -> Floats:
-    """Return the best column factors for unscaled rows."""
     products, squares = np.zeros((2, source.shape[1]))
     for begin, end in chunks(*source.shape):
         weights, values = source.floats(begin, end), stored.rows(begin, end)

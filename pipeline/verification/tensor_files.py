@@ -97,7 +97,6 @@ def open_folder(folder: Path) -> TensorFiles:
 
 
 def _check_all_named(folder: Path, tensors: dict[str, StoredTensor]) -> None:
-    """Check that the index lists every tensor: engines load only those."""
     index = folder / INDEX
     if not index.exists():
         return

@@ -120,7 +120,6 @@ _Loader.add_constructor("!function", _Loader.construct_function)
 
 
 def _check_shape(text: str) -> None:
-    """Check depth and number of values from parser events, before any value is built."""
     weights: dict[str, int] = {}  # number of values of each anchor, with aliases expanded
     opened: list[tuple[str | None, int]] = []  # anchor and preceding values of each open collection
     count = 0
