@@ -35,7 +35,7 @@ from pipeline.core.key_value_store import KeyValueStore
 from pipeline.core.process_identity import node_identity, start_ticks
 from pipeline.core.record import Record
 
-VARIABLE = "PREPARE_CLAIM_SECONDS"
+VARIABLE = "PREPARE_LEASE_SECONDS"
 LEASE_SECONDS = 60.0
 MIN_SECONDS = 2.0
 # A heartbeat may be this many intervals late, on a busy node or slow file server.

@@ -99,5 +99,5 @@ def test_an_endpoint_that_is_not_there(server: Server, demo_model: Path, tmp_pat
         *("--tokenizer", str(demo_model), "--policy", "demo"),
     )
     assert answer.returncode == 1
-    assert "does not name its models" in answer.stderr
+    assert "does not list its models" in answer.stderr
     assert "http://127.0.0.1:9/v1/models" in answer.stderr

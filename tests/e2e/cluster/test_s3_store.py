@@ -45,7 +45,7 @@ class Nodes:
 
     def start(self, node: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(WRITER), str(self.cache(node)), node, str(self.stages)]
-        environment = {**os.environ, "PREPARE_CLAIM_SECONDS": "3"}
+        environment = {**os.environ, "PREPARE_LEASE_SECONDS": "3"}
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
     def check(self) -> None:
@@ -167,7 +167,7 @@ def test_runs_beside_collections_that_are_killed(url: str, tmp_path: Path) -> No
     def start(role: str, node: str, rounds: int) -> subprocess.Popen[str]:
         cache = cache_folder(url, tmp_path / node)
         command = [sys.executable, str(COLLECTION), role, str(cache), str(rounds)]
-        environment = {**os.environ, "PREPARE_CLAIM_SECONDS": "3"}
+        environment = {**os.environ, "PREPARE_LEASE_SECONDS": "3"}
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
     runs, collector = start("run", "one", 12), start("collect", "two", 1000)

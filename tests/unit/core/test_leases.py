@@ -167,15 +167,15 @@ def test_another_boot_or_another_container_is_another_node() -> None:
 
 @pytest.mark.parametrize("text", ["0", "1.9", "nan", "-60", "x", "1e9", "inf"])
 def test_a_wrong_time_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("PREPARE_CLAIM_SECONDS", text)
+    monkeypatch.setenv("PREPARE_LEASE_SECONDS", text)
     with pytest.raises(UsageError) as caught:
         lease_seconds()
-    assert "PREPARE_CLAIM_SECONDS" in caught.value.where
+    assert "PREPARE_LEASE_SECONDS" in caught.value.where
 
 
 def test_the_time_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lease_seconds() == 60
-    monkeypatch.setenv("PREPARE_CLAIM_SECONDS", "15")
+    monkeypatch.setenv("PREPARE_LEASE_SECONDS", "15")
     assert lease_seconds() == 15
 
 
@@ -478,7 +478,7 @@ class Holder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PREPARE_CLAIM_SECONDS": seconds, "PYTHONPATH": path},
+            env={**os.environ, "PREPARE_LEASE_SECONDS": seconds, "PYTHONPATH": path},
         )
 
     def says(self) -> str:

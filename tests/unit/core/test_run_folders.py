@@ -89,7 +89,7 @@ def test_who_was_stopped_while_removing_removes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another node: a run that begins meanwhile counts on what it finds."""
-    monkeypatch.setenv("PREPARE_CLAIM_SECONDS", "2")
+    monkeypatch.setenv("PREPARE_LEASE_SECONDS", "2")
     root, heard = tmp_path / "store", Listener()
     collector = subprocess.Popen(
         [sys.executable, "-c", COLLECTOR, str(root)],
