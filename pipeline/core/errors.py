@@ -76,9 +76,9 @@ class PrepareError(Exception):
         place = " ".join(self.where.splitlines())
         lines = [self.message, f"  where: {place}", f"  hint:  {self.hint}"]
         parts = (self.message, self.where, self.hint)
-        said = [line for line, part in zip(lines, parts, strict=True) if part]
+        nonempty = [line for line, part in zip(lines, parts, strict=True) if part]
         # A file name or key can have any length.
-        return "\n".join(clip(line, MAX_PART_CHARACTERS) for line in said)
+        return "\n".join(clip(line, MAX_PART_CHARACTERS) for line in nonempty)
 
     def to_dict(self) -> dict[str, str]:
         """Return plain data that crosses a process boundary as JSON."""

@@ -153,15 +153,15 @@ def forwarded_environment(
     return {name: value for name, value in found if name not in _MACHINE_VARIABLES}
 
 
-def merge_node_environment(node: Mapping[str, str], travelled: Mapping[str, str]) -> dict[str, str]:
+def merge_node_environment(node: Mapping[str, str], forwarded: Mapping[str, str]) -> dict[str, str]:
     """Merge the node's environment with forwarded variables, which take precedence.
 
     Exception: if the node configures any package source, its own sources are used.
     """
     if any(_select_listed(node, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES])):
-        sources = dict(_select_listed(travelled, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES]))
-        travelled = {name: each for name, each in travelled.items() if name not in sources}
-    return {**node, **travelled}
+        sources = dict(_select_listed(forwarded, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES]))
+        forwarded = {name: value for name, value in forwarded.items() if name not in sources}
+    return {**node, **forwarded}
 
 
 def _stage_access(stage: str, base: Mapping[str, str]) -> list[NetworkAccess]:

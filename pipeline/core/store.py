@@ -64,26 +64,26 @@ class Store:
             self._fetch(self.remote, stage, key, folder)
         return folder
 
-    def fetch_named_stages(self, said: object) -> None:
+    def fetch_named_stages(self, data: object) -> None:
         """Fetch finished stages whose store paths occur in the data.
 
         The paths come from another node, and this one may not have the stages yet.
 
         Args:
-            said: plain data, such as a stage's runtime.
+            data: plain data, such as a stage's runtime.
         """
         if self.remote is None:
             return
         stages = self.root / "stages"
-        if isinstance(said, str):
-            place = Path(said)
+        if isinstance(data, str):
+            place = Path(data)
             if place.is_relative_to(stages) and len(parts := place.relative_to(stages).parts) > 1:
                 self.stage_folder(*parts[:2])
-        elif isinstance(said, Mapping):
-            self.fetch_named_stages(list(said.values()))
-        elif isinstance(said, Sequence):
-            for each in said:
-                self.fetch_named_stages(each)
+        elif isinstance(data, Mapping):
+            self.fetch_named_stages(list(data.values()))
+        elif isinstance(data, Sequence):
+            for item in data:
+                self.fetch_named_stages(item)
 
     @cached_property
     def remote(self) -> RemoteStore | None:

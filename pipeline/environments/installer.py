@@ -158,10 +158,10 @@ def _has_ended(process: subprocess.Popen[str]) -> bool:
 
 
 def _failure(command: list[str], code: int, lines: list[str]) -> EnvironmentBuildError:
-    said = [line for line in lines if line and not line.startswith((" + ", " - "))]
-    quoted = "\n".join(f"    {line}" for line in said[-_LINES_QUOTED:])
+    output = [line for line in lines if line and not line.startswith((" + ", " - "))]
+    quoted = "\n".join(f"    {line}" for line in output[-_LINES_QUOTED:])
     return EnvironmentBuildError(
         f"uv could not install (exit code {code}). Its last lines:\n{quoted}",
         where=" ".join(command),
-        hint=hint_for("\n".join(said)),
+        hint=hint_for("\n".join(output)),
     )

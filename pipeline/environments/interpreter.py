@@ -70,10 +70,10 @@ def _query(
 ) -> Any:
     """Return the JSON that `code` prints; any other output is an error."""
     try:
-        said = parse_json(_run(python, code, arguments))
-        if not isinstance(said, kind):
+        value = parse_json(_run(python, code, arguments))
+        if not isinstance(value, kind):
             raise ValueError("it is of another kind")
-        return said
+        return value
     except ValueError as error:
         raise EnvironmentBuildError(
             "the interpreter does not behave like Python",

@@ -110,7 +110,7 @@ def load_settings(
         public_key: registered versions must be signed with it.
     """
     file = find_settings_file()
-    said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
+    configured = parse(file, "settings file", SettingsFile) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
     home = find_home()
     store = (
@@ -118,14 +118,14 @@ def load_settings(
         or _resolve_store(
             os.environ.get("PREPARE_STORE"), Path.cwd(), "the variable PREPARE_STORE", home
         )
-        or _resolve_store(said.store, folder, f"{file}, key store", home)
+        or _resolve_store(configured.store, folder, f"{file}, key store", home)
         or home / "store"
     )
     overrides = {}
-    for name, override in said.environments.items():
+    for name, override in configured.environments.items():
         python = absolute_from(folder, override.python, f"{file}, key environments.{name}.python")
         overrides[str(name)] = EnvironmentOverride(python=python)
-    chosen = said.executor
+    chosen = configured.executor
     if executor is not None and executor != chosen.get("kind"):
         chosen = {"kind": executor}
     return Settings(
@@ -133,17 +133,20 @@ def load_settings(
         store=store,
         executor=chosen,
         environments=overrides,
-        signing=_find_keys(said.signing, folder, file, public_key),
+        signing=_find_keys(configured.signing, folder, file, public_key),
     )
 
 
 def _find_keys(
-    said: SigningKeys, folder: Path, file: Path | None, public_key: Path | None
+    configured: SigningKeys, folder: Path, file: Path | None, public_key: Path | None
 ) -> SigningKeys:
     """Return absolute key paths; those in the settings file are relative to `folder`."""
     found = {
         name: key and absolute_from(folder, key, f"{file}, key signing.{name}")
-        for name, key in (("private_key", said.private_key), ("public_key", said.public_key))
+        for name, key in (
+            ("private_key", configured.private_key),
+            ("public_key", configured.public_key),
+        )
     }
     named = public_key and absolute_from(Path.cwd(), public_key, "--public-key")
     return SigningKeys(
@@ -155,11 +158,11 @@ def _find_keys(
 def find_home() -> Path:
     """Return the folder of the managed environments, as `load_settings` does."""
     file = find_settings_file()
-    said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
+    configured = parse(file, "settings file", SettingsFile) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
     return (
         path_variable("PREPARE_HOME")
-        or (said.home and absolute_from(folder, said.home, f"{file}, key home"))
+        or (configured.home and absolute_from(folder, configured.home, f"{file}, key home"))
         or xdg_folder("CACHE", ".cache")
     )
 
