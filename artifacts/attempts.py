@@ -18,7 +18,7 @@ else its answers could be chosen by throwing them away.
     STORE/attempts/<scope>/<number>.json          one file an attempt, never changed
     STORE/measurements/<measurement>/<number>.json  one file a log that was begun, never changed
 
-`multiplicity.level_of` computes every level; a plan carries it to all who use it.
+`multiplicity.gate_level` computes every level; a plan carries it to all who use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, level_of
+from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, gate_level
 from eval_gates.suite_criteria import claim_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import AttemptChangedError, StoreError, raise_as
@@ -96,7 +96,7 @@ class Attempt(Record):
         Args:
             measurement: number of the gate's measurement.
         """
-        return level_of(
+        return gate_level(
             self.alpha, self.spending, self.number, len(self.variants), measurement=measurement
         )
 

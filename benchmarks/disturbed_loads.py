@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval_gates.speed.proportion_test import log_evidence
-from eval_gates.speed.sequential_rule import MORE_FOR_LOST
+from eval_gates.speed.sequential_rule import UNITS_PER_LOST
 
 ALPHA, CAP, RUNS = 0.05, 20, 3
 Bools = NDArray[np.bool_]
@@ -60,7 +60,7 @@ def false_passes(
         for run in range(1, RUNS + 1):
             count = np.cumsum(lost[row])
             allowed = CAP * run + np.minimum(
-                CAP * run, np.ceil(MORE_FOR_LOST / (1 - share) * count)
+                CAP * run, np.ceil(UNITS_PER_LOST / (1 - share) * count)
             )
             end = int(np.argmax(np.arange(1, most + 1) >= allowed)) + 1
             found = log_evidence((good[row] & ~lost[row])[:end], share, starts)

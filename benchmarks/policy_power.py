@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from eval_gates.planned_bets import planned_bet_of
 from eval_gates.statistics.gaffke import log_chance_below
-from eval_gates.statistics.multiplicity import level_of
-from eval_gates.statistics.simulation import PairedOutcomes, SimulatedRuns, outcomes, replay
+from eval_gates.statistics.multiplicity import gate_level
+from eval_gates.statistics.simulation import PairedOutcomes, SimulatedRuns, outcomes, simulate_runs
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.code_suite import CodeSuite
 from recipes import catalog
@@ -94,7 +94,7 @@ def sequential(
         drawn = rouge_outcomes(drop)
     else:
         drawn = outcomes(comparison, variant.flips, 1.0, drop, MMLU_BASELINE)
-    return replay(
+    return simulate_runs(
         drawn,
         comparison,
         alpha=alpha,
@@ -148,7 +148,7 @@ def code_passes(
 def measure(policy: Policy, variant: Variant, tried: int, runs: int, seed: int) -> dict[str, float]:
     """By blocking suite, the share of runs let through; `all`: by every one of them at once."""
     alpha, together, found = (
-        level_of(policy.alpha, policy.attempts, 1, tried),
+        gate_level(policy.alpha, policy.attempts, 1, tried),
         np.ones(runs, dtype=bool),
         {},
     )

@@ -240,7 +240,7 @@ def against_itself(bench: Bench) -> dict[str, Any]:
     rules = {claim.gate: ThroughputRatioRule.model_validate(dict(claim.rule)) for claim in claims}
     tries = []
     for report in reports.values():
-        allowed = rules[report.gate].finding(bench.loads("aa", report.workload))
+        allowed = rules[report.gate].evaluate(bench.loads("aa", report.workload))
         tries.append(
             {
                 "gate": holds_one(

@@ -45,13 +45,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from eval_gates.speed.invalid_reasons import over_saturated
+from eval_gates.speed.invalid_reasons import is_over_saturated
 from eval_gates.speed.load_run import LoadRun, RequestColumns
 from eval_gates.speed.sequential_rule import WARM_UP, SequentialGateRule
 from eval_gates.speed.slo import SloRule
-from eval_gates.speed.throughput_ratio import ThroughputRatioRule, allowance_for
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
 
-ALPHA, BLOCKS, ROUNDS, WAVES = 0.05, 20, 30, 8
+ALPHA, BLOCKS, ROUNDS, MIN_LOAD_WAVES = 0.05, 20, 30, 8
 RATIOS = (1.02, 1.05, 1.1, 1.25)
 SLOTS = (1, 16, 64)
 LOADS = (0.7, 0.85, 0.95)  # of what the server can serve
@@ -90,9 +90,9 @@ def served(slots: int) -> Loads:
             times = chance.lognormal(
                 0,
                 spread,
-                (runs, number, WAVES),
+                (runs, number, MIN_LOAD_WAVES),
             ).sum(axis=2)
-            total += WAVES / times
+            total += MIN_LOAD_WAVES / times
         return np.log(total)
 
     return loads
@@ -244,7 +244,7 @@ def life_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
     together = [
         RATIO.model_copy(
             update={
-                "restart_allowance": allowance_for(float(spread), KNOWN_LIVES, ALPHA / 2),
+                "restart_allowance": restart_allowance(float(spread), KNOWN_LIVES, ALPHA / 2),
                 "restart_allowance_alpha": ALPHA / 2,
             }
         ).finding_of(row)
@@ -563,7 +563,7 @@ def saturation_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
         for load in SATURATION:
             measured = round_seconds(slots, load)
             queues = zip(*queued(chance, runs, slots, load, stretched=False), strict=True)
-            found = [over_saturated(round_of(*each, measured)) for each in queues]
+            found = [is_over_saturated(round_of(*each, measured)) for each in queues]
             cells[f"{load:g} x"] = float(np.mean(found))
     return rows
 
@@ -685,7 +685,7 @@ def main() -> int:
         "losing_passes": losing,
         "start_false_passes": starts,
         "requests_over": over,
-        "over_saturated": saturation,
+        "is_over_saturated": saturation,
         "arrival_false_passes": arrivals,
         "limit_false_passes": limits,
         "limit_power": limits_power,

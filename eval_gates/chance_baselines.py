@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from eval_gates.clusters import group_by_cluster, means
-from eval_gates.statistics.assay_sensitivity import SensitivityCheck, sight_of, swap_p_value
+from eval_gates.statistics.assay_sensitivity import (
+    SensitivityCheck,
+    check_sensitivity,
+    swap_p_value,
+)
 from eval_gates.statistics.comparison import Comparison
 
 Rows = Sequence[Mapping[str, Any]]
@@ -16,7 +20,7 @@ EMPTY, UNRELATED = "empty", "unrelated"
 """Keys of a row: the score of an empty answer to its question, and of its answer to another one."""
 
 
-def sights_of(
+def check_sensitivities(
     rows: Rows, guessing: float, comparison: Comparison, population: int | None
 ) -> list[SensitivityCheck]:
     """Whether the margin ends above every kind of ignorance that these rows show.
@@ -32,24 +36,26 @@ def sights_of(
     kind: Literal["guessing", "nothing"] = "guessing" if guessing > 0 else "nothing"
     # Chance can favour guesses on these very questions: what they score is no fact of a list.
     listed = population if guessing == 0 else None
-    found = [sight_of(kind, scores, guessing, comparison, listed)]
+    found = [check_sensitivity(kind, scores, guessing, comparison, listed)]
     if all(EMPTY in row for row in rows):
         empty = means(clusters, EMPTY)
-        found.append(sight_of("empty", scores, empty, comparison, population))
+        found.append(check_sensitivity("empty", scores, empty, comparison, population))
     if all(UNRELATED in row for row in rows):
         # An answer is scored against its partner's question, so the two are one draw.
         unrelated = means(clusters, UNRELATED)
         pairs = population // 2 if population is not None else None
         if len(scores) > 1:
             found.append(
-                sight_of("unrelated", _halve(scores), _halve(unrelated), comparison, pairs)
+                check_sensitivity("unrelated", _halve(scores), _halve(unrelated), comparison, pairs)
             )
         else:
-            found.append(SensitivityCheck("unrelated", unrelated[0], p_blind=1.0, p_clear=1.0))
+            found.append(
+                SensitivityCheck("unrelated", unrelated[0], p_insensitive=1.0, p_sensitive=1.0)
+            )
     return found
 
 
-def says_nothing_p(rows: Rows) -> float:
+def unrelated_p_value(rows: Rows) -> float:
     """Anytime-valid p-value of 'these answers do for any question'; 0 where that was not tried."""
     if not all(UNRELATED in row for row in rows):
         return 0.0
@@ -58,11 +64,11 @@ def says_nothing_p(rows: Rows) -> float:
     return swap_p_value([a - b for a, b in zip(own, other, strict=True)])
 
 
-def state_of(sights: Sequence[SensitivityCheck], alpha: float) -> State:
+def sensitivity_state(sensitivity_checks: Sequence[SensitivityCheck], alpha: float) -> State:
     """Whether the gate sees at that level, is shown not to, or more questions could show."""
-    if all(sight.p_blind <= alpha for sight in sights):
+    if all(sight.p_insensitive <= alpha for sight in sensitivity_checks):
         return "clear"
-    return "blind" if any(sight.p_clear <= alpha for sight in sights) else "open"
+    return "blind" if any(sight.p_sensitive <= alpha for sight in sensitivity_checks) else "open"
 
 
 def _halve(values: Sequence[float]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval_gates.chance_baselines import UNRELATED, says_nothing_p, sights_of
+from eval_gates.chance_baselines import UNRELATED, check_sensitivities, unrelated_p_value
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.gate_report import (
     ChanceBaseline,
@@ -17,12 +17,12 @@ from eval_gates.gate_report import (
 )
 from eval_gates.speed.report import SpeedGateReport
 from eval_gates.statistics.decision import Scores, decide
-from eval_gates.statistics.multiplicity import all_gates_p
+from eval_gates.statistics.multiplicity import largest_p_value
 from eval_gates.statistics.result import (
     GateTestResult,
-    fixed_finding,
     paired_interval,
-    sequential_finding,
+    run_fixed_test,
+    run_sequential_test,
 )
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import kind_of
@@ -76,17 +76,19 @@ def judge_suite(
     n = len(before)
     population = available if suite.about == "benchmark" else None
     finding = run_test(suite, family, before, after, alpha, population, planned_bet)
-    sights = sights_of(all_of_baseline, guessing, finding.comparison, population)
+    sensitivity_checks = check_sensitivities(
+        all_of_baseline, guessing, finding.comparison, population
+    )
     changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
     scores = Scores(
         baseline=sum(before) / n,
         candidate=sum(after) / n,
         flips=len(changes) / n,
         flip_size=sum(changes) / len(changes) if changes else 0.0,
-        sights=tuple(sights),
-        baseline_of_all=mean_of(all_of_baseline, "score"),
-        of_other_questions=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
-        p_says_nothing=says_nothing_p(candidate),
+        sensitivity_checks=tuple(sensitivity_checks),
+        full_baseline=mean_of(all_of_baseline, "score"),
+        shuffled_score=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
+        p_unrelated=unrelated_p_value(candidate),
     )
     decision = decide(finding, scores, population)
     companion = paired_interval(before, after, alpha)
@@ -113,10 +115,10 @@ def judge_suite(
         threshold=comparison.threshold,
         margin=suite.margins[family].words,
         alpha=alpha,
-        p_value=max(finding.p_value, *(sight.p_blind for sight in sights)),
+        p_value=max(finding.p_value, *(sight.p_insensitive for sight in sensitivity_checks)),
         chance_baselines=[
-            ChanceBaseline(kind=each.kind, score=each.score, p_value=each.p_blind)
-            for each in sights
+            ChanceBaseline(kind=each.kind, score=each.score, p_value=each.p_insensitive)
+            for each in sensitivity_checks
         ],
         cluster=suite.cluster_by,
         method=finding.method,
@@ -153,8 +155,8 @@ def run_test(
     """Run the test that the policy asks for."""
     comparison = comparison_of(suite.margins[family])
     if suite.test == "fixed":
-        return fixed_finding(before, after, comparison, alpha)
-    return sequential_finding(before, after, comparison, alpha, population, planned_bet)
+        return run_fixed_test(before, after, comparison, alpha)
+    return run_sequential_test(before, after, comparison, alpha, population, planned_bet)
 
 
 def mean_of(rows: Answers, key: str) -> float:
@@ -233,7 +235,7 @@ def overall(
     # Of speed alone nothing follows: a variant that no critical suite vouches for shows nothing.
     claims = [each for each in speed if each.tier == "critical"]
     fast = {each.name: each.p_value for each in claims if critical}
-    p_value = all_gates_p({**critical, **fast} or {"": 1.0})
+    p_value = largest_p_value({**critical, **fast} or {"": 1.0})
     if failed:
         return "fail", f"{', '.join(failed)} failed", p_value
     if undecided:

@@ -14,7 +14,7 @@ import numpy as np
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.sequential import log_evidence
-from eval_gates.statistics.simulation import outcomes, replay
+from eval_gates.statistics.simulation import outcomes, simulate_runs
 
 FOLDER = Path("docs/images")
 ALPHA, FLIPS, MARGIN = 0.05, 0.04, Comparison.points(0.02)
@@ -111,7 +111,7 @@ def draw_pass_probability() -> str:
     lines: list[Line] = []
     for questions in (4_000, 2_000, 1_000):
         chances = [
-            replay(
+            simulate_runs(
                 outcomes(MARGIN, FLIPS, 1.0, drop, 1.0),
                 MARGIN,
                 alpha=ALPHA,

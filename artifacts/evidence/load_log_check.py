@@ -12,11 +12,11 @@ from itertools import takewhile
 from typing import Any
 
 from artifacts.stages.speed import SPEED, SpeedParameters
-from eval_gates.speed.gate_rule import MeasurementSettings, lay_out_rule
+from eval_gates.speed.gate_rule import MeasurementSettings, build_rule
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.rounds import count_arrivals, next_timing
-from eval_gates.speed.rule_from_config import measuring_rule, rule_of
+from eval_gates.speed.rule_from_config import parse_measurement_rule, parse_rule
 from pipeline.core.stage_record import StageRecord
 from recipes.speed import Accelerator, SpeedGate
 from recipes.workload import AnyWorkload, without_place
@@ -36,15 +36,15 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> I
     """
     kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
-    rule = measuring_rule(asked.claim, {**asked.rule, "began": found.began})
-    lives = rule.spread_over([side for side in SIDES if side in asked.sides])
+    rule = parse_measurement_rule(asked.claim, {**asked.rule, "began": found.began})
+    lives = rule.schedule([side for side in SIDES if side in asked.sides])
     units, rest = divmod(len(loads), lives.unit)
     if rest or units != found.units:
         yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
     looks = len(lives.sides) if asked.workload["arrivals"]["concurrency"] else 0
     drawn = list(lives.drawn(found.seed, loads, looks))
     measured = [(each.side, each.block, each.order, each.seed) for each in loads]
-    if measured != drawn or not lives.succeed(loads, found.server_runs):
+    if measured != drawn or not lives.are_consecutive(loads, found.server_runs):
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
         number = same // lives.unit
         yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
@@ -56,8 +56,8 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> I
         yield f"{role}: its requests came otherwise than its workload says"
     if units and (
         rule.state(loads) != found.state
-        or rule.wants_more(loads)
-        or not rule.wants_more(loads[: -lives.unit])
+        or rule.needs_more(loads)
+        or not rule.needs_more(loads[: -lives.unit])
     ):
         yield f"{role}: measuring did not end where its rule ends it"
 
@@ -93,7 +93,7 @@ def find_misruled(
     if (lives is None) != (accelerator is None) or (lives, accelerator) == ("concurrent", "cuda"):
         yield f"{role}: no profile of that kind of machine has lives '{lives}'"
     try:
-        workload = measuring.workload_of(claim, own)
+        workload = measuring.find_workload(claim, own)
     except LookupError:
         yield f"{role}: nobody says what its workload '{claim.workload}' is"
         return
@@ -104,8 +104,8 @@ def find_misruled(
             yield f"{role}: measured under another '{key}' than the policy or the profile says"
     alpha = float(asked.rule["alpha"])
     rules = (
-        rule_of(claim.kind, data).model_dump()
-        for data in (lay_out_rule(claim, workload, measuring, accelerator, alpha), asked.rule)
+        parse_rule(claim.kind, data).model_dump()
+        for data in (build_rule(claim, workload, measuring, accelerator, alpha), asked.rule)
     )
     wanted, found = rules
     for key in sorted(wanted):
@@ -131,5 +131,5 @@ def _comes_as_asked(load: LoadRun, asked: SpeedParameters, before: Sequence[Load
         return False
     rate = arrivals["rate"]
     return said and (
-        not rate or len(load.requests) == count_arrivals(load.seed, rate, timing.lasts)
+        not rate or len(load.requests) == count_arrivals(load.seed, rate, timing.total_s)
     )

@@ -11,7 +11,7 @@ from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun
-from eval_gates.speed.report import SpeedGateReport, judge_speed
+from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord
 
@@ -19,7 +19,7 @@ from pipeline.core.stage_record import StageRecord
 def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateReport:
     """What the blocks of a race's winner and of stock show."""
     parameters = SPEED.parameters_of(record)
-    return judge_speed(
+    return decide_speed_gate(
         f"ratio.{parameters.name}",
         "ratio",
         workload=parameters.name,

@@ -14,7 +14,7 @@ from artifacts.stages.questions import QUESTIONS
 from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.report import SpeedGateReport, judge_speed
+from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
 from eval_gates.verdicts import judge_suite, overall
 from pipeline.core.stage_record import StageRecord
 
@@ -112,7 +112,7 @@ def speed_of(
         if role in roles:
             measuring["began"] = LOADED.result_of(record(role)).began
         reports.append(
-            judge_speed(
+            decide_speed_gate(
                 claim.name,
                 claim.kind,
                 workload=claim.workload,

@@ -13,7 +13,7 @@ from typing import Any
 from artifacts.report.figure import ALL_AT_ONE_X, Figure, Table, UniqueIds, axis, colour, label
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.gate_report import GateReport
-from eval_gates.statistics.sequential import CERTAIN, sequential_test
+from eval_gates.statistics.sequential import REFUTED_LOG10, sequential_test
 from eval_gates.stopping import comparison_of
 
 HEADROOM = 1.25  # of the plot above the line, where paths may end far beyond it
@@ -211,4 +211,4 @@ def _table(paths: list[EProcessPlot]) -> Table:
 
 def _describe_e_value(log10: float) -> str:
     """In words; where a hypothesis is refuted, not unlikely, the value is infinite."""
-    return "certain" if log10 >= CERTAIN else f"{10**log10:,.3g}"
+    return "certain" if log10 >= REFUTED_LOG10 else f"{10**log10:,.3g}"

@@ -54,7 +54,7 @@ class SpeedRuntime(WorkerRuntime):
 class SpeedResult(Record):
     """What was measured; `loads.jsonl` has it all."""
 
-    units: int = Field(description="blocks, pairs of lives or rounds")
+    units: int = Field(description="blocks, pairs of server runs or rounds")
     state: str
     seed: int = Field(description="that traffic was drawn with")
     server_runs: int = Field(

@@ -1,1 +1,1 @@
-"""Speed as a claim with an error rate: ratios from paired blocks, limits from rounds."""
+"""Performance gates with an error rate: ratios from paired blocks, SLOs from rounds."""

@@ -1,7 +1,7 @@
-"""Whether what is measured goes somewhere: then the blocks or rounds so far are not the next ones.
+"""Drift of a measurement: the blocks or rounds so far do not predict the next ones.
 
-A server that warms up, fills its memory or heats up is not the server of an hour later, and no
-test of values that are taken to be of one kind says so.
+A server that warms up, fills its memory or heats up differs from the same server an hour later.
+Tests that assume exchangeable values do not detect that.
 """
 
 from __future__ import annotations
@@ -12,40 +12,41 @@ if TYPE_CHECKING:
     from eval_gates.speed.proportion_test import FloatArray
 
 LEVEL = 0.2
-"""Of Kendall's test: chance that values without a trend show one. Large, since few values show
-little, and a decision that waits for another one costs little."""
+"""Level of Kendall's test.
 
-MOST = 50
-"""Values that are compared with each other; of more, medians of so many stretches."""
+It is large because few values show little, and waiting for one more value costs little.
+"""
+
+MAX_COMPARED_VALUES = 50
+"""Values that are compared; more are replaced by medians of as many stretches."""
 
 
-def undoes(margins: FloatArray) -> bool:
-    """Whether margins fall, and would end at or below zero if they went on for as long again.
+def would_reverse(margins: FloatArray) -> bool:
+    """Return whether margins fall, and would reach zero if they fell on for as long again.
 
-    They fall by Kendall's test of order against time (one-sided, at `LEVEL`), and by so much that
-    twice the change from the earlier half's median to the later half's leaves nothing of the later
-    one.
+    They fall by Kendall's test of order against time (one-sided, at `LEVEL`). In addition, twice
+    the change from the earlier half's median to the later half's exceeds the later one.
 
     Args:
-        margins: of one run in the order of measuring, [n], finite; a single one goes nowhere.
+        margins: of one run, in the order of measuring, [n], finite; a single one never falls.
     """
     import numpy as np
 
     if margins.size < 2:
         return False
-    before, now = medians_of_halves(margins)
+    before, now = half_medians(margins)
     if now + 2 * (now - before) > 0:
         return False
-    stretches = np.array_split(margins, min(MOST, margins.size))
-    return chance_of_falls(np.array([np.median(each) for each in stretches])) <= LEVEL
+    stretches = np.array_split(margins, min(MAX_COMPARED_VALUES, margins.size))
+    return kendall_p_value(np.array([np.median(each) for each in stretches])) <= LEVEL
 
 
-def chance_of_falls(values: FloatArray) -> float:
-    """That as many pairs of values fall, or more, where their order is chance: Kendall's test.
+def kendall_p_value(values: FloatArray) -> float:
+    """Return the p-value of Kendall's test against a falling trend.
 
-    scipy's `kendalltau` has it, but a server's environment, which measures, has no scipy. Exact
-    (Kendall 1938, Biometrika 30:81-93); a pair of equal values does not fall. Time and memory grow
-    with the square of how many there are.
+    It is the probability of at least as many falling pairs in random order, exact (Kendall 1938,
+    Biometrika 30:81-93); a pair of equal values does not fall. scipy has `kendalltau`, but the
+    server's environment has no scipy. Time and memory grow with the square of n.
     """
     import numpy as np
 
@@ -57,8 +58,11 @@ def chance_of_falls(values: FloatArray) -> float:
     return float(chances[falls:].sum())
 
 
-def medians_of_halves(values: FloatArray) -> tuple[float, float]:
-    """Of the earlier half and of the later one; of an odd number the middle is in neither."""
+def half_medians(values: FloatArray) -> tuple[float, float]:
+    """Return the medians of the earlier and the later half.
+
+    The middle of an odd number is in neither.
+    """
     import numpy as np
 
     half = values.size // 2

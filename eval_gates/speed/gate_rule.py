@@ -1,6 +1,6 @@
-"""The whole rule of a claim on speed, from what policy, profile and attempt say of it.
+"""The complete rule of a performance gate, from policy, profile and attempt.
 
-The plan lays it out, and whoever has the evidence lays it out again: nothing of a rule is free.
+The plan builds it, and verification builds it again from the evidence: no part of it is free.
 """
 
 from __future__ import annotations
@@ -11,122 +11,126 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.speed.invalid_reasons import fewest_requests
-from eval_gates.speed.throughput_ratio import allowance_for
+from eval_gates.speed.invalid_reasons import min_requests
+from eval_gates.speed.throughput_ratio import restart_allowance
 from pipeline.core.record import Record
 from recipes.speed import Accelerator, SloGate, SpeedGate
 from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, change_arrivals
 
-MANY_LIVES = 1_000  # a spread that is assumed is taken as known
-# Of a ratio whose lives alternate: more would cost time and say little, since lives differ about
-# as much as loads do.
-LOADS_PER_LIFE = 3
+ASSUMED_RUN_COUNT = 1_000  # an assumed spread counts as known
+# For ratios with interleaved server runs: runs differ about as much as loads, so more loads per
+# run would cost time and add little.
+LOADS_PER_SERVER_RUN = 3
 
 
 class MeasurementSettings(Record):
-    """How speed is measured, as far as the policy that claims something does not say it."""
+    """Measurement settings that the policy does not contain."""
 
     server_mode: Literal["concurrent", "interleaved"] | None = Field(
-        None, description="of both sides' servers; None of endpoints, which run as they are"
+        None, description="of both sides' servers; None for endpoints, which prepare does not start"
     )
     restart_stddev: float = Field(
-        0.0, ge=0, le=1, description="of ln(output tokens/s) between lives of one server"
+        0.0, ge=0, le=1, description="of ln(output tokens/s) between runs of one server"
     )
-    restart_count: int = Field(MANY_LIVES, ge=2, description="starts that this was estimated from")
+    restart_count: int = Field(ASSUMED_RUN_COUNT, ge=2, description="server runs of this estimate")
     workloads: dict[str, AnyWorkload] = Field(
-        {}, description="that claims name and the policy has not: the profile's, and those carried"
+        {},
+        description="workloads of gates that are not the policy's: the profile's and built-in ones",
     )
 
-    def workload_of(self, claim: SpeedGate, own: Mapping[str, AnyWorkload]) -> AnyWorkload:
-        """The claim's traffic, at the rate that it says.
+    def find_workload(self, claim: SpeedGate, own: Mapping[str, AnyWorkload]) -> AnyWorkload:
+        """Return the gate's traffic, at the gate's rate.
 
         Args:
-            claim: of a policy.
-            own: workloads that the policy has itself.
+            claim: a gate of the policy.
+            own: the policy's own workloads.
 
         Raises:
-            LookupError: nobody has such a workload.
-            ValueError: it has no requests that could come so.
+            LookupError: there is no such workload.
+            ValueError: its requests cannot arrive at that rate.
         """
-        known = {**self.workloads, **own}
-        return arrive_as_claimed(claim, known[claim.workload])
+        workloads = {**self.workloads, **own}
+        return apply_gate_rate(claim, workloads[claim.workload])
 
 
-def arrive_as_claimed(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
-    """The workload with its requests at the claim's rate; raises ValueError where it has none."""
+def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
+    """Return the workload at the gate's rate; raises ValueError if it cannot have one."""
     gate = claim.gate
     if isinstance(gate, SloGate) and gate.rate is not None:
         return change_arrivals(workload, Arrivals(rate=gate.rate))
     return workload
 
 
-def lay_out_rule(
+def build_rule(
     claim: SpeedGate,
     workload: AnyWorkload,
     measuring: MeasurementSettings,
     accelerator: Accelerator | None,
     alpha: float,
 ) -> dict[str, Any]:
-    """What decides the claim, as plain data.
+    """Return the gate's rule as plain data.
 
     Args:
-        claim: of a policy.
-        workload: its traffic, at the rate that it says.
-        measuring: what the policy does not say.
-        accelerator: that both sides run on; None where nobody knows.
+        claim: a gate of the policy.
+        workload: its traffic, at the gate's rate.
+        measuring: settings that the policy does not contain.
+        accelerator: of both sides; None if unknown.
         alpha: error rate at which measuring stops.
 
     Raises:
-        ValueError: the claim is none on that accelerator.
+        ValueError: the gate does not apply to that accelerator.
     """
     hits = workload.declared_hit_rate
     rule = claim.rule(accelerator, alpha, hits)
     if hits == 0 and not isinstance(workload, RandomWorkload):
-        rule["must_count_hits"] = True  # prompts of a file may share something
+        rule["must_count_hits"] = True  # prompts of a file may share a prefix
     if measuring.server_mode is not None:
-        rule |= _lives_of(claim, measuring, alpha)
+        rule |= _server_run_settings(claim, measuring, alpha)
     return rule
 
 
-def compares(claim: SpeedGate) -> bool:
-    """Whether the baseline is measured, too."""
+def needs_baseline(claim: SpeedGate) -> bool:
+    """Return whether the baseline is measured, too."""
     return not isinstance(claim.gate, SloGate) or claim.gate.compare == "baseline"
 
 
-def _lives_of(claim: SpeedGate, measuring: MeasurementSettings, alpha: float) -> dict[str, Any]:
-    """How the servers of both sides live while they are measured.
+def _server_run_settings(
+    claim: SpeedGate, measuring: MeasurementSettings, alpha: float
+) -> dict[str, Any]:
+    """Return the settings of the server runs.
 
-    Where one start a side is all, what that explains of a ratio takes half of the error rate.
+    With one start for each side, the allowance for restarts takes half of the error rate.
     """
     if measuring.server_mode == "interleaved":
-        # Rounds of one life are not independent, so each round has lives of its own.
-        loads = LOADS_PER_LIFE if claim.kind == "ratio" else 1
+        # Rounds of one server run are not independent, so each round has its own runs.
+        loads = LOADS_PER_SERVER_RUN if claim.kind == "ratio" else 1
         return {"server_mode": "interleaved", "loads_per_server_run": loads}
     if claim.kind == "slo":
         return {}
     share = alpha / 2
     return {
-        "restart_allowance": allowance_for(
+        "restart_allowance": restart_allowance(
             measuring.restart_stddev, measuring.restart_count, share
         ),
         "restart_allowance_alpha": share,
     }
 
 
-def highest_percentile(limits: Iterable[str]) -> int | None:
-    """Of limits by their names; None where none is of a time."""
-    return max((int(each.rpartition("_p")[2]) for each in limits if each != "errors"), default=None)
+def max_percentile(limits: Iterable[str]) -> int | None:
+    """Return the highest percentile among limits' names; None if no limit is a time."""
+    percentiles = (int(name.rpartition("_p")[2]) for name in limits if name != "errors")
+    return max(percentiles, default=None)
 
 
-def expected_for(percentile: int) -> float:
-    """Requests a round so that the percentile is of enough, as arrivals scatter.
+def expected_requests(percentile: int) -> float:
+    """Return the expected requests per round that the percentile needs, for Poisson arrivals.
 
-    Four standard deviations of a Poisson count more than it needs.
+    It is four standard deviations above the minimum.
     """
-    needed = fewest_requests(percentile)
+    needed = min_requests(percentile)
     return needed + 4 * math.sqrt(needed)
 
 
-def lasts(workload: AnyWorkload) -> float:
-    """Seconds that requests are sent for."""
+def send_seconds(workload: AnyWorkload) -> float:
+    """Return for how many seconds requests are sent."""
     return workload.seconds + 2 * workload.warmup_seconds

@@ -1,4 +1,4 @@
-"""Why a load cannot be trusted: whatever it measured, it was not what the claim is about."""
+"""Reasons why a load is invalid: it did not measure what the gate is about."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.steady_state import (
     NoSteadyStateError,
+    count_waves,
     lag_gain,
     output_rate,
-    waves_in,
-    window_of,
+    steady_window,
 )
 from pipeline.core.record import Record
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from eval_gates.speed.proportion_test import FloatArray
 
 HIT_RATE_TOLERANCE = 0.05
-LARGEST_LAG = 0.1  # of the time that is judged
-FEWEST_WAVES = 7  # that end in the steady part: of the eight that a load has at least, one may lag
-LEFT_OVER = 0.1  # of the requests that come in the steady part: it is no queue of a moment
-LOOKS_A_QUARTER = 64  # of the steady part, at how many requests are in flight
-MOST_GAIN = 100.0  # by a punctual client, that is told as a number
+MAX_LAG_SHARE = 0.1  # of the limited time
+MIN_WAVES = 7  # that end in the steady state; a load has at least eight, and one may be late
+MIN_BACKLOG_SHARE = 0.1  # of the requests in the steady state: more than a momentary queue
+SAMPLES_PER_QUARTER = 64  # of the requests in flight, per quarter of the steady state
+MAX_REPORTED_GAIN = 100.0  # by a punctual client; larger ones are not shown as a number
 
 
 FaultKind = Literal[
@@ -49,7 +49,7 @@ FaultKind = Literal[
 
 
 class InvalidReason(Record):
-    """One cause, at one load; what it does to the measurement is in `validity.HANDLING`."""
+    """One reason, of one load; `validity.HANDLING` has its effect on the measurement."""
 
     kind: FaultKind
     side: str
@@ -61,7 +61,7 @@ class InvalidReason(Record):
 
 
 def hit_rate(load: LoadRun) -> float | None:
-    """Share of the prompt tokens that the prefix cache answered; None where nobody counted."""
+    """Return the share of prompt tokens served from the prefix cache; None without counters."""
     before, after = load.before, load.after
     if before is None or after is None:
         return None
@@ -73,13 +73,13 @@ def hit_rate(load: LoadRun) -> float | None:
     )
     if None in counts:
         return None
-    queries_before, queries, hits_before, hits = (int(each or 0) for each in counts)
-    asked, found = queries - queries_before, hits - hits_before
-    return found / asked if asked > 0 and 0 <= found <= asked else None
+    queries_before, queries_after, hits_before, hits_after = (int(count or 0) for count in counts)
+    queries, hits = queries_after - queries_before, hits_after - hits_before
+    return hits / queries if queries > 0 and 0 <= hits <= queries else None
 
 
-def drafted_in(load: LoadRun) -> SpecDecodeStats | None:
-    """What was drafted and accepted in it; None where nobody counted."""
+def count_drafts(load: LoadRun) -> SpecDecodeStats | None:
+    """Return the load's speculative decoding statistics; None without counters."""
     before, after = load.before, load.after
     counts = counts_between(
         before.model_dump() if before is not None else None,
@@ -88,14 +88,14 @@ def drafted_in(load: LoadRun) -> SpecDecodeStats | None:
     return SpecDecodeStats(**counts) if counts is not None else None
 
 
-def undrafted(load: LoadRun) -> list[InvalidReason]:
-    """That a candidate's engine did not count what it drafted."""
-    if load.side != "candidate" or drafted_in(load) is not None:
+def find_uncounted_drafts(load: LoadRun) -> list[InvalidReason]:
+    """Find a candidate whose engine does not count drafted tokens."""
+    if load.side != "candidate" or count_drafts(load) is not None:
         return []
-    return [_cause("acceptance", load, "the engine does not count drafted and accepted tokens")]
+    return [_reason("acceptance", load, "the engine does not count drafted and accepted tokens")]
 
 
-def distrusted(
+def find_invalid_reasons(
     loads: Sequence[LoadRun],
     *,
     declared: float | None,
@@ -103,175 +103,177 @@ def distrusted(
     must_count: bool = False,
     bounds_lag: bool = False,
 ) -> list[InvalidReason]:
-    """All causes, in the order of measuring.
+    """Find all reasons, in the order of measuring.
 
     Args:
-        loads: of one claim.
-        declared: hit rate of the workload; None where it declares none.
-        judged_s: the shortest time that the claim is about, which the client's own lag is held
-            against; None: the median answer of each load.
-        must_count: hits must be counted, also where none are declared.
-        bounds_lag: the client's lag is taken into what is judged, and is no fault.
+        loads: of one gate.
+        declared: the workload's hit rate; None if it declares none.
+        judged_s: the shortest time that the gate limits, which the client's lag is compared with;
+            None: each load's median answer.
+        must_count: hits must be counted even if none are declared.
+        bounds_lag: the rule accounts for the client's lag, so it is no reason.
     """
     found: list[InvalidReason] = []
     for load in loads:
         if not bounds_lag:
-            found += _lag_faults(load, judged_s)
-        found += _of_one(load, declared, must_count)
+            found += _find_lag_reasons(load, judged_s)
+        found += _find_load_reasons(load, declared, must_count)
     seen: dict[tuple[str, int], int] = {}
     for load in loads:
         block = seen.setdefault((load.side, load.seed), load.block)
         if block != load.block:
-            words = f"the seed of number {block} again: its prompts may be in the cache"
-            found.append(_cause("own_cache", load, words))
+            words = f"it has the seed of number {block}, so its prompts may be in the cache"
+            found.append(_reason("own_cache", load, words))
     return found
 
 
-def _lag_faults(load: LoadRun, judged_s: float | None) -> Iterator[InvalidReason]:
-    shortest = judged_s if judged_s is not None else median_answer(load)
+def _find_lag_reasons(load: LoadRun, judged_s: float | None) -> Iterator[InvalidReason]:
+    shortest = judged_s if judged_s is not None else median_answer_s(load)
     lag = load.client_lag_s
     if lag is None:
-        yield _cause("client_lag", load, "how late the client was is not known")
-    elif shortest is not None and lag > LARGEST_LAG * shortest:
+        yield _reason("client_lag", load, "the client's lag is unknown")
+    elif shortest is not None and lag > MAX_LAG_SHARE * shortest:
         words = (
             f"the client was late by {1e3 * lag:.0f} ms, more than a tenth of the "
-            f"{1e3 * shortest:.0f} ms that are judged"
+            f"limited {1e3 * shortest:.0f} ms"
         )
-        yield _cause("client_lag", load, words + beside(load))
+        yield _reason("client_lag", load, words + describe_background_load(load))
 
 
-def lagging(load: LoadRun) -> InvalidReason:
-    """The client's lag, where a throughput without it could lie on the other side."""
+def client_lag_reason(load: LoadRun) -> InvalidReason:
+    """Return the client's lag as a reason: the throughput without it could decide otherwise."""
     if load.client_lag_s is None:
-        return _cause("client_lag", load, "how late the client was is not known")
+        return _reason("client_lag", load, "the client's lag is unknown")
     gain = math.exp(min(lag_gain(load), 50.0))
-    most = f"up to {gain:.3g} times" if gain < MOST_GAIN else "any number of times"
+    most = f"up to {gain:.3g} times" if gain < MAX_REPORTED_GAIN else "any number of times"
     words = (
         f"the client was late by {1e3 * load.client_lag_s:.0f} ms a step, so the throughput may be "
-        f"{most} what was measured"
+        f"{most} the measured one"
     )
-    return _cause("client_lag", load, words + beside(load))
+    return _reason("client_lag", load, words + describe_background_load(load))
 
 
-def beside(load: LoadRun) -> str:
-    """What else the machine of the client did, in words; '' where nobody looked."""
+def describe_background_load(load: LoadRun) -> str:
+    """Describe the other load on the client's machine; empty if it was not measured."""
     if load.runnable is None or load.cpus is None:
         return ""
     return f" ({load.runnable:.1f} threads were ready to run on {load.cpus} CPUs)"
 
 
-def _of_one(load: LoadRun, declared: float | None, must_count: bool) -> Iterator[InvalidReason]:
+def _find_load_reasons(
+    load: LoadRun, declared: float | None, must_count: bool
+) -> Iterator[InvalidReason]:
     for each in load.interference:
-        yield _cause(each.kind, load, each.what)
-    yield from _hit_rate_faults(load, declared, must_count)
+        yield _reason(each.kind, load, each.what)
+    yield from _find_hit_rate_reasons(load, declared, must_count)
     try:
-        waves = waves_in(load) if load.arrivals == "concurrency" else None
+        waves = count_waves(load) if load.arrivals == "concurrency" else None
         output_rate(load)
     except NoSteadyStateError as error:
-        # Where nothing was answered, that is what is to be said.
+        # If nothing was answered, the failed requests are the reason.
         if any(each is None for each in load.requests.error):
-            yield _cause("too_short", load, str(error))
+            yield _reason("too_short", load, str(error))
     else:
-        if waves is not None and waves < FEWEST_WAVES:
-            words = f"{waves:.1f} waves of requests in the steady part, {FEWEST_WAVES} are needed"
-            yield _cause("too_short", load, words)
+        if waves is not None and waves < MIN_WAVES:
+            words = f"{waves:.1f} waves of requests in the steady state; {MIN_WAVES} are needed"
+            yield _reason("too_short", load, words)
 
 
-def _hit_rate_faults(
+def _find_hit_rate_reasons(
     load: LoadRun, declared: float | None, must_count: bool
 ) -> Iterator[InvalidReason]:
     if declared is None:
         return
     measured = hit_rate(load)
     if measured is None:
-        # Random prompts are new in each load, and need no counter.
+        # Random prompts are new in each load, so they need no counter.
         if declared > 0 or must_count:
-            words = f"the engine does not count its prefix cache's hits, {declared:.2f} is declared"
-            yield _cause("no_counter", load, words)
+            words = f"the engine does not count prefix cache hits, and {declared:.2f} is declared"
+            yield _reason("no_counter", load, words)
     elif abs(measured - declared) > HIT_RATE_TOLERANCE:
         words = (
-            f"the prefix cache's hit rate was {measured:.2f}, the workload declares {declared:.2f}"
+            f"the prefix cache's hit rate was {measured:.2f}; the workload declares {declared:.2f}"
         )
-        yield _cause("hit_rate", load, words)
+        yield _reason("hit_rate", load, words)
 
 
-def failures(loads: Sequence[LoadRun]) -> list[InvalidReason]:
-    """Loads with requests that failed: what was not answered has no speed."""
+def find_failed_requests(loads: Sequence[LoadRun]) -> list[InvalidReason]:
+    """Find loads with failed requests, which have no throughput."""
     found = []
     for load in loads:
         errors = [error for error in load.requests.error if error is not None]
         if errors:
             words = f"{len(errors)} of {len(load.requests)} requests failed: {errors[0]}"
-            found.append(_cause("failed_requests", load, words))
+            found.append(_reason("failed_requests", load, words))
     return found
 
 
-def unlike(baseline: LoadRun, candidate: LoadRun) -> list[InvalidReason]:
-    """Two sides of a block that were not asked the same."""
+def find_side_differences(baseline: LoadRun, candidate: LoadRun) -> list[InvalidReason]:
+    """Find a block whose sides had different prompts."""
     if baseline.seed == candidate.seed and baseline.prompts_sha256 == candidate.prompts_sha256:
         return []
-    return [_cause("unlike", candidate, "the two sides were not asked the same")]
+    return [_reason("unlike", candidate, "the two sides had different prompts")]
 
 
-def drifting(last: LoadRun, how: str) -> InvalidReason:
-    """What was measured is not what comes next: its later half is another than its earlier one."""
-    return _cause("drift", last, f"{how} in the later half as in the earlier, and went on")
+def drift_reason(last: LoadRun, how: str) -> InvalidReason:
+    """Return drift as a reason: the later half does not predict what comes next."""
+    return _reason("drift", last, f"{how} in the later half as in the earlier, and rising")
 
 
-def too_few(load: LoadRun, percentiles: Iterable[int]) -> list[InvalidReason]:
-    """A round with too few requests for a percentile: P95 of ten is their slowest, or less.
+def find_too_few_requests(load: LoadRun, percentiles: Iterable[int]) -> list[InvalidReason]:
+    """Find a round with too few requests for a percentile: P95 of ten is at most their slowest.
 
-    So many must count that at least one is expected beyond it: 20 for P95, 100 for P99.
+    At least one request must be expected beyond it: 20 for P95, 100 for P99.
     """
-    start, end = window_of(load)
+    start, end = steady_window(load)
     counted = sum(start <= sent < end for sent in load.requests.start_s)
     highest = max(percentiles, default=0)
-    needed = fewest_requests(highest)
+    needed = min_requests(highest)
     if counted >= needed:
         return []
-    words = f"{counted} requests count, and P{highest} needs {needed}"
-    return [_cause("too_few", load, words)]
+    words = f"{counted} requests count, but P{highest} needs {needed}"
+    return [_reason("too_few", load, words)]
 
 
-def too_short(load: LoadRun) -> InvalidReason:
-    """Rounds that stay shorter than their answers need."""
-    answer = median_answer(load) or 0.0
+def short_rounds_reason(load: LoadRun) -> InvalidReason:
+    """Return as a reason that rounds stay shorter than their answers need."""
+    answer = median_answer_s(load) or 0.0
     words = (
         f"rounds of {load.measured_s or 0.0:g} s are shorter than ten median answers of "
-        f"{answer:.3g} s: give the workload more 'seconds'"
+        f"{answer:.3g} s: increase the workload's 'seconds'"
     )
-    return _cause("too_short", load, words)
+    return _reason("too_short", load, words)
 
 
-def fewest_requests(percentile: int) -> int:
-    """That a percentile is of."""
+def min_requests(percentile: int) -> int:
+    """Return how many requests a percentile needs."""
     return math.ceil(100 / (100 - percentile))
 
 
-def over_saturated(load: LoadRun) -> bool:
-    """Whether requests come faster than they are answered: more and more are in flight.
+def is_over_saturated(load: LoadRun) -> bool:
+    """Return whether requests arrive faster than they are answered.
 
-    Such a load has no steady part: the longer it lasts, the worse its latencies. Both conditions
-    are the client's own counts, whatever a server reports of its queue. A tenth of the requests
-    that came in the steady part is left over, and more were in flight in each quarter than in the
-    one before: a queue that comes and goes is a steady server's. Failed requests are left out.
+    Such a load has no steady state: its latencies grow with its length. Both conditions use the
+    client's own counts, not the server's report of its queue. At least a tenth of the requests that
+    arrived in the steady state is left over, and each quarter had more in flight than the one
+    before; the queue of a steady server comes and goes. Failed requests are omitted.
     """
     import numpy as np
 
-    came, answered = flow(load)
-    if came - answered < LEFT_OVER * came or not came:
+    came, answered = count_flow(load)
+    if came - answered < MIN_BACKLOG_SHARE * came or not came:
         return False
-    start, end = window_of(load)
+    start, end = steady_window(load)
     sent, ended = _times(load)
-    at = np.linspace(start, end, 4 * LOOKS_A_QUARTER, endpoint=False)
+    at = np.linspace(start, end, 4 * SAMPLES_PER_QUARTER, endpoint=False)
     in_flight = np.searchsorted(sent, at, side="right") - np.searchsorted(ended, at, side="right")
-    of_quarters = [float(each.mean()) for each in np.array_split(in_flight, 4)]
-    return all(before < after for before, after in pairwise(of_quarters))
+    quarter_means = [float(each.mean()) for each in np.array_split(in_flight, 4)]
+    return all(before < after for before, after in pairwise(quarter_means))
 
 
-def flow(load: LoadRun) -> tuple[int, int]:
-    """How many requests came in the steady part, and how many were answered in it."""
-    start, end = window_of(load)
+def count_flow(load: LoadRun) -> tuple[int, int]:
+    """Count the requests that arrived in the steady state, and those answered in it."""
+    start, end = steady_window(load)
     sent, ended = _times(load)
     return int(((sent >= start) & (sent < end)).sum()), int(
         ((ended >= start) & (ended < end)).sum()
@@ -279,7 +281,7 @@ def flow(load: LoadRun) -> tuple[int, int]:
 
 
 def _times(load: LoadRun) -> tuple[FloatArray, FloatArray]:
-    """When the requests that were answered were sent, and when their answers ended; each sorted."""
+    """Return when the answered requests were sent, and when their answers ended; each sorted."""
     import numpy as np
 
     requests = load.requests
@@ -289,12 +291,12 @@ def _times(load: LoadRun) -> tuple[FloatArray, FloatArray]:
     return np.sort(sent), np.sort(ended)
 
 
-def median_answer(load: LoadRun) -> float | None:
-    """The median time of an answer, in seconds; None where nothing was answered."""
+def median_answer_s(load: LoadRun) -> float | None:
+    """Return the median time of an answer, in seconds; None if nothing was answered."""
     times = zip(load.requests.start_s, load.requests.end_s, strict=True)
     known = sorted(end - start for start, end in times if end is not None)
     return known[len(known) // 2] if known else None
 
 
-def _cause(kind: FaultKind, load: LoadRun, words: str) -> InvalidReason:
+def _reason(kind: FaultKind, load: LoadRun, words: str) -> InvalidReason:
     return InvalidReason(kind=kind, side=load.side, block=load.block, words=words)

@@ -1,7 +1,6 @@
-"""All loads of one measurement so far, whatever ended it: a kill, a dying server, a full disk.
+"""The log of one measurement's loads, which survives kills, server crashes and full disks.
 
-Thrown away with each life of the servers, they would give another chance of lucky ones to whoever
-measures until it looks good.
+If it were dropped with each server run, repeated measuring would give more chances of lucky loads.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from eval_gates.speed.load_run import LOADS, LoadRun, lines_of, parse_loads
+from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, parse_loads
 from pipeline.core.errors import StoreError
 from pipeline.core.record import Record
 from pipeline.core.store import write_atomically
@@ -22,54 +21,56 @@ BEGUN = "begun.json"
 
 
 class MeasurementInProgress(Record):
-    """What is known of a measurement before it is over."""
+    """State of a measurement that has not ended."""
 
-    seed: int = Field(description="that all its traffic is drawn with")
+    seed: int = Field(description="of all its traffic")
     depends_on: dict[str, str] = Field(
-        description="digests of what the measured servers serve: of others nothing is kept"
+        description="digests of what the measured servers serve; other loads are dropped"
     )
-    server_runs: int = Field(0, description="of the servers, that were begun")
+    server_runs: int = Field(0, description="number of server runs that were started")
     began: list[int] = Field(
-        [0], min_length=1, description="first life of each run that may replace lost units"
+        [0], min_length=1, description="first server run of each run that may replace lost units"
     )
 
 
 class LoadLog:
-    """The loads in the folder of one stage."""
+    """The load log in a stage's directory."""
 
     def __init__(self, folder: Path) -> None:
         self._loads, self._begun = folder / LOADS, folder / BEGUN
 
     def open(self, rests_on: Mapping[str, str]) -> MeasurementInProgress:
-        """What was begun there on these inputs; else an empty book with a seed drawn anew.
+        """Return the measurement in progress on these inputs; otherwise start one with a new seed.
 
-        A server that runs on may remember the prompts of another measurement.
+        The seed is new because a running server may have cached the prompts of another measurement.
 
         Raises:
-            StoreError: what was kept of it is damaged; to begin anew would be another chance.
+            StoreError: the log is damaged; starting again would give another chance.
         """
-        begun = self.begun()
-        if begun is None or begun.depends_on != dict(rests_on):
+        measurement = self.in_progress()
+        if measurement is None or measurement.depends_on != dict(rests_on):
             self._loads.unlink(missing_ok=True)
-            begun = MeasurementInProgress(seed=secrets.randbits(63), depends_on=dict(rests_on))
-            self._keep(begun)
-        return begun
+            measurement = MeasurementInProgress(
+                seed=secrets.randbits(63), depends_on=dict(rests_on)
+            )
+            self._save(measurement)
+        return measurement
 
-    def begun(self) -> MeasurementInProgress | None:
-        """What was begun there; raises StoreError where it is damaged."""
+    def in_progress(self) -> MeasurementInProgress | None:
+        """Return the measurement in progress, if any; raises StoreError if it is damaged."""
         try:
             return MeasurementInProgress.model_validate_json(self._begun.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
             raise StoreError(
-                "what was kept of a measurement that had begun is damaged",
+                "the record of a measurement in progress is damaged",
                 where=str(self._begun),
                 hint="delete the file: the next measurement has a smaller share of the error rate",
             ) from error
 
     def loads(self) -> list[LoadRun]:
-        """All that were written whole, in the order of measuring.
+        """Return all complete loads, in the order of measuring.
 
         Raises:
             StoreError: the file is damaged.
@@ -78,26 +79,28 @@ class LoadLog:
             return parse_loads(self._lines())
         except ValueError as error:
             raise StoreError(
-                f"loads that were kept cannot be read: {error}",
+                f"recorded loads cannot be read: {error}",
                 where=str(self._loads),
                 hint="delete the file to have them measured again",
             ) from error
 
-    def begin_life(self, begun: MeasurementInProgress, loads: int) -> None:
-        """Note that servers are there that go on after so many loads; what follows is cut off."""
-        self._keep(begun.model_copy(update={"server_runs": begun.server_runs + 1}))
-        kept = b"".join(line + b"\n" for line in self._lines()[:loads])
+    def start_server_run(self, measurement: MeasurementInProgress, loads: int) -> None:
+        """Record a server run that continues after `loads` loads; later ones are cut off."""
+        self._save(measurement.model_copy(update={"server_runs": measurement.server_runs + 1}))
+        retained = b"".join(line + b"\n" for line in self._lines()[:loads])
         with self._loads.open("a+b") as file:
-            file.truncate(len(kept))
+            file.truncate(len(retained))
 
-    def allow_another_run(self, begun: MeasurementInProgress) -> None:
-        """Let the next run continue, with a budget of its own, what disturbances kept open."""
-        self._keep(begun.model_copy(update={"began": [*begun.began, begun.server_runs]}))
+    def allow_another_run(self, measurement: MeasurementInProgress) -> None:
+        """Let the next run, with its own budget, continue a measurement that stayed open."""
+        self._save(
+            measurement.model_copy(update={"began": [*measurement.began, measurement.server_runs]})
+        )
 
     def append(self, loads: Iterable[LoadRun]) -> None:
         """Add loads and flush them to disk."""
         with self._loads.open("a", encoding="utf-8") as file:
-            file.writelines(lines_of(loads))
+            file.writelines(format_lines(loads))
             file.flush()
             os.fsync(file.fileno())
 
@@ -106,7 +109,7 @@ class LoadLog:
             content = self._loads.read_bytes()
         except FileNotFoundError:
             return []
-        return content.split(b"\n")[:-1]  # what follows the last is torn, or nothing
+        return content.split(b"\n")[:-1]  # the last part is empty or incomplete
 
-    def _keep(self, begun: MeasurementInProgress) -> None:
-        write_atomically(self._begun, begun.model_dump_json())
+    def _save(self, measurement: MeasurementInProgress) -> None:
+        write_atomically(self._begun, measurement.model_dump_json())

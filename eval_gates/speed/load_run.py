@@ -1,9 +1,9 @@
-"""One load on one endpoint as it was measured: what every verdict on speed is computed from.
+"""One measured load on one endpoint, from which performance verdicts are computed.
 
-A block has two such loads, one a side with the same prompts; a round of an SLO has one. Times are
-seconds of the client's monotonic clock since the load began. Of a request's tokens the first and
-the last have a time; those between are taken to be evenly spread, so that an hour of loads fits
-into evidence.
+A block has two such loads, one for each side, with the same prompts; a round of an SLO has one.
+Times are seconds of the client's monotonic clock since the load began. Only the first and last
+token of a request have a time; the others count as evenly spread, so that an hour of loads fits
+into the evidence.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pipeline.core.untrusted.record import parse_record
 
 LOADS = "loads.jsonl"
 MAX_LOADS = 20_000
-MAX_LETTERS = 64 * MEBIBYTE  # of one claim: some 700,000 requests
-LETTERS_OF_A_REQUEST = 96  # four times of 17 digits, two counts and no error, by column
-MAX_REQUESTS = 50_000  # of one load: eight values each, within what a record may hold
-# At least, of a load of a fixed concurrency: eight count, the first and the last are cut off.
-WAVES = 10
-SPARE = 1.2  # such loads are sized by a short one, and should not come out too short
+MAX_CHARACTERS = 64 * MEBIBYTE  # of one gate: about 700,000 requests
+CHARACTERS_PER_REQUEST = 96  # four times of 17 digits, two counts and no error
+MAX_REQUESTS = 50_000  # of one load: eight values each, within the limit of a record
+# Minimum at a fixed concurrency: eight count; the first and the last are cut off.
+MIN_LOAD_WAVES = 10
+LENGTH_FACTOR = 1.2  # such loads are sized by a short one, and should not come out too short
 
 Side = Literal["baseline", "candidate"]
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
@@ -36,7 +36,7 @@ Text = Annotated[str, Field(max_length=300)]
 
 
 class NumericRecord(Record):
-    """A record of numbers that are numbers: no texts for them, no NaN and infinity."""
+    """A record with strict numbers: no strings, no NaN, no infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -46,24 +46,24 @@ class RequestColumns(NumericRecord):
 
     start_s: list[Seconds] = Field(max_length=MAX_REQUESTS, fail_fast=True)
     ttft_s: list[Seconds | None] = Field(
-        fail_fast=True, description="from start to the first token; None of a failed request"
+        fail_fast=True, description="from start to the first token; None for a failed request"
     )
     end_s: list[Seconds | None] = Field(
-        fail_fast=True, description="when the last token came; None of a failed request"
+        fail_fast=True, description="time of the last token; None for a failed request"
     )
     longest_pause_s: list[Seconds | None] = Field(
-        fail_fast=True, description="between two tokens; None of a failed request, 0 with one token"
+        fail_fast=True, description="between two tokens; None if it failed, 0 with one token"
     )
     input_tokens: list[Count] = Field(fail_fast=True)
-    output_tokens: list[Count] = Field(fail_fast=True, description="0 of a failed request")
-    error: list[Text | None] = Field(fail_fast=True, description="why it failed; else None")
+    output_tokens: list[Count] = Field(fail_fast=True, description="0 for a failed request")
+    error: list[Text | None] = Field(fail_fast=True, description="why it failed; otherwise None")
 
     @model_validator(mode="after")
-    def _columns_fit_together(self) -> RequestColumns:
+    def _validate_columns(self) -> RequestColumns:
         columns = {name: getattr(self, name) for name in type(self).model_fields}
         lengths = {len(column) for column in columns.values()}
         if lengths != {len(self.start_s)}:
-            raise ValueError("the columns of the requests are not of one length")
+            raise ValueError("the columns of the requests differ in length")
         for start, ttft, end, pause, tokens, error in zip(
             self.start_s,
             self.ttft_s,
@@ -75,7 +75,7 @@ class RequestColumns(NumericRecord):
         ):
             if error is not None:
                 if tokens or ttft is not None or end is not None or pause is not None:
-                    raise ValueError("a failed request has timings, or tokens")
+                    raise ValueError("a failed request has timings or tokens")
             elif ttft is None or end is None or pause is None or not tokens:
                 raise ValueError("a request has neither an error nor all timings")
             elif end < start:
@@ -87,7 +87,7 @@ class RequestColumns(NumericRecord):
 
 
 class EngineCounters(NumericRecord):
-    """What the engine's own counters said at one moment; None where it has no such counter."""
+    """The engine's counters at one moment; None if it has no such counter."""
 
     prefix_cache_queries: Count | None = Field(None, description="prompt tokens looked up")
     prefix_cache_hits: Count | None = Field(None, description="of these, found in the cache")
@@ -98,24 +98,24 @@ class EngineCounters(NumericRecord):
 
 
 class QueueSamples(NumericRecord):
-    """The engine's queue while the load ran, by column, in the order of looking."""
+    """The engine's queue during the load, by column, in the order of sampling."""
 
     at_s: list[Seconds] = Field([], max_length=MAX_REQUESTS, fail_fast=True)
     running: list[Count] = Field([], fail_fast=True)
     waiting: list[Count] = Field([], fail_fast=True)
 
     @model_validator(mode="after")
-    def _columns_are_as_long(self) -> QueueSamples:
+    def _validate_columns(self) -> QueueSamples:
         if not len(self.at_s) == len(self.running) == len(self.waiting):
-            raise ValueError("the columns of the samples are not of one length")
+            raise ValueError("the columns of the samples differ in length")
         return self
 
 
 class Interference(NumericRecord):
-    """Something on the machine that makes a load one of another machine."""
+    """An event on the machine that disturbs a load."""
 
     kind: Literal["throttled", "other_process"]
-    what: Text = Field(description="in words, as the driver says it")
+    what: Text = Field(description="as the driver reports it")
 
 
 class LoadRun(NumericRecord):
@@ -128,85 +128,83 @@ class LoadRun(NumericRecord):
         description="0: a round, or this side of the block or pair went first"
     )
     server_run: Count = Field(
-        description="which life of the servers it was, from 0, of all that were begun"
+        description="number of the server run, from 0, among all that were started"
     )
-    seed: Count = Field(description="of prompts and arrivals; another one each block")
-    prompts_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of all that was asked")
+    seed: Count = Field(description="of prompts and arrivals; each block has another one")
+    prompts_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of all prompts")
     arrivals: Literal["concurrency", "rate", "trace"]
     concurrency: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="requests in flight; None where arrivals are not 'concurrency'"
+        None, description="requests in flight; None unless arrivals are 'concurrency'"
     )
     rate: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="requests a second as declared; None where arrivals are not 'rate'"
+        None, description="declared requests per second; None unless arrivals are 'rate'"
     )
     warmup_s: Seconds | None = Field(
-        None, description="of a rate or trace: the time cut off at the start; else None"
+        None, description="for a rate or trace: the time cut off at the start; otherwise None"
     )
     measured_s: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
-        None, description="of a rate or trace: the time after it that counts; else None"
+        None, description="for a rate or trace: the time after it that counts; otherwise None"
     )
     started: Annotated[float, Field(ge=0)] = Field(description="unix time, seconds")
-    seconds: Seconds = Field(description="from the first request until the last was answered")
+    seconds: Seconds = Field(description="from the first request to the last answer")
     requests: RequestColumns
-    before: EngineCounters | None = Field(None, description="None where the engine reports nothing")
+    before: EngineCounters | None = Field(None, description="None if the engine has no counters")
     after: EngineCounters | None = None
     samples: QueueSamples = QueueSamples()
     client_lag_s: Seconds | None = Field(
-        None, description="99th percentile of how late the client's own event loop was"
+        None, description="99th percentile of the lag of the client's event loop"
     )
     runnable: Annotated[float, Field(ge=0, le=1e7)] | None = Field(
-        None, description="threads that were ready to run on the client's machine, on average"
+        None, description="mean number of runnable threads on the client's machine"
     )
     cpus: Annotated[int, Field(ge=1)] | None = Field(None, description="of that machine")
     interference: list[Interference] = Field([], fail_fast=True, max_length=100)
 
     @model_validator(mode="after")
-    def _arrivals_are_declared(self) -> LoadRun:
+    def _validate_arrivals(self) -> LoadRun:
         if (self.arrivals == "concurrency") != (self.concurrency is not None):
-            raise ValueError("'concurrency' is of arrivals 'concurrency', and of these alone")
+            raise ValueError("exactly loads with arrivals 'concurrency' have 'concurrency'")
         if (self.arrivals == "rate") != (self.rate is not None):
-            raise ValueError("'rate' is of arrivals 'rate', and of these alone")
+            raise ValueError("exactly loads with arrivals 'rate' have 'rate'")
         timed = self.warmup_s is not None and self.measured_s is not None
         if (self.arrivals == "concurrency") == timed:
-            raise ValueError(
-                "'warmup_s' and 'measured_s' are of a rate or trace, and of these alone"
-            )
+            raise ValueError("exactly loads with a rate or trace have 'warmup_s' and 'measured_s'")
         return self
 
 
-def has_room(loads: Sequence[LoadRun], unit: int) -> bool:
-    """Whether so many more loads, each twice the largest, fit into the evidence that is read.
+def fits_evidence(loads: Sequence[LoadRun], unit: int) -> bool:
+    """Return whether `unit` more loads, each twice the largest, fit into the evidence limit.
 
-    Who measured on would have evidence of hours that nobody could judge.
+    Evidence beyond the limit could not be verified, so measuring stops before it.
     """
-    letters = [
-        len(load.requests) * LETTERS_OF_A_REQUEST + sum(len(e) for e in load.requests.error if e)
+    sizes = [
+        len(load.requests) * CHARACTERS_PER_REQUEST + sum(len(e) for e in load.requests.error if e)
         for load in loads
     ]
-    return sum(letters) + 2 * unit * max(letters, default=0) <= MAX_LETTERS
+    return sum(sizes) + 2 * unit * max(sizes, default=0) <= MAX_CHARACTERS
 
 
-def lines_of(loads: Iterable[LoadRun]) -> Iterator[str]:
-    """The loads as JSON, a line each with its end."""
+def format_lines(loads: Iterable[LoadRun]) -> Iterator[str]:
+    """Yield each load as a line of JSON."""
     for load in loads:
         yield load.model_dump_json() + "\n"
 
 
 def read_loads(file: Path) -> list[LoadRun]:
-    """The loads in a file, gzipped where its name ends in .gz.
+    """Read the loads of a file, gzipped if its name ends in .gz.
 
     Raises:
         ValueError: it is damaged, or too long; names the line.
         OSError: it is no regular file, or cannot be read.
     """
-    return parse_loads(read_lines(file, max_lines=MAX_LOADS, max_characters=MAX_LETTERS))
+    return parse_loads(read_lines(file, max_lines=MAX_LOADS, max_characters=MAX_CHARACTERS))
 
 
 def parse_loads(lines: Iterable[str | bytes]) -> list[LoadRun]:
-    """The loads of a `loads.jsonl`.
+    """Parse the lines of a `loads.jsonl`.
 
     Raises:
-        ValueError: a line is no such load; names it.
+        ValueError: a line is no load; names the line.
     """
     loads = []
     for number, line in enumerate(lines, start=1):
@@ -214,5 +212,5 @@ def parse_loads(lines: Iterable[str | bytes]) -> list[LoadRun]:
             content = line.encode() if isinstance(line, str) else line
             loads.append(parse_record(content, LoadRun))
         except UntrustedJsonError as error:
-            raise ValueError(f"line {number} is no measured load: {error}") from error
+            raise ValueError(f"line {number} is no load: {error}") from error
     return loads

@@ -1,8 +1,8 @@
-"""What a claim on speed can show, before anything is measured: replays of its rule.
+"""Power of a performance gate, before anything is measured: simulations of its rule.
 
-How noisy a machine is and how far the variant is above the limit are not known then, so these are
-chances under stated assumptions: the noise of a load, or the share of rounds that keep the limits;
-and that nothing drifts: of a steady server a look for drift costs less than a block on average.
+The machine's noise and the variant's distance from the limit are unknown then. So the chances
+assume the noise of a load, or the share of rounds that meet the limits. They also assume no drift:
+for a steady server the drift check costs less than a block on average.
 """
 
 from __future__ import annotations
@@ -20,64 +20,64 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NOISE = 0.02
-"""Coefficient of variation of a load's output tokens/s that is assumed; 1 to 3 % are usual."""
-NOISE_OF_LIVES = 0.02
-"""The same between lives of a server, where a pair of lives is one value; 1 to 2 % are usual."""
-AHEAD = (0.02, 0.05, 0.1)
-"""How much better than the minimum a variant is taken to be."""
-KEPT = (0.8, 0.9, 0.99)
-"""Shares of rounds that a server is taken to keep its limits in; those above the claimed one."""
+"""Assumed coefficient of variation of a load's output tokens/s; 1 to 3 % are usual."""
+RESTART_NOISE = 0.02
+"""The same between server runs, where a pair of runs is one value; 1 to 2 % are usual."""
+GAINS = (0.02, 0.05, 0.1)
+"""Assumed gains of a variant over the minimum."""
+ATTAINMENTS = (0.8, 0.9, 0.99)
+"""Assumed shares of rounds that meet the limits; only those above the required share are used."""
 
-_REPLAYS, _FEWEST_REPLAYS, _SEED = 1_000, 50, 20261122
-_MOST_VALUES = 300_000  # of one truth: fewer replays of a rule with a large cap
+_SIMULATIONS, _MIN_SIMULATIONS, _SEED = 1_000, 50, 20261122
+_MAX_VALUES = 300_000  # of one truth: fewer replays of a rule with a large cap
 
 
 @dataclass(frozen=True)
 class PassProbability:
-    """What to expect of a server that is so much better than the claim."""
+    """Expected outcome for an assumed true effect."""
 
     truth: float
-    """Its ratio, or the share of rounds that keep the limits."""
+    """The true ratio, or the true share of rounds that meet the limits."""
     passes: float
     """Chance of a pass."""
     units: float
-    """Mean number of blocks or rounds that are measured."""
+    """Mean number of blocks or rounds."""
 
 
 @dataclass(frozen=True)
 class SpeedGatePower:
-    """What one claim can show."""
+    """Power of one gate."""
 
-    fewest: int | None
-    """Blocks or rounds after which the clearest case passes; None where the cap forbids it."""
+    min_units: int | None
+    """Blocks or rounds after which the clearest case passes; None if the cap is lower."""
     chances: tuple[PassProbability, ...]
 
 
 def speed_power(rule: Rule) -> SpeedGatePower:
-    """Replay a rule, at the error rate that it has."""
+    """Simulate a rule, at its error rate."""
     import numpy as np
 
     chance = np.random.default_rng(_SEED)
-    shape = (max(_FEWEST_REPLAYS, min(_REPLAYS, _MOST_VALUES // rule.cap)), rule.cap)
+    shape = (max(_MIN_SIMULATIONS, min(_SIMULATIONS, _MAX_VALUES // rule.cap)), rule.cap)
     chances = []
     if isinstance(rule, ThroughputRatioRule):
         of_one = NOISE
         if rule.server_mode == "interleaved":
-            of_one = math.hypot(NOISE / math.sqrt(rule.loads_per_server_run), NOISE_OF_LIVES)
+            of_one = math.hypot(NOISE / math.sqrt(rule.loads_per_server_run), RESTART_NOISE)
         noise = chance.normal(0, of_one * math.sqrt(2), shape)
-        for ahead in AHEAD:
+        for ahead in GAINS:
             margins = noise + math.log1p(ahead)
             chances.append(_chance(rule, margins, rule.min_ratio * (1 + ahead)))
     else:
         drawn = chance.random(shape)
-        for kept in KEPT:
+        for kept in ATTAINMENTS:
             if kept > rule.slo_attainment:
                 chances.append(_chance(rule, kept - drawn, kept))
     clearest = np.full((1, rule.cap), np.inf)
     crossed = rule.log_evidence(clearest)[0][0] >= -math.log(rule.level)
-    crossed[: rule.fewest - 1] = False
-    fewest = int(crossed.argmax()) + 1 if crossed.any() else None
-    return SpeedGatePower(fewest, tuple(chances))
+    crossed[: rule.min_units - 1] = False
+    min_units = int(crossed.argmax()) + 1 if crossed.any() else None
+    return SpeedGatePower(min_units, tuple(chances))
 
 
 def _chance(
@@ -86,12 +86,12 @@ def _chance(
     needed = -math.log(rule.level)
     passing, failing = (each >= needed for each in rule.log_evidence(margins))
     for each in (passing, failing):
-        each[:, : rule.fewest - 1] = False
+        each[:, : rule.min_units - 1] = False
     up, down = _first(passing), _first(failing)
     return PassProbability(
         truth=truth,
         passes=float((up < down).mean()),
-        units=float(_at_most(up, down, rule.cap).mean()),
+        units=float(_count_units(up, down, rule.cap).mean()),
     )
 
 
@@ -102,7 +102,7 @@ def _first(crossed: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.asarray(np.where(crossed.any(axis=1), crossed.argmax(axis=1) + 1, never))
 
 
-def _at_most(up: NDArray[np.int64], down: NDArray[np.int64], cap: int) -> NDArray[np.int64]:
+def _count_units(up: NDArray[np.int64], down: NDArray[np.int64], cap: int) -> NDArray[np.int64]:
     import numpy as np
 
     return np.minimum(np.minimum(up, down), cap)

@@ -1,12 +1,12 @@
-"""Whether something happens in more than a share of all cases: a bet on each, after any of them.
+"""Test whether an event occurs in more than a share of all cases, valid after each case.
 
-The bet of eval_gates/statistics/betting.py on values of 0 and 1. Who stakes the share b of all he
-has on 'it happens' has 1 + b (1 / share - 1) times as much where it does, and 1 - b where not: if
-it happens in at most that share of cases, given all before, his wealth does not grow on average,
-and by Ville's inequality it ever reaches 1 / alpha with probability at most alpha. Nothing is
-assumed of sizes: no variance, no symmetry, no distribution.
+It is the bet of eval_gates/statistics/betting.py on values of 0 and 1. A gambler who stakes the
+share b of his wealth on the event has 1 + b (1 / share - 1) times as much if it occurs, and 1 - b
+if not. If it occurs in at most that share of cases, given all earlier ones, his wealth does not
+grow on average. By Ville's inequality it ever reaches 1 / alpha with probability at most alpha.
+There is no assumption on variance, symmetry or distribution.
 
-A claim about the typical value is such a share: half of all values lie above a number.
+A gate on the typical value is such a share: half of all values are above a number.
 """
 
 from __future__ import annotations
@@ -23,47 +23,50 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
 
 STAKES = {0.98: 0.67, 0.6: 0.22, 0.25: 0.11}
-"""Bets, as shares of the largest legal one, and what is staked on each of all at the beginning.
+"""Bets, as shares of the largest legal one, and the part of the wealth that each starts with.
 
-Chosen once by calculation: most lies where what always happens is seen soonest (of a share of one
-half after 5 cases at 5 % and at its share for a first trial, 6 at half of that, 8 at 1 %), the rest
-where it happens in three of four, or of five.
+Chosen by calculation. Most is on the bet that detects an event that always occurs soonest: for a
+share of one half, after 5 cases at 5 % and at its share for a first attempt, 6 at half of that, 8
+at 1 %. The rest is for events in three of four cases, or of five.
 """
 
 FIRST_RUN = 0.97
-"""What is staked from the first unit on. A run that continues a measurement after disturbances
-begins a bet of its own: the k-th run has 0.03 / (k (k - 1)) of all, so what was disturbed before
-costs it some units and not all chance. The sum is one bet, as valid as each."""
+"""Stake of the bet that starts with the first unit.
+
+A run that continues a disturbed measurement starts its own bet: the k-th run gets 0.03 / (k (k -
+1)). Earlier disturbances thus cost it some units, not all chances. The sum of valid bets is a valid
+bet.
+"""
 
 _PRECISION = 1e-9
 
 
 def log_evidence(happened: NDArray[Any], share: float, continued: Sequence[int] = ()) -> FloatArray:
-    """Natural log of the evidence that it happens in more than that share of cases.
+    """Return the log of the evidence that the event occurs in more than that share of cases.
 
     Args:
-        happened: 0 and 1 or booleans, [..., n]; each row is a run of its own, in its order.
+        happened: 0 and 1 or booleans, [..., n]; each row is a separate run, in its order.
         share: in (0, 1).
         continued: the first case of each later run that continued the measurement.
 
     Returns:
-        after each case: [..., n].
+        the natural log after each case: [..., n].
     """
     import numpy as np
 
     cash = 1 - FIRST_RUN
-    total = math.log(FIRST_RUN) + _log_evidence(happened, share)
+    total = math.log(FIRST_RUN) + _run_log_evidence(happened, share)
     for run, start in enumerate(continued, start=2):
         stake = (1 - FIRST_RUN) / (run * (run - 1))
         cash -= stake
         of_run = np.zeros(happened.shape)
-        of_run[..., start:] = _log_evidence(happened[..., start:], share)
+        of_run[..., start:] = _run_log_evidence(happened[..., start:], share)
         np.logaddexp(total, math.log(stake) + of_run, out=total)
     return np.asarray(np.logaddexp(total, math.log(cash)))
 
 
-def _log_evidence(happened: NDArray[Any], share: float) -> FloatArray:
-    """The same of one run."""
+def _run_log_evidence(happened: NDArray[Any], share: float) -> FloatArray:
+    """Compute :func:`log_evidence` for a single run."""
     import numpy as np
 
     did = np.cumsum(happened, axis=-1, dtype=float)
@@ -75,13 +78,15 @@ def _log_evidence(happened: NDArray[Any], share: float) -> FloatArray:
     return total
 
 
-def surely_more_than(happened: NDArray[Any], alpha: float, continued: Sequence[int] = ()) -> float:
-    """The share that it surely happens in more than: wrong, after any case, with chance alpha.
+def proportion_lower_bound(
+    happened: NDArray[Any], alpha: float, continued: Sequence[int] = ()
+) -> float:
+    """Return the anytime-valid lower bound of the event's share, wrong with probability alpha.
 
     Args:
         happened: of one run, [n].
         alpha: error rate.
-        continued: as of `log_evidence`.
+        continued: as in `log_evidence`.
     """
     low, high = 0.0, 1.0
     while high - low > _PRECISION:
@@ -90,15 +95,15 @@ def surely_more_than(happened: NDArray[Any], alpha: float, continued: Sequence[i
     return low
 
 
-def surely_typical(values: FloatArray, alpha: float, continued: Sequence[int] = ()) -> float:
-    """What half of all values surely lie above: wrong, after any value, with chance alpha.
+def median_lower_bound(values: FloatArray, alpha: float, continued: Sequence[int] = ()) -> float:
+    """Return the anytime-valid lower bound of the median, wrong with probability alpha.
 
-    Of the values themselves, the smallest that is not rejected; -inf where they are too few.
+    It is the smallest value that is not rejected; -inf if there are too few values.
 
     Args:
         values: of one run, [n].
         alpha: error rate.
-        continued: as of `log_evidence`.
+        continued: as in `log_evidence`.
     """
     import numpy as np
 
@@ -109,10 +114,10 @@ def surely_typical(values: FloatArray, alpha: float, continued: Sequence[int] = 
 
     if not rejected(-math.inf):
         return -math.inf
-    # Each value above one that is not rejected is not rejected, either.
-    return float(candidates[bisect_left(candidates, True, key=lambda each: not rejected(each))])
+    # Values above one that is not rejected are not rejected either.
+    return float(candidates[bisect_left(candidates, True, key=lambda value: not rejected(value))])
 
 
 def _rejects(happened: NDArray[Any], share: float, alpha: float, continued: Sequence[int]) -> bool:
-    """Whether the evidence has ever been enough."""
+    """Return whether the evidence was ever sufficient."""
     return bool(log_evidence(happened, share, continued).max(initial=-math.inf) >= -math.log(alpha))

@@ -1,4 +1,4 @@
-"""The rule of a claim on speed from plain data, as a stage's parameters have it."""
+"""Performance gate rules from plain data, as in a stage's parameters."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Rule = ThroughputRatioRule | SloRule
 RULES: Mapping[ClaimKind, type[Rule]] = {"ratio": ThroughputRatioRule, "slo": SloRule}
 
 
-def rule_of(claim: ClaimKind, data: Mapping[str, Any]) -> Rule:
-    """The rule; raises ValidationError where the data is none."""
+def parse_rule(claim: ClaimKind, data: Mapping[str, Any]) -> Rule:
+    """Parse a rule; raises ValidationError."""
     return RULES[claim].model_validate(dict(data))
 
 
-def measuring_rule(
+def parse_measurement_rule(
     measured: ClaimKind | Literal["screening"], data: Mapping[str, Any]
 ) -> Rule | ScreeningRule:
-    """As `rule_of`; of a race, which claims nothing, what ends measuring."""
+    """Parse a gate's rule, or the stopping rule of a screening, which decides nothing."""
     return (
         ScreeningRule.model_validate(dict(data))
         if measured == "screening"
-        else rule_of(measured, data)
+        else parse_rule(measured, data)
     )

@@ -1,7 +1,7 @@
-"""How far one entrant of a race is measured. A race chooses what to confirm; it shows nothing.
+"""Screening of a candidate configuration: it chooses what to confirm, and shows nothing.
 
-The best of many equal entrants looks a few percent faster than they are. So nothing is concluded
-from these numbers but which entrant is worth a claim of its own, on other prompts.
+The best of many equal candidates looks a few percent faster than it is. So these numbers only
+choose the candidate that is worth its own gate, on other prompts.
 """
 
 from __future__ import annotations
@@ -12,34 +12,44 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from eval_gates.speed.invalid_reasons import InvalidReason, distrusted, failures, lagging
+from eval_gates.speed.invalid_reasons import (
+    InvalidReason,
+    client_lag_reason,
+    find_failed_requests,
+    find_invalid_reasons,
+)
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.server_runs import ServerRunRule
 from eval_gates.speed.steady_state import lag_gain, output_rate
 
 
 class ScreeningRule(ServerRunRule):
-    """When an entrant is measured no further."""
+    """Stopping rule of one candidate configuration."""
 
-    repetitions: int = Field(ge=1, description="of one that keeps up")
+    repetitions: int = Field(ge=1, description="of a candidate that is not out")
     leader: float | None = Field(
-        None, gt=0, description="output tokens a second of the fastest before; None: it is first"
+        None,
+        gt=0,
+        description="output tokens/s of the fastest so far; None for the first candidate",
     )
     prune_margin: float = Field(
-        0.1, gt=0, lt=1, description="with no round nearer to the leader than this, it is out"
+        0.1,
+        gt=0,
+        lt=1,
+        description="a candidate is out if all rounds are further behind the leader",
     )
-    hit_rate: float | None = Field(None, description="that the workload declares")
+    hit_rate: float | None = Field(None, description="declared by the workload")
 
     unit: ClassVar[str] = "rounds"
 
     @property
     def cap(self) -> int:
-        """The most rounds."""
+        """Maximum number of rounds."""
         return self.repetitions
 
     def state(self, loads: Sequence[LoadRun]) -> Literal["open", "raced", "out", "invalid"]:
-        """Where the entrant stands after these loads."""
-        if self.causes(loads):
+        """Return the candidate's state after these loads."""
+        if self.invalid_reasons(loads):
             return "invalid"
         if not loads:
             return "open"
@@ -49,22 +59,22 @@ class ScreeningRule(ServerRunRule):
                 return "out"
         return "raced" if len(loads) >= self.repetitions else "open"
 
-    def wants_more(self, loads: Sequence[LoadRun]) -> bool:
-        """Whether it is still in the race, with rounds to go."""
+    def needs_more(self, loads: Sequence[LoadRun]) -> bool:
+        """Return whether the candidate is not out and has rounds left."""
         return self.state(loads) == "open"
 
-    def causes(self, loads: Sequence[LoadRun]) -> list[InvalidReason]:
-        """Why its numbers are none."""
-        found = distrusted(loads, declared=self.hit_rate, judged_s=None, bounds_lag=True)
+    def invalid_reasons(self, loads: Sequence[LoadRun]) -> list[InvalidReason]:
+        """Return why its numbers are invalid."""
+        found = find_invalid_reasons(loads, declared=self.hit_rate, judged_s=None, bounds_lag=True)
         most = -math.log1p(-self.prune_margin)
         late = [
-            lagging(load)
+            client_lag_reason(load)
             for load in loads
-            if not any((each.side, each.block) == (load.side, load.block) for each in found)
+            if not any((reason.side, reason.block) == (load.side, load.block) for reason in found)
             and lag_gain(load) > most
         ]
-        return [*failures(loads), *found, *late]
+        return [*find_failed_requests(loads), *found, *late]
 
     def typical_rate(self, loads: Sequence[LoadRun]) -> float:
-        """Output tokens a second: the geometric mean over the rounds, of which there is one."""
+        """Return output tokens per second: the geometric mean over the rounds, at least one."""
         return math.exp(sum(math.log(output_rate(load)) for load in loads) / len(loads))

@@ -1,16 +1,16 @@
-"""How the loads of one measurement are spread over lives of the servers that are measured.
+"""Schedule of a measurement's loads over server runs.
 
-Together: the servers of all sides are up at once, and a life of them measures block after block.
-Where it ends too soon, by a kill or since a server died, another goes on after the last whole
-block; of the one that was half measured nothing is kept, and its prompts are not sent again.
+Together: the servers of all sides run concurrently and measure block after block. If they end
+early, by a kill or a crash, another server run continues after the last complete block. Incomplete
+blocks are dropped, and their prompts are not sent again.
 
-Alternate: one server is up at a time. Each life measures a few loads of one side; two lives, one a
-side with the same prompts and in an order drawn by chance, are a pair. Where one ended too soon,
-another of that side measures the loads that it had left; its server has none of their prompts.
+Interleaved ("alternate"): one server runs at a time. Each server run measures a few loads of one
+side. Two runs form a pair: one for each side, with the same prompts, in random order. If one ends
+early, another run of that side measures its remaining loads; its server has none of their prompts.
 
-What chance decides follows from one seed, and from the number of the pair, or from that of the life
-and all loads before it. So kept loads show whether they are all that were measured, in that order:
-where one of a life that others follow is left out, those have other prompts than follow from it.
+Randomization follows from one seed, plus the number of the pair, or the number of the server run
+and all earlier loads. Recorded loads therefore show whether they are all that were measured:
+without a load of an earlier run, later runs would have other prompts.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from typing import Literal
 
 from pydantic import Field
 
-from eval_gates.speed.load_run import LoadRun, NumericRecord, has_room
+from eval_gates.speed.load_run import LoadRun, NumericRecord, fits_evidence
 from eval_gates.speed.randomization import Randomization
 from pipeline.core.digest import digest_json
 
-Drawn = tuple[str, int, int, int]
-"""What chance made of one load: side, block, place, seed."""
+DrawnLoad = tuple[str, int, int, int]
+"""Randomization of one load: side, block, place, seed."""
 
 
 class ServerRunRule(NumericRecord):
-    """What a rule says of the lives of servers."""
+    """Rule of a measurement's server runs."""
 
     server_mode: Literal["concurrent", "interleaved"] = "concurrent"
     loads_per_server_run: int = Field(
-        1, ge=1, le=100, description="of its side; of those alone that alternate"
+        1, ge=1, le=100, description="loads per interleaved server run"
     )
     began: list[int] = Field(
-        [0], min_length=1, description="first life of each run that had a budget for lost units"
+        [0], min_length=1, description="first server run of each run with a budget for lost units"
     )
 
-    def spread_over(self, sides: Sequence[str]) -> ServerRunSchedule:
-        """The lives that measure these sides, the baseline first where there is one."""
+    def schedule(self, sides: Sequence[str]) -> ServerRunSchedule:
+        """Return the server runs that measure these sides, the baseline first, if any."""
         return ServerRunSchedule(
             tuple(sides), self.loads_per_server_run if self.server_mode == "interleaved" else None
         )
 
-    def has_room(self, loads: Sequence[LoadRun]) -> bool:
-        """Whether the evidence has room for another unit after these loads."""
+    def fits_evidence(self, loads: Sequence[LoadRun]) -> bool:
+        """Return whether the evidence has room for another unit after these loads."""
         sides = {load.side for load in loads}
-        return not sides or has_room(loads, self.spread_over(sorted(sides)).unit)
+        return not sides or fits_evidence(loads, self.schedule(sorted(sides)).unit)
 
-    def lost_before(self, loads: Sequence[LoadRun]) -> list[int]:
-        """How many lives another one followed too soon before each unit, or in it: [units].
+    def count_lost_runs(self, loads: Sequence[LoadRun]) -> list[int]:
+        """Return how many server runs ended early before or within each unit: [units].
 
-        Such a life may have been ended because the unit that it was at looked bad.
+        Such a run may have been ended because its unit looked bad.
         """
         sides = sorted({load.side for load in loads})
-        unit = self.spread_over(sides).unit if sides else 1
+        unit = self.schedule(sides).unit if sides else 1
         lives = [load.server_run for load in loads[unit - 1 :: unit]]
         if self.server_mode == "interleaved":
             lives = [life + 1 - len(sides) * (n + 1) for n, life in enumerate(lives)]
-        # Where a run ended by the rule, its last life was not ended too soon.
+        # If a run ended by the rule, its last server run did not end early.
         ends = [life - 1 for life in self.began[1:]]
         if self.server_mode == "interleaved":
             ends = []
@@ -71,8 +71,8 @@ class ServerRunRule(NumericRecord):
             for before, life in pairwise([0, *lives])
         ]
 
-    def continued_at(self, units: Sequence[Sequence[LoadRun]]) -> list[int]:
-        """The first unit of each run that continued the measurement."""
+    def continuation_starts(self, units: Sequence[Sequence[LoadRun]]) -> list[int]:
+        """Return the first unit of each run that continued the measurement."""
         lives = [unit[0].server_run for unit in units]
         firsts = [sum(life < began for life in lives) for began in self.began[1:]]
         return [first for first in firsts if first < len(lives)]
@@ -80,17 +80,17 @@ class ServerRunRule(NumericRecord):
 
 @dataclass(frozen=True)
 class ServerRun:
-    """What one life of servers is to measure."""
+    """The part of a measurement for one server run."""
 
-    number: int  # among all lives that were begun, from 0
-    sides: tuple[str, ...]  # whose servers are up
+    number: int  # among all that were started, from 0
+    sides: tuple[str, ...]  # whose servers run
     block: int  # number of its first block
-    draw: int  # seed of its draws, or of those of its pair
-    place: int = 0  # of its side in the pair
+    draw: int  # randomization seed, of the run or of its pair
+    place: int = 0  # position of its side in the pair
 
 
 def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
-    """Of loads in their order, after those that `before` is of."""
+    """Return the digest of loads in their order, after group_loads of the digest `before`."""
     found = before
     for load in loads:
         timings = [load.requests.start_s, load.requests.ttft_s, load.requests.end_s]
@@ -100,24 +100,24 @@ def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
     return found
 
 
-def draw_life(seed: int, number: int, before: str) -> int:
-    """The seed of the draws of a life of all sides.
+def server_run_seed(seed: int, number: int, before: str) -> int:
+    """Return the randomization seed of a server run of all sides.
 
     Args:
         seed: of the measurement.
-        number: of the life, from 0.
-        before: digest of the loads of earlier lives that are kept.
+        number: of the server run, from 0.
+        before: digest of the recorded loads of earlier server runs.
     """
     return int(digest_json([seed, number, before])[:16], 16) if number else seed
 
 
 @dataclass(frozen=True)
 class ServerRunSchedule:
-    """The lives of one measurement.
+    """The server runs of one measurement.
 
     Args:
-        sides: that are measured.
-        loads: of one life, where lives alternate; None: the sides are up together.
+        sides: the measured sides.
+        loads: per server run, if runs are interleaved; None: the sides run concurrently.
     """
 
     sides: tuple[str, ...]
@@ -125,24 +125,24 @@ class ServerRunSchedule:
 
     @property
     def unit(self) -> int:
-        """Loads of a block, a round or a pair of lives: what the rule counts."""
+        """Loads of a block, a round or a pair of server runs: what the rule counts."""
         return len(self.sides) * (self.loads or 1)
 
     @property
     def whole(self) -> int:
-        """Loads that are kept together or not at all."""
+        """Loads that are recorded together or not at all."""
         return len(self.sides) if self.loads is None else 1
 
-    def next_life(self, seed: int, begun: int, loads: Sequence[LoadRun]) -> ServerRun:
-        """The life that goes on.
+    def next_server_run(self, seed: int, begun: int, loads: Sequence[LoadRun]) -> ServerRun:
+        """Return the server run that continues the measurement.
 
         Args:
             seed: of the measurement.
-            begun: how many lives were begun.
-            loads: that are kept of them.
+            begun: number of server runs that were started.
+            loads: their recorded loads.
         """
         if self.loads is None:
-            draw = draw_life(seed, begun, digest_loads(loads))
+            draw = server_run_seed(seed, begun, digest_loads(loads))
             return ServerRun(begun, self.sides, len(loads) // self.unit, draw)
         pair, done = divmod(len(loads), self.unit)
         place, done = divmod(done, self.loads)
@@ -150,47 +150,52 @@ class ServerRunSchedule:
         return ServerRun(begun, (order[place],), pair * self.loads + done, seed + pair, place)
 
     def draw_pair(self, seed: int) -> tuple[list[str], list[int]]:
-        """The sides of a pair of lives in their order, and the seeds of the loads of each."""
+        """Return the sides of a pair of server runs in their order, and their loads' seeds."""
         draw = Randomization(seed, self.sides)
-        units = [draw.unit() for _ in range(self.loads or 1)]
-        return units[0][1], [each for each, _ in units]
+        units = [draw.next_unit() for _ in range(self.loads or 1)]
+        return units[0][1], [unit_seed for unit_seed, _ in units]
 
-    def drawn(self, seed: int, loads: Sequence[LoadRun], looks: int) -> Iterator[Drawn]:
-        """What chance made of each of these loads, if they are all that were measured.
+    def drawn(self, seed: int, loads: Sequence[LoadRun], looks: int) -> Iterator[DrawnLoad]:
+        """Yield the randomization of each load, if these are all that were measured.
 
         Args:
             seed: of the measurement.
-            loads: whose lives are looked at, and how many they are.
-            looks: loads that count for nothing, at the start of each life of all sides.
+            loads: only their number and their server runs are used.
+            looks: uncounted loads at the start of each server run of all sides.
         """
         block, before = 0, ""
         if self.loads is None:
             for life, group in groupby(loads, lambda load: load.server_run):
-                those = list(group)
-                draw = Randomization(draw_life(seed, life, before), self.sides)
-                before = digest_loads(those, before)
+                group_loads = list(group)
+                draw = Randomization(server_run_seed(seed, life, before), self.sides)
+                before = digest_loads(group_loads, before)
                 for _ in range(looks):
-                    draw.look()
-                for _ in range(len(those) // self.unit):
-                    of_unit, order = draw.unit()
-                    yield from ((side, block, place, of_unit) for place, side in enumerate(order))
+                    draw.next_probe()
+                for _ in range(len(group_loads) // self.unit):
+                    unit_seed, order = draw.next_unit()
+                    yield from ((side, block, place, unit_seed) for place, side in enumerate(order))
                     block += 1
             return
         for pair in range(len(loads) // self.unit):
             order, seeds = self.draw_pair(seed + pair)
             for place, side in enumerate(order):
-                for number, each in enumerate(seeds):
-                    yield side, pair * self.loads + number, place, each
+                for number, load_seed in enumerate(seeds):
+                    yield side, pair * self.loads + number, place, load_seed
 
-    def succeed(self, loads: Sequence[LoadRun], begun: int) -> bool:
-        """Whether the loads name lives that follow each other, of so many that were begun.
+    def are_consecutive(self, loads: Sequence[LoadRun], begun: int) -> bool:
+        """Return whether the loads name consecutive server runs among `begun` ones.
 
-        Each life has whole blocks, or loads of one side in one pair.
+        Each server run has complete blocks, or loads of one side in one pair.
         """
         lives = [load.server_run for load in loads]
         if lives != sorted(lives) or (lives and lives[-1] >= begun):
             return False
-        each = [list(those) for _, those in groupby(enumerate(lives), lambda pair: pair[1])]
+        each = [
+            list(group_loads) for _, group_loads in groupby(enumerate(lives), lambda pair: pair[1])
+        ]
         if self.loads is None:
-            return all(len(those) % self.unit == 0 for those in each)
-        return all(those[0][0] // self.loads == those[-1][0] // self.loads for those in each)
+            return all(len(group_loads) % self.unit == 0 for group_loads in each)
+        return all(
+            group_loads[0][0] // self.loads == group_loads[-1][0] // self.loads
+            for group_loads in each
+        )

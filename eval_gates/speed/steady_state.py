@@ -1,7 +1,7 @@
-"""Which part of a load counts: by time, without its start and its end.
+"""The steady state of a load: the time between its start-up and its end.
 
-At a fixed concurrency all requests of the first wave begin at once and the last ones run in an
-emptying server; of a rate or trace the queue must fill first. None of that is how it is served.
+At a fixed concurrency all requests of the first wave start together, and the last ones run on an
+emptying server. At a rate or trace the queue must fill first. Neither is normal service.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class NoSteadyStateError(ValueError):
-    """A load that is over before it is steady."""
+    """Error for a load that ends before it is steady."""
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of the answered requests that count, in milliseconds: shape [requests] each."""
+    """Latencies of the answered requests that count, in milliseconds: shape [requests] each."""
 
     ttft_ms: FloatArray
     tpot_ms: FloatArray
-    """Per token after the first; of answers with one token there is none."""
+    """Per token after the first; answers with one token have none."""
     latency_ms: FloatArray
     failed: int
     """Requests that count and were not answered."""
 
 
-def window_of(load: LoadRun) -> tuple[float, float]:
-    """Where the steady part begins and ends, in seconds of the load.
+def steady_window(load: LoadRun) -> tuple[float, float]:
+    """Return the start and end of the steady state, in seconds of the load.
 
-    At a fixed concurrency: from the end of the first wave until the last request is sent.
+    At a fixed concurrency it is from the end of the first wave until the last request is sent.
 
     Raises:
         NoSteadyStateError: nothing is left.
@@ -55,85 +55,85 @@ def window_of(load: LoadRun) -> tuple[float, float]:
 
 
 def steady_seconds(load: LoadRun) -> float:
-    """How long the steady part lasts; 0 without any."""
+    """Return the length of the steady state; 0 if there is none."""
     try:
-        start, end = window_of(load)
+        start, end = steady_window(load)
     except NoSteadyStateError:
         return 0.0
     return end - start
 
 
-def waves_in(load: LoadRun) -> float:
-    """How many times as many requests end in the steady part as run at once.
+def count_waves(load: LoadRun) -> float:
+    """Return the requests that end in the steady state, divided by the concurrency.
 
     Raises:
-        NoSteadyStateError: as `window_of`.
+        NoSteadyStateError: as in `steady_window`.
     """
-    start, end = window_of(load)
+    start, end = steady_window(load)
     done = sum(each is not None and start < each <= end for each in load.requests.end_s)
     return done / (load.concurrency or 1)
 
 
 def output_rate(load: LoadRun) -> float:
-    """Output tokens a second in the steady part.
+    """Return output tokens per second in the steady state.
 
     Raises:
-        NoSteadyStateError: as `window_of`, or no token came in it.
+        NoSteadyStateError: as in `steady_window`, or it has no token.
     """
-    tokens, seconds = output_of(load)
+    tokens, seconds = steady_output(load)
     return tokens / seconds
 
 
-def output_of(load: LoadRun) -> tuple[float, float]:
-    """Output tokens in the steady part, and its seconds; raises as `output_rate`."""
+def steady_output(load: LoadRun) -> tuple[float, float]:
+    """Return output tokens in the steady state, and its seconds; raises as `output_rate`."""
     import numpy as np
 
-    start, end = window_of(load)
+    start, end = steady_window(load)
     requests = load.requests
     answered = [i for i, error in enumerate(requests.error) if error is None]
     first = np.array([requests.start_s[i] + (requests.ttft_s[i] or 0.0) for i in answered])
     last = np.array([requests.end_s[i] or 0.0 for i in answered])
     rest = np.array([requests.output_tokens[i] - 1 for i in answered], dtype=float)
-    lasts = last - first
+    durations = last - first
     inside = np.clip(np.minimum(last, end) - np.maximum(first, start), 0.0, None)
-    at_once = (start < last) & (last <= end)  # where the last token came with the first
-    share = np.where(lasts > 0, inside / np.where(lasts > 0, lasts, 1.0), at_once)
+    single = (start < last) & (last <= end)  # the last token came with the first
+    share = np.where(durations > 0, inside / np.where(durations > 0, durations, 1.0), single)
     tokens = float((rest * share).sum() + ((start < first) & (first <= end)).sum())
     if tokens <= 0:
-        raise NoSteadyStateError("no token came in the steady part of the load")
+        raise NoSteadyStateError("the load's steady state has no token")
     return tokens, end - start
 
 
 def lag_gain(load: LoadRun) -> float:
-    """By how much the logarithm of the output rate could be larger with a punctual client.
+    """Return by how much a punctual client could increase the log of the output rate.
 
-    At a fixed concurrency a request begins where another ends. So each wave waits twice for a late
-    client: to see the last token, and to send the next request. Both ends of the steady part may
-    be late once more. The 99th percentile of the client's lag is taken for each of these.
+    At a fixed concurrency a request starts when another ends. So each wave waits twice for a late
+    client: to receive the last token, and to send the next request. Both ends of the steady state
+    may be late once more. Each delay counts as the 99th percentile of the client's lag.
 
     Raises:
-        NoSteadyStateError: as `window_of`.
+        NoSteadyStateError: as in `steady_window`.
     """
     if load.client_lag_s is None:
         return math.inf
-    start, end = window_of(load)
-    share = load.client_lag_s * (2 * waves_in(load) + 2) / (end - start)
+    start, end = steady_window(load)
+    share = load.client_lag_s * (2 * count_waves(load) + 2) / (end - start)
     return -math.log1p(-share) if share < 1 else math.inf
 
 
 def latencies(load: LoadRun) -> Latencies:
-    """Of the requests that are sent in the steady part.
+    """Return the latencies of the requests that are sent in the steady state.
 
     Raises:
-        NoSteadyStateError: as `window_of`, or no request is sent in it.
+        NoSteadyStateError: as in `steady_window`, or no request is sent in it.
     """
     import numpy as np
 
-    start, end = window_of(load)
+    start, end = steady_window(load)
     requests = load.requests
     counted = [i for i, sent in enumerate(requests.start_s) if start <= sent < end]
     if not counted:
-        raise NoSteadyStateError("no request was sent in the steady part of the load")
+        raise NoSteadyStateError("no request was sent in the load's steady state")
     answered = [i for i in counted if requests.error[i] is None]
     sent = np.array([requests.start_s[i] for i in answered])
     ttft = np.array([requests.ttft_s[i] or 0.0 for i in answered])

@@ -1,15 +1,14 @@
-"""Output tokens a second of the candidate over the baseline's, decided from paired blocks.
+"""Ratio of output tokens per second, candidate over baseline, decided from paired blocks.
 
-A block is both sides, one after the other in an order drawn by chance, with the same prompts. What
-decides is y = ln(candidate / baseline) - ln(minimum) of each block; the claim is about the typical
-block: half of all such blocks have a ratio of at least the minimum. A block exactly at the minimum
-speaks for neither side. Nothing is assumed but that blocks are independent of each other.
+A block has both sides, one after the other in random order, with the same prompts. Each block gives
+y = ln(candidate / baseline) - ln(min_ratio). The gate is about the typical block: half of all such
+blocks have a ratio of at least the minimum. A block exactly at the minimum counts for neither side.
+The only assumption is that blocks are independent.
 
-Two lives of one server differ by more than two blocks of one life. Where both sides stay up, the
-blocks say nothing of that: the ratio must then be above the minimum by an allowance, which a pair
-of equal servers exceeds with probability `restart_allowance_alpha`; that part of the error rate is
-not the blocks' to spend. Where lives alternate, a pair of lives is one value, the mean of its
-blocks.
+Two runs of one server differ by more than two blocks of one run. If both sides stay up, the blocks
+do not show that difference. The ratio must then exceed the minimum by an allowance that a pair of
+equal servers exceeds with probability `restart_allowance_alpha`, and the blocks get the rest of the
+error rate. If server runs are interleaved, a pair of runs is one value, the mean of its blocks.
 """
 
 from __future__ import annotations
@@ -22,150 +21,160 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from eval_gates.speed.drift import medians_of_halves
-from eval_gates.speed.invalid_reasons import InvalidReason, distrusted, drifting, failures, unlike
+from eval_gates.speed.drift import half_medians
+from eval_gates.speed.invalid_reasons import (
+    InvalidReason,
+    drift_reason,
+    find_failed_requests,
+    find_invalid_reasons,
+    find_side_differences,
+)
 from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.proportion_test import surely_typical
+from eval_gates.speed.proportion_test import median_lower_bound
 from eval_gates.speed.sequential_rule import SequentialGateRule
-from eval_gates.speed.steady_state import NoSteadyStateError, lag_gain, output_of, output_rate
+from eval_gates.speed.steady_state import NoSteadyStateError, lag_gain, output_rate, steady_output
 
 if TYPE_CHECKING:
     from eval_gates.speed.proportion_test import FloatArray
 
 
 class ThroughputRatioRule(SequentialGateRule):
-    """What decides a ratio."""
+    """Rule of a throughput ratio."""
 
     min_ratio: float = Field(gt=0, description="smallest acceptable ratio")
-    blocks: int = Field(ge=1, description="at most; pairs of lives where these alternate")
-    restart_allowance: float = Field(0.0, ge=0, description="of ln(ratio), for how lives differ")
-    restart_allowance_alpha: float = Field(
-        0.0, ge=0, lt=0.5, description="the share of alpha in it"
+    blocks: int = Field(ge=1, description="maximum; pairs of server runs if these are interleaved")
+    restart_allowance: float = Field(
+        0.0, ge=0, description="of ln(ratio), for differences of server runs"
     )
+    restart_allowance_alpha: float = Field(0.0, ge=0, lt=0.5, description="its share of alpha")
 
     @property
     def unit(self) -> str:
-        """What it counts."""
-        return "blocks" if self.server_mode == "concurrent" else "pairs of lives"
+        """Name of the units."""
+        return "blocks" if self.server_mode == "concurrent" else "pairs of server runs"
 
     @model_validator(mode="after")
-    def _something_is_left_to_the_blocks(self) -> ThroughputRatioRule:
+    def _validate_alpha(self) -> ThroughputRatioRule:
         if self.restart_allowance_alpha >= self.alpha:
-            raise ValueError("the allowance for lives takes all of alpha")
+            raise ValueError("the allowance takes all of alpha")
         return self
 
     @property
     def cap(self) -> int:
-        """The most blocks."""
+        """Maximum number of blocks."""
         return self.blocks
 
     @property
-    def claimed(self) -> float:
+    def required_share(self) -> float:
         """Half of all blocks: the typical one."""
         return 0.5
 
     @property
     def level(self) -> float:
-        """What the allowance leaves of alpha."""
+        """Part of alpha that the allowance leaves."""
         return self.alpha - self.restart_allowance_alpha
 
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
-        """y of each block.
+        """Return y of each block.
 
         Raises:
             ValueError: a block has not one load of each side.
         """
         import numpy as np
 
-        of_a_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
-        return np.array(log_ratios(paired(loads), of_a_pair)) - math.log(self.min_ratio)
+        blocks_per_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
+        return np.array(log_ratios(pair_sides(loads), blocks_per_pair)) - math.log(self.min_ratio)
 
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Beyond the allowance, above and below."""
+        """Return the distances beyond the allowance, above and below."""
         return margins - self.restart_allowance, -margins - self.restart_allowance
 
     def slack(self, loads: Sequence[LoadRun]) -> FloatArray:
-        """For a pass the baseline could have been faster by its lag, for a fail the candidate."""
+        """Return the baseline's lag gain against a pass, and the candidate's against a fail."""
         import numpy as np
 
-        gains = np.array([[lag_gain(load) for load in pair] for pair in paired(loads)])
-        of_a_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
-        return np.asarray(gains.reshape(-1, of_a_pair, 2).mean(axis=1).T)
+        gains = np.array([[lag_gain(load) for load in pair] for pair in pair_sides(loads)])
+        blocks_per_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
+        return np.asarray(gains.reshape(-1, blocks_per_pair, 2).mean(axis=1).T)
 
     def describe(
         self, margins: FloatArray, slack: FloatArray, continued: Sequence[int]
     ) -> tuple[FloatArray, float | None, float | None]:
-        """The ratio of the typical block, as the median of those so far; its bounds."""
+        """Return the median ratio after each block, and its bounds."""
         import numpy as np
 
         logs = margins + math.log(self.min_ratio)
-        first = int((~np.isnan(logs)).argmax())  # its value is the estimate before it
+        first = int((~np.isnan(logs)).argmax())  # earlier estimates have its value
         medians = np.array([np.nanmedian(logs[: max(n, first) + 1]) for n in range(logs.size)])
-        lower = surely_typical(logs - slack[0], self.level, continued) - self.restart_allowance
-        upper = -surely_typical(-logs - slack[1], self.level, continued) + self.restart_allowance
+        lower = median_lower_bound(logs - slack[0], self.level, continued) - self.restart_allowance
+        upper = (
+            -median_lower_bound(-logs - slack[1], self.level, continued) + self.restart_allowance
+        )
         return np.exp(medians), _ratio(lower), _ratio(upper)
 
-    def distrusted(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
-        """Each load, and each pair that was not asked the same."""
+    def invalid_reasons(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
+        """Return the reasons of each load, and of each pair with different prompts."""
         return (
-            *failures(loads),
-            *distrusted(
+            *find_failed_requests(loads),
+            *find_invalid_reasons(
                 loads,
                 declared=self.hit_rate,
                 judged_s=None,
                 must_count=self.must_count_hits,
                 bounds_lag=True,
             ),
-            *(cause for pair in paired(loads) for cause in unlike(*pair)),
+            *(cause for pair in pair_sides(loads) for cause in find_side_differences(*pair)),
         )
 
     def total_ratio(self, loads: Sequence[LoadRun]) -> float | None:
-        """All output tokens over all time, the candidate's over the baseline's; None: none count.
+        """Return the ratio of output tokens per second over all counted blocks; None without any.
 
-        Of the steady parts of the blocks that count.
+        Only steady states count.
         """
         rates: list[float] = []
         for side in ("candidate", "baseline"):
-            outputs = [output_of(load) for load in self.counting(loads) if load.side == side]
+            outputs = [
+                steady_output(load) for load in self.counted_loads(loads) if load.side == side
+            ]
             if not outputs:
                 return None
-            tokens, seconds = (sum(each) for each in zip(*outputs, strict=True))
+            tokens, seconds = (sum(column) for column in zip(*outputs, strict=True))
             rates.append(float(tokens / seconds))
         return rates[0] / rates[1]
 
     def log_rates(self, loads: Sequence[LoadRun]) -> dict[str, list[float]]:
-        """The median ln(output tokens/s) of the loads that count of each start, by side."""
-        of_starts: dict[tuple[str, int], list[float]] = {}
-        for load in self.counting(loads):
+        """Return the median ln(output tokens/s) of each server start's counted loads, by side."""
+        start_rates: dict[tuple[str, int], list[float]] = {}
+        for load in self.counted_loads(loads):
             with contextlib.suppress(NoSteadyStateError):
                 rate = math.log(output_rate(load))
-                of_starts.setdefault((load.side, load.server_run), []).append(rate)
+                start_rates.setdefault((load.side, load.server_run), []).append(rate)
         found: dict[str, list[float]] = {}
-        for (side, _), rates in of_starts.items():
+        for (side, _), rates in start_rates.items():
             found.setdefault(side, []).append(median(rates))
         return found
 
-    def withholds(self, loads: Sequence[LoadRun]) -> str | None:
-        """A few blocks may lose so much that all tokens over all time are below the minimum."""
+    def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
+        """Return that the total ratio is below the minimum, although the typical block is not."""
         total = self.total_ratio(loads)
         if total is None or total >= self.min_ratio:
             return None
         return "all output tokens over all time are below the minimum"
 
     def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:
-        """Of the side whose own rate changed most."""
+        """Return the drift of the side whose rate changed most."""
         import numpy as np
 
         changes = []
-        for of_side in zip(*paired(loads), strict=True):
-            before, now = medians_of_halves(np.log([output_rate(load) for load in of_side]))
-            changes.append((abs(now - before), math.exp(now - before), of_side[-1]))
-        _, change, load = max(changes, key=lambda each: each[0])
-        return drifting(load, f"its output tokens/s were {change:.3f} times as many")
+        for side_loads in zip(*pair_sides(loads), strict=True):
+            before, now = half_medians(np.log([output_rate(load) for load in side_loads]))
+            changes.append((abs(now - before), math.exp(now - before), side_loads[-1]))
+        _, change, load = max(changes, key=lambda item: item[0])
+        return drift_reason(load, f"its output tokens/s were {change:.3f} times as high")
 
 
-def paired(loads: Sequence[LoadRun]) -> list[tuple[LoadRun, LoadRun]]:
-    """Baseline and candidate of each block, in the order of measuring.
+def pair_sides(loads: Sequence[LoadRun]) -> list[tuple[LoadRun, LoadRun]]:
+    """Return baseline and candidate of each block, in the order of measuring.
 
     Raises:
         ValueError: a block has not one load of each side.
@@ -182,41 +191,43 @@ def paired(loads: Sequence[LoadRun]) -> list[tuple[LoadRun, LoadRun]]:
     return [(sides["baseline"], sides["candidate"]) for sides in blocks.values()]
 
 
-def log_ratios(pairs: Sequence[tuple[LoadRun, LoadRun]], of_a_pair: int = 1) -> list[float]:
-    """ln(candidate / baseline) of each block; of lives that alternate, the mean of each pair's.
+def log_ratios(pairs: Sequence[tuple[LoadRun, LoadRun]], blocks_per_pair: int = 1) -> list[float]:
+    """Return ln(candidate / baseline) of each block, or its mean over each pair of server runs.
 
     Args:
         pairs: both sides of each block.
-        of_a_pair: blocks of each pair of lives.
+        blocks_per_pair: blocks of each pair of server runs.
 
     Raises:
-        NoSteadyStateError: a load has no steady part.
+        NoSteadyStateError: a load has no steady state.
     """
     logs = [
         math.log(output_rate(candidate) / output_rate(baseline)) for baseline, candidate in pairs
     ]
     return [
-        sum(logs[start : start + of_a_pair]) / of_a_pair for start in range(0, len(logs), of_a_pair)
+        sum(logs[start : start + blocks_per_pair]) / blocks_per_pair
+        for start in range(0, len(logs), blocks_per_pair)
     ]
 
 
-def allowance_for(spread: float, lives: int, alpha: float) -> float:
-    """How far ln(ratio) of two lives of equal servers may be from 0: exceeded with chance alpha.
+def restart_allowance(spread: float, lives: int, alpha: float) -> float:
+    """Return the bound of |ln(ratio)| of two runs of equal servers, exceeded with chance alpha.
 
-    sqrt(2) times the spread, times Student's quantile, which is 2 for many lives and alpha 2.5 %.
+    It is sqrt(2) times the spread, times Student's quantile, which is 2 for many runs and alpha 2.5
+    %.
 
     Args:
-        spread: standard deviation of ln(output tokens/s) between lives of one server.
-        lives: how many it was estimated from, at least 2.
+        spread: standard deviation of ln(output tokens/s) between runs of one server.
+        lives: number of runs of the estimate, at least 2.
         alpha: one-sided.
 
     Raises:
-        ValueError: there are fewer lives.
+        ValueError: there are fewer runs.
     """
     from scipy.special import stdtrit
 
     if lives < 2:
-        raise ValueError(f"no spread is known from {lives} lives of a server")
+        raise ValueError(f"{lives} server runs are too few for a spread")
     return math.sqrt(2) * spread * float(stdtrit(lives - 1, 1 - alpha))
 
 

@@ -1,9 +1,9 @@
-"""Handling of each fault of a load, as docs/how-to/performance-gates.md shows it.
+"""Effects of invalid loads on the measurement: one table, which docs/speed.md shows as well.
 
-A void block or round counts for neither side: for a pass as one below the claim, for a fail as one
+A void block or round counts for neither side: for a pass as one below the limit, for a fail as one
 above it. Both bets count sides alone, so each has at most the evidence that it would have without
-the fault. Hence faults that hit one side, or slow blocks, more often give nobody a further chance:
-the error rates hold whatever a fault depends on. The price is power, which further blocks buy back.
+the fault. Faults that hit one side or slow blocks more often therefore give no further chance: the
+error rates hold for any cause of faults. The price is power, which further blocks buy back.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ Effect = Literal["bounded", "void", "measured on", "ends"]
 
 @dataclass(frozen=True)
 class Handling:
-    """What a kind of fault does, by what is judged."""
+    """Effect of a kind of fault, for ratios and for limits."""
 
     ratio: Effect
     limits: Effect
     lasting: int = 0
-    """Where so many units have it from the first on, it is no disturbance: measuring stops for this
-    run, and in each further run after so many more. 0: never."""
+    """Number of first units with this fault that rules out a disturbance; 0: never.
+
+    Measuring then stops for this run, and in each further run after as many more.
+    """
 
 
 HANDLING: Mapping[FaultKind, Handling] = {
@@ -44,20 +46,20 @@ HANDLING: Mapping[FaultKind, Handling] = {
 }
 
 
-def ending(causes: Iterable[InvalidReason]) -> tuple[InvalidReason, ...]:
-    """The faults that end a measurement: the workload or engine is not what the gate describes."""
-    return tuple(each for each in causes if HANDLING[each.kind].limits == "ends")
+def final_reasons(causes: Iterable[InvalidReason]) -> tuple[InvalidReason, ...]:
+    """Return the reasons that end a measurement: workload or engine do not fit the gate."""
+    return tuple(cause for cause in causes if HANDLING[cause.kind].limits == "ends")
 
 
-def lasting(of_units: list[list[InvalidReason]], runs: int) -> bool:
-    """Whether each of the first units has the same lasting fault.
+def lasting(unit_faults: list[list[InvalidReason]], runs: int) -> bool:
+    """Return whether all first units have the same lasting fault.
 
     Args:
-        of_units: the faults of each unit, in the order of measuring.
+        unit_faults: the faults of each unit, in the order of measuring.
         runs: that measured.
     """
     for kind, handling in HANDLING.items():
-        has = [any(each.kind == kind for each in faults) for faults in of_units]
+        has = [any(fault.kind == kind for fault in faults) for faults in unit_faults]
         first = has.index(False) if False in has else len(has)
         if handling.lasting and first >= handling.lasting * runs:
             return True

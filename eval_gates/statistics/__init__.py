@@ -1,14 +1,14 @@
-"""What differences between a candidate's and its baseline's answers allow one to say.
+"""Statistical tests of a candidate's answers against its baseline's.
 
-Words that every module has in common:
+Terms that all modules share:
 
-- `alpha`: error rate of one claim, in (0, 0.5);
-- `flips`: share of the questions whose score changes, as many up as down where nothing is lost;
-- `flip_size`: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE;
+- `alpha`: error rate of one gate, in (0, 0.5);
+- `flips`: share of questions whose score changes, evenly up and down if nothing is lost;
+- `flip_size`: the size of a change: 1 for right-or-wrong answers, less for scores such as ROUGE;
 - `baseline`, as a number: the baseline's mean score; a recovery is a share of it;
-- `population`: size of the finite benchmark that a claim is about; None for all such questions;
-- `planned`: the bet that has half of the stake, as a share of the largest legal one, fixed before
-  any answer was seen; None where the stake is even.
+- `population`: size of the finite benchmark that is the estimand; None for all such questions;
+- `planned`: the bet that has half of the stake, as a share of the largest legal bet. It is fixed
+  before any answer is read; None if the stake is even.
 
-A value that is missing or out of its range is a ValueError, everywhere.
+Missing values and values out of range raise ValueError in every module.
 """

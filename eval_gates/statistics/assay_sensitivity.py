@@ -1,14 +1,12 @@
-"""Whether a gate can see: does its margin end above the score of who knows nothing?
+"""Assay sensitivity: whether a gate's margin ends above the chance baselines.
 
-A margin that reaches down to what guessing scores, or an empty answer, or an answer to another
-question, would pass a model that lost everything. So beside 'the candidate is not inferior' a gate
-has to show that the baseline's score, less the margin, lies above each of these. Both shown at
-alpha, a candidate that knows nothing passes with probability at most alpha: either its drop is the
-margin or more, or the second claim is wrong (the logic of three-arm non-inferiority trials, with
-ignorance as the placebo).
+A margin that reaches down to the score of guesses, of empty answers or of answers to other
+questions would pass a model that lost everything. A gate therefore also shows that the baseline's
+score, less the margin, is above each of these. If both are shown at alpha, a chance-level candidate
+passes with probability at most alpha: either its drop is the margin or more, or the second
+hypothesis holds (the logic of three-arm non-inferiority trials, with chance as the placebo).
 
-It is one bet for all looks (betting.py): asking in rounds, or again with more questions, does not
-add to its error.
+All looks share one bet (betting.py), so rounds and later questions add no error.
 """
 
 from __future__ import annotations
@@ -21,60 +19,62 @@ from typing import Literal
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS, log_wealth
 from eval_gates.statistics.comparison import Comparison
 
-Ignorance = Literal["nothing", "guessing", "empty", "unrelated"]
+ChanceKind = Literal["nothing", "guessing", "empty", "unrelated"]
 """A score of 0; a guessed choice; an empty answer; the answer to another question."""
 
-_MOST_QUESTIONS = 10**9
+_MAX_QUESTIONS = 10**9
 
 
 @dataclass(frozen=True)
 class SensitivityCheck:
-    """What the baseline's answers show of one kind of ignorance."""
+    """Evidence of the baseline's answers against one chance baseline."""
 
-    kind: Ignorance
+    kind: ChanceKind
     score: float
-    """Mean score of who knows nothing in this way, in [0, 1]."""
-    p_blind: float
-    """Anytime-valid p-value of 'the margin reaches down to it'; it sees on one of at most alpha."""
-    p_clear: float
-    """Anytime-valid p-value of the contrary; on one of at most alpha more questions cannot help."""
+    """Mean score at chance level, in [0, 1]."""
+    p_insensitive: float
+    """Anytime-valid p-value of 'the margin reaches down to it'; at most alpha: the gate is
+    sensitive.
+    """
+    p_sensitive: float
+    """Anytime-valid p-value of the contrary; at most alpha: more questions cannot help."""
 
 
-def sight_of(
-    ignorance: Ignorance,
+def check_sensitivity(
+    kind: ChanceKind,
     baseline: Sequence[float],
-    knows_nothing: float | Sequence[float],
+    chance_scores: float | Sequence[float],
     comparison: Comparison,
     population: int | None,
 ) -> SensitivityCheck:
-    """Bet that the baseline's score less the margin is above that of who knows nothing.
+    """Bet that the baseline's score, less the margin, is above the chance-level score.
 
     Args:
-        baseline: scores in [0, 1], in the random order of asking; at least one.
-        knows_nothing: the expected score, or one for each of the baseline's.
+        baseline: scores in [0, 1], in their random order; at least one.
+        chance_scores: the expected score, or one for each baseline score.
     """
     import numpy as np
 
     scores = np.asarray(baseline, dtype=float)
-    known = isinstance(knows_nothing, (int, float))
-    unknowing = np.broadcast_to(np.asarray(knows_nothing, dtype=float), scores.shape)
-    most = float(unknowing[0]) if known else 1.0
-    # weight x baseline + threshold - unknowing is at most 0 where the margin reaches down to it.
-    heights = np.maximum(comparison.weight * scores - unknowing + most, 0.0)
+    known = isinstance(chance_scores, (int, float))
+    chance = np.broadcast_to(np.asarray(chance_scores, dtype=float), scores.shape)
+    most = float(chance[0]) if known else 1.0
+    # If the margin reaches down to it, weight x baseline + threshold - chance is at most 0.
+    heights = np.maximum(comparison.weight * scores - chance + most, 0.0)
     mean, highest = most - comparison.threshold, comparison.weight + (0.0 if known else 1.0)
     return SensitivityCheck(
-        ignorance,
-        float(unknowing.mean()),
+        kind,
+        float(chance.mean()),
         _p_value(heights, mean, population),
         _p_value(np.maximum(highest - heights, 0.0), highest - mean, population),
     )
 
 
 def swap_p_value(differences: Sequence[float]) -> float:
-    """Anytime-valid p-value of 'two questions may swap their answers, and score the same'.
+    """Compute the p-value of 'two questions may swap their answers and score the same'.
 
-    If answers have nothing to do with their questions, a difference is as likely to be positive as
-    negative, whatever its size: a fair coin, on which a bettor stakes more where more is at stake,
+    It is anytime-valid. If answers are unrelated to their questions, a difference is positive as
+    often as negative at any size: a fair coin. The bettor stakes more on larger differences,
     up to the mean size so far.
     """
     import numpy as np
@@ -85,12 +85,12 @@ def swap_p_value(differences: Sequence[float]) -> float:
     return _p_value(1 + shares, 1.0, None) if won.size else 1.0
 
 
-def least_to_see(
+def min_questions_for_sensitivity(
     comparison: Comparison, guessing: float, alpha: float, population: int | None
 ) -> int | None:
-    """The questions that show a baseline without a single error to be above guessing and margin.
+    """Return how many perfect baseline answers show a score above guessing and margin.
 
-    None if none do: the margin reaches down to guessing whatever the baseline scores.
+    None if no number does: the margin reaches down to guessing at every baseline score.
     """
     import numpy as np
 
@@ -101,7 +101,7 @@ def least_to_see(
         return 1
     growth = math.log1p(LARGEST_BET * (comparison.weight / mean - 1))
     enough = math.ceil((math.log(NUMBER_OF_BETS) - math.log(alpha)) / growth)
-    if min(enough, population or enough) > _MOST_QUESTIONS:
+    if min(enough, population or enough) > _MAX_QUESTIONS:
         return None
     shown = np.full(min(enough, population or enough), comparison.weight)
     crossed = log_wealth(shown, mean, population) >= -math.log(alpha)
@@ -109,7 +109,10 @@ def least_to_see(
 
 
 def _p_value(heights, mean: float, population: int | None) -> float:  # type: ignore[no-untyped-def]
-    """Of 'the mean height is at most `mean`'; with no room below it, one positive height is all."""
+    """Return the p-value of 'the mean height is at most `mean`'.
+
+    At mean 0, one positive height refutes it.
+    """
     if mean <= 0:
         return float(not (heights > 0).any())
     return min(1.0, math.exp(-float(log_wealth(heights, mean, population).max())))

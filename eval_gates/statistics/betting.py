@@ -1,17 +1,16 @@
-"""The e-process under every sequential gate: what a fixed mixture of bets has earned so far.
+"""The e-process of every sequential gate: the wealth of a fixed set of bets.
 
-Waudby-Smith & Ramdas, 'Estimating means of bounded random variables by betting' (arXiv
-2010.09686). Take values y >= 0 and the hypothesis that their mean is at most m. A gambler who
-stakes the share b of all he has on 'more than m' multiplies it by 1 - b + b * y / m at each value.
-If the hypothesis holds, his wealth does not grow on average, and by Ville's inequality it ever
-reaches 1 / alpha with probability at most alpha: one may look after each value and stop at will.
+Waudby-Smith & Ramdas, 'Estimating means of bounded random variables by betting' (arXiv 2010.09686).
+Take values y >= 0 and the hypothesis that their mean is at most m. A gambler who stakes the share b
+of his wealth on 'more than m' multiplies it by 1 - b + b * y / m at each value. Under the
+hypothesis his wealth does not grow on average. By Ville's inequality it ever reaches 1 / alpha with
+probability at most alpha, so one may look after each value and stop at will.
 
 b = 1 is the largest legal bet (wealth stays >= 0 down to y = 0), so bets as shares of it fit every
-margin and range. Which share is best depends on how many answers flip, which is not known
-beforehand: so the stake is split evenly over twelve of them, and the sum is the e-process. Where a
-plan says which bet it takes for the best, that one gets half of the stake, and the twelve the rest.
-Any split is valid that was fixed before the first value, and a plan that is wrong costs no more
-than the factor of two.
+margin and range. The best share depends on the unknown share of flips, so the stake is split evenly
+over twelve shares, and the sum is the e-process. A planned bet gets half of the stake, and the
+twelve share the rest. Any split is valid that was fixed before the first value. A wrong plan costs
+at most a factor of two.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ if TYPE_CHECKING:
 SMALLEST_BET, LARGEST_BET, NUMBER_OF_BETS = 0.08, 0.98, 12
 
 RELATIVE_TOLERANCE = 1e-9
-"""Of a benchmark's summed scores: closer than this, floating point does not decide."""
+"""Share of a benchmark's summed scores below which floating point does not decide."""
 
 
 def bets() -> FloatArray:
-    """Shares of the largest legal bet, log-spaced, all with the same stake: shape [12].
+    """Return the evenly staked shares of the largest legal bet, log-spaced: shape [12].
 
-    Small ones win where many answers flip, large ones where few do or the margin is wide. The
-    range was chosen once by simulation of 0 % to 10 % flips at 1, 15 and 40 points; every other
-    range would be as valid.
+    Small ones win with many flips, large ones with few flips or a wide margin. The range comes from
+    simulations of 0 % to 10 % flips at 1, 15 and 40 points; any other range is as valid.
     """
     import numpy as np
 
@@ -43,9 +41,9 @@ def bets() -> FloatArray:
 
 
 def mix(logs: FloatArray, planned: float | None) -> FloatArray:
-    """Log of all that the bets of :func:`stake` have: shape [..., bets] to [...].
+    """Return the log of the total wealth of the bets of :func:`stake`: shape [..., bets] to [...].
 
-    Several times faster than scipy's logsumexp, which handles more cases.
+    It is several times faster than scipy's logsumexp, which handles more cases.
     """
     import numpy as np
 
@@ -57,7 +55,7 @@ def mix(logs: FloatArray, planned: float | None) -> FloatArray:
 
 
 def stake(planned: float | None) -> FloatArray:
-    """The bets that have a stake: the even ones, then the planned one where there is one."""
+    """Return the bets that have a stake: the even ones, then the planned one, if any."""
     import numpy as np
 
     if planned is None:
@@ -73,16 +71,16 @@ def log_wealth(
     population: int | None = None,
     planned: float | None = None,
 ) -> FloatArray:
-    """Natural log of the e-process against 'the mean height is at most `mean`': shape [..., n].
+    """Return the natural log of the e-process against 'the mean height is at most `mean`'.
 
     Args:
-        heights: how far each value lies above the smallest possible one, >= 0; shape [..., n],
-            each row a run of its own, in random order.
+        heights: distance of each value from the smallest possible one, >= 0; shape [..., n], each
+            row a separate run in random order. The result has the same shape.
         mean: the largest mean height under the hypothesis, > 0.
-        population: None if the values are drawn with replacement, or from something endless; else
-            the number of values in the finite whole that they are drawn from without replacement.
-            Each bet is then against the largest mean that the hypothesis leaves to the values not
-            yet seen; where it leaves less than nothing, it is refuted and the log is infinite.
+        population: None for draws with replacement or from an infinite population; otherwise the
+            size of the finite population that is drawn from without replacement. Each bet is then
+            against the largest mean that the hypothesis leaves for the unseen values. If that is
+            negative, the hypothesis is refuted and the log is infinite.
     """
     import numpy as np
 
@@ -107,7 +105,7 @@ def log_wealth(
 def _ratios_without_replacement(
     heights: FloatArray, mean: float, population: int
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Each height over its largest mean given those before it, and where none is left: [..., n]."""
+    """Return each height over the largest mean left for it, and where the hypothesis is refuted."""
     import numpy as np
 
     n = heights.shape[-1]
@@ -118,6 +116,6 @@ def _ratios_without_replacement(
     left[..., 0] = population * mean
     left[..., 1:] = left_after[..., :-1]
     unseen = population - np.arange(n)
-    betting = left > tolerance  # with nothing left there is no legal bet to size: sit out
+    betting = left > tolerance  # with nothing left there is no legal bet
     ratio = np.where(betting, heights * unseen / np.where(betting, left, 1.0), 1.0)
     return ratio, left_after < -tolerance

@@ -1,7 +1,7 @@
-"""How two paired scores in [0, 1] become one bounded number and the threshold it must exceed.
+"""Comparison of two paired scores in [0, 1]: one bounded value and the threshold it must exceed.
 
-Both ways of stating a margin are linear in the two scores, so the mean of the numbers answers the
-question exactly, without dividing one noisy mean by another:
+Both kinds of margin are linear in the two scores. So the mean value answers the question exactly,
+without a ratio of two noisy means:
 
 - in points: candidate - baseline, in [-1, 1], against -margin;
 - as recovery r ('at least r of the baseline'): candidate - r * baseline, in [-r, 1], against 0.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a gate asks of the candidate; built by :meth:`points` or :meth:`recovery`."""
+    """A gate's requirement on the candidate; built by :meth:`points` or :meth:`recovery`."""
 
     kind: Literal["points", "recovery"]
     size: float
-    """The margin as a fraction (0.01 is one point), or the share of the baseline to keep."""
+    """The margin as a fraction (0.01 is one point), or the share of the baseline to retain."""
 
     def __post_init__(self) -> None:
         if not 0 < self.size < 1:
@@ -36,71 +36,71 @@ class Comparison:
 
     @classmethod
     def points(cls, margin: float) -> Comparison:
-        """The candidate's mean is less than `margin` (a fraction) below the baseline's."""
+        """Require a mean less than `margin` (a fraction) below the baseline's."""
         return cls("points", margin)
 
     @classmethod
     def recovery(cls, share: float) -> Comparison:
-        """The candidate's mean is more than `share` of the baseline's."""
+        """Require a mean above `share` of the baseline's."""
         return cls("recovery", share)
 
     @property
     def weight(self) -> float:
-        """What the baseline's score is multiplied by before it is subtracted."""
+        """Factor of the baseline's score before it is subtracted."""
         return 1.0 if self.kind == "points" else self.size
 
     @property
     def lowest(self) -> float:
-        """The smallest value possible: all of the baseline's score lost."""
+        """Smallest possible value: the baseline's whole score is lost."""
         return -self.weight
 
     @property
     def highest(self) -> float:
-        """The largest value possible: right where the baseline scored nothing."""
+        """Largest possible value: right where the baseline scores 0."""
         return 1.0
 
     @property
     def threshold(self) -> float:
-        """The candidate is inferior if the mean value is at or below this."""
+        """Mean value at or below which the candidate is inferior."""
         return -self.size if self.kind == "points" else 0.0
 
     @property
     def words(self) -> str:
-        """For messages: 'a margin of 1.00 points', 'a recovery of 99 %'."""
+        """Text for messages: 'a margin of 1.00 points', 'a recovery of 99 %'."""
         if self.kind == "points":
             return f"a margin of {100 * self.size:.{2 if self.size >= 1e-4 else 4}f} points"
         return f"a recovery of {100 * self.size:.6g} %"
 
     def allowed_drop(self, baseline: float) -> float:
-        """The drop in mean score that lies exactly on the threshold, for this baseline mean."""
+        """Return the drop in mean score that is exactly on the threshold for this baseline mean."""
         return self.size if self.kind == "points" else (1 - self.size) * baseline
 
     def values(self, before: Sequence[float], after: Sequence[float]) -> FloatArray:
-        """One bounded value per question: floats of shape [n], in [lowest, highest].
+        """Return one bounded value per question: floats of shape [n], in [lowest, highest].
 
         Args:
             before: the baseline's scores, in [0, 1].
-            after: the candidate's scores to the same questions, in the same order.
+            after: the candidate's scores on the same questions, in the same order.
         """
         import numpy as np
 
         old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
         if old.ndim != 1 or old.shape != new.shape:
-            raise ValueError(f"{old.size} scores against {new.size}: they must be paired")
+            raise ValueError(f"{old.size} scores and {new.size} scores are not paired")
         for scores in (old, new):
             if not np.all((scores >= 0) & (scores <= 1)):  # also refuses NaN
-                raise ValueError("every score must be there, and in [0, 1]")
+                raise ValueError("every score must be present and in [0, 1]")
         return np.asarray(new - self.weight * old)
 
     def exact_sign(self, before: Sequence[float], after: Sequence[float]) -> int:
-        """Whether the mean value is above (1), on (0) or below (-1) the threshold, unrounded.
+        """Return 1, 0 or -1 for a mean value above, on or below the threshold, without rounding.
 
-        Scores and margin are taken as the decimals they are written as: 7 of 700 questions lost
-        is a drop of exactly 0.01, though 700 * 0.01 is not 7 in floating point.
+        Scores and margin are read as decimals: 7 of 700 lost questions are a drop of exactly 0.01,
+        although 700 * 0.01 is not 7 in floating point.
         """
-        kept = _decimal(1.0 if self.kind == "points" else self.size)
+        share = _decimal(1.0 if self.kind == "points" else self.size)
         total = sum((_decimal(score) for score in after), Fraction())
-        total -= kept * sum((_decimal(score) for score in before), Fraction())
+        total -= share * sum((_decimal(score) for score in before), Fraction())
         excess = total - len(after) * _decimal(self.threshold)
         return (excess > 0) - (excess < 0)
 

@@ -1,8 +1,8 @@
-"""What a gate with a number of questions fixed beforehand can show, before anything runs.
+"""Power of a gate with a fixed number of questions, before anything runs.
 
-The companion of power.py, for the one bound of :func:`finding.fixed_finding`. With right-or-wrong
-answers and a margin in points, runs are drawn and bounded as the gate would. Elsewhere a bound
-takes longer: it is taken once, of a typical run, and runs are taken to lie normally around it.
+The counterpart of power.py for :func:`result.run_fixed_test`. For right-or-wrong answers and a
+margin in points, runs are simulated and bounded exactly. Otherwise a bound is slow: it is computed
+once for a typical run, and runs are assumed to be normal around it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from functools import cached_property
 from statistics import NormalDist
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.paired import counted_interval, least_identical, normal_quantile
+from eval_gates.statistics.paired import counted_interval, min_identical_questions, normal_quantile
 from eval_gates.statistics.power import (
-    WANTED_CHANCE,
+    TARGET_POWER,
     SequentialGatePower,
+    describe_detectable_drop,
+    describe_pass_chance,
     find_first,
     find_smallest_drop,
-    pass_words,
-    visible_words,
 )
-from eval_gates.statistics.result import bounds_of_value, kept_interval
+from eval_gates.statistics.result import recovery_interval, value_bounds
 from eval_gates.statistics.simulation import outcomes
 
 _RUNS, _SEED, _STEPS = 300, 0, 9
-_TYPICAL = 400  # questions of a typical run at most; that of more would take a second
-_MOST = 1 << 20  # questions; what no such number shows is taken for not to be shown
+_MAX_TYPICAL_QUESTIONS = 400  # more take a second
+_MAX_QUESTIONS = 1 << 20  # a margin that needs more counts as undecidable
 
 
 def fixed_power_plan(
@@ -39,19 +39,19 @@ def fixed_power_plan(
     flip_size: float = 1.0,
     baseline: float | None = None,
 ) -> SequentialGatePower:
-    """Foresee a fixed gate; 0.2 s, and with many thousand questions a second more."""
+    """Plan a fixed gate; takes 0.2 s, and 1 s more for many thousand questions."""
     if questions < 1:
         raise ValueError("questions must be at least 1")
     if comparison.kind == "recovery" and baseline is None:
-        raise ValueError("a recovery is a share of the baseline's score: give `baseline`")
+        raise ValueError("a recovery needs `baseline`: it is a share of the baseline's score")
     base = 1.0 if baseline is None else baseline
     gate = _Gate(comparison, alpha, questions, flips, flip_size, base)
     passed, failed = gate.chances(0.0)
-    least = least_fixed_questions(comparison, alpha, baseline=base)
+    least = min_fixed_questions(comparison, alpha, baseline=base)
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
     at_half, fail_at_half = gate.chances(min(comparison.allowed_drop(base) / 2, most))
     visible = find_smallest_drop(
-        lambda drop: gate.chances(drop)[1] >= WANTED_CHANCE,
+        lambda drop: gate.chances(drop)[1] >= TARGET_POWER,
         comparison.allowed_drop(base),
         most,
         _STEPS,
@@ -59,7 +59,7 @@ def fixed_power_plan(
     start = (
         f"{comparison.words} ({100 * (1 - alpha):g} % confidence): all of {questions} questions,"
         f" then one bound; if {100 * flips:g} % of the answers flip and nothing is lost,"
-        f" {pass_words(passed, at_half)}"
+        f" {describe_pass_chance(passed, at_half)}"
     )
     return SequentialGatePower(
         expected_questions=float(questions),
@@ -67,35 +67,36 @@ def fixed_power_plan(
         chance_of_pass_at_half=at_half,
         chance_of_fail=failed,
         chance_of_fail_at_half=fail_at_half,
-        smallest_visible_drop=visible,
-        least_questions=least,
+        min_detectable_drop=visible,
+        min_questions=least,
         decidable=least is not None and least <= questions,
-        words=f"{start}; {visible_words(visible, passed)}",
+        words=f"{start}; {describe_detectable_drop(visible, passed)}",
     )
 
 
-def least_fixed_questions(
+def min_fixed_questions(
     comparison: Comparison, alpha: float, *, baseline: float = 1.0
 ) -> int | None:
-    """The number of questions at which a fixed gate passes when no answer changes.
+    """Return the number of questions at which a fixed gate passes if no answer changes.
 
-    In points, the bound is then `paired.identical_interval`'s. For a recovery it is looked for.
+    For a margin in points it inverts `paired.identical_interval`; for a recovery it is searched
+    for.
 
     Returns:
-        None if no number is enough: a recovery of a baseline that scores nothing.
+        None if no number is enough: a recovery of a baseline that scores 0.
     """
     normal_quantile(alpha)
     if comparison.kind == "points":
-        return least_identical(comparison.size, alpha)
+        return min_identical_questions(comparison.size, alpha)
 
     def passes(number: int) -> bool:
         scores = [baseline] * number
-        return kept_interval(scores, scores, comparison.size, alpha).lower > 0
+        return recovery_interval(scores, scores, comparison.size, alpha).lower > 0
 
     enough = 1
     while not passes(enough):
         enough *= 2
-        if enough > _MOST or baseline == 0:
+        if enough > _MAX_QUESTIONS or baseline == 0:
             return None
     return find_first(passes, enough)
 
@@ -110,13 +111,13 @@ class _Gate:
     baseline: float
 
     def chances(self, drop: float) -> tuple[float, float]:
-        """How often it passes and fails, at that true drop."""
+        """Return the chances to pass and to fail at that true drop."""
         if self.comparison.kind == "points" and self.flip_size == 1:
             return self._chances_by_draws(drop)
         return self._chances_by_normal(drop)
 
     def _chances_by_draws(self, drop: float) -> tuple[float, float]:
-        """Over drawn numbers of losses and gains."""
+        """Average over simulated numbers of losses and gains."""
         import numpy as np
 
         chances = outcomes(self.comparison, self.flips, 1.0, drop, self.baseline).chances
@@ -131,7 +132,7 @@ class _Gate:
         return passed / _RUNS, failed / _RUNS
 
     def _chances_by_normal(self, drop: float) -> tuple[float, float]:
-        """Around the mean value at that drop, with the typical run's distances of the bounds."""
+        """Take runs as normal around the mean value, with the distances of a typical run."""
         found = outcomes(self.comparison, self.flips, self.flip_size, drop, self.baseline)
         pairs = list(zip(found.values, found.chances, strict=True))
         mean = sum(value * chance for value, chance in pairs)
@@ -145,17 +146,17 @@ class _Gate:
 
     @cached_property
     def _distances(self) -> tuple[float, float]:
-        """How far the lower bound lies below the mean value and the upper one above it."""
-        before, after = self._typical_run()
+        """Distances from the mean value down to the lower bound and up to the upper one."""
+        before, after = self._typical_answers()
         values = self.comparison.values(before, after)
-        bounds = bounds_of_value(before, after, self.comparison, self.alpha)
+        bounds = value_bounds(before, after, self.comparison, self.alpha)
         mean = float(values.mean())
         scale = math.sqrt(len(before) / self.questions)
         return scale * (mean - bounds.lower), scale * (bounds.upper - mean)
 
-    def _typical_run(self) -> tuple[list[float], list[float]]:
-        """Scores of which as many flip as is expected, evenly both ways."""
-        number = min(self.questions, _TYPICAL)
+    def _typical_answers(self) -> tuple[list[float], list[float]]:
+        """Return scores with the expected number of flips, evenly both ways."""
+        number = min(self.questions, _MAX_TYPICAL_QUESTIONS)
         each_way = round(number * self.flips / 2)
         if self.flip_size == 1:
             right = round(number * self.baseline)
@@ -163,7 +164,7 @@ class _Gate:
             before = [1.0] * right + [0.0] * (number - right)
             after = [0.0] * lost + [1.0] * (right - lost + gained)
             return before, after + [0.0] * (number - len(after))
-        # Any scores do that can move both ways; those of a baseline differ from each other.
+        # Any scores that can move both ways work; real baseline scores differ from each other.
         middle = self.baseline if self.comparison.kind == "recovery" else 0.5
         before = [middle + self.flip_size * (-1) ** place / 2 for place in range(number)]
         moves = [-1.0] * each_way + [1.0] * each_way + [0.0] * number

@@ -1,16 +1,16 @@
 """Gaffke's bound of a mean, computed exactly, so that it holds at every level.
 
-The bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) is the point t below which the mean
-under random weights (uniform on the simplex) of the values and one more at the worst possible value
-lies with probability alpha. Weights are exponential variables over their sum, so that is the chance
-that Q = sum (value - t) x exponential is at most 0, and Q has the cumulant function
+The bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) weights the values, and one more at
+the worst possible value, at random (uniform on the simplex). It is the point t below which this
+weighted mean lies with probability alpha. The weights are exponential variables over their sum, so
+that probability is P(Q <= 0) for Q = sum (value - t) x exponential. Q has the cumulant function
 
     K(s) = - sum over the values of ln(1 - s (value - t)).
 
-The chance is the integral of -exp(K(s)) / s over any path to the left of 0, over 2 pi i (Lugannani
-& Rice 1980, Advances in Applied Probability 12:475-490). The path here goes through the saddle
-point of K and bends as the steepest one does, so that little cancels: with right-or-wrong values
-it is the binomial tail to seven digits, at 1e-12 too.
+P(Q <= 0) is the integral of -exp(K(s)) / s over any path to the left of 0, over 2 pi i (Lugannani &
+Rice 1980, Advances in Applied Probability 12:475-490). The path here goes through the saddle point
+of K and bends like the path of steepest descent, so little cancels. For right-or-wrong values it
+equals the binomial tail to seven digits, also at 1e-12.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
     from eval_gates.statistics.comparison import FloatArray
 
-_POINTS, _REACH = 200, 10.0  # of the path, and how far: its ends are sinh(10) widths away
-_AT_ONCE = 2_000_000  # logarithms; bounds the memory
-_FAR = 3.0  # standard deviations; of a mean so far below 0, nine in ten are below (Cantelli)
-_NEAREST = 1e-15  # to the worst value that a bound is looked for
+_POINTS, _REACH = 200, 10.0  # points of the path; its ends are sinh(10) widths away
+_MAX_LOGARITHMS = 2_000_000  # at a time: limits memory
+_FAR = 3.0  # standard deviations below 0: then P(Q <= 0) is at least nine in ten (Cantelli)
+_NEAREST = 1e-15  # smallest distance of a bound to the worst value
 _PRECISION = 1e-12
 
 
 def lower_bound(values: FloatArray, times: NDArray[np.int_], alpha: float) -> float:
-    """The bound that lies above the mean with chance alpha at most; the worst value is -1.
+    """Return the bound that is above the mean with probability at most alpha.
 
     Args:
-        values: distinct, in [-1, 1], at least two; shape [d].
-        times: how often each came, shape [d].
+        values: distinct, in [-1, 1], at least two; shape [d]. The worst value is -1.
+        times: how often each occurs, shape [d].
         alpha: in (0, 0.5).
     """
     import numpy as np
@@ -54,12 +54,12 @@ def lower_bound(values: FloatArray, times: NDArray[np.int_], alpha: float) -> fl
 
 
 def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> float:
-    """Natural log of the chance that the weighted mean of the points is at most the bound.
+    """Return the natural log of the probability that the weighted mean is at most `bound`.
 
     Args:
         points: shape [d].
-        shapes: of the weights before they are divided by their sum, which are gamma; shape [d].
-        bound: 0 is returned where the chance is above nine in ten.
+        shapes: of the weights' gamma distributions before normalization; shape [d].
+        bound: the result is 0 if the probability is above nine in ten.
     """
     import numpy as np
 
@@ -75,27 +75,27 @@ def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> fl
     ratios = gaps / (1 - start * gaps)
     width = 1 / math.sqrt(float(shapes @ ratios**2))
     bend = float(shapes @ ratios**3) * width**2 / 3
-    # Up the path from the saddle point: the other half is its mirror image. It bends as the
-    # steepest one does there, and no further than half a right angle, whatever lies beyond.
+    # Up the path from the saddle point; the other half is its mirror image. It bends like the
+    # path of steepest descent at the saddle point, and never more than 45 degrees.
     places = (np.arange(_POINTS) + 0.5) * (_REACH / _POINTS)
     height = width * np.sinh(places)
     lean = 1 + abs(bend) * height
     steps = bend * height**2 / lean + 1j * height
     slopes = (bend * height * (1 + lean) / lean**2 + 1j) * width * np.cosh(places)
     growth = np.zeros(_POINTS, dtype=complex)
-    rows = max(1, _AT_ONCE // _POINTS)
+    rows = max(1, _MAX_LOGARITHMS // _POINTS)
     for first in range(0, gaps.size, rows):
         part = slice(first, first + rows)
         growth -= shapes[part] @ np.log1p(-np.multiply.outer(ratios[part], steps))
     with np.errstate(all="ignore"):
         slices = (np.exp(growth) / -(start + steps) * slopes).imag
-    most = -float(shapes @ np.log1p(-start * gaps))  # Chernoff: the chance is no larger
+    chernoff = -float(shapes @ np.log1p(-start * gaps))  # upper bound of the probability
     whole = float(slices.sum()) * _REACH / _POINTS / math.pi
-    return most + (min(0.0, math.log(whole)) if 0 < whole < math.inf else 0.0)
+    return chernoff + (min(0.0, math.log(whole)) if 0 < whole < math.inf else 0.0)
 
 
 def _saddle(gaps: FloatArray, shapes: FloatArray, deviation: float) -> float:
-    """Where K is least, below 0; not nearer to it than the path may come."""
+    """Return the minimum of K below 0, or the nearest point to 0 that the path may use."""
     from scipy.optimize import brentq
 
     def slope(place: float) -> float:

@@ -1,15 +1,15 @@
-"""Error rates when several gates, or several variants, are judged at once.
+"""Error rates of several gates, and of several variants.
 
 **Several gates of one variant** need no correction. The variant is promoted only if all its gates
-pass, so a wrong promotion needs the truly inferior gate to pass wrongly, which happens with
-probability at most alpha whatever the others do (intersection-union test; Berger 1982,
-Technometrics 24:295-300). Its p-value is the largest of the gates'.
+pass. A wrong promotion therefore needs the truly inferior gate to pass wrongly, which has
+probability at most alpha regardless of the other gates (intersection-union test; Berger 1982,
+Technometrics 24:295-300). The p-value is the gates' largest.
 
-**Several variants** do: each is one more chance of a lucky pass, and with K inferior ones the
-chance that at least one is promoted nears K * alpha. Each has alpha / K (Bonferroni), which needs
-no independence: variants share their questions and their baseline. Holm's procedure would give the
-second one to pass more, but sequential gates stop at the strictest level, so it gained nothing
-unless questions ran out, and a verdict would depend on the others' p-values.
+**Several variants** need one: each adds a chance of a lucky pass, and with K inferior variants the
+probability of at least one promotion approaches K * alpha. Each has alpha / K (Bonferroni), which
+needs no independence: variants share questions and baseline. Holm's procedure would give the second
+variant to pass more. But sequential gates stop at the strictest level, so the gain is nil unless
+the questions run out, and a verdict would depend on the other variants' p-values.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ if TYPE_CHECKING:
     from recipes.policy import Attempts
 
 FIRST_MEASUREMENT = 0.9
-"""The share of an attempt's rate that the first measurement of a gate has."""
+"""Share of an attempt's rate that a gate's first measurement gets."""
 
 
-def all_gates_p(p_values: Mapping[str, float]) -> float:
-    """The p-value of 'at least one of these gates is truly inferior': the largest one."""
+def largest_p_value(p_values: Mapping[str, float]) -> float:
+    """Return the p-value of 'at least one of these gates is truly inferior': the largest one."""
     _check(p_values)
     if not p_values:
-        raise ValueError("no gates: nothing was shown")
+        raise ValueError("there are no gates")
     return max(p_values.values())
 
 
 def attempt_share(spending: Attempts, number: int) -> float:
-    """The share of the policy's alpha that one attempt has.
+    """Return the share of the policy's alpha that one attempt gets.
 
     Args:
-        spending: per_run: each attempt has all of it; spend: all attempts together, so the first
-            has a half, and attempt k has 0.5 / (k (k - 1)), which sums to 1.
+        spending: per_run: each attempt gets all of it. spend: attempts share it; the first gets a
+            half, and attempt k gets 0.5 / (k (k - 1)), which sums to 1.
         number: of the attempt, from 1 on.
     """
     return 1.0 if spending == "per_run" else _spent(0.5, number)
 
 
 def bound_over_attempts(alpha: float, spending: Attempts, number: int) -> float:
-    """What bounds the chance that any of so many attempts passes falsely (union bound)."""
+    """Return the union bound of the probability that any of `number` attempts passes falsely."""
     return min(1.0, number * alpha) if spending == "per_run" else alpha
 
 
-def level_of(
+def gate_level(
     alpha: float, spending: Attempts, number: int, variants: int, *, measurement: int = 1
 ) -> float:
-    """The level that one variant's gate is decided at; every level is computed here.
+    """Return the level that one variant's gate is decided at; all levels are computed here.
 
-    An attempt's rate is shared out among its variants, evenly, and among the measurements of a
-    gate: nine tenths for the first, and 0.1 / (n (n - 1)) for the n-th, which sums to 1. So what is
-    measured again has its chance, and the attempt keeps its rate. Gates need no share (see above).
+    An attempt's rate is divided evenly among its variants. Within a gate it is divided among
+    measurements: nine tenths for the first, and 0.1 / (n (n - 1)) for the n-th, which sums to 1. A
+    repeated measurement thus keeps the attempt's rate. Gates need no share (see above).
 
     Args:
         alpha: the policy's error rate.
         spending: the policy's `attempts`.
-        number: of the attempt.
-        variants: of the attempt.
-        measurement: number of the gate's measurement.
+        number: of the attempt, from 1 on.
+        variants: number of variants of the attempt.
+        measurement: number of the gate's measurement, from 1 on.
     """
     rate = alpha * attempt_share(spending, number)
     return rate * _spent(FIRST_MEASUREMENT, measurement) / variants
@@ -70,7 +70,7 @@ def level_of(
 
 def _spent(first: float, number: int) -> float:
     if number < 1:
-        raise ValueError(f"numbers begin with 1, not {number}")
+        raise ValueError(f"a number must be at least 1, not {number}")
     return first if number == 1 else (1 - first) / (number * (number - 1))
 
 

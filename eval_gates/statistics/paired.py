@@ -1,8 +1,8 @@
-"""Confidence bounds for the mean paired difference, candidate minus baseline, at a fixed n.
+"""Confidence bounds of the mean paired difference, candidate minus baseline, at a fixed n.
 
-Both models answer the same questions, so each question gives one difference. Every bound here is
-one-sided at level alpha: the lower one lies above the truth with probability about alpha, and so
-does the upper one below it; together they are a two-sided interval of level 1 - 2 alpha.
+Both models answer the same questions, so each question gives one difference. Every bound is
+one-sided at level alpha: the lower bound is above the true mean with probability about alpha, and
+so is the upper bound below it. Together they are a two-sided interval of level 1 - 2 alpha.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class PairedInterval:
 def tango_interval(
     both: int, only_baseline: int, only_candidate: int, neither: int, alpha: float
 ) -> PairedInterval:
-    """Tango's score interval for the difference of paired proportions, candidate minus baseline.
+    """Compute Tango's score interval of the difference of paired proportions.
 
-    Tango (1998), Statistics in Medicine 17:891-908. The bounds are the differences at which the
-    score statistic, with the nuisance parameter at its constrained maximum likelihood, equals plus
-    and minus the normal quantile. Unlike Wald's it is nearly right with few flips and with none:
-    its error is up to two points above 5 % there, so it describes, and decides nothing.
+    Tango (1998), Statistics in Medicine 17:891-908. At the bounds, the score statistic equals plus
+    and minus the normal quantile, with the nuisance parameter at its constrained maximum
+    likelihood. Unlike Wald's interval it is nearly right with few flips or none. Its error there is
+    up to two points above 5 %, so it describes, and decides nothing.
     """
     counts = (both, only_baseline, only_candidate, neither)
     if min(counts) < 0:
         raise ValueError(f"counts of questions cannot be negative: {counts}")
     questions = sum(counts)
     if questions == 0:
-        raise ValueError("no questions: nothing can be said about their difference")
+        raise ValueError("there are no questions to compare")
     quantile = normal_quantile(alpha)
     lower = _tango_lower_bound(only_candidate, only_baseline, questions, quantile)
     upper = -_tango_lower_bound(only_baseline, only_candidate, questions, quantile)
@@ -53,14 +53,14 @@ def tango_interval(
 
 
 def graded_interval(differences: Sequence[float], alpha: float) -> PairedInterval:
-    """Bounds of the mean of graded differences that hold for few questions, too.
+    """Compute bounds of the mean of graded differences that also hold for few questions.
 
-    Gaffke's bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208): the mean under random
-    weights (uniform on the simplex) of the differences and one more at the worst possible value;
-    its alpha-quantile is the lower bound. So it reckons with losses that the questions did not
-    show, where a bootstrap knows only what it saw. With all differences equal it is
-    :func:`identical_interval`, with right-or-wrong scores Clopper and Pearson's. That it holds for
-    every distribution is a conjecture without a known exception; tests replay the hard ones.
+    Gaffke's bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) is the alpha-quantile of
+    the mean under random weights (uniform on the simplex) of the differences and one more at the
+    worst possible value. It thus allows for losses that no question showed, unlike a bootstrap.
+    With equal differences it is :func:`identical_interval`; with right-or-wrong scores it is
+    Clopper and Pearson's. Its validity for every distribution is a conjecture without a known
+    exception; tests simulate the hard ones.
 
     Args:
         differences: one per question, of scores in [0, 1], so each in [-1, 1].
@@ -82,13 +82,13 @@ def counted_interval(
     times: Sequence[int],
     alpha: float,
 ) -> PairedInterval:
-    """As :func:`graded_interval`, of distinct differences that came so many times each."""
+    """Compute :func:`graded_interval` from distinct differences and their counts."""
     import numpy as np
 
     normal_quantile(alpha)
     values, often = np.asarray(differences, dtype=float), np.asarray(times)
     values, often = values[often > 0], often[often > 0]
-    # Scores that come from the same arithmetic differ by rounding only; that is no spread.
+    # Equal scores can differ by rounding.
     if float(values.max() - values.min()) < 1e-12:
         return identical_interval(float(values.mean()), int(often.sum()), alpha)
     return PairedInterval(
@@ -97,28 +97,28 @@ def counted_interval(
 
 
 def identical_interval(value: float, questions: int, alpha: float) -> PairedInterval:
-    """Bounds of a mean in [-1, 1] of which every one of `questions` draws was the same `value`.
+    """Compute bounds of a mean in [-1, 1] if all `questions` draws have the same `value`.
 
-    Distribution-free, by inverting a test: if a share r of the population has `value`, all draws
-    show it with probability r ** questions, which is at least alpha only for
-    r >= alpha ** (1 / questions); the unseen rest may be as bad as -1 or as good as +1. For value
-    0 this is the exact form of the rule of three: 24 equal answers bound the drop at 11.7 points.
+    Distribution-free, by inverting a test. If a share r of the population has `value`, all draws
+    show it with probability r ** questions, which is at least alpha only for r >= alpha ** (1 /
+    questions). The unseen rest may be as bad as -1 or as good as +1. For value 0 this is the exact
+    form of the rule of three: 24 equal answers bound the drop at 11.7 points.
     """
     normal_quantile(alpha)
     if questions < 1:
-        raise ValueError("no questions: nothing can be said about their difference")
+        raise ValueError("there are no questions to compare")
     share = alpha ** (1 / questions)
     return PairedInterval(share * value - (1 - share), share * value + (1 - share), IDENTICAL)
 
 
-def least_identical(margin: float, alpha: float) -> int:
-    """The fewest questions without a change that rule out a drop of that margin."""
-    # A bound that falls on the margin itself does not, and 2 may come out as 1.999...
+def min_identical_questions(margin: float, alpha: float) -> int:
+    """Return how many questions without a change rule out a drop of that margin."""
+    # A bound equal to the margin does not rule it out, and 2 may be computed as 1.999...
     return math.floor(math.log(alpha) / math.log1p(-margin) + _TIE) + 1
 
 
 def normal_quantile(alpha: float) -> float:
-    """The point that a standard normal exceeds with probability alpha.
+    """Return the point that a standard normal exceeds with probability alpha.
 
     Raises:
         ValueError: alpha is not in (0, 0.5).
@@ -129,15 +129,15 @@ def normal_quantile(alpha: float) -> float:
 
 
 def _tango_lower_bound(gains: int, losses: int, questions: int, quantile: float) -> float:
-    """The difference below the estimate at which Tango's statistic equals `quantile`."""
+    """Return the difference below the estimate at which Tango's statistic equals `quantile`."""
     from scipy.optimize import brentq
 
     if losses == questions:
         return -1.0
 
     def excess(difference: float) -> float:
-        # distance / sqrt(variance) = quantile, squared and written as a share: the statistic
-        # itself is infinite or 0/0 where the variance vanishes (no flips, all flips, -1).
+        # distance / sqrt(variance) = quantile, squared and written as a share. The statistic
+        # itself is infinite or 0/0 at zero variance (no flips, all flips, -1).
         distance = gains - losses - questions * difference
         if distance <= 0:
             return -0.5
@@ -149,16 +149,16 @@ def _tango_lower_bound(gains: int, losses: int, questions: int, quantile: float)
 
 
 def _constrained_discordance(gains: int, losses: int, questions: int, difference: float) -> float:
-    """The likeliest P(gain) + P(loss), given that P(gain) - P(loss) is `difference`.
+    """Return the likeliest P(gain) + P(loss), given that P(gain) - P(loss) is `difference`.
 
-    With q the smaller of the two probabilities, the likelihood equation is
-    2 n q^2 + w q - (rarer) |difference| (1 - |difference|) = 0; its larger root is wanted.
+    With q the smaller of the two probabilities, it takes the larger root of the likelihood equation
+    2 n q^2 + w q - (rarer) |difference| (1 - |difference|) = 0.
     """
     size = abs(difference)
     commoner, rarer = (gains, losses) if difference >= 0 else (losses, gains)
     linear = -(commoner + rarer) + (2 * questions - commoner + rarer) * size
     constant = rarer * size * (1 - size)
     root = math.sqrt(linear**2 + 8 * questions * constant)
-    # One root in two forms: each where it does not subtract two nearly equal numbers.
+    # One root in two forms, so that nearly equal numbers are never subtracted.
     smaller = (root - linear) / (4 * questions) if linear <= 0 else 2 * constant / (root + linear)
     return 2 * smaller + size

@@ -1,7 +1,7 @@
-"""The bet that a plan calls best: it grows fastest if answers flip as expected and nothing is lost.
+"""The planned bet: it grows fastest if answers flip as expected and nothing is lost.
 
-By Kelly's criterion, from the margin and what is expected of the answers alone: the same however
-many questions there are, so that a gate that continues with more of them keeps its bet.
+By Kelly's criterion, from the margin and the expected answers alone. It does not depend on the
+number of questions, so a gate that continues with more questions keeps its bet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHARES = tuple(hundredth / 100 for hundredth in range(1, 99))
 def planned_bet(
     comparison: Comparison, flips: float, flip_size: float, baseline: float = 1.0
 ) -> float:
-    """The best share of the largest legal bet against 'inferior', in whole hundredths."""
+    """Return the best share of the largest legal bet against 'inferior', in hundredths."""
     expected = outcomes(comparison, flips, flip_size, 0.0, baseline)
     legal = comparison.threshold - comparison.lowest
     gains = [(value - comparison.threshold) / legal for value in expected.values]

@@ -1,9 +1,8 @@
-"""What a sequential gate can be expected to show, before anything runs.
+"""Power of a sequential gate, before anything runs.
 
-The figures come from imagined runs of the real gate (replays.py): how many questions it asks when
-nothing was lost, how often it decides, the smallest true loss it would catch. `least_questions`
-is not simulated: with fewer, a gate could pass on net gains only, which a quantized model does not
-owe to its quality, so such a suite is refused at once.
+The numbers come from simulated runs of the real gate (simulation.py): questions needed if nothing
+is lost, chances to decide, and the minimum detectable drop. `min_questions` is exact: with fewer, a
+gate could pass on net gains only, which quantization does not cause, so such a suite is refused.
 """
 
 from __future__ import annotations
@@ -16,36 +15,37 @@ from eval_gates.statistics.betting import NUMBER_OF_BETS, log_wealth, mix, stake
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.sequential import check_alpha
-from eval_gates.statistics.simulation import SimulatedRuns, outcomes, replay
+from eval_gates.statistics.simulation import SimulatedRuns, outcomes, simulate_runs
 
-WANTED_CHANCE = 0.8
-"""The chance with which a drop is to be seen, and below which a plan is called uncertain."""
+TARGET_POWER = 0.8
+"""Probability with which a drop must be detected; a plan with a lower chance to pass is uncertain.
+"""
 
 _BLOCKS, _SEARCH_BLOCKS, _SEARCH_STEPS = 220, 55, 7
-_MOST_QUESTIONS = 10**12  # more than anybody could ask
-_NEXT_TO_NOTHING = 1e-6  # a baseline's mean score that no benchmark distinguishes from 0
+_MAX_QUESTIONS = 10**12  # more than any benchmark has
+_NEGLIGIBLE_SCORE = 1e-6  # no benchmark distinguishes such a mean score from 0
 
 
 @dataclass(frozen=True)
 class SequentialGatePower:
-    """What to expect of a gate with these settings, from imagined runs."""
+    """Expected behavior of a gate with these settings, from simulated runs."""
 
     expected_questions: float
-    """Mean number asked, in whole batches, if the candidate is no worse; at most the cap."""
+    """Mean number of questions, in whole batches, if nothing is lost; at most the cap."""
     chance_of_pass: float
-    """That the gate passes by the cap, if the candidate is no worse."""
+    """Chance to pass by the cap if nothing is lost."""
     chance_of_pass_at_half: float
-    """Likewise, if the candidate truly lost half of what the margin allows."""
+    """Chance to pass if the true drop is half of the margin."""
     chance_of_fail: float
-    """That the gate wrongly fails by the cap, if the candidate is no worse."""
+    """Chance to fail wrongly by the cap if nothing is lost."""
     chance_of_fail_at_half: float
-    """Likewise, if the candidate truly lost half of what the margin allows."""
-    smallest_visible_drop: float | None
-    """The smallest true drop that fails with a chance of 80 % by the cap; None if none does."""
-    least_questions: int | None
-    """To pass when no answer changes; None if no number that somebody could ask is enough."""
+    """Chance to fail wrongly if the true drop is half of the margin."""
+    min_detectable_drop: float | None
+    """Smallest true drop that fails with a chance of 80 % by the cap; None if none does."""
+    min_questions: int | None
+    """Questions needed to pass if no answer changes; None if no feasible number is enough."""
     decidable: bool
-    """Whether the gate could pass at all within the cap."""
+    """Whether the gate could pass within the cap."""
     words: str
 
 
@@ -62,23 +62,23 @@ def power_plan(
     replays: int = 300,
     seed: int = 0,
 ) -> SequentialGatePower:
-    """Foresee a gate's run; about 0.2 s for 14,042 questions.
+    """Plan a sequential gate; takes about 0.2 s for 14,042 questions.
 
-    Half of its stake against 'inferior' lies on the bet that these settings call best.
+    Half of its stake against 'inferior' is on the planned bet of these settings.
 
     Args:
-        questions: the most that will be asked.
-        batch: questions asked at a time.
-        replays: imagined runs; a chance of 95 % from 300 is known to 1.3 points (standard error).
-        seed: of the runs; the same seed gives the same plan.
+        questions: the cap.
+        batch: questions per batch.
+        replays: simulated runs; a chance of 95 % from 300 has a standard error of 1.3 points.
+        seed: the same seed gives the same plan.
     """
     check_alpha(alpha)
     if min(questions, batch, replays) < 1:
         raise ValueError("questions, batch and replays must be at least 1")
     if population is not None and questions > population:
-        raise ValueError(f"{questions} questions cannot be asked of a benchmark of {population}")
+        raise ValueError(f"a benchmark of {population} questions does not have {questions}")
     if comparison.kind == "recovery" and baseline is None:
-        raise ValueError("a recovery is a share of the baseline's score: give `baseline`")
+        raise ValueError("a recovery needs `baseline`: it is a share of the baseline's score")
     base = 1.0 if baseline is None else baseline
 
     def bet(comparison: Comparison) -> float:
@@ -87,7 +87,7 @@ def power_plan(
     planned = bet(comparison)
 
     def run(drop: float, blocks: int) -> SimulatedRuns:
-        return replay(
+        return simulate_runs(
             outcomes(comparison, flips, flip_size, drop, base),
             comparison,
             alpha=alpha,
@@ -100,7 +100,7 @@ def power_plan(
         )
 
     same = run(0.0, _BLOCKS)
-    least = least_questions(comparison, alpha, population, base, planned)
+    least = min_questions(comparison, alpha, population, base, planned)
     decidable = least is not None and least <= questions
     chance_of_pass = float(same.passed.mean())
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
@@ -108,43 +108,42 @@ def power_plan(
     halved = run(half, _BLOCKS)
     at_half = float(halved.passed.mean())
     visible = find_smallest_drop(
-        lambda drop: float(run(drop, _SEARCH_BLOCKS).failed.mean()) >= WANTED_CHANCE,
+        lambda drop: float(run(drop, _SEARCH_BLOCKS).failed.mean()) >= TARGET_POWER,
         comparison.allowed_drop(base),
         most,
         _SEARCH_STEPS,
     )
-    expected = _mean_asked(same, questions, batch)
+    expected = _mean_questions(same, questions, batch)
     if decidable:
-        words = _plan_words(
+        words = _describe_plan(
             comparison, alpha, questions, flips, expected, (chance_of_pass, at_half), visible
         )
     else:
-        words = _hopeless_words(comparison, alpha, questions, population, base, least, bet)
+        words = _describe_undecidable(comparison, alpha, questions, population, base, least, bet)
     return SequentialGatePower(
         expected_questions=expected,
         chance_of_pass=chance_of_pass,
         chance_of_pass_at_half=at_half,
         chance_of_fail=float(same.failed.mean()),
         chance_of_fail_at_half=float(halved.failed.mean()),
-        smallest_visible_drop=visible,
-        least_questions=least,
+        min_detectable_drop=visible,
+        min_questions=least,
         decidable=decidable,
         words=words,
     )
 
 
-def least_questions(
+def min_questions(
     comparison: Comparison,
     alpha: float,
     population: int | None,
     baseline: float = 1.0,
     planned: float | None = None,
 ) -> int | None:
-    """The number of questions at which the gate passes when no answer changes.
+    """Return the number of questions at which the gate passes if no answer changes.
 
-    Exact for :func:`sequential.sequential_test` where every baseline score is `baseline`. Only by
-    more gains than losses can a gate pass sooner. None if it never passes, or not with any number
-    of questions that somebody could ask.
+    Exact for :func:`sequential.sequential_test` if every baseline score is `baseline`. A gate can
+    pass sooner only by more gains than losses. None if no feasible number of questions passes.
     """
     import numpy as np
 
@@ -158,14 +157,14 @@ def least_questions(
     growth = np.log1p(stake(planned) * (height / mean - 1))
     needed = -math.log(alpha)
     smallest_stake = 1 / NUMBER_OF_BETS if planned is None else 1 / (2 * NUMBER_OF_BETS)
-    best = float(growth.max())  # by this bet alone; 0 where the value is next to 0
+    best = float(growth.max())  # of this bet alone; 0 if the value is close to 0
     least = None
-    if best * _MOST_QUESTIONS >= needed - math.log(smallest_stake):
+    if best * _MAX_QUESTIONS >= needed - math.log(smallest_stake):
         enough = math.ceil((needed - math.log(smallest_stake)) / best)
         least = find_first(lambda n: bool(mix(n * growth, planned) >= needed), enough)
     if population is None:
         return least
-    # Without replacement the evidence is never less, so it is looked for no further than that.
+    # Without replacement the evidence is never less, so the search ends there.
     shown = np.full(min(least or population, population), height)
     crossed = log_wealth(shown, mean, population, planned) >= needed
     return int(crossed.argmax()) + 1 if crossed.any() else population
@@ -179,13 +178,14 @@ def find_strictest_decidable(
     baseline: float = 1.0,
     bet: Callable[[Comparison], float] | None = None,
 ) -> Comparison | None:
-    """As :func:`find_strictest`, of a sequential gate.
+    """Find the strictest margin that a sequential gate could pass; see :func:`find_strictest`.
 
-    `bet` says which one would have half of the stake at a margin; without it the stake is even.
+    Args:
+        bet: planned bet at a margin; None for an even stake.
     """
 
     def least(margin: Comparison) -> int | None:
-        return least_questions(margin, alpha, population, baseline, bet(margin) if bet else None)
+        return min_questions(margin, alpha, population, baseline, bet(margin) if bet else None)
 
     return find_strictest(comparison, questions, least)
 
@@ -193,10 +193,13 @@ def find_strictest_decidable(
 def find_strictest(
     comparison: Comparison, questions: int, least: Callable[[Comparison], int | None]
 ) -> Comparison | None:
-    """The strictest margin of the same kind that could pass, rounded outward to a tenth of a point.
+    """Find the strictest margin of the same kind that could pass, rounded outward to 0.1 points.
 
-    None if no margin could pass with so few questions and no answer changed; how many a margin
-    takes then, `least` says.
+    Args:
+        least: questions that a margin needs if no answer changes.
+
+    Returns:
+        None if no margin could pass with so few questions.
     """
 
     def candidate(tenths: int) -> Comparison:
@@ -212,7 +215,7 @@ def find_strictest(
 
 
 def find_first(holds: Callable[[int], bool], known: int) -> int:
-    """The smallest whole number >= 1 from which on `holds`; it does at `known`."""
+    """Return the smallest integer >= 1 from which on `holds` is true; it is true at `known`."""
     low, high = 0, known
     while high - low > 1:
         middle = (low + high) // 2
@@ -220,7 +223,7 @@ def find_first(holds: Callable[[int], bool], known: int) -> int:
     return high
 
 
-def _mean_asked(same: SimulatedRuns, questions: int, batch: int) -> float:
+def _mean_questions(same: SimulatedRuns, questions: int, batch: int) -> float:
     import numpy as np
 
     at = np.where(same.passed, same.passed_at, np.where(same.failed, same.failed_at, questions))
@@ -228,19 +231,22 @@ def _mean_asked(same: SimulatedRuns, questions: int, batch: int) -> float:
 
 
 def find_smallest_drop(
-    is_seen: Callable[[float], bool], allowed: float, most: float, steps: int
+    is_detected: Callable[[float], bool], allowed: float, most: float, steps: int
 ) -> float | None:
-    """The smallest drop that is seen, by bisection on a log scale; None if the largest is not."""
-    if most <= allowed or allowed <= 0 or not is_seen(most):
+    """Find the minimum detectable drop by bisection on a log scale.
+
+    None if the largest possible drop is not detected.
+    """
+    if most <= allowed or allowed <= 0 or not is_detected(most):
         return None
     low, high = allowed, most
     for _ in range(steps):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if is_seen(middle) else (middle, high)
+        low, high = (low, middle) if is_detected(middle) else (middle, high)
     return high
 
 
-def _plan_words(
+def _describe_plan(
     comparison: Comparison,
     alpha: float,
     questions: int,
@@ -252,31 +258,31 @@ def _plan_words(
     start = (
         f"{comparison.words} ({100 * (1 - alpha):g} % confidence): if {100 * flips:g} % of the"
         f" answers flip and nothing is lost, about {expected:.0f} of at most {questions} questions,"
-        f" and {pass_words(*chances)}"
+        f" and {describe_pass_chance(*chances)}"
     )
-    return f"{start}; {visible_words(visible, chances[0])}"
+    return f"{start}; {describe_detectable_drop(visible, chances[0])}"
 
 
-def visible_words(visible: float | None, passed: float) -> str:
-    """The smallest drop that is seen, in words, and what to do where a pass is unlikely."""
-    seen = (
-        "no true drop is likely to be seen"
+def describe_detectable_drop(visible: float | None, passed: float) -> str:
+    """Describe the minimum detectable drop, and a remedy if a pass is unlikely."""
+    detected = (
+        "no true drop is likely to be detected"
         if visible is None
-        else f"a true drop of {100 * visible:.1f} points is seen in {100 * WANTED_CHANCE:.0f} %"
+        else f"a true drop of {100 * visible:.1f} points is detected in {100 * TARGET_POWER:.0f} %"
     )
-    hint = "" if passed >= WANTED_CHANCE else "; needs more questions or a wider margin"
-    return seen + hint
+    hint = "" if passed >= TARGET_POWER else "; needs more questions or a wider margin"
+    return detected + hint
 
 
-def pass_words(nothing_lost: float, half_lost: float) -> str:
-    """Two chances to pass, in words."""
+def describe_pass_chance(nothing_lost: float, half_lost: float) -> str:
+    """Describe the chances to pass with nothing lost and with half of the margin lost."""
     return (
         f"a pass in {100 * nothing_lost:.0f} % of runs ({100 * half_lost:.0f} % if half the margin"
         " is lost)"
     )
 
 
-def _hopeless_words(
+def _describe_undecidable(
     comparison: Comparison,
     alpha: float,
     questions: int,
@@ -286,18 +292,18 @@ def _hopeless_words(
     bet: Callable[[Comparison], float],
 ) -> str:
     start = f"this suite cannot decide {comparison.words} ({100 * (1 - alpha):g} % confidence)"
-    if least is None and comparison.kind == "recovery" and baseline < _NEXT_TO_NOTHING:
-        return f"{start}: a baseline that scores nothing has nothing to keep; use another suite"
+    if least is None and comparison.kind == "recovery" and baseline < _NEGLIGIBLE_SCORE:
+        return f"{start}: the baseline scores nothing; use another suite"
     strictest = find_strictest_decidable(comparison, alpha, questions, population, baseline, bet)
     wider = "a wider margin"
     if strictest is not None:
         wider = f"{strictest.words} or {'more' if comparison.kind == 'points' else 'less'}"
     if least is None:
         return (
-            f"{start}: even when no answer changes, no number of questions that somebody could ask"
-            f" decides it; needs {wider}"
+            f"{start}: even if no answer changes, no feasible number of questions decides it;"
+            f" needs {wider}"
         )
     return (
-        f"{start}: even when no answer changes it takes {least} questions, and the cap"
+        f"{start}: even if no answer changes it takes {least} questions, and the cap"
         f" is {questions}; needs more questions or {wider}"
     )

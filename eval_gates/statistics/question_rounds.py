@@ -1,9 +1,8 @@
-"""How many questions the baseline is asked before each variant's turn, round by round.
+"""Sizes of the rounds in which the baseline answers questions before each variant.
 
-Baseline and variants are served one after another, so a variant can be asked only what the
-baseline has answered. A first round is sized to decide most gates; each further round doubles it.
-How far a round goes has no influence on a verdict's error rate: a sequential test is valid
-whenever one looks.
+Baseline and variants are served in turn, so a variant can answer only the baseline's questions. The
+first round is sized to decide most gates; each further round doubles it. Round sizes do not affect
+the error rate: a sequential test is valid at every look.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import math
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS, SMALLEST_BET
 from eval_gates.statistics.comparison import Comparison
 
-# Of the expected number: about what the mixture of bets costs, and a little luck.
+# Factor on the expected number, for the cost of the set of bets and for bad luck.
 SAFETY = 1.25
-# Where neither the policy nor the source says how many questions there are.
-UNKNOWN_MANY = 1 << 20
+# Used if neither the policy nor the source gives the number of questions.
+UNKNOWN_QUESTION_COUNT = 1 << 20
 _STEP = (LARGEST_BET / SMALLEST_BET) ** (1 / (NUMBER_OF_BETS - 1))
 _BETS = [SMALLEST_BET * _STEP**number for number in range(NUMBER_OF_BETS)]
 
@@ -28,15 +27,15 @@ def expected_questions(
     flip_size: float,
     planned: float | None = None,
 ) -> float:
-    """About how many questions decide, when the variant is in truth no worse.
+    """Estimate how many questions decide if the variant is truly no worse.
 
-    By the growth rate of the best of the test's bets (Kelly), for differences that are plus or
-    minus `flip_size` with probability `flips` / 2 each, and else zero. Infinite where every bet
-    loses, as with a margin that is small beside the flips.
+    By the growth rate of the best of the test's bets (Kelly), for differences of plus or minus
+    `flip_size` with probability `flips` / 2 each, otherwise zero. Infinite if every bet loses, as
+    with a margin that is small compared with the flips.
 
     Args:
-        comparison: of a recovery it is taken at a baseline that scores 50 %.
-        planned: the bet that has half of the stake; None: the stake is even.
+        comparison: a recovery is evaluated at a baseline score of 50 %.
+        planned: the bet that has half of the stake; None for an even stake.
     """
     points = comparison.allowed_drop(0.5)
 
@@ -52,18 +51,18 @@ def expected_questions(
         return (math.log(1 / alpha) + math.log(cost)) / growth if growth > 0 else math.inf
 
     best = max(map(growth, _BETS))
-    # A uniform mixture over a dozen bets costs the log of those that do about as well as the best.
+    # An even stake costs the log of 12 over the number of bets about as good as the best.
     if planned is None:
         return needed(best, 4)
     return min(needed(growth(planned), 2), needed(best, 8))
 
 
 def round_sizes(expected: float, batch: int, cap: int | None) -> list[int]:
-    """Questions up to which each round goes: doubling, on a grid, the last one the cap.
+    """Return the cumulative size of each round: doubling, on a grid, up to the cap.
 
     The grid (batch times 1, 2, 3, 4, 6, 8, 12...) lets other recipes and margins reuse a round.
     """
-    cap = cap if cap is not None else UNKNOWN_MANY
+    cap = cap if cap is not None else UNKNOWN_QUESTION_COUNT
     size = batch
     for multiple in _grid():
         size = batch * multiple
@@ -77,5 +76,4 @@ def round_sizes(expected: float, batch: int, cap: int | None) -> list[int]:
 
 
 def _grid() -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16..."""
     return [1, *(value for power in range(1, 21) for value in (2**power, 3 * 2 ** (power - 1)))]

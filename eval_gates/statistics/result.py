@@ -1,4 +1,4 @@
-"""What a test found in two models' paired scores: one shape for both kinds of test."""
+"""The result of a gate's test, for both kinds of test."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from eval_gates.statistics.sequential import EProcessState, SequentialVerdict, s
 
 SEQUENTIAL = "betting, valid at any time"
 _SMALLEST_P, _LARGEST_P = 1e-12, 0.499
-# What the baseline's score may cost of a recovery's error rate; it is multiplied by 1 - share.
-_ALPHA_OF_LEVEL = 0.1
+# Share of a recovery's error rate for the bound of the baseline's score. That bound is
+# multiplied by 1 - share, so it matters little.
+_BASELINE_ALPHA_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class GateTestResult:
-    """The outcome of a test of 'the candidate is inferior', and the bounds that go with it.
+    """Outcome of a test of 'the candidate is inferior', with its bounds.
 
-    `lower` and `upper` are one-sided bounds at level `alpha` of the comparison's value.
+    `lower` and `upper` are one-sided bounds at level `alpha` of the comparison's mean value.
     """
 
     verdict: SequentialVerdict
@@ -33,10 +34,10 @@ class GateTestResult:
     method: str
     e_process: tuple[EProcessState, ...] = ()
     planned: float | None = None
-    """The bet that had half of the stake; None: an even one, or no betting test."""
+    """The bet that had half of the stake; None for an even stake, or if the test does not bet."""
 
 
-def sequential_finding(
+def run_sequential_test(
     before: Sequence[float],
     after: Sequence[float],
     comparison: Comparison,
@@ -44,10 +45,10 @@ def sequential_finding(
     population: int | None,
     planned: float | None = None,
 ) -> GateTestResult:
-    """By the betting test, which may stop at any question; see :func:`sequential_test`."""
+    """Run the betting test, which may stop at any question; see :func:`sequential_test`."""
     result = sequential_test(before, after, comparison, alpha, population, planned=planned)
     if result.lower is None or result.upper is None:
-        raise ValueError("the test was run without its bounds")
+        raise ValueError("the test computed no bounds")
     return GateTestResult(
         verdict=result.verdict,
         comparison=comparison,
@@ -63,15 +64,15 @@ def sequential_finding(
     )
 
 
-def fixed_finding(
+def run_fixed_test(
     before: Sequence[float],
     after: Sequence[float],
     comparison: Comparison,
     alpha: float,
 ) -> GateTestResult:
-    """By one bound at a number of questions fixed beforehand; Gaffke's holds for few, too."""
+    """Compare one bound, at a fixed number of questions; Gaffke's bound also holds for few."""
     values = comparison.values(before, after)
-    interval = bounds_of_value(before, after, comparison, alpha)
+    interval = value_bounds(before, after, comparison, alpha)
     verdict: SequentialVerdict = "open"
     if interval.lower > comparison.threshold:
         verdict = "pass"
@@ -79,7 +80,7 @@ def fixed_finding(
         verdict = "fail"
 
     def passes(level: float) -> bool:
-        return bounds_of_value(before, after, comparison, level).lower > comparison.threshold
+        return value_bounds(before, after, comparison, level).lower > comparison.threshold
 
     return GateTestResult(
         verdict=verdict,
@@ -94,22 +95,23 @@ def fixed_finding(
     )
 
 
-def bounds_of_value(
+def value_bounds(
     before: Sequence[float],
     after: Sequence[float],
     comparison: Comparison,
     alpha: float,
 ) -> PairedInterval:
-    """Bounds of the mean of what the comparison makes of each pair of scores."""
+    """Compute bounds of the comparison's mean value."""
     if comparison.kind == "points":
-        return deciding_interval(before, after, alpha)
-    return kept_interval(before, after, comparison.size, alpha)
+        return gate_interval(before, after, alpha)
+    return recovery_interval(before, after, comparison.size, alpha)
 
 
-def deciding_interval(
-    before: Sequence[float], after: Sequence[float], alpha: float
-) -> PairedInterval:
-    """Gaffke's bound: of right-or-wrong answers Tango's interval errs in up to 7 %, not 5."""
+def gate_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> PairedInterval:
+    """Compute Gaffke's bounds.
+
+    For right-or-wrong answers, Tango's would err in up to 7 % instead of 5 %.
+    """
     differences = [b - a for a, b in zip(before, after, strict=True)]
     return graded_interval(differences, alpha)
 
@@ -117,7 +119,7 @@ def deciding_interval(
 def paired_interval(
     before: Sequence[float], after: Sequence[float], alpha: float
 ) -> PairedInterval:
-    """The usual interval: Tango's for right-or-wrong answers, Gaffke's bound for other scores."""
+    """Compute the usual interval: Tango's for right-or-wrong answers, Gaffke's for other scores."""
     pairs = list(zip(before, after, strict=True))
     if all(score in (0.0, 1.0) for pair in pairs for score in pair):
         return tango_interval(
@@ -127,23 +129,23 @@ def paired_interval(
             neither=pairs.count((0.0, 0.0)),
             alpha=alpha,
         )
-    return deciding_interval(before, after, alpha)
+    return gate_interval(before, after, alpha)
 
 
-def kept_interval(
+def recovery_interval(
     before: Sequence[float],
     after: Sequence[float],
     share: float,
     alpha: float,
 ) -> PairedInterval:
-    """Bounds of the mean of candidate - share * baseline, by two intervals that hold together.
+    """Compute bounds of the mean of candidate - share * baseline, from two joint intervals.
 
-    The value is the change plus (1 - share) of the baseline's score. A bound of their sum
-    would take scores of the baseline for evidence of what the candidate kept, and with few flips
-    pass a candidate on the boundary far too often; the interval of the change alone does not.
+    The value is the change plus (1 - share) of the baseline's score. One bound of the sum would
+    count the baseline's scores as evidence about the candidate. With few flips it would pass a
+    candidate on the boundary far too often; the interval of the change alone does not.
     """
-    change = deciding_interval(before, after, (1 - _ALPHA_OF_LEVEL) * alpha)
-    level = deciding_interval([0.0] * len(before), before, _ALPHA_OF_LEVEL * alpha)
+    change = gate_interval(before, after, (1 - _BASELINE_ALPHA_SHARE) * alpha)
+    level = gate_interval([0.0] * len(before), before, _BASELINE_ALPHA_SHARE * alpha)
     rest = 1 - share
     return PairedInterval(
         change.lower + rest * level.lower,
@@ -153,9 +155,9 @@ def kept_interval(
 
 
 def _p_value(passes: Callable[[float], bool], alpha: float) -> float:
-    """The least level from 1e-12 on at which the gate would pass, to three figures; 1: none.
+    """Return the smallest level from 1e-12 on at which the gate would pass; 1 if none.
 
-    It is at most `alpha` exactly where the gate passes at `alpha`.
+    It has three digits, and it is at most `alpha` exactly if the gate passes at `alpha`.
     """
     if passes(alpha):
         low, high = min(_SMALLEST_P, alpha), alpha

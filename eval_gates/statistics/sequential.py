@@ -1,22 +1,21 @@
-"""Paired non-inferiority that may be looked at after each question, and stops when it knows.
+"""Paired non-inferiority test that is valid at every question and stops once it is decided.
 
-The usual test is right at one number of questions fixed beforehand; looking after each batch and
-stopping at the first success multiplies its error. This one is valid at every question at once
-(see betting.py), so a gate stops early where the answer is clear, and an open one is continued
-later with more questions.
+A fixed-n test is valid at one number of questions. Looking after each batch and stopping at the
+first success multiplies its error. This test is valid at all questions simultaneously (see
+betting.py). A gate stops early if the result is clear, and an open one continues later with more
+questions.
 
-Half of the stake against 'inferior' may lie on the bet that a plan takes for the best, fixed before
-any question is asked (planned_bet.py). What a plan expects is that nothing is lost, so it has no
-such bet for the mirrored test, whose stake is even.
+Half of the stake against 'inferior' may be on a planned bet, fixed before any question
+(planned_bet.py). A plan expects that nothing is lost, so the mirrored test has an even stake.
 
-Two claims are on offer:
+There are two estimands:
 
-- `population=None`: about the population that the questions are drawn from;
-- `population=N`: about the mean over this benchmark's N questions and nothing else. It needs fewer
-  questions, and none is left open once all N are answered.
+- `population=None`: the population that the questions are drawn from;
+- `population=N`: the mean over this benchmark's N questions and nothing else. It needs fewer
+  questions, and it is always decided once all N are answered.
 
-Both need the questions in random order: in file order (subjects one after another) an early stretch
-is no sample of the whole, and no error rate holds.
+Both need the questions in random order. In file order (one subject after another) the first
+questions are no sample of the whole, and no error rate holds.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 
 SequentialVerdict = Literal["pass", "fail", "open"]
 
-TRAIL_POINTS = 200
-CERTAIN = 300.0
-"""Stands for log10 of an infinite e-value in a trail: the hypothesis is refuted, not unlikely."""
+MAX_PATH_POINTS = 200
+REFUTED_LOG10 = 300.0
+"""Stands for log10 of an infinite e-value in a path: the hypothesis is refuted, not unlikely."""
 
 _BOUND_TOLERANCE = 1e-9
 
@@ -47,7 +46,7 @@ class EProcessState:
 
     questions: int
     mean: float
-    """Of the comparison's values so far."""
+    """Mean of the comparison's values so far."""
     log10_pass: float
     """Evidence against 'inferior': the gate passes at log10(1 / alpha)."""
     log10_fail: float
@@ -56,18 +55,18 @@ class EProcessState:
 
 @dataclass(frozen=True)
 class SequentialResult:
-    """What the questions so far allow one to say, at whatever question one stopped."""
+    """Result of the test at the questions so far, valid at any stopping point."""
 
     verdict: SequentialVerdict
     decided_at: int | None
-    """The number of questions at which the verdict fell; later ones do not change it."""
+    """Number of questions at which the verdict was reached; later ones do not change it."""
     n: int
     mean: float
-    """Of the comparison's values: candidate - baseline, or candidate - r * baseline."""
+    """Mean of the comparison's values: candidate - baseline, or candidate - r * baseline."""
     p_inferior: float
-    """Anytime-valid p-value of 'mean <= threshold'; the gate passes on one of at most alpha."""
+    """Anytime-valid p-value of 'mean <= threshold'; the gate passes if it is at most alpha."""
     lower: float | None
-    """Anytime-valid lower bound of the mean value at level alpha; None if not asked for."""
+    """Anytime-valid lower bound of the mean value at level alpha; None if not requested."""
     upper: float | None
     e_process: tuple[EProcessState, ...]
 
@@ -84,14 +83,14 @@ def sequential_test(
 ) -> SequentialResult:
     """Test whether the candidate is inferior, at every question up to the last one given.
 
-    The first crossing of 1 / alpha decides and stays, so the verdict does not depend on the size of
-    the batches in which the answers came. With all N of `population` answered, a gate that is still
-    open is decided by exact comparison; a mean exactly on the threshold fails.
+    The first crossing of 1 / alpha decides, so the verdict does not depend on the batch size. Once
+    all N of `population` are answered, an open gate is decided by exact comparison; a mean exactly
+    on the threshold fails.
 
     Args:
-        before: the baseline's scores, in [0, 1], in the random order in which they were asked.
-        after: the candidate's, to the same questions.
-        bounds: False leaves out the two bounds, which cost far more time than the verdict.
+        before: the baseline's scores, in [0, 1], in the random order of the questions.
+        after: the candidate's scores on the same questions.
+        bounds: False omits the two bounds, which take far longer than the verdict.
     """
     import numpy as np
 
@@ -99,9 +98,9 @@ def sequential_test(
     values = comparison.values(before, after)
     n = values.size
     if n == 0:
-        raise ValueError("no questions: nothing can be said about their difference")
+        raise ValueError("there are no questions to compare")
     if population is not None and n > population:
-        raise ValueError(f"{n} questions answered of a benchmark of {population}")
+        raise ValueError(f"{n} questions answered, but the benchmark has {population}")
 
     log_pass, log_fail = log_evidence(values, comparison, population, planned)
     if n == population:
@@ -118,7 +117,7 @@ def sequential_test(
         p_inferior=min(1.0, float(np.exp(-log_pass.max()))),
         lower=lower,
         upper=upper,
-        e_process=_trail(values, log_pass, log_fail),
+        e_process=_e_process_path(values, log_pass, log_fail),
     )
 
 
@@ -128,14 +127,14 @@ def log_evidence(
     population: int | None,
     planned: float | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Log e-processes against 'inferior' and against 'not inferior': each [..., n] like `values`.
+    """Return the log e-processes against 'inferior' and 'not inferior': each [..., n].
 
-    Rows are separate runs, so that replays can be computed at once by what judges a real one.
+    Rows are separate runs, so the same code computes simulations and real runs.
     """
     import numpy as np
 
     lowest, highest, threshold = comparison.lowest, comparison.highest, comparison.threshold
-    # Rounding may leave a value a hair outside its range, which the logarithm would not forgive.
+    # Rounding may leave a value slightly outside its range, where the logarithm is undefined.
     up = np.maximum(values - lowest, 0.0)
     down = np.maximum(highest - values, 0.0)
     return (
@@ -158,7 +157,7 @@ def _settle_tie(
     log_pass: FloatArray,
     log_fail: FloatArray,
 ) -> None:
-    """All questions are answered: where rounding could decide, decide by exact arithmetic."""
+    """Decide by exact arithmetic where rounding could decide, once all questions are answered."""
     n = values.size
     if abs(float(values.mean()) - comparison.threshold) <= 2 * RELATIVE_TOLERANCE:
         passes = comparison.exact_sign(before, after) > 0
@@ -168,7 +167,7 @@ def _settle_tie(
 def _first_crossing(
     log_pass: FloatArray, log_fail: FloatArray, alpha: float
 ) -> tuple[SequentialVerdict, int | None]:
-    """The first process to reach 1 / alpha; should both do so at one question, it fails."""
+    """Return the first process to reach 1 / alpha; a tie of both fails."""
     needed = -math.log(alpha)
     passed, failed = log_pass >= needed, log_fail >= needed
     pass_at = int(passed.argmax()) + 1 if passed.any() else None
@@ -185,7 +184,7 @@ def _bounds(
     population: int | None,
     planned: float | None,
 ) -> tuple[float, float]:
-    """One-sided bounds of the mean value that hold at every question at once, level alpha each."""
+    """Compute one-sided bounds of the mean value, valid at all questions, at level alpha each."""
     import numpy as np
 
     if values.size == population:
@@ -196,7 +195,7 @@ def _bounds(
     lower = lowest + _lower_height(up, highest - lowest, alpha, population, planned)
     upper = highest - _lower_height(down, highest - lowest, alpha, population)
     mean = float(values.mean())
-    return min(lower, mean), max(upper, mean)  # a matter of rounding: see _lower_height
+    return min(lower, mean), max(upper, mean)  # rounding: see _lower_height
 
 
 def _lower_height(
@@ -206,37 +205,37 @@ def _lower_height(
     population: int | None,
     planned: float | None = None,
 ) -> float:
-    """The smallest mean height that was never rejected: the evidence falls as the mean grows."""
+    """Find the smallest mean height that was never rejected; evidence falls as the mean grows."""
     from scipy.optimize import brentq
 
     needed = -math.log(alpha)
 
     def excess(mean: float) -> float:
-        # Capped: how far beyond rejection does not matter, and infinity has no slope.
+        # Capped: the root finder needs a finite slope beyond rejection.
         log = float(log_wealth(heights, mean, population, planned).max())
         return min(log, needed + 5) - needed
 
     start, end = _BOUND_TOLERANCE * width, max(float(heights.mean()), 2 * _BOUND_TOLERANCE * width)
     if excess(start) < 0:
         return 0.0
-    # In an order that is not random, means beyond the one seen may have been rejected earlier. A
-    # bound no further than that mean is as valid, and the two bounds never cross.
+    # If the order is not random, means beyond the observed one may have been rejected earlier. A
+    # bound at the observed mean is as valid, and the two bounds never cross.
     if excess(end) >= 0:
         return end
     return max(0.0, float(brentq(excess, start, end, xtol=_BOUND_TOLERANCE)) - _BOUND_TOLERANCE)
 
 
-def _trail(
+def _e_process_path(
     values: FloatArray, log_pass: FloatArray, log_fail: FloatArray
 ) -> tuple[EProcessState, ...]:
     import numpy as np
 
     n = values.size
-    shown = np.unique(np.linspace(1, n, min(n, TRAIL_POINTS)).round().astype(int))
+    shown = np.unique(np.linspace(1, n, min(n, MAX_PATH_POINTS)).round().astype(int))
     means = np.cumsum(values) / np.arange(1, n + 1)
 
     def log10(log: float) -> float:
-        return min(log / math.log(10), CERTAIN)
+        return min(log / math.log(10), REFUTED_LOG10)
 
     return tuple(
         EProcessState(int(k), float(means[k - 1]), log10(log_pass[k - 1]), log10(log_fail[k - 1]))

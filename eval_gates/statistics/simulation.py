@@ -1,8 +1,8 @@
-"""Imagined runs of a sequential gate, for planning: what would the questions show?
+"""Simulated runs of a sequential gate, for planning.
 
-A run is described by how often an answer flips and how much is lost in total; each question then
-has one of a few values, and a run is the number of questions of each value in each block. That is
-exact for a block of one question, and for larger ones only leaves out looks inside a block.
+A run has a share of flips and a total loss. Each question then has one of a few values, and a run
+is the number of questions of each value in each block. That is exact for blocks of one question;
+larger blocks only omit looks inside a block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairedOutcomes:
-    """The values that a question's comparison can have, and the chance of each."""
+    """The possible values of a question's comparison, and the chance of each."""
 
     values: tuple[float, ...]
     chances: tuple[float, ...]
@@ -33,30 +33,30 @@ class PairedOutcomes:
 
 @dataclass(frozen=True)
 class SimulatedRuns:
-    """The question at which each imagined run crossed, each way; -1 where it did not: [runs]."""
+    """The question at which each run crossed, each way; -1 if it did not: [runs]."""
 
     passed_at: Counts
     failed_at: Counts
 
     @property
     def passed(self) -> NDArray[np.bool_]:
-        """Which runs passed: they crossed that way, and that way first."""
+        """Runs that crossed towards a pass first: [runs]."""
         return (self.passed_at > 0) & ((self.failed_at < 0) | (self.passed_at < self.failed_at))
 
     @property
     def failed(self) -> NDArray[np.bool_]:
-        """Which runs failed."""
+        """Runs that failed: [runs]."""
         return (self.failed_at > 0) & ~self.passed
 
 
 def outcomes(
     comparison: Comparison, flips: float, flip_size: float, drop: float, baseline: float
 ) -> PairedOutcomes:
-    """Losses and gains of `flip_size` that differ by `drop` on average.
+    """Return losses and gains of `flip_size` that differ by `drop` on average.
 
-    Where a drop needs more flips than `flips`, all flips are losses; where right-or-wrong answers
-    under `baseline` leave no room for so many gains, there are fewer. With a `flip_size` under 1,
-    a recovery gives every question the baseline's mean score.
+    If a drop needs more flips than `flips`, all flips are losses. If right-or-wrong answers with
+    that `baseline` leave no room for so many gains, there are fewer. With a `flip_size` under 1, a
+    recovery gives every question the baseline's mean score.
     """
     _check_shares(comparison, flips, flip_size, drop, baseline)
     net = drop / flip_size
@@ -75,7 +75,7 @@ def outcomes(
     )
 
 
-def replay(
+def simulate_runs(
     outcome: PairedOutcomes,
     comparison: Comparison,
     *,
@@ -87,11 +87,11 @@ def replay(
     seed: int,
     planned: float | None = None,
 ) -> SimulatedRuns:
-    """Run the gate `runs` times on drawn questions, looking after each of about `blocks` blocks.
+    """Simulate the gate `runs` times, looking after each of about `blocks` blocks.
 
-    With `population` each run first draws a benchmark of that size, question by question, then its
-    order. A benchmark that had each value just as often as its chance says would flatter the gate:
-    which answers change is as much a matter of chance there as anywhere.
+    With `population`, each run first draws a benchmark of that size, question by question, then its
+    order. Fixed counts of each value would flatter the gate: which answers change is random in a
+    finite benchmark, too.
     """
     import numpy as np
 
@@ -111,13 +111,13 @@ def replay(
     )
     crossings = []
     for heights, mean, bet in ways:
-        log = _log_wealth_of_counts(counts, sizes, heights, mean, population, bet)
+        log = _count_log_wealth(counts, sizes, heights, mean, population, bet)
         crossed = log >= -math.log(alpha)
         crossings.append(np.where(crossed.any(axis=1), ends[crossed.argmax(axis=1)], -1))
     return SimulatedRuns(*crossings)
 
 
-def _log_wealth_of_counts(
+def _count_log_wealth(
     counts: Counts,
     sizes: Counts,
     heights: FloatArray,
@@ -125,10 +125,10 @@ def _log_wealth_of_counts(
     population: int | None,
     planned: float | None = None,
 ) -> FloatArray:
-    """betting.log_wealth at the end of each block, from how often each height came: [runs, blocks].
+    """Compute betting.log_wealth at the end of each block from counts: [runs, blocks].
 
-    Without replacement the mean left to the unseen changes inside a block; the one at its middle
-    stands for all. For a block of one question that is its own, so nothing is approximated.
+    Without replacement, the mean left for the unseen values changes inside a block; its value at
+    the middle stands for all. For a block of one question this is exact.
     """
     import numpy as np
 
@@ -160,7 +160,7 @@ def _draw_without_replacement(
     runs: int,
     generator: np.random.Generator,
 ) -> Counts:
-    """How often each value comes in each block: shape [runs, blocks, values]."""
+    """Draw how often each value occurs in each block: shape [runs, blocks, values]."""
     import numpy as np
 
     left = generator.multinomial(population, outcome.chances, size=runs)
@@ -169,9 +169,9 @@ def _draw_without_replacement(
         wanted = np.full(runs, size)
         for value in range(left.shape[1] - 1):
             others = left[:, value + 1 :].sum(axis=1)
-            took = generator.hypergeometric(left[:, value], others, wanted)
-            drawn[:, block, value] = took
-            wanted -= took
+            taken = generator.hypergeometric(left[:, value], others, wanted)
+            drawn[:, block, value] = taken
+            wanted -= taken
         drawn[:, block, -1] = wanted
         left -= drawn[:, block]
     return drawn
@@ -192,7 +192,9 @@ def _check_shares(
         raise ValueError(f"the baseline's mean score must be in [0, 1], not {baseline}")
     if comparison.kind == "recovery" and flip_size < 1:
         if not flip_size <= baseline <= 1 - flip_size:
-            raise ValueError(f"scores of {baseline} cannot move by {flip_size} both ways in [0, 1]")
+            raise ValueError(
+                f"a score of {baseline} cannot move by {flip_size} both ways in [0, 1]"
+            )
         most = flip_size
     else:
         most = flip_size if comparison.kind == "points" else baseline

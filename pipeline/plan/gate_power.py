@@ -15,17 +15,17 @@ from typing import Any
 
 from artifacts.stages.questions import QuestionsResult
 from eval_gates.planned_bets import planned_bet_of
-from eval_gates.statistics.assay_sensitivity import least_to_see
+from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.fixed_power import fixed_power_plan, least_fixed_questions
-from eval_gates.statistics.multiplicity import level_of
+from eval_gates.statistics.fixed_power import fixed_power_plan, min_fixed_questions
+from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import (
-    WANTED_CHANCE,
+    TARGET_POWER,
     SequentialGatePower,
     find_strictest,
-    least_questions,
+    min_questions,
     power_plan,
 )
 from eval_gates.statistics.question_rounds import expected_questions
@@ -73,7 +73,7 @@ class GatePower:
     @property
     def is_doubtful(self) -> bool:
         """Whether a variant that loses nothing may well not pass."""
-        return self.chance_of_pass is not None and self.chance_of_pass < WANTED_CHANCE
+        return self.chance_of_pass is not None and self.chance_of_pass < TARGET_POWER
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class _Gate:
         if self.questions * room >= math.log(NUMBER_OF_BETS) - math.log(self.alpha):
             return True
         listed = None if self.guessing else self.population  # as eval_gates/chance_baselines.py
-        least = least_to_see(self.comparison, self.guessing, self.alpha, listed)
+        least = min_questions_for_sensitivity(self.comparison, self.guessing, self.alpha, listed)
         return least is not None and least <= self.questions
 
     def rare_pass(self) -> float | None:
@@ -342,8 +342,8 @@ class _Gate:
 
     def _count_least(self, comparison: Comparison) -> int | None:
         if self.suite.test == "fixed":
-            return least_fixed_questions(comparison, self.alpha)
-        return least_questions(
+            return min_fixed_questions(comparison, self.alpha)
+        return min_questions(
             comparison, self.alpha, self.population, planned=self._plan_bet(comparison)
         )
 
@@ -388,7 +388,7 @@ def _gates(
     families: dict[Family, None] = {
         recipe.family: None for recipe in recipes if recipe.family != "baseline"
     }
-    alpha = level_of(policy.alpha, policy.attempts, 1, len(recipes)) if level is None else level
+    alpha = gate_level(policy.alpha, policy.attempts, 1, len(recipes)) if level is None else level
     for name, suite in policy.suites.items():
         for family in families:
             yield _Gate(name, suite, family, alpha, counts[name])
@@ -411,7 +411,7 @@ def _power_of(gate: _Gate) -> GatePower:
         chance_of_pass_at_half=plan.chance_of_pass_at_half if plan else None,
         chance_of_fail=plan.chance_of_fail if plan else None,
         chance_of_fail_at_half=plan.chance_of_fail_at_half if plan else None,
-        smallest_visible_drop=plan.smallest_visible_drop if plan else None,
+        smallest_visible_drop=plan.min_detectable_drop if plan else None,
         decidable=decidable,
         words=_words(gate, plan, decidable),
     )

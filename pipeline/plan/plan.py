@@ -87,7 +87,7 @@ class VariantPlan:
         reached = {}
         for suite, rounds in self.rounds.items():
             number = 0
-            while number + 1 < len(rounds) and wants_more(find(rounds[number])):
+            while number + 1 < len(rounds) and needs_more(find(rounds[number])):
                 number += 1
             reached[suite] = rounds[number]
         return reached
@@ -237,7 +237,7 @@ class Plan:
         return list(specs.values())
 
 
-def wants_more(record: StageRecord | None) -> bool:
+def needs_more(record: StageRecord | None) -> bool:
     """Whether that round is done and left its gate open, with more questions to ask."""
     return record is not None and EVALUATE.result_of(record).has_more
 

@@ -15,26 +15,26 @@ from artifacts.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasu
 from artifacts.served_model import ServedModel
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
 from eval_gates.speed.gate_rule import (
-    MANY_LIVES,
+    ASSUMED_RUN_COUNT,
     MeasurementSettings,
-    arrive_as_claimed,
-    compares,
-    expected_for,
-    highest_percentile,
-    lasts,
-    lay_out_rule,
+    apply_gate_rate,
+    build_rule,
+    expected_requests,
+    max_percentile,
+    needs_baseline,
+    send_seconds,
 )
-from eval_gates.speed.invalid_reasons import fewest_requests
+from eval_gates.speed.invalid_reasons import min_requests
 from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import (
-    LETTERS_OF_A_REQUEST,
-    MAX_LETTERS,
+    CHARACTERS_PER_REQUEST,
+    MAX_CHARACTERS,
     MAX_LOADS,
     MAX_REQUESTS,
-    WAVES,
+    MIN_LOAD_WAVES,
 )
 from eval_gates.speed.randomization import SIDES
-from eval_gates.speed.rule_from_config import rule_of
+from eval_gates.speed.rule_from_config import parse_rule
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
@@ -150,7 +150,7 @@ def _measuring_of(
     return MeasurementSettings(
         server_mode=profile.server_mode if profile is not None else None,
         restart_stddev=profile.restart_stddev if profile is not None else 0.0,
-        restart_count=profile.restart_count if profile is not None else MANY_LIVES,
+        restart_count=profile.restart_count if profile is not None else ASSUMED_RUN_COUNT,
         workloads={n: each for n, (each, _) in found.items() if n not in speed.workloads},
     )
 
@@ -174,13 +174,19 @@ def _find_claim(
     alpha: float,
 ) -> SpeedGatePlan:
     found, where = _find_workload(speed, claim, profile)
-    workload = arrive_as_claimed(claim, found)
+    workload = apply_gate_rate(claim, found)
     _check_arrivals(claim, workload, where)
     _check_answers(claim, workload, where)
-    rule = lay_out_rule(claim, workload, measuring, accelerator, alpha)
+    rule = build_rule(claim, workload, measuring, accelerator, alpha)
     _check_percentiles(claim.gate, workload, where)
     return SpeedGatePlan(
-        claim.name, claim.workload, claim.kind, workload, where, rule, compares=compares(claim)
+        claim.name,
+        claim.workload,
+        claim.kind,
+        workload,
+        where,
+        rule,
+        compares=needs_baseline(claim),
     )
 
 
@@ -221,10 +227,10 @@ def _check_percentiles(
     rate = workload.arrivals.rate
     if not isinstance(gate, SloGate) or rate is None:
         return
-    percentile = highest_percentile(gate.limits)
+    percentile = max_percentile(gate.limits)
     if percentile is None:
         return
-    needed, expected = fewest_requests(percentile), expected_for(percentile)
+    needed, expected = min_requests(percentile), expected_requests(percentile)
     if rate * workload.seconds < expected:
         raise UsageError(
             f"P{percentile} needs {needed} requests a round, and rounds of "
@@ -241,12 +247,12 @@ def _check_size(workload: AnyWorkload, where: str) -> None:
     arrivals = workload.arrivals
     requests, key = 0.0, "arrivals"
     if arrivals.rate is not None:
-        requests = lasts(workload) * arrivals.rate
+        requests = send_seconds(workload) * arrivals.rate
     elif arrivals.concurrency is not None:
-        requests = WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
+        requests = MIN_LOAD_WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
     elif isinstance(workload, TraceWorkload):
         times, key = read_traffic(workload, where).times, "file"
-        requests = sum(each <= lasts(workload) for each in times)
+        requests = sum(each <= send_seconds(workload) for each in times)
         ends = workload.warmup_seconds + workload.seconds
         if times[-1] < ends:
             raise UsageError(
@@ -278,12 +284,12 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
     """
     if claim.kind == "screening":
         return
-    rule, rate = rule_of(claim.kind, claim.rule), claim.workload.arrivals.rate
-    lives = rule.spread_over(SIDES if claim.compares else SIDES[1:])
+    rule, rate = parse_rule(claim.kind, claim.rule), claim.workload.arrivals.rate
+    lives = rule.schedule(SIDES if claim.compares else SIDES[1:])
     loads = lives.unit * (rule.cap + rule.warm_up)
     known = rate if claim.kind == "slo" and rate is not None else 0.0
-    requests = loads * known * lasts(claim.workload)
-    most = MAX_LETTERS // LETTERS_OF_A_REQUEST
+    requests = loads * known * send_seconds(claim.workload)
+    most = MAX_CHARACTERS // CHARACTERS_PER_REQUEST
     if loads > MAX_LOADS or requests > most:
         raise UsageError(
             f"{claim.gate} may come to {loads:,} loads and {requests:,.0f} requests, and "
@@ -423,7 +429,7 @@ def _seed_of(spec: StageSpec, store: Store) -> str | None:
     record = store.find_current(spec.stage, spec.key)
     if record is not None:
         return str(SPEED.result_of(record).seed)
-    begun = LoadLog(store.unfinished_folder(spec.stage, spec.key)).begun()
+    begun = LoadLog(store.unfinished_folder(spec.stage, spec.key)).in_progress()
     return str(begun.seed) if begun is not None else None
 
 

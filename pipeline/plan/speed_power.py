@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval_gates.speed.gate_rule import arrive_as_claimed
-from eval_gates.speed.load_run import SPARE
+from eval_gates.speed.gate_rule import apply_gate_rate
+from eval_gates.speed.load_run import LENGTH_FACTOR
 from eval_gates.speed.power import PassProbability, speed_power
 from eval_gates.speed.randomization import SIDES
-from eval_gates.speed.report import claim_in_words
-from eval_gates.speed.rule_from_config import rule_of
+from eval_gates.speed.report import describe_gate
+from eval_gates.speed.rule_from_config import parse_rule
 from eval_gates.speed.sequential_rule import warm_up_units
-from eval_gates.statistics.multiplicity import level_of
+from eval_gates.statistics.multiplicity import gate_level
 from pipeline.core.errors import UsageError
 from pipeline.plan.speed_plan import find_claims
 from recipes.catalog import load_workload
@@ -33,7 +33,7 @@ class PlannedGatePower:
     gate: str
     tier: str
     claim: str  # in words
-    unit: str  # blocks, pairs of lives or rounds
+    unit: str  # blocks, pairs of server runs or rounds
     # At which it is decided: that of the attempt and its number of variants.
     alpha: float
     most: int  # of these units
@@ -71,7 +71,7 @@ def claim_powers(
     speed = policy.speed
     if speed is None:
         return ()
-    alpha = level_of(policy.alpha, policy.attempts, 1, tried) if level is None else level
+    alpha = gate_level(policy.alpha, policy.attempts, 1, tried) if level is None else level
     start = START_SECONDS if start_seconds is None else start_seconds
     if profile is not None:
         laid_out = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
@@ -93,9 +93,9 @@ def _power_of(
     alpha: float,
     start: float,
 ) -> PlannedGatePower:
-    rule = rule_of(claim.kind, data)
+    rule = parse_rule(claim.kind, data)
     power = speed_power(rule)
-    lives = rule.spread_over(SIDES if getattr(rule, "compare", "") != "absolute" else SIDES[1:])
+    lives = rule.schedule(SIDES if getattr(rule, "compare", "") != "absolute" else SIDES[1:])
     starts = 0 if lives.loads is None else len(lives.sides) * rule.cap
     seconds = None
     if workload is not None:
@@ -105,11 +105,11 @@ def _power_of(
     return PlannedGatePower(
         gate=claim.name,
         tier=claim.tier,
-        claim=claim_in_words(rule, claim.workload, claim.at),
+        claim=describe_gate(rule, claim.workload, claim.at),
         unit=rule.unit,
         alpha=alpha,
         most=rule.cap,
-        fewest=power.fewest,
+        fewest=power.min_units,
         minutes=None if seconds is None else seconds / 60,
         chances=power.chances,
         starts=starts,
@@ -141,7 +141,7 @@ def _carried(claim: SpeedGate, speed: SpeedPolicy) -> AnyWorkload | None:
         workload = load_workload(claim.workload, speed)[0]
     except UsageError:
         return None
-    return arrive_as_claimed(claim, workload)
+    return apply_gate_rate(claim, workload)
 
 
 def _seconds_of(workload: AnyWorkload) -> float:
@@ -151,5 +151,5 @@ def _seconds_of(workload: AnyWorkload) -> float:
     of a rate until it lasts ten of them.
     """
     if workload.arrivals.concurrency is not None:
-        return SPARE * workload.seconds
+        return LENGTH_FACTOR * workload.seconds
     return workload.seconds + 2 * workload.warmup_seconds

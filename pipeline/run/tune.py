@@ -299,7 +299,7 @@ class TuningRun:
         rule = ScreeningRule.model_validate(SPEED.parameters_of(spec).rule)
         state, found = rule.state(loads), {"stage": spec.key, "repetitions": len(loads)}
         if state == "invalid":
-            why = str(rule.causes(loads)[0])
+            why = str(rule.invalid_reasons(loads)[0])
             if facts["name"] == ENGINE_DEFAULTS:
                 raise ServingError(
                     f"stock cannot be measured under this load: {why}",

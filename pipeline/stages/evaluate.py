@@ -29,7 +29,7 @@ from artifacts.stages.evaluate import (
 )
 from artifacts.stages.questions import QUESTIONS as ASKED
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
-from eval_gates.chance_baselines import State, sights_of, state_of
+from eval_gates.chance_baselines import State, check_sensitivities, sensitivity_state
 from eval_gates.clusters import labels_of
 from eval_gates.stopping import StoppingPlan, StoppingRule, comparison_of
 from eval_gates.suites.json_lines import read_rows, write_rows
@@ -147,8 +147,8 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
         comparison = comparison_of(wanted.margin)
         rule = StoppingRule(comparison, wanted.alpha, population, wanted.planned_bet)
         guessing = ASKED.result_of(record_of(spec, store, "questions")).guessing
-        sights = sights_of(baseline, guessing, comparison, population)
-        sight = state_of(sights, wanted.alpha)
+        sensitivity_checks = check_sensitivities(baseline, guessing, comparison, population)
+        sight = sensitivity_state(sensitivity_checks, wanted.alpha)
     return EvaluationRound(
         questions_file=questions_file,
         ids=ids,

@@ -17,7 +17,7 @@ from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRun
 from eval_gates.speed.load_log import BEGUN, LoadLog, MeasurementInProgress
 from eval_gates.speed.load_run import LOADS, LoadRun
 from eval_gates.speed.randomization import SIDES
-from eval_gates.speed.rule_from_config import Rule, measuring_rule
+from eval_gates.speed.rule_from_config import Rule, parse_measurement_rule
 from eval_gates.speed.screening import ScreeningRule
 from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
@@ -51,16 +51,16 @@ class MeasurementProgress:
     loads: Sequence[LoadRun]
     """Without those of what was half measured."""
 
-    def next_life(self) -> ServerRun | None:
+    def next_server_run(self) -> ServerRun | None:
         """What is to be measured next; None where it is over."""
         is_between = len(self.loads) % self.server_runs.unit == 0
-        if is_between and not self.rule.wants_more(self.loads):
+        if is_between and not self.rule.needs_more(self.loads):
             return None
-        return self.server_runs.next_life(self.begun.seed, self.begun.server_runs, self.loads)
+        return self.server_runs.next_server_run(self.begun.seed, self.begun.server_runs, self.loads)
 
     def next_sides(self) -> tuple[str, ...]:
         """Whose servers are to be up for that: of lives that alternate, one that is just up."""
-        life = self.next_life()
+        life = self.next_server_run()
         return life.sides if life is not None else ()
 
 
@@ -80,8 +80,8 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Meas
         folder.mkdir(parents=True, exist_ok=True)
         book = LoadLog(folder)
         begun = book.open(rests_on)
-    rule = measuring_rule(parameters.claim, within_budget(parameters, begun))
-    lives = rule.spread_over([side for side in SIDES if side in parameters.sides])
+    rule = parse_measurement_rule(parameters.claim, within_budget(parameters, begun))
+    lives = rule.schedule([side for side in SIDES if side in parameters.sides])
     loads = book.loads()
     return MeasurementProgress(
         book, begun, rule, lives, loads[: len(loads) // lives.whole * lives.whole]
@@ -97,15 +97,15 @@ def run(context: Context) -> SpeedResult | None:
     """
     course = course_of(context.spec, context.store, context.folder)
     facts: dict[str, Any] = {}
-    if (life := course.next_life()) is not None:
+    if (life := course.next_server_run()) is not None:
         if course.begun.server_runs and course.server_runs.loads is None:
             done = len(course.loads) // course.server_runs.unit
             context.note(f"goes on after {done} {course.rule.unit} that were measured before")
         count_loads(context, course.begun.seed)
-        course.book.begin_life(course.begun, len(course.loads))
+        course.book.start_server_run(course.begun, len(course.loads))
         facts = measure(context, course, life)
         course = course_of(context.spec, context.store, context.folder)
-        if course.next_life() is not None:
+        if course.next_server_run() is not None:
             return None
     state = course.rule.state(course.loads)
     if state == "disturbed":

@@ -76,11 +76,11 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
     """All that one life of the servers is to measure; each block is on disk before the next."""
     from eval_gates.speed.load_log import LoadLog
-    from eval_gates.speed.rule_from_config import measuring_rule
+    from eval_gates.speed.rule_from_config import parse_measurement_rule
     from eval_gates.speed.server_runs import ServerRun
 
-    rule, book = measuring_rule(spec["claim"], spec["rule"]), LoadLog(output)
-    lives, life = rule.spread_over(spec["sides"]), ServerRun(**spec["server_run"])
+    rule, book = parse_measurement_rule(spec["claim"], spec["rule"]), LoadLog(output)
+    lives, life = rule.schedule(spec["sides"]), ServerRun(**spec["life"])
     loads = book.loads()
     task = f"speed {spec['name']}"
     progress.advance(task, len(loads) // lives.unit, rule.cap, "first look")
@@ -89,7 +89,7 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
             book.append([load])
         return
     units = generate_units(spec, life, measure, loads)
-    while rule.wants_more(loads):
+    while rule.needs_more(loads):
         progress.advance(task, len(loads) // lives.unit, rule.cap, rule.unit)
         new = next(units)
         book.append(new)
@@ -107,13 +107,10 @@ def generate_units(
         loads: so far; those of each unit are added before the next one is asked for.
     """
     draw = Randomization(life.draw, life.sides)
-    requests = count_requests(spec["workload"], life.sides, measure, draw.look)
+    requests = count_requests(spec["workload"], life.sides, measure, draw.next_probe)
     for block in count(life.block):
-        seed, order = draw.unit()
-        where, size = (
-            {"server_run": life.number, "block": block},
-            size_of(spec, loads, seed, requests),
-        )
+        seed, order = draw.next_unit()
+        where, size = {"life": life.number, "block": block}, size_of(spec, loads, seed, requests)
         yield [
             load_of(spec, measure, size, side, seed=seed, order=place, **where)
             for place, side in enumerate(order)
@@ -130,11 +127,11 @@ def generate_of_one_side(
     """The loads of one side's life, of a pair of lives that measures one side after the other."""
     (side,) = life.sides
     draw = Randomization(life.draw, lives.sides)
-    seeds = [draw.unit()[0] for _ in range(lives.loads or 1)]
+    seeds = [draw.next_unit()[0] for _ in range(lives.loads or 1)]
     done = life.block % len(seeds)  # in an earlier life that ended too soon
-    warm_up_at_a_rate(spec["workload"], side, measure, draw.look)
+    warm_up_at_a_rate(spec["workload"], side, measure, draw.next_probe)
     known = max((len(load.requests) / load.seconds for load in before), default=0.0)
-    requests = count_requests(spec["workload"], life.sides, measure, draw.look, known)
+    requests = count_requests(spec["workload"], life.sides, measure, draw.next_probe, known)
     if life.place == 1 or done:
         requests = len(before[-1].requests)  # both sides of a pair are asked the same
     pairs = before[: len(before) // lives.unit * lives.unit]
@@ -188,9 +185,9 @@ def size_of(spec: dict[str, Any], loads: Sequence[LoadRun], seed: int, requests:
     if timing is None:
         return Size(grown(requests, loads, float(workload["seconds"])))
     if workload["arrivals"]["trace"]:
-        return Size(len([each for each in workload["times"] if each <= timing.lasts]), timing)
-    number = count_arrivals(seed, float(workload["arrivals"]["rate"]), timing.lasts)
-    return Size(number, timing, number / timing.lasts)
+        return Size(len([each for each in workload["times"] if each <= timing.total_s]), timing)
+    number = count_arrivals(seed, float(workload["arrivals"]["rate"]), timing.total_s)
+    return Size(number, timing, number / timing.total_s)
 
 
 def grown(requests: int, loads: Sequence[LoadRun], seconds: float) -> int:
@@ -240,13 +237,13 @@ def count_requests(
     A short load of each side tells how fast it is, and warms it up: the faster one is to be busy
     for the workload's seconds. So many requests a second are `known` of an earlier life.
     """
-    from eval_gates.speed.load_run import MAX_REQUESTS, SPARE, WAVES
+    from eval_gates.speed.load_run import LENGTH_FACTOR, MAX_REQUESTS, MIN_LOAD_WAVES
 
     at_once = int(workload["arrivals"]["concurrency"] or 0)
     if not at_once:
         return 0
     first = FIRST_LOOK * max(at_once, int(workload.get("prefixes", 1)))
     looked: float = max(first / measure(side, first, look(), None)["seconds"] for side in sides)
-    wanted = SPARE * max(known, looked) * float(workload["seconds"])
-    waves = max(WAVES, 2 + math.ceil(wanted / at_once))
+    wanted = LENGTH_FACTOR * max(known, looked) * float(workload["seconds"])
+    waves = max(MIN_LOAD_WAVES, 2 + math.ceil(wanted / at_once))
     return min(MAX_REQUESTS, waves * at_once)

@@ -10,9 +10,9 @@ from answering_socket import answering
 
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
-from eval_gates.speed.invalid_reasons import unlike
+from eval_gates.speed.invalid_reasons import find_side_differences
 from eval_gates.speed.load_run import LOADS, read_loads
-from eval_gates.speed.throughput_ratio import paired
+from eval_gates.speed.throughput_ratio import pair_sides
 from pipeline.core.events import NullProgress
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
@@ -72,8 +72,8 @@ def test_both_sides_of_a_pair_are_asked_the_same(demo_model: Path, tmp_path: Pat
     # A server that answers at once is no match for the client's own lag: one pair may be refused.
     assert lives == found.server_runs == 2 * found.units
     loads = read_loads(Store(store).stage_folder("speed", record.key) / LOADS)
-    pairs = paired(loads)
+    pairs = pair_sides(loads)
     assert len(pairs) == 2 * found.units > 0
-    assert not [cause for pair in pairs for cause in unlike(*pair)]
+    assert not [cause for pair in pairs for cause in find_side_differences(*pair)]
     assert len({baseline.prompts_sha256 for baseline, _ in pairs}) == len(pairs)
     assert not any(error for load in loads for error in load.requests.error)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from answering_socket import answering
 
-from eval_gates.speed.invalid_reasons import drafted_in
+from eval_gates.speed.invalid_reasons import count_drafts
 from eval_gates.speed.load_run import LOADS, read_loads
 from eval_gates.speed.server_runs import ServerRun
 from pipeline.core.events import NullProgress
@@ -139,6 +139,6 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
     assert answer["ok"], (answer, ran.stdout[-2000:])
     (load,) = read_loads(output / LOADS)
     assert set(load.requests.error) == {None}
-    drafted = drafted_in(load)
+    drafted = count_drafts(load)
     assert drafted is not None
     assert drafted.drafts == drafted.accepted_tokens >= len(load.requests)

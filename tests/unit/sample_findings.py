@@ -10,8 +10,8 @@ from eval_gates.statistics.decision import Decision, Scores, decide
 from eval_gates.statistics.result import (
     SEQUENTIAL,
     GateTestResult,
-    fixed_finding,
-    sequential_finding,
+    run_fixed_test,
+    run_sequential_test,
 )
 
 ALPHA = 0.05
@@ -47,9 +47,9 @@ def judged(
 ) -> Decision:
     """By a real test of these answers, about the population."""
     if test == "fixed":
-        found = fixed_finding(before, after, comparison, ALPHA)
+        found = run_fixed_test(before, after, comparison, ALPHA)
     else:
-        found = sequential_finding(before, after, comparison, ALPHA, None)
+        found = run_sequential_test(before, after, comparison, ALPHA, None)
     return decide(found, scores_of(before, after))
 
 

@@ -79,7 +79,7 @@ def speed_claim(**changes: Any) -> SpeedGateReport:
         "p_value": 0.01,
         "loads": points,
         "verdict": "pass",
-        "reason": "1.500 of the baseline's output tokens/s; surely at least 1.400",
+        "reason": "1.500 of the baseline's output tokens/s; lower bound 1.400",
     }
     return SpeedGateReport.model_validate(fields | changes)
 

@@ -33,8 +33,6 @@ UNFINISHED_PACKAGES: tuple[str, ...] = (
     "eval_gates",
     "eval_gates/data/README.md",
     "eval_gates/sandbox",
-    "eval_gates/speed",
-    "eval_gates/statistics",
     "eval_gates/suites",
     "pipeline",
     "pipeline/capacity",

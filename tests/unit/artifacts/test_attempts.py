@@ -27,7 +27,7 @@ from artifacts.stages.judge import JudgeParameters
 from eval_gates.speed import proportion_test
 from eval_gates.speed.gate_rule import MeasurementSettings
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, level_of
+from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, gate_level
 from eval_gates.statistics.sequential import log_evidence
 from pipeline.core.errors import AttemptChangedError, StoreError
 from pipeline.core.stage_record import StageRecord
@@ -250,7 +250,7 @@ class TestLevels:
         assert {attempt_share("per_run", number) for number in (1, 7)} == {1}
 
     def test_the_measurements_of_an_attempt_share_its_rate(self) -> None:
-        levels = [level_of(0.05, "per_run", 5, 2, measurement=n) for n in range(1, 10_000)]
+        levels = [gate_level(0.05, "per_run", 5, 2, measurement=n) for n in range(1, 10_000)]
         assert levels[0] == pytest.approx(0.9 * 0.025)
         assert 0.999 * 0.025 < sum(levels) <= 0.025
 
@@ -297,7 +297,7 @@ def asked_at(
 class TestEvidence:
     def test_an_attempt_that_fits(self) -> None:
         assert list(find_miscounts(judge(), "a", ["a"], asked_at(0.045))) == []
-        second = asked_at(level_of(0.05, "per_run", 2, 1, measurement=2), 2)
+        second = asked_at(gate_level(0.05, "per_run", 2, 1, measurement=2), 2)
         assert list(find_miscounts(judge(), "a", ["a"], second)) == []
 
     def test_asked_by_another_bet(self) -> None:
@@ -361,10 +361,10 @@ def test_a_gate_that_is_tried_until_it_passes_errs_no_more_often_if_the_rate_is_
     # 1 in 7 of the right answers is lost: a drop of 10 points.
     lost = generator.random((REPLAYS, tries, QUESTIONS)) < 1 / 7
     found = p_values(before, np.where(lost, 0.0, before), 0.1)
-    levels = [level_of(alpha, "spend", number, 1) for number in range(1, tries + 1)]
+    levels = [gate_level(alpha, "spend", number, 1) for number in range(1, tries + 1)]
     assert bounded(float((found <= levels).any(axis=1).mean()), alpha)
     # Each with all of it: what `per_run` promises, and what its bound over all says.
-    each = found <= level_of(alpha, "per_run", 1, 1)
+    each = found <= gate_level(alpha, "per_run", 1, 1)
     assert bounded(float(each.mean()), alpha)
     together = float(each.any(axis=1).mean())
     assert alpha < together <= bound_over_attempts(alpha, "per_run", tries)
@@ -381,7 +381,7 @@ def test_an_attempt_that_is_counted_at_the_first_candidates_answer_errs_no_more_
     before = (generator.random((REPLAYS * 4, QUESTIONS)) < 0.7).astype(float)
     after = np.where(generator.random(before.shape) < 1 / 7, 0.0, before)
     low = before[:, :100].mean(axis=1) < 0.7
-    passed = p_values(before, after, 0.1) <= level_of(alpha, "spend", 1, 1)
+    passed = p_values(before, after, 0.1) <= gate_level(alpha, "spend", 1, 1)
     assert float((passed & low).mean()) <= float(passed.mean()) <= alpha / 2
 
 
@@ -402,7 +402,7 @@ def test_what_is_measured_again_after_it_was_lost_keeps_the_rate_of_one_run(
     chance = np.clip(0.3 + 0.6 * hard, 0, 1)  # a drop of 10 points in each question
     after = (generator.random((REPLAYS, commands, QUESTIONS)) < chance).astype(float)
     found = p_values(before, after, 0.1)
-    levels = [level_of(alpha, "per_run", 1, 1, measurement=n) for n in range(1, commands + 1)]
+    levels = [gate_level(alpha, "per_run", 1, 1, measurement=n) for n in range(1, commands + 1)]
     assert bounded(float((found <= levels).any(axis=1).mean()), alpha)
 
 
@@ -412,6 +412,6 @@ def test_equal_servers_that_are_measured_again_keep_the_rate_of_one_run(commands
     faster = np.random.default_rng(commands).random((REPLAYS, commands, blocks)) < 0.5
     found = np.exp(-proportion_test.log_evidence(faster.reshape(-1, blocks), 0.5).max(axis=-1))
     found = found.reshape(REPLAYS, commands)
-    levels = [level_of(alpha, "per_run", 1, 1, measurement=n) for n in range(1, commands + 1)]
+    levels = [gate_level(alpha, "per_run", 1, 1, measurement=n) for n in range(1, commands + 1)]
     assert bounded(float((found <= levels).any(axis=1).mean()), alpha)
     assert float((found <= alpha).any(axis=1).mean()) > alpha

@@ -145,7 +145,7 @@ class TestBlind:
     def test_a_baseline_that_knows_nothing(self, suite: AnySuite) -> None:
         report = judged([0.0] * 500, [0.0] * 500, suite)
         assert report.verdict == "undecided"
-        assert "blind" in report.reason
+        assert "insensitive" in report.reason
 
     @pytest.mark.parametrize("suite", [MMLU, fixed(MMLU), recovery(MMLU)])
     def test_a_baseline_that_guesses_above_its_average(self, suite: AnySuite) -> None:
@@ -153,7 +153,7 @@ class TestBlind:
         report = judged(*flipped(400, 0, 0, 108), suite, family="int4")
         assert report.baseline == 0.27
         assert report.verdict == "undecided"
-        assert "above what guessing scores (25.0%), as the baseline scores 27.0%" in report.reason
+        assert "above the score of guesses (25.0%), as the baseline scores 27.0%" in report.reason
         assert report.p_value > 0.05
 
     @pytest.mark.parametrize("tier", ["critical", "supporting", "advisory"])
@@ -165,19 +165,19 @@ class TestBlind:
         )
         assert report.baseline == 0.33
         assert (report.verdict, report.tier) == ("undecided", tier)
-        assert "blind" in report.reason
+        assert "insensitive" in report.reason
 
     def test_the_same_answers_are_seen_where_there_are_no_choices(self) -> None:
         assert judged(*flipped(400, 0, 0, 108), HUMANEVAL, family="fp8").verdict == "pass"
 
     def test_more_questions_open_its_eyes(self) -> None:
         few, many = (judged(*flipped(n, 0, 0, n * 36 // 100), MMLU) for n in (300, 3000))
-        assert ("blind" in few.reason, few.verdict) == (True, "undecided")
+        assert ("insensitive" in few.reason, few.verdict) == (True, "undecided")
         assert many.verdict == "pass"
 
     def test_the_cloze_form_has_four_choices_too(self) -> None:
         cloze = MmluSuite(margins=MARGINS, prompt_format="cloze")
-        assert "blind" in judged(*flipped(400, 0, 0, 108), cloze).reason
+        assert "insensitive" in judged(*flipped(400, 0, 0, 108), cloze).reason
 
     @pytest.mark.parametrize("suite", [ROUGE, fixed(ROUGE), recovery(ROUGE)])
     @pytest.mark.parametrize("family", ["fp8", "int4"])
@@ -280,7 +280,7 @@ def test_laws(
         contradicted = "later answers" in report.reason
         assert report.upper_bound < report.threshold + 1e-6 or contradicted or is_recovery
     if report.verdict == "undecided" and report.decided_at is not None:
-        assert "blind" in report.reason or "say nothing" in report.reason
+        assert "insensitive" in report.reason or "fit their own questions" in report.reason
     assert report.flips >= report.gains >= 0
     assert report.reason
     assert judged(before, after, suite, family=family, alpha=alpha) == report

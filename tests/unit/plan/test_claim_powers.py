@@ -96,7 +96,7 @@ def test_starts_of_servers_are_in_the_minutes() -> None:
     (together,) = claim_powers(mine, 1, cpu, start_seconds=100)
     (claim,) = claim_powers(mine, 1, alternating, start_seconds=100)
     assert (together.unit, together.starts) == ("blocks", 0)
-    assert (claim.unit, claim.most, claim.starts) == ("pairs of lives", 20, 40)
+    assert (claim.unit, claim.most, claim.starts) == ("pairs of server runs", 20, 40)
     assert claim.minutes == pytest.approx((40 * 100 + 20 * 2 * 3 * 1.2 * seconds) / 60)
 
 

@@ -15,7 +15,7 @@ import pytest
 from listener import Listener
 
 from artifacts.stages.questions import QuestionsResult
-from eval_gates.statistics.multiplicity import level_of
+from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.rouge import Rouge, RougeTask
 from pipeline.core.errors import UsageError
@@ -245,14 +245,14 @@ class TestPower:
             *(("mine", "fp8"), ("mine", "int4")),
             *(("easy", "fp8"), ("easy", "int4")),
         ]
-        assert {gate.alpha for gate in found} == {level_of(0.05, "per_run", 1, 2)}
+        assert {gate.alpha for gate in found} == {gate_level(0.05, "per_run", 1, 2)}
         json.dumps([asdict(gate) for gate in found])
 
     def test_two_recipes_of_a_family_are_one_row_at_half_the_alpha(self) -> None:
         twin = FP8[0].model_copy(update={"name": "twin"})
         found = policy_power(policy(), [*FP8, twin], {"mine": 2000, "easy": 100})
         assert [gate.family for gate in found] == ["fp8", "fp8"]
-        assert {gate.alpha for gate in found} == {level_of(0.05, "per_run", 1, 2)}
+        assert {gate.alpha for gate in found} == {gate_level(0.05, "per_run", 1, 2)}
 
     def test_figures_of_the_literature(self) -> None:
         """14,042 questions, 1 point, alpha 5 %, 2 % flips: about 1,800 questions."""

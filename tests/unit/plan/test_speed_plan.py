@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from artifacts.attempts import Attempt, AttemptScope
 from artifacts.served_model import ServedModel
 from eval_gates.speed.gate_rule import MeasurementSettings
-from eval_gates.speed.rule_from_config import rule_of
+from eval_gates.speed.rule_from_config import parse_rule
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.speed_plan import (
@@ -55,7 +55,7 @@ def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
     ratio = {"min_ratio": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat", "support"]}
     claims = find_claims(policy(ratio=ratio, slo=[SLO]), profile(chat=SMALL), alpha=0.01)
     for claim in claims:
-        rule_of(claim.kind, claim.rule)
+        parse_rule(claim.kind, claim.rule)
     assert [claim.gate for claim in claims] == ["ratio.chat", "ratio.support", "slo.0"]
     chat, support, slo = claims
     assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
@@ -213,7 +213,7 @@ def test_no_hits_of_a_files_prompts_are_to_be_counted(tmp_path: Path) -> None:
     for declared in ({}, {"hit_rate": 0}, {"hit_rate": 0.5}):
         (claim,) = find_claims(claims, profile(mine={**TRACE, "file": str(file), **declared}))
         found[str(declared)] = claim.rule.get("must_count_hits", False)
-        rule_of(claim.kind, claim.rule)
+        parse_rule(claim.kind, claim.rule)
     assert list(found.values()) == [False, True, False]
 
 
@@ -235,7 +235,7 @@ def test_on_a_gpu_each_side_is_served_in_turn() -> None:
     # Rounds of one start are not independent, and differ less than starts do.
     assert (alone.rule["server_mode"], alone.rule["loads_per_server_run"]) == ("interleaved", 1)
     assert (both.rule["server_mode"], both.rule["loads_per_server_run"]) == ("interleaved", 1)
-    rule_of("slo", both.rule)
+    parse_rule("slo", both.rule)
     (together,) = find_claims(policy(slo=[baseline]), profile())
     assert "server_mode" not in together.rule
 
@@ -326,12 +326,12 @@ def test_what_would_be_measured_for_hours_and_could_not_be_read_is_refused(
 def test_so_many_letters_a_request_are_enough() -> None:
     from measured_loads import queued_requests, round_of
 
-    from eval_gates.speed.load_run import LETTERS_OF_A_REQUEST, lines_of
+    from eval_gates.speed.load_run import CHARACTERS_PER_REQUEST, format_lines
 
     requests = queued_requests(100.0, 100.0, 0.009, "a")
     requests = requests.model_copy(update={"longest_pause_s": requests.ttft_s})
-    (line,) = lines_of([round_of(0, requests=requests)])
-    assert len(line) / len(requests) < LETTERS_OF_A_REQUEST
+    (line,) = format_lines([round_of(0, requests=requests)])
+    assert len(line) / len(requests) < CHARACTERS_PER_REQUEST
 
 
 class TestMeasuring:

@@ -21,7 +21,7 @@ from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
 from artifacts.stages.judge import JUDGE
 from eval_gates.speed.gate_rule import MeasurementSettings
-from eval_gates.speed.load_run import LOADS, LoadRun, lines_of, read_loads
+from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.core.resource_request import ResourceRequest
@@ -173,7 +173,7 @@ class TestSpeed:
             else load
             for load in loads
         ]
-        file.write_text("".join(lines_of(slower)))
+        file.write_text("".join(format_lines(slower)))
         (one, two) = check_run(report, store)
         assert not two.differences
         assert one.computed == "fail"
@@ -232,7 +232,7 @@ class TestSpeed:
         file = store.stage_folder(record.stage, record.key) / LOADS
         loads = read_loads(file)
         end = loads[-1].block - cut
-        file.write_text("".join(lines_of(load for load in loads if load.block <= end)))
+        file.write_text("".join(format_lines(load for load in loads if load.block <= end)))
         (check,) = check_run(report, store)
         assert any("its record counts" in each for each in check.differences)
 
@@ -416,7 +416,7 @@ class TestSpeed:
         assert self.states(fast) == {ONE: "pass", TWO: "fail"}
         (claim,) = next(each for each in report.variants if each.recipe == ONE).speed
         assert (claim.unit, claim.restart_allowance, claim.verdict) == (
-            "pairs of lives",
+            "pairs of server runs",
             0.0,
             "pass",
         )

@@ -175,7 +175,7 @@ def test_where_two_servers_have_no_room_lives_alternate(tmp_path: Path) -> None:
     made = Tried(tmp_path, models, candidates(fast=FASTER), server_mode="interleaved")
     assert made.run() == ExitCode.PROMOTED
     assert made.report.confirmation is not None
-    assert made.report.confirmation.unit == "pairs of lives"
+    assert made.report.confirmation.unit == "pairs of server runs"
     confirming = made.models.served[2:]
     assert len(confirming) == 2 * made.report.confirmation.n
 

@@ -18,7 +18,7 @@ from artifacts.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
 from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import LOADS, Interference, LoadRun, read_loads
 from eval_gates.speed.randomization import Randomization
-from eval_gates.speed.rule_from_config import rule_of
+from eval_gates.speed.rule_from_config import parse_rule
 from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 from pipeline.core.errors import ServingError, StoreError
 from pipeline.core.process_environment import NetworkAccess
@@ -50,14 +50,14 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         if worker_spec["workload"]["kind"] == "requests":
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
-        book, rule = LoadLog(self.folder), rule_of("ratio", worker_spec["rule"])
-        lives = rule.spread_over(worker_spec["sides"])
+        book, rule = LoadLog(self.folder), parse_rule("ratio", worker_spec["rule"])
+        lives = rule.schedule(worker_spec["sides"])
         before, new = book.loads(), 0
         units = self.pairs_of(lives, life) if lives.loads else self.blocks_of(life)
         for unit in units:
             if new == self.fails_after:
                 raise ServingError("not one of 8 requests was answered: OSError")
-            if not lives.loads and not rule.wants_more(before):
+            if not lives.loads and not rule.needs_more(before):
                 break
             book.append(unit)
             before, new = before + unit, new + 1
@@ -66,8 +66,8 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
     def blocks_of(self, life: ServerRun) -> Iterator[list[LoadRun]]:
         draw = Randomization(life.draw, life.sides)
         for number in count(life.block):
-            seed, _ = draw.unit()
-            drawn = {"seed": seed, "server_run": life.number}
+            seed, _ = draw.next_unit()
+            drawn = {"seed": seed, "life": life.number}
             power_cap = THROTTLED if number < self.disturbed else {}
             yield [load.model_copy(update=drawn | power_cap) for load in block(number, 1.0)]
 

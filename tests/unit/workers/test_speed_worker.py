@@ -136,10 +136,10 @@ class After:
     cap: int = 20
     unit: str = "blocks"
 
-    def spread_over(self, sides: list[str]) -> ServerRunSchedule:
+    def schedule(self, sides: list[str]) -> ServerRunSchedule:
         return ServerRunSchedule(tuple(sides), None)
 
-    def wants_more(self, loads: list[LoadRun]) -> bool:
+    def needs_more(self, loads: list[LoadRun]) -> bool:
         return len(loads) < self.loads
 
     def state(self, loads: list[LoadRun]) -> str:
@@ -150,7 +150,7 @@ class After:
 def test_it_measures_until_the_rule_wants_no_more_and_keeps_every_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int
 ) -> None:
-    monkeypatch.setattr("eval_gates.speed.rule_from_config.rule_of", lambda *_: After(loads))
+    monkeypatch.setattr("eval_gates.speed.rule_from_config.parse_rule", lambda *_: After(loads))
     measure_life(spec(), Measuring(), Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
     assert [load.block for load in kept] == [n for n in range(loads // 2) for _ in range(2)]
@@ -160,9 +160,9 @@ def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Measuring(), Measuring()
-    monkeypatch.setattr("eval_gates.speed.rule_from_config.rule_of", lambda *_: After(4))
+    monkeypatch.setattr("eval_gates.speed.rule_from_config.parse_rule", lambda *_: After(4))
     measure_life(spec(), first, Listener(), tmp_path)
-    monkeypatch.setattr("eval_gates.speed.rule_from_config.rule_of", lambda *_: After(6))
+    monkeypatch.setattr("eval_gates.speed.rule_from_config.parse_rule", lambda *_: After(6))
     life = ServerRun(1, ("baseline", "candidate"), 2, 2)
     measure_life({**spec(), "server_run": asdict(life)}, second, Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
@@ -176,7 +176,7 @@ class TestAlternatingLives:
     LIVES = ServerRunSchedule(("baseline", "candidate"), 3)
 
     def of_a_life(self, measuring: Measuring, before: list[LoadRun]) -> list[LoadRun]:
-        life = self.LIVES.next_life(1, len(before) // 3, before)
+        life = self.LIVES.next_server_run(1, len(before) // 3, before)
         return list(generate_of_one_side(spec(), self.LIVES, life, before, measuring))
 
     def test_both_sides_of_a_pair_are_asked_the_same(self) -> None:
@@ -208,8 +208,8 @@ class TestAlternatingLives:
 def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
     given = spec()
     given["rule"] |= {"server_mode": "interleaved", "loads_per_server_run": 2}
-    life = ServerRunSchedule(("baseline", "candidate"), 2).next_life(1, 0, [])
-    measure_life({**given, "server_run": asdict(life)}, Measuring(), Listener(), tmp_path)
+    life = ServerRunSchedule(("baseline", "candidate"), 2).next_server_run(1, 0, [])
+    measure_life({**given, "life": asdict(life)}, Measuring(), Listener(), tmp_path)
     assert [load.side for load in LoadLog(tmp_path).loads()] == list(life.sides) * 2
 
 
@@ -219,11 +219,11 @@ def test_each_round_of_limits_has_a_start_of_its_own() -> None:
     rate = {"rate": 2.5, "concurrency": None, "trace": False}
     given, loads = spec(("candidate",), arrivals=rate), list[LoadRun]()
     for number in range(3):
-        life = lives.next_life(1, number, loads)
+        life = lives.next_server_run(1, number, loads)
         loads += generate_of_one_side(given, lives, life, loads, measuring)
     assert [(load.server_run, load.block, load.side) for load in loads] == [
         (n, n, "candidate") for n in range(3)
     ]
     assert len({seed for _, _, seed in measuring.asked}) == len(measuring.asked) == 6
     assert [list(lives.drawn(1, loads, 0))[n][3] for n in range(3)] == [each.seed for each in loads]
-    assert lives.succeed(loads, 3)
+    assert lives.are_consecutive(loads, 3)

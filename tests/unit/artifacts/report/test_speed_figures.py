@@ -9,7 +9,7 @@ from artifacts.report.figure import UniqueIds
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.report.speed import speed_figures
-from eval_gates.speed.report import judge_speed
+from eval_gates.speed.report import decide_speed_gate
 
 
 def with_claims(made: FakeRun) -> RunEvidence:
@@ -18,7 +18,9 @@ def with_claims(made: FakeRun) -> RunEvidence:
     slo = {"limits": {"ttft_ms_p95": 800}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
     rounds = [round_of(i, ttft_s=1.0 if i == 2 else 0.1) for i in range(8)]
     claims = [
-        judge_speed(f"{kind}.0", kind, workload="chat", tier="critical", rule=rule, loads=loads)
+        decide_speed_gate(
+            f"{kind}.0", kind, workload="chat", tier="critical", rule=rule, loads=loads
+        )
         for kind, rule, loads in (
             ("ratio", ratio, blocks([1.1] * 8)),
             ("slo", slo, rounds),

@@ -54,10 +54,10 @@ def test_a_disturbed_load_voids_its_block_and_another_one_is_measured(
 ) -> None:
     rule = RATIO.model_copy(update={"hit_rate": 0.0})
     loads = blocks([1.1] * 5) + block(5, 1.1, **changes)
-    found = rule.finding(loads)
+    found = rule.evaluate(loads)
     assert (found.state, found.n, found.lost) == ("open", 4, 1)
     assert {(each.kind, each.block) for each in found.voided} == {(kind, 5)}
-    assert rule.wants_more(loads)
+    assert rule.needs_more(loads)
     more = loads + [load for number in range(6, 16) for load in block(number, 1.1)]
     assert rule.state(more) == "pass"
 
@@ -82,7 +82,7 @@ def test_a_void_block_counts_for_neither_side() -> None:
 
 def test_a_void_block_of_the_warm_up_costs_nothing() -> None:
     loads = block(0, 1.1, **THROTTLED) + [load for n in range(1, 7) for load in block(n, 1.1)]
-    assert (RATIO.state(loads), RATIO.finding(loads).lost) == ("pass", 0)
+    assert (RATIO.state(loads), RATIO.evaluate(loads).lost) == ("pass", 0)
 
 
 class TestTheClientsLag:
@@ -105,10 +105,10 @@ class TestTheClientsLag:
         for ratio in (1.05, 0.95):
             assert RATIO.state(self.late(ratio, 0.001)) in ("pass", "fail")
             loads = self.late(ratio, 0.1)
-            found = RATIO.finding(loads)
+            found = RATIO.evaluate(loads)
             assert (found.state, found.lost) == ("open", 5)
             assert {each.kind for each in found.voided} == {"client_lag"}
-            assert RATIO.wants_more(loads)
+            assert RATIO.needs_more(loads)
 
     def test_each_side_is_taken_at_its_worst(self) -> None:
         """A pass: the baseline as fast as it could be. A fail: the candidate."""
@@ -125,13 +125,13 @@ class TestTheClientsLag:
             assert RATIO.state(loads) == state
 
     def test_without_a_bound_it_counts_for_neither_side(self) -> None:
-        assert RATIO.finding(self.late(3.0, 2.0)).lost == 5
+        assert RATIO.evaluate(self.late(3.0, 2.0)).lost == 5
         unknown = [load.model_copy(update={"client_lag_s": None}) for load in blocks([3.0] * 7)]
-        assert RATIO.finding(unknown).lost == 5
+        assert RATIO.evaluate(unknown).lost == 5
 
     def test_of_limits_it_voids_the_round(self) -> None:
         rounds = [round_of(number, client_lag_s=0.1) for number in range(7)]
-        found = LIMITS.finding(rounds)
+        found = LIMITS.evaluate(rounds)
         assert (found.state, found.lost) == ("open", 5)
 
 
@@ -143,15 +143,15 @@ class TestTheBudget:
         for budgets in (1, 2):
             rule = RATIO.model_copy(update={"blocks": 5, "began": [0, *range(99, 98 + budgets)]})
             most = 2 + 2 * 5 * budgets
-            assert rule.wants_more(self.all_void(most - 1))
-            found = rule.finding(self.all_void(most))
+            assert rule.needs_more(self.all_void(most - 1))
+            found = rule.evaluate(self.all_void(most))
             assert (found.state, found.invalid_reasons[0].kind) == ("disturbed", "throttled")
-            assert not rule.wants_more(self.all_void(most))
+            assert not rule.needs_more(self.all_void(most))
 
     def test_is_a_time_as_well(self) -> None:
         long = {"seconds": LOST_SECONDS / 4}
         hours = [load.model_copy(update=long) for load in self.all_void(3)]
-        assert RATIO.finding(hours).state == "disturbed"
+        assert RATIO.evaluate(hours).state == "disturbed"
 
     def test_a_few_lost_units_are_made_up_for(self) -> None:
         """At the cap with two lost ones there are eight more, and then it is just undecided."""
@@ -161,22 +161,22 @@ class TestTheBudget:
             for number, ratio in enumerate(ratios)
             for load in block(number, ratio, **(THROTTLED if number in (4, 9) else {}))
         ]
-        assert RATIO.wants_more(loads[: 2 * (2 + 27)])
-        found = RATIO.finding(loads[: 2 * (2 + 28)])
+        assert RATIO.needs_more(loads[: 2 * (2 + 27)])
+        found = RATIO.evaluate(loads[: 2 * (2 + 28)])
         assert (found.state, found.n, found.most) == ("open", 28, 28)
-        assert not RATIO.wants_more(loads[: 2 * (2 + 28)])
+        assert not RATIO.needs_more(loads[: 2 * (2 + 28)])
 
     def test_what_every_unit_has_from_the_start_is_no_disturbance(self) -> None:
         loads = [load for n in range(3) for load in block(n, 1.1, **failing())]
-        assert RATIO.wants_more(loads[:4])
-        found = RATIO.finding(loads)
+        assert RATIO.needs_more(loads[:4])
+        found = RATIO.evaluate(loads)
         assert (found.state, found.invalid_reasons[0].kind) == ("disturbed", "failed_requests")
         again = RATIO.model_copy(update={"began": [0, 1]})
-        assert again.wants_more(loads)
+        assert again.needs_more(loads)
 
 
 class TestARunThatContinues:
-    def finding_of(self, calm: int, began: tuple[int, ...] = (0, 1)) -> SpeedTestResult:
+    def evaluate_margins(self, calm: int, began: tuple[int, ...] = (0, 1)) -> SpeedTestResult:
         """Forty disturbed blocks, then so many that are not, with two of warm-up."""
 
         def block_of(number: int) -> list[LoadRun]:
@@ -184,16 +184,16 @@ class TestARunThatContinues:
             return [each.model_copy(update={"server_run": int(number >= 42)}) for each in loads]
 
         loads = [load for number in range(44 + calm) for load in block_of(number)]
-        return RATIO.model_copy(update={"began": list(began)}).finding(loads)
+        return RATIO.model_copy(update={"began": list(began)}).evaluate(loads)
 
     def test_has_a_chance_whatever_was_disturbed_before(self) -> None:
-        assert self.finding_of(0, (0,)).state == "disturbed"
-        assert [self.finding_of(calm).state for calm in (10, 12)] == ["open", "pass"]
-        assert self.finding_of(12).lower is not None
+        assert self.evaluate_margins(0, (0,)).state == "disturbed"
+        assert [self.evaluate_margins(calm).state for calm in (10, 12)] == ["open", "pass"]
+        assert self.evaluate_margins(12).lower is not None
 
     def test_ends_no_life_too_soon(self) -> None:
-        assert self.finding_of(12).n == 40 + 12
-        assert self.finding_of(12, (0,)).n == 40 + 12 + 1
+        assert self.evaluate_margins(12).n == 40 + 12
+        assert self.evaluate_margins(12, (0,)).n == 40 + 12 + 1
 
 
 def passes(
@@ -212,7 +212,7 @@ def passes(
     most = rule.blocks + np.minimum(rule.blocks, 4 * lost[2:].cumsum())
     last = int(np.argmax(counts >= most))
     seen = np.where(lost, np.nan, margins)[: 2 + int(counts[last])]
-    return rule.finding_of(seen).state == "pass"
+    return rule.evaluate_margins(seen).state == "pass"
 
 
 @pytest.mark.parametrize(("void", "of_bad"), [(0.0, 0.3), (0.0, 0.9), (0.2, 0.5), (0.3, 0.0)])

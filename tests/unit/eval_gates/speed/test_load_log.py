@@ -14,7 +14,7 @@ from pipeline.core.errors import StoreError
 def test_a_damaged_beginning_is_no_other_chance(tmp_path: Path) -> None:
     book = LoadLog(tmp_path)
     begun = book.open({})
-    book.begin_life(begun, 0)
+    book.start_server_run(begun, 0)
     book.append(blocks([0.9] * 3))
     assert book.open({}).seed == begun.seed
     (tmp_path / BEGUN).write_text('{"seed": ')

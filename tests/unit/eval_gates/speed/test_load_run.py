@@ -9,13 +9,13 @@ import pytest
 from measured_loads import load_in_waves
 
 from eval_gates.speed.load_run import (
-    MAX_LETTERS,
+    MAX_CHARACTERS,
     EngineCounters,
     Interference,
     QueueSamples,
     RequestColumns,
-    has_room,
-    lines_of,
+    fits_evidence,
+    format_lines,
     parse_loads,
 )
 
@@ -43,7 +43,7 @@ def test_a_line_is_read_back_as_it_was() -> None:
             interference=[Interference(kind="throttled", what="power cap")],
         ),
     ]
-    lines = list(lines_of(loads))
+    lines = list(format_lines(loads))
     assert [line.count("\n") for line in lines] == [1, 1]
     assert parse_loads(lines) == loads
     assert parse_loads([line.encode() for line in lines]) == loads
@@ -53,7 +53,7 @@ def test_a_load_of_a_rate_says_what_counts() -> None:
     """Without its warm-up and measured time nobody could cut it again."""
     timed = {"arrivals": "rate", "concurrency": None, "rate": 2.0}
     load = load_in_waves(**timed, warmup_s=2.0, measured_s=5.0)
-    assert parse_loads(lines_of([load])) == [load]
+    assert parse_loads(format_lines([load])) == [load]
     for wrong in (
         timed,
         {**timed, "warmup_s": 2.0},
@@ -80,7 +80,7 @@ def test_a_load_of_a_rate_says_what_counts() -> None:
 )
 def test_contradictions_name_the_line(change: dict[str, Any]) -> None:
     """A damaged record is refused, never judged."""
-    good = next(iter(lines_of([load_in_waves(requests=FAILED)])))
+    good = next(iter(format_lines([load_in_waves(requests=FAILED)])))
     bad = json.loads(good)
     bad["requests"].update(change)
     with pytest.raises(ValueError, match="line 2"):
@@ -96,7 +96,7 @@ def test_what_is_no_load_is_refused(text: str) -> None:
 
 def test_numbers_are_numbers() -> None:
     """Nothing is computed from NaN or infinity."""
-    line = next(iter(lines_of([load_in_waves()])))
+    line = next(iter(format_lines([load_in_waves()])))
     for number in ("NaN", "Infinity", "1e999"):
         with pytest.raises(ValueError, match="line 1"):
             parse_loads([line.replace('"seconds":10.0', f'"seconds":{number}')])
@@ -118,7 +118,7 @@ def test_what_there_is_room_for_is_read(failing: int) -> None:
             error=[*["x" * 300] * failing, *[None] * some],
         )
     )
-    letters = len(next(iter(lines_of([load]))))
-    most = next(n for n in range(1, 100) if not has_room([load] * n, unit=2))
-    assert has_room([], unit=2)
-    assert letters * (most - 1 + 2 * 2) <= MAX_LETTERS < letters * (most + 2 * 2) * 1.3
+    letters = len(next(iter(format_lines([load]))))
+    most = next(n for n in range(1, 100) if not fits_evidence([load] * n, unit=2))
+    assert fits_evidence([], unit=2)
+    assert letters * (most - 1 + 2 * 2) <= MAX_CHARACTERS < letters * (most + 2 * 2) * 1.3

@@ -24,10 +24,10 @@ class ImaginedRule(ThroughputRatioRule):
     def margins(self, loads: Sequence[LoadRun]) -> NDArray[np.float64]:
         return np.array(self.blocks_margins[: len(loads) // 2])
 
-    def distrusted(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
+    def invalid_reasons(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
         return ()
 
-    def withholds(self, loads: Sequence[LoadRun]) -> str | None:
+    def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
         return None
 
     def slack(self, loads: Sequence[LoadRun]) -> NDArray[np.float64]:
@@ -62,32 +62,32 @@ def loads_of(lives: Sequence[int], *, alternate: bool = False) -> list[LoadRun]:
 
 
 def test_a_life_that_is_not_lost_changes_nothing() -> None:
-    found = rule_of([0.1] * 7).finding(loads_of([0] * 7))
+    found = rule_of([0.1] * 7).evaluate(loads_of([0] * 7))
     assert (found.state, found.n, found.decided_at) == ("pass", 5, 5)
 
 
 def test_a_lost_life_is_a_unit_for_neither_side() -> None:
     lives = [0] * 5 + [1] * 4
-    found = rule_of([0.1] * 9).finding(loads_of(lives))
+    found = rule_of([0.1] * 9).evaluate(loads_of(lives))
     assert (found.state, found.n) == ("open", 6)
     assert found.lower is None
-    against = rule_of([-0.1] * 9).finding(loads_of(lives))
+    against = rule_of([-0.1] * 9).evaluate(loads_of(lives))
     assert against.state == "open"
     assert found.estimate == pytest.approx(np.exp(0.1))
 
 
 @pytest.mark.parametrize("lives", [[1], [3, 3], [1, 1, 1]], ids=str)
 def test_lives_that_were_lost_before_anything_counted(lives: list[int]) -> None:
-    found = rule_of([0.1] * len(lives)).finding(loads_of(lives))
+    found = rule_of([0.1] * len(lives)).evaluate(loads_of(lives))
     assert (found.state, found.estimate is None) == ("open", len(lives) < 3)
     assert found.n == (0 if len(lives) < 3 else 2)
 
 
 def test_lives_that_alternate_are_two_a_pair() -> None:
     changes = {"server_mode": "interleaved", "loads_per_server_run": 1}
-    whole = rule_of([0.1] * 5, **changes).finding(loads_of([0, 2, 4, 6, 8], alternate=True))
+    whole = rule_of([0.1] * 5, **changes).evaluate(loads_of([0, 2, 4, 6, 8], alternate=True))
     assert (whole.state, whole.n) == ("pass", 5)
-    lost = rule_of([0.1] * 5, **changes).finding(loads_of([0, 2, 5, 7, 9], alternate=True))
+    lost = rule_of([0.1] * 5, **changes).evaluate(loads_of([0, 2, 5, 7, 9], alternate=True))
     assert (lost.state, lost.n) == ("open", 6)
 
 
@@ -115,5 +115,5 @@ def passes_at_the_boundary(chance: np.random.Generator, kills: int) -> bool:
         lives.append(life)
         rule = rule_of(margins)
         loads = loads_of(lives)
-        if not rule.wants_more(loads):
+        if not rule.needs_more(loads):
             return rule.state(loads) == "pass"

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from eval_gates.speed.proportion_test import STAKES, log_evidence, surely_more_than, surely_typical
+from eval_gates.speed.proportion_test import (
+    STAKES,
+    log_evidence,
+    median_lower_bound,
+    proportion_lower_bound,
+)
 
 RUNS, BLOCKS = 6_000, 20
 Noise = Callable[[np.random.Generator], NDArray[np.float64]]
@@ -123,8 +128,8 @@ ALPHAS = st.sampled_from([0.01, 0.05, 0.2])
 @given(CASES, ALPHAS)
 def test_a_surer_share_is_smaller_and_below_what_was_seen(cases: list[bool], alpha: float) -> None:
     happened = np.array(cases)
-    sure = surely_more_than(happened, alpha)
-    assert 0 <= surely_more_than(happened, alpha / 2) <= sure + 1e-6
+    sure = proportion_lower_bound(happened, alpha)
+    assert 0 <= proportion_lower_bound(happened, alpha / 2) <= sure + 1e-6
     shares = np.cumsum(happened) / np.arange(1, happened.size + 1)
     assert sure <= shares.max()
 
@@ -133,7 +138,7 @@ def test_a_surer_share_is_smaller_and_below_what_was_seen(cases: list[bool], alp
 def test_the_sure_value_is_where_the_bet_stops_winning(values: list[float], alpha: float) -> None:
     """All below it are rejected, and it is not; so a claim passes where it is above the claim."""
     found = np.array(values)
-    sure = surely_typical(found, alpha)
+    sure = median_lower_bound(found, alpha)
     for value in np.arange(-6.25, 6, 0.5):
         rejected = log_evidence(found > value, 0.5).max() >= -math.log(alpha)
         assert rejected == (value < sure)
@@ -144,8 +149,8 @@ def test_order_is_all_that_matters(values: list[float], alpha: float) -> None:
     """Not sizes: units, and outliers as large as one likes."""
     found = np.array(values)
     stretched = np.exp(3 * found) + 7
-    assert np.exp(3 * surely_typical(found, alpha)) + 7 == pytest.approx(
-        max(7.0, surely_typical(stretched, alpha))
+    assert np.exp(3 * median_lower_bound(found, alpha)) + 7 == pytest.approx(
+        max(7.0, median_lower_bound(stretched, alpha))
     )
 
 
@@ -155,12 +160,12 @@ def test_bounds_hold_after_every_value_at_once() -> None:
     runs, alpha, missed = 400, 0.2, 0
     for _ in range(runs):
         values = chance.standard_t(3, 12) + 7.0
-        missed += any(surely_typical(values[:n], alpha) > 7.0 for n in (4, 6, 9, 12))
+        missed += any(median_lower_bound(values[:n], alpha) > 7.0 for n in (4, 6, 9, 12))
     assert missed / runs <= alpha
 
 
 def test_nothing_and_too_few_say_nothing() -> None:
-    assert surely_typical(np.empty(0), 0.05) == -math.inf
-    assert surely_typical(np.ones(4), 0.05) == -math.inf
-    assert surely_typical(np.ones(5), 0.05) == 1
-    assert surely_more_than(np.zeros(20, dtype=bool), 0.05) == pytest.approx(0, abs=1e-6)
+    assert median_lower_bound(np.empty(0), 0.05) == -math.inf
+    assert median_lower_bound(np.ones(4), 0.05) == -math.inf
+    assert median_lower_bound(np.ones(5), 0.05) == 1
+    assert proportion_lower_bound(np.zeros(20, dtype=bool), 0.05) == pytest.approx(0, abs=1e-6)

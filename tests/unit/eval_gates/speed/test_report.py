@@ -17,7 +17,7 @@ from artifacts.gate_row import speed_row
 from artifacts.stages.judge import JudgeParameters
 from eval_gates.gate_report import Tier
 from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.report import SpeedGateReport, judge_speed
+from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
 from eval_gates.verdicts import overall
 from recipes.policy import Policy
 
@@ -58,7 +58,7 @@ def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateReport
 
 def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedGateReport:
     rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20}
-    return judge_speed(
+    return decide_speed_gate(
         "ratio.chat", "ratio", workload="chat", tier=tier, rule=rule, loads=blocks(list(ratios))
     )
 
@@ -97,8 +97,8 @@ def test_an_allowance_for_lives_is_taken_from_the_stage() -> None:
 def test_of_lives_that_alternate_a_pair_is_what_is_judged() -> None:
     loads = {"speed.ratio.chat": blocks([1.1] * 12)}
     report = judged(loads, server_mode="interleaved", loads_per_server_run=2)[0]
-    assert (report.server_mode, report.unit, report.n) == ("interleaved", "pairs of lives", 6)
-    assert "pair of lives" in report.description
+    assert (report.server_mode, report.unit, report.n) == ("interleaved", "pairs of server runs", 6)
+    assert "pair of server runs" in report.description
     assert judged(loads)[0].server_mode == "concurrent"
 
 
@@ -106,14 +106,14 @@ def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
     loads = blocks([1.1] * 8)
     loads[3] = loads[3].model_copy(update={"prompts_sha256": "f" * 64})
     rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20}
-    report = judge_speed(
+    report = decide_speed_gate(
         "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=loads
     )
     assert report.verdict == "undecided"
     assert [(each.kind, each.block) for each in report.invalid_reasons] == [("unlike", 1)]
     assert len(report.loads) == 16
     with pytest.raises(ValueError, match="other"):
-        judge_speed(
+        decide_speed_gate(
             "ratio.chat", "ratio", workload="other", tier="critical", rule=rule, loads=loads
         )
 
@@ -122,7 +122,7 @@ def test_a_disturbed_measurement_says_what_was_seen_and_that_it_continues() -> N
     seen = {"client_lag_s": 1.0, "runnable": 6.2, "cpus": 2}
     loads = [load.model_copy(update=seen) for load in blocks([1.1] * 12)]
     rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 5}
-    report = judge_speed(
+    report = decide_speed_gate(
         "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=loads
     )
     assert (report.verdict, report.continues, report.lost) == ("undecided", True, 10)
@@ -133,7 +133,7 @@ def test_a_disturbed_measurement_says_what_was_seen_and_that_it_continues() -> N
 def test_a_gate_that_only_finds_broken_servers_says_so() -> None:
     for minimum, is_told in ((0.02, True), (0.8, False)):
         rule = {"min_ratio": minimum, "alpha": 0.05, "blocks": 20}
-        report = judge_speed(
+        report = decide_speed_gate(
             "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=[]
         )
         assert ("not broken" in report.description) == is_told
@@ -207,7 +207,9 @@ def test_a_row_of_limits_has_the_rounds() -> None:
 def test_a_closed_loop_may_have_limits() -> None:
     rule = {"limits": {"latency_ms_p95": 2000}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
     loads = [load_in_waves(block=i, seed=i) for i in range(12)]
-    report = judge_speed("slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads)
+    report = decide_speed_gate(
+        "slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads
+    )
     assert report.verdict == "pass"
     assert [point.met_slo for point in report.loads] == [None] * 2 + [True] * 10
 
@@ -239,7 +241,9 @@ def test_a_rate_that_is_not_sustained_passes_nothing() -> None:
     requests["end_s"] = [start + 0.4 + 0.05 * i for i, start in enumerate(requests["start_s"])]
     loads = [round_of(i, requests=requests) for i in range(18)]
     rule = {"limits": {"ttft_ms_p95": 60_000}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
-    report = judge_speed("slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads)
+    report = decide_speed_gate(
+        "slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads
+    )
     assert report.verdict == "undecided"
     assert report.left_over == pytest.approx(0.05)
     assert report.lower is not None

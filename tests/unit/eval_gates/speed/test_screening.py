@@ -10,7 +10,7 @@ from measured_loads import load_in_waves
 
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.screening import ScreeningRule
-from eval_gates.speed.throughput_ratio import ThroughputRatioRule, allowance_for
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
 
 LIFE, ROUND = 0.02, 0.02  # spread of ln(output tokens/s): between lives, between loads of one
 ALPHA = 0.045  # a first trial's share of 0.05
@@ -26,7 +26,7 @@ def rounds(*seconds: float) -> list[LoadRun]:
 class TestMeasuringEnds:
     def test_after_all_rounds(self) -> None:
         rule = ScreeningRule(repetitions=2)
-        assert [rule.wants_more(rounds(*[1.0] * n)) for n in range(3)] == [True, True, False]
+        assert [rule.needs_more(rounds(*[1.0] * n)) for n in range(3)] == [True, True, False]
         assert rule.state(rounds(1.0, 1.0)) == "raced"
 
     def test_with_one_that_falls_behind(self) -> None:
@@ -40,7 +40,7 @@ class TestMeasuringEnds:
     def test_with_one_whose_numbers_are_none(self) -> None:
         rule = ScreeningRule(repetitions=3, hit_rate=0.9)
         assert rule.state(rounds(1.0)) == "invalid"
-        assert rule.causes(rounds(1.0))[0].kind == "no_counter"
+        assert rule.invalid_reasons(rounds(1.0))[0].kind == "no_counter"
 
     def test_the_same_prompts_twice_are_refused(self) -> None:
         loads = [load_in_waves(block=0, seed=1), load_in_waves(block=1, seed=1)]
@@ -64,12 +64,12 @@ def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]
         min_ratio=1.0,
         alpha=ALPHA,
         blocks=20,
-        restart_allowance=allowance_for(LIFE, 1_000, ALPHA / 2),
+        restart_allowance=restart_allowance(LIFE, 1_000, ALPHA / 2),
         restart_allowance_alpha=ALPHA / 2,
     )
     pair = chance.normal(entrants[best], LIFE) - chance.normal(0.0, LIFE)
     logs = pair + chance.normal(0, math.sqrt(2) * ROUND, 22)  # two of warm-up
-    return seems, rule.finding_of(logs).state
+    return seems, rule.evaluate_margins(logs).state
 
 
 @pytest.mark.parametrize("entrants", [8, 24])

@@ -20,14 +20,14 @@ def measure(lives: ServerRunSchedule, seed: int, tries: list[int]) -> tuple[list
 
     loads: list[LoadRun] = []
     for begun, blocks in enumerate(tries):
-        life = lives.next_life(seed, begun, loads)
+        life = lives.next_server_run(seed, begun, loads)
         made: list[tuple[str, int, int, int]] = []
         if lives.loads is None:
             draw = Randomization(life.draw, life.sides)
             for _ in SIDES:
-                draw.look()
+                draw.next_probe()
             for number in range(life.block, life.block + blocks):
-                of_unit, order = draw.unit()
+                of_unit, order = draw.next_unit()
                 made += [(side, number, place, of_unit) for place, side in enumerate(order)]
         else:
             _, seeds = lives.draw_pair(life.draw)
@@ -56,12 +56,13 @@ def test_what_was_measured_is_what_was_drawn_wherever_it_was_interrupted(
     whole = loads[: len(loads) // lives.unit * lives.unit]
     drawn = list(lives.drawn(seed, whole, looks=2))
     assert [(each.side, each.block, each.order, each.seed) for each in whole] == drawn
-    assert lives.succeed(whole, begun)
-    assert lives.succeed(whole, begun + 1)  # the last was thrown away
+    assert lives.are_consecutive(whole, begun)
+    assert lives.are_consecutive(whole, begun + 1)  # the last was thrown away
     if whole:
-        assert not lives.succeed(whole, whole[-1].server_run)
+        assert not lives.are_consecutive(whole, whole[-1].server_run)
         assert (
-            not lives.succeed(whole[::-1], begun) or len({each.server_run for each in whole}) == 1
+            not lives.are_consecutive(whole[::-1], begun)
+            or len({each.server_run for each in whole}) == 1
         )
 
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_loads import load_in_waves, queued_round, requests_in_waves, round_of
 
-from eval_gates.speed.invalid_reasons import fewest_requests, over_saturated
+from eval_gates.speed.invalid_reasons import is_over_saturated, min_requests
 from eval_gates.speed.load_run import LoadRun, QueueSamples, RequestColumns
 from eval_gates.speed.rounds import is_too_short
-from eval_gates.speed.rule_from_config import rule_of
-from eval_gates.speed.slo import SloRule, figures
+from eval_gates.speed.rule_from_config import parse_rule
+from eval_gates.speed.slo import SloRule, percentiles
 
 RULE = SloRule(
     limits={"ttft_ms_p95": 800, "errors": 0}, slo_attainment=0.5, alpha=0.05, rounds=30, settled=0
@@ -23,7 +23,7 @@ def test_a_round_shows_percentiles_of_the_requests_that_count() -> None:
     requests = round_of(0).requests.model_dump()
     requests["ttft_s"][0] = 50.0  # in the warm-up
     requests["end_s"][0] = 60.0
-    found = figures(
+    found = percentiles(
         round_of(0, requests=requests), ["ttft_ms_p95", "tpot_ms_p50", "latency_ms_p99"]
     )
     assert found == pytest.approx(
@@ -34,19 +34,19 @@ def test_a_round_shows_percentiles_of_the_requests_that_count() -> None:
 def test_rounds_that_keep_the_limits_pass_and_others_fail() -> None:
     kept = [round_of(i) for i in range(7)]
     broken = [round_of(i, ttft_s=1.0) for i in range(7)]
-    assert RULE.wants_more(kept[:6])
+    assert RULE.needs_more(kept[:6])
     assert RULE.state(kept) == "pass"
     assert RULE.state(broken) == "fail"
-    assert RULE.finding(broken).estimate == 0
+    assert RULE.evaluate(broken).estimate == 0
     mixed = [*kept[:4], *broken[4:6], kept[6]]
     assert RULE.state(mixed) == "open"
-    assert not RULE.model_copy(update={"rounds": 5}).wants_more(mixed)
+    assert not RULE.model_copy(update={"rounds": 5}).needs_more(mixed)
 
 
 def test_what_is_slow_at_first_only_does_not_count() -> None:
     """Two rounds of warm-up."""
     warm = [round_of(i, ttft_s=2.0 if i < 2 else 0.1) for i in range(7)]
-    assert RULE.finding(warm).estimate == 1
+    assert RULE.evaluate(warm).estimate == 1
     assert RULE.state(warm) == "pass"
 
 
@@ -54,8 +54,8 @@ def test_times_that_run_towards_their_limit_decide_nothing() -> None:
     """Every round keeps it, and each is nearer; far from it a trend is no matter."""
     rule = RULE.model_copy(update={"rounds": 5})
     rounds = [round_of(i, ttft_s=0.3 + 0.04 * i) for i in range(12)]
-    assert rule.wants_more(rounds[:7])
-    found = rule.finding(rounds)
+    assert rule.needs_more(rounds[:7])
+    found = rule.evaluate(rounds)
     assert (found.state, [cause.kind for cause in found.invalid_reasons]) == (
         "disturbed",
         ["drift"],
@@ -91,7 +91,7 @@ def test_a_round_without_an_answer_keeps_no_limit() -> None:
         "output_tokens": [0] * n,
         "error": ["connection refused"] * n,
     }
-    found = RULE.finding([round_of(i, requests=requests) for i in range(7)])
+    found = RULE.evaluate([round_of(i, requests=requests) for i in range(7)])
     assert found.state == "fail"
 
 
@@ -122,7 +122,7 @@ def test_a_queue_that_comes_and_goes_is_a_steady_servers(
 ) -> None:
     """Rounds of ten answers and at least 200 requests; the benchmark has more of them."""
     chance = np.random.default_rng(7)
-    found = [over_saturated(queued_round(chance, slots, load)) for _ in range(20)]
+    found = [is_over_saturated(queued_round(chance, slots, load)) for _ in range(20)]
     assert least <= np.mean(found) <= most
 
 
@@ -131,13 +131,13 @@ def test_a_round_shorter_than_ten_answers_counts_for_neither_side() -> None:
     short = [round_of(i, measured_s=8.0, warmup_s=8.0) for i in range(7)]
     assert [is_too_short(each) for each in (short[0], round_of(0))] == [True, False]
     rule = RULE.model_copy(update={"limits": {"latency_ms_p50": 2000}})
-    assert rule.finding([*short[:2], *(round_of(i) for i in range(2, 7))]).state == "pass"
+    assert rule.evaluate([*short[:2], *(round_of(i) for i in range(2, 7))]).state == "pass"
     mixed = [*(round_of(i) for i in range(4)), *short[4:6], *(round_of(i) for i in range(6, 8))]
-    found = rule.finding(mixed)
+    found = rule.evaluate(mixed)
     assert (found.n, found.estimate) == (6, 1)
-    assert found.state == rule.finding(mixed[:-1]).state == "open"
-    refused = rule.finding(short).invalid_reasons
-    assert {cause.kind for cause in refused} == {"too_short"}
+    assert found.state == rule.evaluate(mixed[:-1]).state == "open"
+    found = rule.evaluate(short)
+    assert {cause.kind for cause in found.invalid_reasons} == {"too_short"}
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.05])
@@ -152,29 +152,29 @@ def test_with_a_start_a_round_starts_that_differ_give_no_further_pass(spread: fl
     noise = chance.normal(0, 0.03, (runs, 40))
     alternate = rule.model_copy(update={"server_mode": "interleaved"})
     each = limit - noise - chance.normal(0, spread, (runs, 40))
-    passed = np.mean([alternate.finding_of(row).state == "pass" for row in each])
+    passed = np.mean([alternate.evaluate_margins(row).state == "pass" for row in each])
     assert passed <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / runs)
     one = limit - noise - chance.normal(0, spread, (runs, 1))
-    assert np.mean([rule.finding_of(row).state == "pass" for row in one]) > 0.08
+    assert np.mean([rule.evaluate_margins(row).state == "pass" for row in one]) > 0.08
 
 
 def test_a_percentile_of_few_requests_is_none() -> None:
     """20 requests count in a round here."""
     high = RULE.model_copy(update={"limits": {"ttft_ms_p50": 800, "ttft_ms_p99": 800}})
     assert RULE.state([round_of(0)]) == "open"
-    found = high.finding([round_of(0)])
+    found = high.evaluate([round_of(0)])
     assert [cause.kind for cause in found.voided] == ["too_few"]
-    assert [fewest_requests(each) for each in (50, 90, 95, 99)] == [2, 10, 20, 100]
+    assert [min_requests(each) for each in (50, 90, 95, 99)] == [2, 10, 20, 100]
 
 
 def test_what_nobody_watched_is_refused() -> None:
     """How late the client was, and hits of a file's prompts though none are declared."""
-    unknown = RULE.finding([round_of(0, client_lag_s=None)])
+    unknown = RULE.evaluate([round_of(0, client_lag_s=None)])
     assert [cause.kind for cause in unknown.voided] == ["client_lag"]
     fresh = RULE.model_copy(update={"hit_rate": 0.0})
     assert fresh.state([round_of(0)]) == "open"
     of_a_file = fresh.model_copy(update={"must_count_hits": True})
-    assert [cause.kind for cause in of_a_file.finding([round_of(0)]).invalid_reasons] == [
+    assert [cause.kind for cause in of_a_file.evaluate([round_of(0)]).invalid_reasons] == [
         "no_counter"
     ]
 
@@ -193,9 +193,9 @@ def test_limits_may_be_the_baselines() -> None:
     assert rule.state(rounds(0.105)) == "pass"
     assert rule.state(rounds(0.12)) == "fail"
     with pytest.raises(ValueError, match="alone"):
-        rule.finding(rounds(0.1)[:1])
+        rule.evaluate(rounds(0.1)[:1])
     with pytest.raises(ValueError, match="candidate"):
-        RULE.finding(rounds(0.1))
+        RULE.evaluate(rounds(0.1))
 
 
 def test_an_undeclared_hit_rate_is_not_looked_at_and_a_missing_counter_is() -> None:
@@ -205,8 +205,8 @@ def test_an_undeclared_hit_rate_is_not_looked_at_and_a_missing_counter_is() -> N
 
 
 def test_a_slow_client_is_held_against_the_shortest_limit() -> None:
-    assert RULE.finding([round_of(0, client_lag_s=0.07)]).voided == ()
-    (late,) = RULE.finding([round_of(0, client_lag_s=0.09)]).voided
+    assert RULE.evaluate([round_of(0, client_lag_s=0.07)]).voided == ()
+    (late,) = RULE.evaluate([round_of(0, client_lag_s=0.09)]).voided
     assert late.kind == "client_lag"
 
 
@@ -218,7 +218,7 @@ def test_bounds_agree_with_the_verdict(kept: list[bool], alpha: float) -> None:
     contradict each other: each is wrong with chance alpha, and such rounds are not alike.
     """
     rule = RULE.model_copy(update={"alpha": alpha})
-    found = rule.finding_of(np.where([True, True, *kept], 0.1, -0.1))
+    found = rule.evaluate_margins(np.where([True, True, *kept], 0.1, -0.1))
     assert found.lower is not None
     assert found.upper is not None
     assert 0 <= found.lower < 1
@@ -231,13 +231,13 @@ def test_bounds_agree_with_the_verdict(kept: list[bool], alpha: float) -> None:
 
 
 def test_a_rule_comes_from_plain_data() -> None:
-    assert rule_of("slo", RULE.model_dump()) == RULE
+    assert parse_rule("slo", RULE.model_dump()) == RULE
 
 
 def test_closed_loops_have_latencies_too() -> None:
     """Of the requests after the first wave."""
     load = load_in_waves(requests=requests_in_waves(seconds=1.0))
-    assert figures(load, ["latency_ms_p95"])["latency_ms_p95"] == pytest.approx(1000)
+    assert percentiles(load, ["latency_ms_p95"])["latency_ms_p95"] == pytest.approx(1000)
 
 
 def with_failed(load: LoadRun, numbers: range) -> LoadRun:
@@ -271,7 +271,7 @@ def test_a_baseline_without_such_a_time_is_no_limit() -> None:
 def test_a_baseline_that_failed_is_nothing_to_compare_with() -> None:
     compared = RULE.model_copy(update={"compare": "baseline", "limits": {"ttft_ms_p95": 1.1}})
     baseline = with_failed(round_of(0, side="baseline"), range(9, 10))
-    found = compared.finding([baseline, round_of(0)])
+    found = compared.evaluate([baseline, round_of(0)])
     assert found.state == "open"
     assert {(cause.kind, cause.side) for cause in found.voided} == {("failed_requests", "baseline")}
 
@@ -307,7 +307,7 @@ def test_what_nobody_counts_is_refused() -> None:
     rule = SloRule(
         limits={}, min_acceptance_length=2.0, slo_attainment=0.5, alpha=0.05, rounds=30, settled=0
     )
-    found = rule.finding([round_of(0)])
+    found = rule.evaluate([round_of(0)])
     assert found.state == "invalid"
     assert {cause.kind for cause in found.invalid_reasons} == {"acceptance"}
-    assert RULE.finding([round_of(0)]).invalid_reasons == ()
+    assert RULE.evaluate([round_of(0)]).invalid_reasons == ()

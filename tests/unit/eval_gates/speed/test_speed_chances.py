@@ -16,14 +16,14 @@ SLO = SloRule(limits={"ttft_ms_p95": 800}, slo_attainment=0.5, alpha=0.05, round
 
 def test_the_fewest_blocks_and_rounds() -> None:
     """After which the clearest case passes; none where the cap is below that."""
-    assert speed_power(RATIO).fewest == 10  # twelve with those of the warm-up
+    assert speed_power(RATIO).min_units == 10  # twelve with those of the warm-up
     alternate = RATIO.model_copy(update={"server_mode": "interleaved"})
-    assert speed_power(alternate).fewest == 5
-    assert speed_power(alternate.model_copy(update={"alpha": 0.01})).fewest == 8
-    assert speed_power(RATIO.model_copy(update={"blocks": 9})).fewest is None
-    assert speed_power(SLO).fewest == 10
-    assert speed_power(SLO.model_copy(update={"slo_attainment": 0.8})).fewest == 16
-    assert speed_power(SLO.model_copy(update={"slo_attainment": 0.9})).fewest is None
+    assert speed_power(alternate).min_units == 5
+    assert speed_power(alternate.model_copy(update={"alpha": 0.01})).min_units == 8
+    assert speed_power(RATIO.model_copy(update={"blocks": 9})).min_units is None
+    assert speed_power(SLO).min_units == 10
+    assert speed_power(SLO.model_copy(update={"slo_attainment": 0.8})).min_units == 16
+    assert speed_power(SLO.model_copy(update={"slo_attainment": 0.9})).min_units is None
 
 
 def test_what_is_further_above_passes_more_often_and_sooner() -> None:
@@ -49,7 +49,7 @@ def test_a_large_cap_is_foreseen_in_little_memory() -> None:
     """10,000 rounds, the most that a policy may ask for, took 760 MB and 16 seconds."""
     tracemalloc.start()
     try:
-        assert speed_power(SLO.model_copy(update={"rounds": 10_000})).fewest == 10
+        assert speed_power(SLO.model_copy(update={"rounds": 10_000})).min_units == 10
         assert tracemalloc.get_traced_memory()[1] < 100e6
     finally:
         tracemalloc.stop()

@@ -9,17 +9,17 @@ from measured_loads import load_in_waves
 
 from eval_gates.speed.steady_state import (
     NoSteadyStateError,
+    count_waves,
     latencies,
     output_rate,
-    waves_in,
-    window_of,
+    steady_window,
 )
 
 
 def test_the_first_wave_and_the_last_are_cut_off() -> None:
     load = load_in_waves(10, 4, seconds=2.0)
-    assert window_of(load) == (2.0, 18.0)
-    assert waves_in(load) == 8.0
+    assert steady_window(load) == (2.0, 18.0)
+    assert count_waves(load) == 8.0
 
 
 @given(st.integers(3, 12), st.integers(1, 6), st.floats(0.1, 50), st.integers(2, 200))
@@ -44,14 +44,14 @@ def test_a_slow_start_and_a_slow_end_do_not_count() -> None:
 def test_a_declared_time_is_taken_as_it_is() -> None:
     rate = {"arrivals": "rate", "rate": 4.0, "concurrency": None}
     load = load_in_waves(8, 4, **rate, warmup_s=2.5, measured_s=4.0)
-    assert window_of(load) == (2.5, 6.5)
+    assert steady_window(load) == (2.5, 6.5)
     assert latencies(load).ttft_ms.shape == (16,)
 
 
 @pytest.mark.parametrize("waves", [1])
 def test_one_wave_has_no_steady_part(waves: int) -> None:
     load = load_in_waves(waves)
-    for read in (window_of, output_rate, latencies, waves_in):
+    for read in (steady_window, output_rate, latencies, count_waves):
         with pytest.raises(NoSteadyStateError):
             read(load)
 

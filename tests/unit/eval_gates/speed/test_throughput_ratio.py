@@ -12,32 +12,37 @@ from hypothesis import strategies as st
 from measured_loads import block, blocks
 from pydantic import ValidationError
 
-from eval_gates.speed.rule_from_config import rule_of
-from eval_gates.speed.throughput_ratio import ThroughputRatioRule, allowance_for, log_ratios, paired
+from eval_gates.speed.rule_from_config import parse_rule
+from eval_gates.speed.throughput_ratio import (
+    ThroughputRatioRule,
+    log_ratios,
+    pair_sides,
+    restart_allowance,
+)
 
 RULE = ThroughputRatioRule(min_ratio=1.0, alpha=0.05, blocks=20, settled=0)
 
 
 def test_a_faster_candidate_passes_and_a_slower_one_fails() -> None:
     """With bounds of the ratio on the right side of the minimum; the first two are warm-up."""
-    faster = RULE.finding(blocks([0.5, 0.5, 1.1, 1.12, 1.08, 1.11, 1.1, 1.09]))
+    faster = RULE.evaluate(blocks([0.5, 0.5, 1.1, 1.12, 1.08, 1.11, 1.1, 1.09]))
     assert (faster.state, faster.n) == ("pass", 6)
     assert faster.estimate == pytest.approx(1.1, abs=0.001)
     assert faster.lower == pytest.approx(1.08, abs=0.004)  # the client was late by 1 ms
     assert faster.upper == pytest.approx(1.12, abs=0.004)
     assert faster.p_value <= 0.05
-    slower = RULE.finding(blocks([3, 3, 0.9, 0.88, 0.92, 0.91, 0.9, 0.89]))
+    slower = RULE.evaluate(blocks([3, 3, 0.9, 0.88, 0.92, 0.91, 0.9, 0.89]))
     assert slower.state == "fail"
     assert slower.upper == pytest.approx(0.92, abs=0.004)
 
 
 def test_it_stops_where_it_is_decided_or_at_the_cap() -> None:
     clear, close = blocks([1.1] * 7), blocks([1.1, 0.9] * 4)
-    assert RULE.wants_more([])
-    assert RULE.wants_more(clear[:12])
-    assert not RULE.wants_more(clear)
-    assert RULE.wants_more(close)
-    assert not RULE.model_copy(update={"blocks": 6}).wants_more(close)
+    assert RULE.needs_more([])
+    assert RULE.needs_more(clear[:12])
+    assert not RULE.needs_more(clear)
+    assert RULE.needs_more(close)
+    assert not RULE.model_copy(update={"blocks": 6}).needs_more(close)
     assert RULE.state(close) == "open"
 
 
@@ -47,8 +52,8 @@ def test_each_life_of_the_servers_is_warmed_up() -> None:
     lives = [load.model_copy(update={"server_run": int(load.block >= 3)}) for load in loads]
     assert list(RULE.count(lives)) == [False, False, True, False, False, True, True, True, True]
     # Five that count, and one for the life that was lost.
-    assert (RULE.finding(lives).n, RULE.state(lives)) == (6, "open")
-    assert RULE.finding(loads).n == 7
+    assert (RULE.evaluate(lives).n, RULE.state(lives)) == (6, "open")
+    assert RULE.evaluate(loads).n == 7
 
 
 def test_lives_that_alternate_are_warmed_up_each_by_itself() -> None:
@@ -58,13 +63,13 @@ def test_lives_that_alternate_are_warmed_up_each_by_itself() -> None:
         load.model_copy(update={"server_run": load.block // 2 * 2 + load.order})
         for load in blocks([1.1] * 10)
     ]
-    found = rule.finding(loads)
+    found = rule.evaluate(loads)
     assert (found.state, found.n, found.decided_at) == ("pass", 5, 5)
 
 
 def test_a_start_that_was_better_is_waited_out() -> None:
     """Until what came after it is plainly steady."""
-    found = RULE.finding(blocks([3, 3, *[1.1, 1.12, 1.08, 1.11] * 5]))
+    found = RULE.evaluate(blocks([3, 3, *[1.1, 1.12, 1.08, 1.11] * 5]))
     assert found.state == "pass"
     assert found.decided_at is not None
     assert 5 < found.decided_at <= 9
@@ -72,11 +77,11 @@ def test_a_start_that_was_better_is_waited_out() -> None:
 
 def test_a_block_at_the_minimum_is_on_neither_side() -> None:
     """Blocks that are all equal to it say nothing, however many; one does not undo the others."""
-    assert RULE.finding_of(np.zeros(22)).state == "open"
-    assert RULE.finding_of(np.array([0.1] * 7 + [0.0])).state == "pass"
+    assert RULE.evaluate_margins(np.zeros(22)).state == "open"
+    assert RULE.evaluate_margins(np.array([0.1] * 7 + [0.0])).state == "pass"
     some = np.array([0.1, 0.1] + [0.1, 0.0] * 10)
     for sign in (1, -1):
-        assert RULE.finding_of(sign * some).state == "open"
+        assert RULE.evaluate_margins(sign * some).state == "open"
 
 
 def test_a_ratio_that_runs_towards_the_minimum_decides_nothing() -> None:
@@ -86,19 +91,19 @@ def test_a_ratio_that_runs_towards_the_minimum_decides_nothing() -> None:
     assert RULE.log_evidence(np.log(fading[2:9]))[0][-1] > -math.log(0.05)
     assert RULE.state(loads[:18]) == "open"
     short = RULE.model_copy(update={"blocks": 7})
-    assert short.wants_more(loads[:18])
+    assert short.needs_more(loads[:18])
     still = blocks(list(1 + 0.1 * 0.8 ** np.arange(16) - 0.02))
-    found = short.finding(still)
+    found = short.evaluate(still)
     assert (found.state, found.n, found.p_value) == ("disturbed", 14, 1.0)
     assert [(cause.kind, cause.side) for cause in found.invalid_reasons] == [("drift", "candidate")]
-    assert not short.wants_more(still)
-    assert short.model_copy(update={"began": [0, 1]}).wants_more(still)
+    assert not short.needs_more(still)
+    assert short.model_copy(update={"began": [0, 1]}).needs_more(still)
     settled = blocks([*fading[:9], *[1.06] * 6])
     assert RULE.state(settled) == "pass"
 
 
 def test_the_trail_shows_the_evidence_after_each_block() -> None:
-    found = RULE.finding(blocks([1.1] * 8))
+    found = RULE.evaluate(blocks([1.1] * 8))
     assert [point.n for point in found.e_process] == [1, 2, 3, 4, 5, 6]
     assert found.decided_at == 5
     assert [point.log10_e_pass >= math.log10(20) for point in found.e_process] == [False] * 4 + [
@@ -117,24 +122,24 @@ def test_what_no_disturbance_does_ends_the_measurement(kind: str, changes: dict[
     """One such load, and nothing more is measured."""
     rule = RULE
     loads = blocks([1.1] * 5) + block(5, 1.1, **changes)
-    found = rule.finding(loads)
+    found = rule.evaluate(loads)
     assert found.state == "invalid"
-    assert not rule.wants_more(loads)
+    assert not rule.needs_more(loads)
     assert kind in {cause.kind for cause in found.invalid_reasons}
     assert {cause.side for cause in found.invalid_reasons} == {"candidate"}
 
 
 def test_a_block_has_both_sides_once() -> None:
     whole = block(0, 1.0)
-    assert paired([*reversed(whole)]) == [(whole[0], whole[1])]
+    assert pair_sides([*reversed(whole)]) == [(whole[0], whole[1])]
     for wrong in (whole[:1], [whole[0], *whole]):
         with pytest.raises(ValueError, match="block 0"):
-            paired(wrong)
+            pair_sides(wrong)
 
 
 def test_lives_that_alternate_are_one_value_a_pair() -> None:
     """Blocks of one pair of lives are not independent of each other."""
-    pairs = paired(blocks([1.1, 1.3, 0.9, 1.0]))
+    pairs = pair_sides(blocks([1.1, 1.3, 0.9, 1.0]))
     together, alternate = log_ratios(pairs), log_ratios(pairs, 2)
     assert np.exp(together) == pytest.approx([1.1, 1.3, 0.9, 1.0])
     assert alternate == pytest.approx([np.mean(together[:2]), np.mean(together[2:])])
@@ -144,10 +149,10 @@ def test_an_allowance_asks_for_more_and_costs_error_rate() -> None:
     """Both directions: neither a pass nor a fail may rest on two lives."""
     allowed = RULE.model_copy(update={"restart_allowance": 0.05, "restart_allowance_alpha": 0.025})
     close = np.log([1.03, 1.031, 1.029] * 5)
-    assert RULE.finding_of(close).state == "pass"
-    assert allowed.finding_of(close).state == "open"
-    assert allowed.finding_of(-close).state == "open"
-    clear = allowed.finding_of(close + 0.1)
+    assert RULE.evaluate_margins(close).state == "pass"
+    assert allowed.evaluate_margins(close).state == "open"
+    assert allowed.evaluate_margins(-close).state == "open"
+    clear = allowed.evaluate_margins(close + 0.1)
     assert clear.state == "pass"
     assert 0.025 < clear.p_value <= 0.05
     with pytest.raises(ValidationError):
@@ -162,10 +167,10 @@ def test_an_allowance_asks_for_more_and_costs_error_rate() -> None:
 
 def test_the_allowance_of_few_lives_is_larger() -> None:
     """Of many it is 2 sqrt(2) times their spread, nearly."""
-    assert allowance_for(0.01, 10_000, 0.025) == pytest.approx(0.0277, abs=1e-4)
-    assert allowance_for(0.01, 3, 0.025) == pytest.approx(0.0608, abs=1e-4)
+    assert restart_allowance(0.01, 10_000, 0.025) == pytest.approx(0.0277, abs=1e-4)
+    assert restart_allowance(0.01, 3, 0.025) == pytest.approx(0.0608, abs=1e-4)
     with pytest.raises(ValueError, match="1 lives"):
-        allowance_for(0.01, 1, 0.025)
+        restart_allowance(0.01, 1, 0.025)
 
 
 def test_two_lives_of_one_server_seldom_pass_for_two_servers() -> None:
@@ -175,7 +180,7 @@ def test_two_lives_of_one_server_seldom_pass_for_two_servers() -> None:
     known = chance.normal(0, spread, (runs, 5)).std(axis=1, ddof=1)
     pair = chance.normal(0, spread * math.sqrt(2), (runs, 1))
     logs = pair + chance.normal(0, 0.01 * math.sqrt(2), (runs, 20))
-    allowances = np.array([allowance_for(each, 5, 0.025) for each in known])[:, None]
+    allowances = np.array([restart_allowance(each, 5, 0.025) for each in known])[:, None]
     for sign in (1, -1):
         passing, _ = RULE.log_evidence(sign * logs - allowances)
         assert (passing.max(axis=1) >= -math.log(0.025)).mean() <= 0.05
@@ -187,7 +192,7 @@ def test_two_lives_of_one_server_seldom_pass_for_two_servers() -> None:
 def test_bounds_agree_with_the_verdict(tenths: list[int], alpha: float) -> None:
     """It passes only where the lower bound is above the minimum, and fails only below the upper."""
     rule = ThroughputRatioRule(min_ratio=1.2, alpha=alpha, blocks=20)
-    found = rule.finding_of(np.array(tenths) / 10)
+    found = rule.evaluate_margins(np.array(tenths) / 10)
     if found.state == "pass":
         assert found.lower is not None
         assert found.lower > rule.min_ratio
@@ -204,27 +209,27 @@ def test_bounds_agree_with_the_verdict(tenths: list[int], alpha: float) -> None:
 def test_what_is_better_passes(gain: float, blocks: float, share: float) -> None:
     """With 2 % of noise a load: the mean number of blocks, and how many pass within 20."""
     noise = np.random.default_rng(4).normal(0, 0.02 * math.sqrt(2), (300, 22))
-    found = [RULE.finding_of(run) for run in noise + math.log1p(gain)]
+    found = [RULE.evaluate_margins(run) for run in noise + math.log1p(gain)]
     assert np.mean([each.state == "pass" for each in found]) >= share
     assert np.mean([each.decided_at or RULE.cap for each in found]) <= blocks
 
 
 def test_a_rule_comes_from_plain_data() -> None:
     data = RULE.model_dump()
-    assert rule_of("ratio", data) == RULE
+    assert parse_rule("ratio", data) == RULE
     for wrong in ({"alpha": 0.5}, {"min_ratio": 0.0}, {"blocks": 0}, {"block": 20}):
         with pytest.raises(ValidationError):
-            rule_of("ratio", {**data, **wrong})
+            parse_rule("ratio", {**data, **wrong})
 
 
 def test_measuring_ends_where_the_evidence_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undecided: hours of loads that nobody could read would be worth nothing."""
     close = blocks([1.0, 1.01] * 2)
-    assert RULE.wants_more(close)
-    monkeypatch.setattr("eval_gates.speed.load_run.MAX_LETTERS", 96 * 40 * 10)
-    assert RULE.wants_more(close[:6])
-    assert not RULE.wants_more(close)
-    assert RULE.finding(close).state == "open"
+    assert RULE.needs_more(close)
+    monkeypatch.setattr("eval_gates.speed.load_run.MAX_CHARACTERS", 96 * 40 * 10)
+    assert RULE.needs_more(close[:6])
+    assert not RULE.needs_more(close)
+    assert RULE.evaluate(close).state == "open"
 
 
 def test_the_rate_of_a_start_is_the_median_of_its_loads() -> None:

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval_gates.chance_baselines import sights_of, state_of
-from eval_gates.statistics.assay_sensitivity import least_to_see, sight_of, swap_p_value
+from eval_gates.chance_baselines import check_sensitivities, sensitivity_state
+from eval_gates.statistics.assay_sensitivity import (
+    check_sensitivity,
+    min_questions_for_sensitivity,
+    swap_p_value,
+)
 from eval_gates.statistics.comparison import Comparison
 
 ALPHA = 0.05
@@ -19,14 +23,14 @@ TRIALS = 400
 WORST = ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / TRIALS)
 
 
-def share_that_sees(draw: Any, knows_nothing: float, margin: Comparison, n: int) -> float:
+def share_that_sees(draw: Any, chance_scores: float, margin: Comparison, n: int) -> float:
     generator = np.random.default_rng(4)
     return float(
         np.mean(
             [
-                sight_of(
-                    "guessing", draw(generator, n).tolist(), knows_nothing, margin, None
-                ).p_blind
+                check_sensitivity(
+                    "guessing", draw(generator, n).tolist(), chance_scores, margin, None
+                ).p_insensitive
                 <= ALPHA
                 for _ in range(TRIALS)
             ]
@@ -71,9 +75,9 @@ def test_summaries_that_fit_any_document_as_well() -> None:
         easiness = generator.beta(2, 10, 400)
         score = (easiness + 0.02 + generator.normal(0, 0.05, 400)).clip(0, 1)
         elsewhere = easiness.reshape(-1, 2)[:, ::-1].ravel()
-        found = sights_of(rows(list(score), list(elsewhere)), 0.0, margin, None)
+        found = check_sensitivities(rows(list(score), list(elsewhere)), 0.0, margin, None)
         assert [each.kind for each in found] == ["nothing", "unrelated"]
-        seen += found[1].p_blind <= ALPHA
+        seen += found[1].p_insensitive <= ALPHA
     assert seen / TRIALS <= WORST
 
 
@@ -83,8 +87,8 @@ def test_guesses_are_no_fact_of_a_benchmark(n: int) -> None:
     generator, margin, seen = np.random.default_rng(6), Comparison.points(0.01), 0
     for _ in range(TRIALS):
         scores = (generator.random(n) < 0.25) * 1.0
-        found = sights_of([{"score": s} for s in scores.tolist()], 0.25, margin, n)
-        seen += state_of(found, ALPHA) == "clear"
+        found = check_sensitivities([{"score": s} for s in scores.tolist()], 0.25, margin, n)
+        seen += sensitivity_state(found, ALPHA) == "clear"
     assert seen / TRIALS <= WORST
 
 
@@ -113,8 +117,10 @@ def test_answers_that_fit_their_own_questions() -> None:
 def test_summaries_of_their_documents_are_seen() -> None:
     generator = np.random.default_rng(8)
     score, elsewhere = generator.beta(5, 15, 400), generator.beta(2, 15, 400)
-    found = sights_of(rows(list(score), list(elsewhere)), 0.0, Comparison.points(0.02), None)
-    assert state_of(found, ALPHA) == "clear"
+    found = check_sensitivities(
+        rows(list(score), list(elsewhere)), 0.0, Comparison.points(0.02), None
+    )
+    assert sensitivity_state(found, ALPHA) == "clear"
     assert found[1].score == pytest.approx(elsewhere.mean())
 
 
@@ -122,23 +128,27 @@ def test_of_a_finite_benchmark_the_last_answer_tells() -> None:
     """37.5 % of 16 problems less 25 points is above 0; less 37.5 it is not."""
     answers = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
     for margin, state in ((0.25, "clear"), (0.36, "clear"), (0.38, "blind")):
-        found = sights_of([{"score": s} for s in answers], 0.0, Comparison.points(margin), 16)
-        assert state_of(found, ALPHA) == state
-    exactly = sights_of([{"score": s} for s in answers], 0.0, Comparison.points(0.375), 16)
-    assert state_of(exactly, ALPHA) == "open"
+        found = check_sensitivities(
+            [{"score": s} for s in answers], 0.0, Comparison.points(margin), 16
+        )
+        assert sensitivity_state(found, ALPHA) == state
+    exactly = check_sensitivities(
+        [{"score": s} for s in answers], 0.0, Comparison.points(0.375), 16
+    )
+    assert sensitivity_state(exactly, ALPHA) == "open"
 
 
 def test_an_empty_answer_may_score_most() -> None:
     """As where half of the questions cannot be answered, and the right answer is none."""
     answers = [{"score": 0.55, "empty": 0.5, "unrelated": 0.1}] * 400
-    found = {s.kind: s for s in sights_of(answers, 0.0, Comparison.points(0.1), None)}
-    assert found["unrelated"].p_blind <= ALPHA < found["empty"].p_blind
-    assert state_of(list(found.values()), ALPHA) == "blind"
+    found = {s.kind: s for s in check_sensitivities(answers, 0.0, Comparison.loads(0.1), None)}
+    assert found["unrelated"].p_insensitive <= ALPHA < found["empty"].p_insensitive
+    assert sensitivity_state(list(found.values()), ALPHA) == "blind"
 
 
 def test_one_answer_shows_nothing_of_other_questions() -> None:
-    found = sights_of(rows([1.0], [0.0]), 0.0, Comparison.points(0.01), None)
-    assert state_of(found, ALPHA) == "open"
+    found = check_sensitivities(rows([1.0], [0.0]), 0.0, Comparison.points(0.01), None)
+    assert sensitivity_state(found, ALPHA) == "open"
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,10 +161,13 @@ def test_one_answer_shows_nothing_of_other_questions() -> None:
 def test_the_least_is_what_a_faultless_baseline_needs(
     margin: Comparison, guessing: float, population: int | None
 ) -> None:
-    least = least_to_see(margin, guessing, ALPHA, population)
+    least = min_questions_for_sensitivity(margin, guessing, ALPHA, population)
 
     def sees(n: int) -> bool:
-        return sight_of("guessing", [1.0] * n, guessing, margin, population).p_blind <= ALPHA
+        return (
+            check_sensitivity("guessing", [1.0] * n, guessing, margin, population).p_insensitive
+            <= ALPHA
+        )
 
     if least is None:
         assert margin.weight + margin.threshold <= guessing

@@ -55,11 +55,11 @@ class TestVerdictsInWords:
         failed = decide(finding("fail", comparison=RECOVERY), scores(candidate=0.5))
 
         assert passed.verdict == "pass"
-        assert passed.reason.startswith("the candidate keeps more than 95 % of the baseline (95 %")
-        assert failed.verdict == "fail"
-        assert failed.reason.startswith(
-            "the candidate keeps no more than 95 % of the baseline (95 %"
+        assert passed.reason.startswith(
+            "the candidate retains more than 95 % of the baseline (95 %"
         )
+        assert failed.verdict == "fail"
+        assert failed.reason.startswith("the candidate retains at most 95 % of the baseline (95 %")
 
     def test_open(self) -> None:
         decision = decide(finding("open"), scores())
@@ -106,60 +106,59 @@ class TestNotANumber:
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("verdict", ["pass", "fail", "open"])
     def test_a_missing_bound_is_not_judged(self, field: str, value: float, verdict: str) -> None:
-        with pytest.raises(ValueError, match="missing value"):
+        with pytest.raises(ValueError, match="finite"):
             decide(finding(verdict, **{field: value}), scores())
 
     @pytest.mark.parametrize("field", ["baseline", "candidate"])
     def test_a_missing_score_is_not_judged(self, field: str) -> None:
-        with pytest.raises(ValueError, match="missing value"):
+        with pytest.raises(ValueError, match="finite"):
             decide(finding("pass"), scores(**{field: math.nan}))
 
 
-GUESSING = SensitivityCheck("guessing", 0.25, p_blind=0.4, p_clear=0.7)
+GUESSING = SensitivityCheck("guessing", 0.25, p_insensitive=0.4, p_sensitive=0.7)
 
 
 class TestBlind:
     @pytest.mark.parametrize("verdict", ["pass", "open"])
     def test_a_margin_that_reaches_down_to_guessing(self, verdict: str) -> None:
-        decision = decide(finding(verdict), scores(0.297, 0.29, sights=(GUESSING,)))
+        decision = decide(finding(verdict), scores(0.297, 0.29, sensitivity_checks=(GUESSING,)))
 
         assert decision.verdict == "undecided"
-        assert decision.reason == (
-            "the gate is blind: a margin of 2.00 points is not shown to end above what guessing"
-            " scores (25.0%), as the baseline scores 29.7% (p = 0.4), so one that lost everything"
-            " could pass; use a stricter margin, more questions or another suite"
-        )
+        assert decision.reason.startswith("the gate is insensitive: a margin of 2.00 points")
+        assert "(25.0%), as the baseline scores 29.7% (p = 0.4)" in decision.reason
 
     def test_what_is_shown_to_be_worse_fails_all_the_same(self) -> None:
-        decision = decide(finding("fail"), scores(0.3, 0.1, sights=(GUESSING,)))
+        decision = decide(finding("fail"), scores(0.3, 0.1, sensitivity_checks=(GUESSING,)))
         assert decision.verdict == "fail"
 
     def test_the_highest_of_those_it_does_not_see_is_named(self) -> None:
         others = (
-            SensitivityCheck("nothing", 0.0, p_blind=0.01, p_clear=1.0),
-            SensitivityCheck("empty", 0.02, p_blind=0.2, p_clear=1.0),
-            SensitivityCheck("unrelated", 0.11, p_blind=0.3, p_clear=1.0),
+            SensitivityCheck("nothing", 0.0, p_insensitive=0.01, p_sensitive=1.0),
+            SensitivityCheck("empty", 0.02, p_insensitive=0.2, p_sensitive=1.0),
+            SensitivityCheck("unrelated", 0.11, p_insensitive=0.3, p_sensitive=1.0),
         )
-        reason = decide(finding("pass"), scores(0.13, 0.12, sights=others)).reason
-        assert "what its answers score on other questions (11.0%)" in reason
+        reason = decide(finding("pass"), scores(0.13, 0.12, sensitivity_checks=others)).reason
+        assert "the score of its answers on other questions (11.0%)" in reason
 
     @pytest.mark.parametrize("verdict", ["pass", "open"])
     def test_a_baseline_that_solves_nothing(self, verdict: str) -> None:
-        nothing = SensitivityCheck("nothing", 0.0, p_blind=1.0, p_clear=0.01)
-        decision = decide(finding(verdict), scores(0.0, 0.0, sights=(nothing,)))
+        nothing = SensitivityCheck("nothing", 0.0, p_insensitive=1.0, p_sensitive=0.01)
+        decision = decide(finding(verdict), scores(0.0, 0.0, sensitivity_checks=(nothing,)))
 
         assert decision.verdict == "undecided"
-        assert "blind: the baseline scores nothing on 500 questions" in decision.reason
+        assert "the baseline scores 0 on 500 questions" in decision.reason
 
     @given(
         verdict=st.sampled_from(["pass", "fail", "open"]),
         p=st.lists(st.floats(0, 1), min_size=1, max_size=3),
     )
     def test_nothing_passes_that_cannot_be_seen(self, verdict: str, p: list[float]) -> None:
-        sights = tuple(SensitivityCheck("guessing", 0.25, each, 1.0) for each in p)
-        decision = decide(finding(verdict), scores(0.5, 0.49, sights=sights))
+        sensitivity_checks = tuple(SensitivityCheck("guessing", 0.25, each, 1.0) for each in p)
+        decision = decide(
+            finding(verdict), scores(0.5, 0.49, sensitivity_checks=sensitivity_checks)
+        )
         blind = max(p) > ALPHA
-        assert ("blind" in decision.reason) == (blind and verdict != "fail")
+        assert ("insensitive" in decision.reason) == (blind and verdict != "fail")
         assert (decision.verdict == "pass") == (verdict == "pass" and not blind)
         assert (decision.verdict == "fail") == (verdict == "fail")
 
@@ -167,10 +166,10 @@ class TestBlind:
 class TestAnswersThatSayNothing:
     def test_a_stock_answer_does_not_pass(self) -> None:
         """However well it scores, it scores that on every document."""
-        stock = scores(0.2, 0.19, of_other_questions=0.19, p_says_nothing=0.06)
+        stock = scores(0.2, 0.19, shuffled_score=0.19, p_unrelated=0.06)
         decision = decide(finding("pass"), stock)
         assert decision.verdict == "undecided"
-        assert "score 19.0% on questions that they do not answer" in decision.reason
+        assert "score 19.0% on other questions" in decision.reason
 
     def test_nor_does_one_that_solves_nothing(self) -> None:
         wide = finding("pass", comparison=Comparison.recovery(0.1), lower=0.01)
@@ -179,7 +178,7 @@ class TestAnswersThatSayNothing:
         assert "the candidate scores 0.0% on 500 questions" in decision.reason
 
     def test_it_may_fail(self) -> None:
-        decision = decide(finding("fail"), scores(0.4, 0.2, of_other_questions=0.2))
+        decision = decide(finding("fail"), scores(0.4, 0.2, shuffled_score=0.2))
         assert decision.verdict == "fail"
 
 
@@ -202,7 +201,7 @@ class TestSuspicious:
         assert decide(found, scores(0.6, 0.631)).suspicious
 
     def test_it_is_told_of_a_blind_gate_too(self) -> None:
-        blind = decide(finding("pass"), scores(0.2, 0.6, sights=(GUESSING,)))
+        blind = decide(finding("pass"), scores(0.2, 0.6, sensitivity_checks=(GUESSING,)))
         assert blind.suspicious
         assert blind.verdict == "undecided"
 

@@ -13,7 +13,7 @@ from scipy.stats import beta, binom
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.gaffke import log_chance_below, lower_bound
 from eval_gates.statistics.paired import GRADED, graded_interval
-from eval_gates.statistics.result import fixed_finding
+from eval_gates.statistics.result import run_fixed_test
 
 LEVELS = (0.499, 0.1, 0.01, 1e-4, 1e-6, 1e-9)
 
@@ -44,7 +44,7 @@ def test_who_loses_the_margin_passes_with_chance_alpha(
     """Computed from the binomial distribution."""
     comparison, passed = Comparison.points(margin), 0.0
     for lost in range(questions + 1):
-        finding = fixed_finding(*right_or_wrong(questions, lost), comparison, alpha)
+        finding = run_fixed_test(*right_or_wrong(questions, lost), comparison, alpha)
         if finding.verdict != "pass":
             break
         assert finding.p_value <= alpha
@@ -57,7 +57,7 @@ def test_a_p_value_that_holm_compares_with_a_late_trials_share(alpha: float) -> 
     """The gate is judged at the policy's level, its p-value at that of one trial and variant."""
     questions, margin, passed = 60, 0.5, 0.0
     for lost in range(questions + 1):
-        found = fixed_finding(*right_or_wrong(questions, lost), Comparison.points(margin), 0.05)
+        found = run_fixed_test(*right_or_wrong(questions, lost), Comparison.points(margin), 0.05)
         if found.p_value <= alpha:
             passed += float(binom.pmf(lost, questions, margin))
     assert 0 < passed <= alpha

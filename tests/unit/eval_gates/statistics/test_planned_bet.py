@@ -15,7 +15,7 @@ from eval_gates.statistics.betting import bets, log_wealth
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.sequential import log_evidence, sequential_test
-from eval_gates.statistics.simulation import outcomes, replay
+from eval_gates.statistics.simulation import outcomes, simulate_runs
 
 ALPHA, REPLAYS = 0.05, 2000
 TWO_STANDARD_ERRORS = 2 * math.sqrt(ALPHA * (1 - ALPHA) / REPLAYS)
@@ -77,7 +77,7 @@ class TestItsPower:
         comparison = Comparison.points(margin)
 
         def passed(planned: float | None) -> float:
-            found = replay(
+            found = simulate_runs(
                 outcomes(comparison, flips, 1.0, 0.0, 1.0),
                 comparison,
                 alpha=ALPHA,

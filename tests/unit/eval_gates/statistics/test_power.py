@@ -9,7 +9,7 @@ from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.power import (
     SequentialGatePower,
     find_strictest_decidable,
-    least_questions,
+    min_questions,
     power_plan,
 )
 from eval_gates.statistics.sequential import sequential_test
@@ -39,9 +39,9 @@ def test_a_full_benchmark_takes_a_fraction_of_its_questions(
 def test_humaneval_cannot_show_one_point() -> None:
     hopeless = plan(questions=164)
     assert not hopeless.decidable
-    assert hopeless.least_questions == 547
+    assert hopeless.min_questions == 547
     assert hopeless.words == (
-        "this suite cannot decide a margin of 1.00 points (95 % confidence): even when no answer"
+        "this suite cannot decide a margin of 1.00 points (95 % confidence): even if no answer"
         " changes it takes 547 questions, and the cap is 164; needs more questions or a margin of"
         " 2.80 points or more"
     )
@@ -74,7 +74,7 @@ def test_least_questions_are_the_real_gates(
     population: int | None,
     planned: float | None,
 ) -> None:
-    least = least_questions(comparison, alpha, population, baseline, planned)
+    least = min_questions(comparison, alpha, population, baseline, planned)
     assert least is not None
     same = [baseline] * least
     result = sequential_test(
@@ -86,10 +86,10 @@ def test_least_questions_are_the_real_gates(
 @pytest.mark.parametrize("baseline", [1e-300, 1e-227, 1e-12])
 def test_next_to_nothing_takes_more_questions_than_anybody_has(baseline: float) -> None:
     comparison = Comparison.recovery(0.9)
-    assert least_questions(comparison, 0.01, None, baseline) is None
+    assert min_questions(comparison, 0.01, None, baseline) is None
     assert "scores nothing" in plan(comparison, baseline=baseline).words
     # With all of a benchmark's questions asked there is nothing left to guess.
-    least = least_questions(comparison, 0.01, 50, baseline)
+    least = min_questions(comparison, 0.01, 50, baseline)
     assert least is not None
     assert 1 < least <= 50
 
@@ -106,19 +106,18 @@ def test_a_margin_of_next_to_nothing_is_not_blamed_on_the_baseline(
     comparison: Comparison, baseline: float, wider: str
 ) -> None:
     hopeless = plan(comparison, questions=164, baseline=baseline)
-    assert hopeless.least_questions is None
+    assert hopeless.min_questions is None
     assert not hopeless.decidable
     assert hopeless.words.endswith(
-        "even when no answer changes, no number of questions that somebody could ask decides it;"
-        f" needs {wider}"
+        f"even if no answer changes, no feasible number of questions decides it; needs {wider}"
     )
 
 
 def test_a_baseline_of_nothing_has_nothing_to_recover() -> None:
-    assert least_questions(Comparison.recovery(0.9), 0.05, None, 0.0) is None
+    assert min_questions(Comparison.recovery(0.9), 0.05, None, 0.0) is None
     nothing = plan(Comparison.recovery(0.9), baseline=0.0)
     assert not nothing.decidable
-    assert nothing.smallest_visible_drop is None
+    assert nothing.min_detectable_drop is None
     assert "scores nothing" in nothing.words
 
 
@@ -127,8 +126,8 @@ def test_the_strictest_margin_is_just_decidable(kind: type) -> None:
     strictest = find_strictest_decidable(kind(0.5), 0.05, 164, None)
     assert strictest is not None
     stricter = -0.001 if strictest.kind == "points" else 0.001
-    least = least_questions(strictest, 0.05, None)
-    more = least_questions(kind(strictest.size + stricter), 0.05, None)
+    least = min_questions(strictest, 0.05, None)
+    more = min_questions(kind(strictest.size + stricter), 0.05, None)
     assert least is not None
     assert more is not None
     assert least <= 164 < more
@@ -143,11 +142,11 @@ def test_wide_margins_need_few_questions() -> None:
 
 
 def test_a_smaller_drop_is_visible_with_more_questions() -> None:
-    few, many = (plan(questions=n, flips=0.05).smallest_visible_drop for n in (1000, 8000))
+    few, many = (plan(questions=n, flips=0.05).min_detectable_drop for n in (1000, 8000))
     assert few is not None
     assert many is not None
     assert 0.01 < many < few < 0.1
-    assert plan(questions=1).smallest_visible_drop is None
+    assert plan(questions=1).min_detectable_drop is None
 
 
 def test_bounded_scores_need_fewer_questions_than_whole_flips() -> None:
@@ -182,7 +181,7 @@ def test_a_plan_is_quick() -> None:
         ({"alpha": math.nan}, "alpha"),
         ({"questions": 0}, "at least 1"),
         ({"population": 100}, "benchmark of 100"),
-        ({"comparison": Comparison.recovery(0.9)}, "give `baseline`"),
+        ({"comparison": Comparison.recovery(0.9)}, "needs `baseline`"),
         ({"flips": -0.1}, "flips"),
     ],
 )

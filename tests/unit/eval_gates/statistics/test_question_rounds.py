@@ -14,7 +14,7 @@ from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import SequentialGatePower, power_plan
 from eval_gates.statistics.question_rounds import (
     SAFETY,
-    UNKNOWN_MANY,
+    UNKNOWN_QUESTION_COUNT,
     expected_questions,
     round_sizes,
 )
@@ -31,7 +31,7 @@ def test_rounds_grow_up_to_the_cap(expected: float, batch: int, cap: int | None)
     sizes = round_sizes(expected, batch, cap)
 
     assert sizes == sorted(set(sizes))
-    assert sizes[-1] == (UNKNOWN_MANY if cap is None else cap)
+    assert sizes[-1] == (UNKNOWN_QUESTION_COUNT if cap is None else cap)
     assert sizes[0] >= min(SAFETY * expected, batch, sizes[-1])
     for size, following in pairwise(sizes):
         assert size % batch == 0
@@ -58,8 +58,8 @@ def test_a_cap_that_is_not_known_is_beyond_every_benchmark() -> None:
     sizes = round_sizes(2000, 64, None)
 
     assert sizes[:3] == [3072, 6144, 12_288]
-    assert sizes[-1] == UNKNOWN_MANY > 1_000_000
-    assert round_sizes(math.inf, 64, None) == [UNKNOWN_MANY]
+    assert sizes[-1] == UNKNOWN_QUESTION_COUNT > 1_000_000
+    assert round_sizes(math.inf, 64, None) == [UNKNOWN_QUESTION_COUNT]
 
 
 def test_another_margin_reuses_a_round() -> None:

@@ -14,11 +14,11 @@ from eval_gates.statistics.paired import GRADED, IDENTICAL, graded_interval, tan
 from eval_gates.statistics.result import (
     SEQUENTIAL,
     GateTestResult,
-    deciding_interval,
-    fixed_finding,
-    kept_interval,
+    gate_interval,
     paired_interval,
-    sequential_finding,
+    recovery_interval,
+    run_fixed_test,
+    run_sequential_test,
 )
 
 ALPHAS = st.sampled_from([0.001, 0.0125, 0.05, 0.2])
@@ -46,7 +46,7 @@ class TestFixed:
     def test_the_p_value_agrees_with_the_verdict_at_alpha(
         self, answers: tuple[list[float], list[float]], comparison: Comparison, alpha: float
     ) -> None:
-        finding = fixed_finding(*answers, comparison, alpha)
+        finding = run_fixed_test(*answers, comparison, alpha)
 
         assert (finding.verdict == "pass") == (finding.p_value <= alpha)
         assert (finding.verdict == "pass") == (finding.lower > comparison.threshold)
@@ -60,10 +60,10 @@ class TestFixed:
         self, answers: tuple[list[float], list[float]], comparison: Comparison, factor: float
     ) -> None:
         """Holm compares it with other levels than alpha: it must be right there, too."""
-        p = fixed_finding(*answers, comparison, 0.05).p_value
+        p = run_fixed_test(*answers, comparison, 0.05).p_value
         level = min(factor * p, 0.49)
         if 1e-6 < p < 0.49 and not 0.99 < factor < 1.01:
-            verdict = fixed_finding(*answers, comparison, level).verdict
+            verdict = run_fixed_test(*answers, comparison, level).verdict
             assert (verdict == "pass") == (level > p)
 
     @settings(max_examples=15, deadline=None)
@@ -76,13 +76,13 @@ class TestFixed:
         self, scores: Pairs, comparison: Comparison, alpha: float
     ) -> None:
         before, after = [a for a, _ in scores], [b for _, b in scores]
-        finding = fixed_finding(before, after, comparison, alpha)
+        finding = run_fixed_test(before, after, comparison, alpha)
         assert (finding.verdict == "pass") == (finding.p_value <= alpha)
 
     @pytest.mark.parametrize("n", range(41, 80))
     def test_it_agrees_close_to_the_boundary(self, n: int) -> None:
         """Zero flips: a drop of 5 points would show none in 0.95^59 = 4.8 % of runs."""
-        finding = fixed_finding(*counted(n, 0, 0), Comparison.points(0.05), 0.05)
+        finding = run_fixed_test(*counted(n, 0, 0), Comparison.points(0.05), 0.05)
         assert (finding.p_value <= 0.05) == (finding.verdict == "pass") == (n >= 59)
 
     @pytest.mark.parametrize("n", range(80, 400, 20))
@@ -93,14 +93,14 @@ class TestFixed:
         """Zero flips: the bound lies on the margin m where alpha = (1 - m)^n."""
         turns = 0.99**n
         alpha = turns * beside
-        finding = fixed_finding(*counted(n, 0, 0), Comparison.points(0.01), alpha)
+        finding = run_fixed_test(*counted(n, 0, 0), Comparison.points(0.01), alpha)
 
         assert (finding.p_value <= alpha) == (finding.verdict == "pass") == (beside > 1)
         assert finding.p_value == pytest.approx(turns, rel=0.006)
 
     def test_right_or_wrong_in_points_is_gaffkes(self) -> None:
         before, after = counted(80, 3, 2, 15)
-        finding = fixed_finding(before, after, Comparison.points(0.1), 0.05)
+        finding = run_fixed_test(before, after, Comparison.points(0.1), 0.05)
         tango = tango_interval(80, 3, 2, 15, 0.05)
 
         assert finding.method == GRADED
@@ -134,21 +134,21 @@ class TestFixed:
                 same = questions - lost - won
                 chance = float(multinomial.pmf((lost, won, same), questions, chances))
                 if chance > 1e-5:
-                    bound = deciding_interval(*counted(same, lost, won), 0.05).lower
+                    bound = gate_interval(*counted(same, lost, won), 0.05).lower
                     passed += chance * (bound > -margin)
         assert passed <= 0.05
 
     def test_open_is_decided_nowhere(self) -> None:
-        finding = fixed_finding(*counted(19, 1, 2), Comparison.points(0.05), 0.05)
+        finding = run_fixed_test(*counted(19, 1, 2), Comparison.points(0.05), 0.05)
         assert (finding.verdict, finding.decided_at) == ("open", None)
         assert 0.05 < finding.p_value < 1
 
     def test_real_scores_go_to_gaffkes_bound(self) -> None:
-        finding = fixed_finding([0.5, 0.25, 0.75], [0.5, 0.5, 0.5], Comparison.points(0.9), 0.05)
+        finding = run_fixed_test([0.5, 0.25, 0.75], [0.5, 0.5, 0.5], Comparison.points(0.9), 0.05)
         assert finding.method == GRADED
 
     def test_equal_real_scores(self) -> None:
-        finding = fixed_finding([0.5, 0.25], [0.5, 0.25], Comparison.points(0.9), 0.05)
+        finding = run_fixed_test([0.5, 0.25], [0.5, 0.25], Comparison.points(0.9), 0.05)
         assert finding.method == IDENTICAL
         assert finding.verdict == "pass"
 
@@ -158,7 +158,7 @@ class TestFixedRecovery:
     def test_a_handful_without_flips_shows_no_recovery(self, n: int) -> None:
         """What the baseline knows is no evidence of what the candidate kept."""
         for before in ([1.0, 0.0] * n, [0.25, 0.5] * n):
-            finding = fixed_finding(before, before, Comparison.recovery(0.99), 0.05)
+            finding = run_fixed_test(before, before, Comparison.recovery(0.99), 0.05)
             assert finding.verdict == "open"
 
     @pytest.mark.parametrize("share", [0.99, 0.95, 0.8])
@@ -170,16 +170,16 @@ class TestFixedRecovery:
         for _ in range(150):
             before = [float(draw.random() < 0.5) for _ in range(n)]
             after = [score * (draw.random() < share) for score in before]
-            passed += kept_interval(before, after, share, 0.05).lower > 0
+            passed += recovery_interval(before, after, share, 0.05).lower > 0
         assert passed <= 0.05 * 150 + 8  # three standard errors above alpha
 
     def test_enough_questions_do_pass(self) -> None:
-        finding = fixed_finding(*counted(1500, 5, 5, 490), Comparison.recovery(0.98), 0.05)
+        finding = run_fixed_test(*counted(1500, 5, 5, 490), Comparison.recovery(0.98), 0.05)
         assert finding.verdict == "pass"
         assert finding.lower > 0
 
     def test_what_is_plainly_lost_fails(self) -> None:
-        finding = fixed_finding(*counted(400, 200, 0, 200), Comparison.recovery(0.95), 0.05)
+        finding = run_fixed_test(*counted(400, 200, 0, 200), Comparison.recovery(0.95), 0.05)
         assert finding.verdict == "fail"
         assert finding.upper < 0
 
@@ -189,7 +189,7 @@ class TestFixedRecovery:
         self, answers: tuple[list[float], list[float]], share: float, alpha: float
     ) -> None:
         before, after = answers
-        interval = kept_interval(before, after, share, alpha)
+        interval = recovery_interval(before, after, share, alpha)
         value = (sum(after) - share * sum(before)) / len(before)
         assert interval.lower - 1e-9 <= value <= interval.upper + 1e-9
 
@@ -200,7 +200,7 @@ class TestSequential:
     ) -> GateTestResult:
         before, after = counted(n - lost, lost, 0)
         random.Random(1).shuffle(after)
-        return sequential_finding(before, after, comparison, alpha, None)
+        return run_sequential_test(before, after, comparison, alpha, None)
 
     def test_it_is_the_tests_result(self) -> None:
         finding = self.found(2, 200, Comparison.points(0.1))
@@ -236,8 +236,8 @@ class TestSequential:
         random.Random(5).shuffle(order)
         before, after = [before[i] for i in order], [after[i] for i in order]
         comparison = Comparison.points(0.03)
-        sequential = sequential_finding(before, after, comparison, 0.05, None)
-        fixed = fixed_finding(before, after, comparison, 0.05)
+        sequential = run_sequential_test(before, after, comparison, 0.05, None)
+        fixed = run_fixed_test(before, after, comparison, 0.05)
 
         assert sequential.verdict == fixed.verdict == "pass"
         assert sequential.lower < fixed.lower

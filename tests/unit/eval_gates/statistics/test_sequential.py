@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from eval_gates.statistics.betting import bets
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import (
-    CERTAIN,
-    TRAIL_POINTS,
+    MAX_PATH_POINTS,
+    REFUTED_LOG10,
     SequentialResult,
     log_evidence,
     sequential_test,
@@ -94,7 +94,7 @@ def test_rows_of_replays_are_judged_like_a_single_run(population: int | None) ->
     for index, run in enumerate(runs):
         result = sequential_test(*run, comparison, 0.05, population, bounds=False)
         assert result.p_inferior == min(1, math.exp(-log_pass[index].max()))
-        log10_fail = np.minimum(log_fail[index] / math.log(10), CERTAIN)
+        log10_fail = np.minimum(log_fail[index] / math.log(10), REFUTED_LOG10)
         assert [point.log10_fail for point in result.e_process] == log10_fail.tolist()
 
 
@@ -107,7 +107,7 @@ def test_no_flips_pass_after_500_questions_of_a_full_benchmark() -> None:
     assert -0.001 < drawn.lower < 0
     assert whole.lower == whole.upper == whole.mean == 0
     assert whole.p_inferior == 0
-    assert whole.e_process[-1].log10_pass == CERTAIN
+    assert whole.e_process[-1].log10_pass == REFUTED_LOG10
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(1.0, "fail"), (0.0, "pass")])
@@ -158,7 +158,7 @@ def test_a_drop_of_exactly_the_margin_fails_at_the_benchmarks_end(
 ) -> None:
     result = sequential_test(*spread(n, lost), comparison, 0.05, n)
     assert (result.verdict, result.decided_at) == ("fail", n)
-    assert result.e_process[-1].log10_fail == CERTAIN
+    assert result.e_process[-1].log10_fail == REFUTED_LOG10
     assert result.p_inferior > 0.05
 
 
@@ -202,7 +202,7 @@ def test_the_first_crossing_stays() -> None:
 def test_the_trail_is_short_and_ends_at_the_end() -> None:
     before, after = answers(3000, 0.1, 0.5, seed=2)
     trail = sequential_test(before, after, POINT, 0.05, None, bounds=False).e_process
-    assert len(trail) == TRAIL_POINTS
+    assert len(trail) == MAX_PATH_POINTS
     assert (trail[0].questions, trail[-1].questions) == (1, 3000)
     assert trail[-1].mean == pytest.approx(np.mean(after) - np.mean(before))
     assert all(math.isfinite(p.log10_pass) and math.isfinite(p.log10_fail) for p in trail)
@@ -219,7 +219,7 @@ def test_bounds_are_left_out_on_request() -> None:
     [
         ([], [], 0.05, None, "no questions"),
         ([1, 1], [1], 0.05, None, "paired"),
-        ([1, 1], [1, 1], 0.05, 1, "benchmark of 1"),
+        ([1, 1], [1, 1], 0.05, 1, "benchmark has 1"),
         ([1], [math.nan], 0.05, None, "every score"),
         ([1], [1], 0.5, None, "alpha"),
         ([1], [1], math.nan, None, "alpha"),

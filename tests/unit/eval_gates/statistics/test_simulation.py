@@ -9,10 +9,10 @@ from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import log_evidence
 from eval_gates.statistics.simulation import (
     PairedOutcomes,
+    _count_log_wealth,
     _draw_without_replacement,
-    _log_wealth_of_counts,
     outcomes,
-    replay,
+    simulate_runs,
 )
 
 SHARES = st.floats(0, 1)
@@ -28,7 +28,7 @@ def test_blocks_of_one_question_are_the_real_gate(
     drawn = np.random.default_rng(1).choice(len(outcome.values), size=(20, 90), p=outcome.chances)
     values = np.asarray(outcome.values)
     counts = (drawn[..., None] == np.arange(values.size)).astype(np.int64)
-    ours = _log_wealth_of_counts(
+    ours = _count_log_wealth(
         counts,
         np.ones(90, dtype=np.int64),
         values - comparison.lowest,
@@ -47,7 +47,7 @@ def test_larger_blocks_are_close_to_the_real_gate(population: int | None) -> Non
     benchmark = np.repeat([0, 1, 2], [60, 40, 900])
     drawn = np.random.default_rng(2).permuted(np.tile(benchmark, (20, 1)), axis=1)[:, :800]
     counts = (drawn[..., None] == np.arange(3)).reshape(20, 50, 16, 3).sum(axis=2)
-    ours = _log_wealth_of_counts(
+    ours = _count_log_wealth(
         counts, np.full(50, 16), values + 1, 1 + comparison.threshold, population
     )
     real, _ = log_evidence(values[drawn], comparison, population)
@@ -94,7 +94,7 @@ def test_recovery_of_bounded_scores_has_the_asked_for_drop() -> None:
 def test_runs_are_decided_the_way_the_truth_lies() -> None:
     comparison = Comparison.points(0.05)
     for drop, passed, failed in ((0.0, 0.9, 0.0), (0.2, 0.0, 0.9)):
-        runs = replay(
+        runs = simulate_runs(
             outcomes(comparison, 0.1, 1.0, drop, 1.0),
             comparison,
             alpha=0.05,

@@ -12,7 +12,7 @@ from sample_findings import ALPHA, POINTS, RECOVERY, binary, finding, judged, sc
 
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.decision import Decision, Scores, decide
-from eval_gates.statistics.result import sequential_finding
+from eval_gates.statistics.result import run_sequential_test
 
 
 class TestHowManyMore:
@@ -45,8 +45,8 @@ class TestHowManyMore:
 
     def test_no_more_than_the_benchmark_has(self) -> None:
         before, after = binary(300, 8, 4, 225)
-        alone = sequential_finding(before, after, POINTS, ALPHA, 400)
-        endless = sequential_finding(before, after, POINTS, ALPHA, None)
+        alone = run_sequential_test(before, after, POINTS, ALPHA, 400)
+        endless = run_sequential_test(before, after, POINTS, ALPHA, None)
 
         assert self.needed(decide(endless, scores_of(before, after))) > 400
         assert self.needed(decide(alone, scores_of(before, after), 400)) == 400
@@ -58,7 +58,7 @@ class TestHowManyMore:
 
     def test_a_drop_beyond_the_margin_is_given_no_number(self) -> None:
         decision = decide(finding("open"), scores(0.6, 0.57, flips=0.1, flip_size=1.0))
-        assert decision.reason.endswith("more questions would rather fail it")
+        assert decision.reason.endswith("more questions would probably fail it")
 
     @given(
         st.floats(0.05, 1),
@@ -75,14 +75,14 @@ class TestHowManyMore:
         decision = decide(found, Scores(baseline, candidate, flips, size))
 
         assert decision.verdict == "undecided"
-        assert "needs" in decision.reason or "rather fail" in decision.reason
+        assert "needs" in decision.reason or "probably fail" in decision.reason
         assert not re.search(r"\bnan\b|\binf\b|e[+-]\d", decision.reason)
 
 
 class TestTooFew:
     def told(self, decision: Decision) -> int:
         found = re.search(
-            r"; (\d+ questions?) cannot pass this even when no answer changes, (\d+) could",
+            r"; (\d+ questions?) cannot pass even if no answer changes, (\d+) could",
             decision.reason,
         )
         assert found, decision.reason
@@ -104,7 +104,7 @@ class TestTooFew:
         for test in ("sequential", "fixed"):
             decision = judged(*answers, Comparison.points(0.01), test)
             assert decision.verdict == "undecided"
-            assert decision.reason.count("164 questions cannot pass this even when no answer") == 1
+            assert decision.reason.count("164 questions cannot pass even if no answer") == 1
 
     @pytest.mark.parametrize("right", [0.3, 0.6, 0.9])
     def test_a_recovery_takes_more_where_the_baseline_knows_less(self, right: float) -> None:
@@ -122,12 +122,12 @@ class TestTooFew:
     def test_of_a_finite_benchmark_fewer_suffice(self) -> None:
         """All 80 answered decide a margin that takes more of an endless population."""
         answers = [1.0] * 20
-        found = sequential_finding(answers, answers, POINTS, ALPHA, 80)
-        endless = sequential_finding(answers, answers, POINTS, ALPHA, None)
+        found = run_sequential_test(answers, answers, POINTS, ALPHA, 80)
+        endless = run_sequential_test(answers, answers, POINTS, ALPHA, None)
         least = self.told(decide(found, scores_of(answers, answers), 80))
 
         assert least <= 80 < self.told(decide(endless, scores_of(answers, answers)))
-        enough = sequential_finding([1.0] * least, [1.0] * least, POINTS, ALPHA, 80)
+        enough = run_sequential_test([1.0] * least, [1.0] * least, POINTS, ALPHA, 80)
         assert enough.verdict == "pass"
 
     def test_equal_summaries_on_few_documents(self) -> None:
@@ -135,6 +135,4 @@ class TestTooFew:
         decision = judged(rouge, rouge, Comparison.points(0.08), "fixed")
 
         assert decision.verdict == "undecided"
-        assert (
-            "24 questions cannot pass this even when no answer changes, 36 could" in decision.reason
-        )
+        assert "24 questions cannot pass even if no answer changes, 36 could" in decision.reason
