@@ -169,7 +169,7 @@ def test_the_allowance_of_few_lives_is_larger() -> None:
     """Of many it is 2 sqrt(2) times their spread, nearly."""
     assert restart_allowance(0.01, 10_000, 0.025) == pytest.approx(0.0277, abs=1e-4)
     assert restart_allowance(0.01, 3, 0.025) == pytest.approx(0.0608, abs=1e-4)
-    with pytest.raises(ValueError, match="1 lives"):
+    with pytest.raises(ValueError, match="1 server runs"):
         restart_allowance(0.01, 1, 0.025)
 
 
