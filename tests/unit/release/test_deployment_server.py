@@ -219,7 +219,7 @@ def test_what_is_served_is_of_the_tuple_found(
     here = machine(place)
     found = place.deployment(judged, rechecked)
     assert found.differences() == []
-    with pytest.raises(UsageError, match="needs an API key"), found.start_server(8000, 1.0, "0.0.0.0"):
+    with pytest.raises(UsageError, match="an API key"), found.start_server(8000, 1.0, "0.0.0.0"):
         pass
     assert started == []
     with found.start_server(8000, 1.0):
