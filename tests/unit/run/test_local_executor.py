@@ -183,7 +183,7 @@ def test_a_stages_own_error_comes_back_as_its_class(run: Run) -> None:
     overwrite(run.variant(), f"{LINEAR[0]}.weight_scale", b"\0\0")
     error = run.failure(spec)
     assert type(error) is VerificationError
-    assert error.message == f"'{LINEAR[0]}.weight_scale' holds a scale that is not above zero"
+    assert error.message == f"'{LINEAR[0]}.weight_scale' has a scale that is not above zero"
     assert error.where == str(run.variant() / "model.safetensors")
     assert "the calibration overflowed" in error.hint
 
