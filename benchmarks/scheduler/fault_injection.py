@@ -33,7 +33,7 @@ MOST_SECONDS_OF_A_COMMAND = 300.0
 SECONDS_TO_BE_GONE = 40.0
 MOST_KILLS_OF_A_PLAN = 40
 MOST_COMMANDS = 500
-EVERYWHERE = ("driver", "stage", "guard")
+EVERYWHERE = ("driver", "stage", "supervisor")
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def descendants(roots: Sequence[int]) -> Iterator[tuple[int, str]]:
 def kind_of(title: str) -> str:
     """What a process with that command line is."""
     marks = {
-        "guard.py": "guard",
+        "supervisor.py": "supervisor",
         "stage run": "stage",
         "ray::": "worker",
     }

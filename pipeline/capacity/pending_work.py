@@ -1,6 +1,6 @@
 """The pieces of work that stages come to, as a run would make them.
 
-The rules are those of `runner.py` and `asking.py` in `pipeline/run/`: shared stages first, then
+The rules are those of `runner.py` and `serving_planner.py` in `pipeline/run/`: shared stages, then
 trials on two layers, then weights; a model's server and all who ask it are one piece, the
 baseline's before the others'; loads are a piece of their own where several models could be asked
 side by side.

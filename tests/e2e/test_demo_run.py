@@ -39,7 +39,7 @@ PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
 SUITES = {"quiz", "humaneval", "rouge"}
 RECIPES = {"fp8-dynamic", "awq-w4a16"}
 MODEL = ["model", "demo:smollm2-135m", "--profile", "cpu", "--json"]
-KINDS_OF_PROCESS = ("VLLM::Worker", "guard.py", "bootstrap.py")
+KINDS_OF_PROCESS = ("VLLM::Worker", "supervisor.py", "bootstrap.py")
 
 
 @dataclass

@@ -180,6 +180,6 @@ def guards_of_servers(store: Path, word: str = ENTRY[1]) -> list[int]:
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
             ours = any(word.startswith(os.fsencode(store)) for word in words)
-            if ours and word.encode() in words and words[2].endswith(b"guard.py"):
+            if ours and word.encode() in words and words[2].endswith(b"supervisor.py"):
                 found.append(int(entry.name))
     return found

@@ -136,7 +136,8 @@ class Run:
             stages: list[int] = []
             while not stages:
                 assert time.monotonic() < deadline
-                stages = [pid for pid, line in self.processes().items() if b"guard.py" not in line]
+                running = self.processes().items()
+                stages = [pid for pid, line in running if b"supervisor.py" not in line]
                 time.sleep(0.02)
             yield job, stages[0]
 
