@@ -8,9 +8,9 @@ from pydantic import Field
 
 from artifacts.attempts import Attempt
 from eval_gates.gate_report import Verdict
-from eval_gates.speed.gate_rule import MeasurementSettings
 from eval_gates.speed.report import SpeedGateReport
 from pipeline.core.record import Record
+from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 
 Outcome = Literal["raced", "out", "invalid", "failed", "dropped"]
@@ -40,7 +40,7 @@ class TuningReport(Record):
     workload: str = Field(description="its name")
     load: dict[str, Any] = Field(description="the workload itself")
     speed: SpeedPolicy = Field(description="what is claimed")
-    measuring: MeasurementSettings | None = Field(description="what else its rule follows from")
+    served: ServingProfile = Field(description="stock's profile, as carried out")
     engine_defaults: dict[str, Any] = Field(
         description="arguments, beside the engine's own defaults"
     )

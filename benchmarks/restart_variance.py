@@ -78,11 +78,17 @@ def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float
     server = Server(python, model, arguments, folder / "server.log")
     spec = {
         # A life of those that alternate measures a given number of loads, whatever they show.
-        **{"claim": "slo", "name": "chat", "sides": ["candidate"]},
+        **{"name": "chat", "sides": ["candidate"]},
         "server_run": asdict(ServerRun(0, ("candidate",), 0, seed)),
         "workload": profile.workloads["chat"].model_dump(),
         "rule": {
-            **{"limits": {"ttft_ms_p95": 1e6}, "slo_attainment": 0.9, "alpha": 0.01, "rounds": 1},
+            **{
+                "kind": "slo",
+                "limits": {"ttft_ms_p95": 1e6},
+                "slo_attainment": 0.9,
+                "alpha": 0.01,
+                "rounds": 1,
+            },
             **{"server_mode": "interleaved", "loads_per_server_run": loads + WARM_UP},
         },
         **{"tokenizer": str(model), "trust_remote_code": False},

@@ -1,18 +1,15 @@
 """The bet that each sequential gate's plan calls best, and that has half of its stake.
 
 Fixed before any question is asked, by the margin, `expected_flips` and the kind of suite. It
-stands in the rule by which a suite is asked and in the parameters of the verdict, so that asking,
-verdict and `prepare verify` use the same bet.
+stands in the gate's rule (gate_rule.py).
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import kind_of
-from recipes.policy import AnySuite, Policy
+from recipes.policy import AnySuite
 from recipes.schema import Family
 
 
@@ -24,11 +21,3 @@ def planned_bet_of(suite: AnySuite, family: Family) -> float | None:
     return planned_bet(
         comparison, suite.expected_flips, kind.typical_change(suite), kind.assumed_baseline
     )
-
-
-def planned_bets_of(policy: Policy, family: Family | Literal["baseline"]) -> dict[str, float]:
-    """By suite, the bets of all sequential gates on variants of a family; none on a baseline."""
-    if family == "baseline":
-        return {}
-    bets = {name: planned_bet_of(suite, family) for name, suite in policy.suites.items()}
-    return {name: bet for name, bet in bets.items() if bet is not None}

@@ -15,6 +15,7 @@ from eval_gates.gate_report import (
     Tier,
     Verdict,
 )
+from eval_gates.gate_rule import GateRule
 from eval_gates.speed.report import SpeedGateReport
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.multiplicity import largest_p_value
@@ -24,10 +25,8 @@ from eval_gates.statistics.result import (
     run_fixed_test,
     run_sequential_test,
 )
-from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
-from recipes.schema import Family
 
 Answers = Sequence[Mapping[str, Any]]
 
@@ -35,6 +34,7 @@ Answers = Sequence[Mapping[str, Any]]
 def judge_suite(
     name: str,
     suite: AnySuite,
+    rule: GateRule,
     *,
     metric: str,
     baseline: Answers,
@@ -42,20 +42,17 @@ def judge_suite(
     again: Answers,
     available: int,
     guessing: float,
-    family: Family,
-    alpha: float,
-    planned_bet: float | None,
 ) -> GateReport:
     """Compare a variant's answers with the baseline's, question by question.
 
     Args:
+        rule: what decides.
         metric: what a score is, as the suite calls it.
         baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
         candidate: rows to the same questions, or to the first of them.
         again: the baseline's rows to its first questions, asked a second time; may be none.
         available: questions that the source has; of a suite with `cluster`, clusters of them.
         guessing: the mean score of a model that knows nothing: 0.25 with four choices.
-        planned_bet: the bet that has half of the stake; None for a fixed test.
 
     Raises:
         ValueError: the two sides were not asked the same questions with the same prompts, a
@@ -74,8 +71,8 @@ def judge_suite(
         means(group_by_cluster(candidate), "score"),
     )
     n = len(before)
-    population = available if suite.about == "benchmark" else None
-    finding = run_test(suite, family, before, after, alpha, population, planned_bet)
+    population = rule.population(available)
+    finding = run_test(rule, before, after, population)
     sensitivity_checks = check_sensitivities(
         all_of_baseline, guessing, finding.comparison, population
     )
@@ -91,15 +88,15 @@ def judge_suite(
         p_unrelated=unrelated_p_value(candidate),
     )
     decision = decide(finding, scores, population)
-    companion = paired_interval(before, after, alpha)
+    companion = paired_interval(before, after, rule.alpha)
     comparison = finding.comparison
     return GateReport(
         suite=name,
         metric=metric,
-        tier=suite.tier,
+        tier=rule.tier,
         prompt_format=suite.prompt_format,
-        test=suite.test,
-        about=suite.about,
+        test=rule.test,
+        about=rule.about,
         n=n,
         available=available,
         decided_at=finding.decided_at,
@@ -113,8 +110,8 @@ def judge_suite(
         bound=finding.lower,
         upper_bound=finding.upper,
         threshold=comparison.threshold,
-        margin=suite.margins[family].words,
-        alpha=alpha,
+        margin=rule.margin.words,
+        alpha=rule.alpha,
         p_value=max(finding.p_value, *(sight.p_insensitive for sight in sensitivity_checks)),
         chance_baselines=[
             ChanceBaseline(kind=each.kind, score=each.score, p_value=each.p_insensitive)
@@ -144,19 +141,14 @@ def judge_suite(
 
 
 def run_test(
-    suite: AnySuite,
-    family: Family,
-    before: Sequence[float],
-    after: Sequence[float],
-    alpha: float,
-    population: int | None,
-    planned_bet: float | None,
+    rule: GateRule, before: Sequence[float], after: Sequence[float], population: int | None
 ) -> GateTestResult:
-    """Run the test that the policy asks for."""
-    comparison = comparison_of(suite.margins[family])
-    if suite.test == "fixed":
-        return run_fixed_test(before, after, comparison, alpha)
-    return run_sequential_test(before, after, comparison, alpha, population, planned_bet)
+    """Run the test that the rule asks for."""
+    if rule.test == "fixed":
+        return run_fixed_test(before, after, rule.comparison, rule.alpha)
+    return run_sequential_test(
+        before, after, rule.comparison, rule.alpha, population, rule.planned_bet
+    )
 
 
 def mean_of(rows: Answers, key: str) -> float:

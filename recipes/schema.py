@@ -143,6 +143,10 @@ class TuningProvenance(ConfigModel):
         )
 
 
+# How long loading takes is no part of a verdict; as `prepare serve` waits.
+READY_TIMEOUT_SECONDS = 1800.0
+
+
 class ServingProfile(ConfigModel):
     """An engine's exact arguments, the loads to measure with, the limits of a kind of machine."""
 
@@ -245,6 +249,27 @@ class ServingProfile(ConfigModel):
         changed = self.model_copy(update=changes)
         changed._in_effect = dict(cpu_overrides)
         return changed
+
+    def carried_out(self, draft: str | None = None) -> ServingProfile:
+        """The profile as a verdict keeps it: how both sides were served, whatever the machine.
+
+        A claim's workload stands beside the rule that decides the claim.
+
+        Args:
+            draft: digest of the checkpoint that drafts, whose place is this machine's.
+        """
+        speculative = self.speculative
+        if speculative is not None:
+            speculative = speculative.model_copy(update={"model": draft})
+        return self.model_copy(
+            update={
+                "cpu_overrides": self.in_effect,
+                "speculative": speculative,
+                "workloads": {},
+                "ready_timeout_seconds": READY_TIMEOUT_SECONDS,
+                "tuned": None,
+            }
+        )
 
     @property
     def quantizes_in_float32(self) -> bool:

@@ -78,26 +78,6 @@ class ThroughputRatioGate(ConfigModel):
             raise ValueError(f"no one minimum for {accelerator or 'endpoints of unknown machines'}")
         return next(v for k, v in self.min_ratio.items() if accelerator in (k, None))
 
-    def rule(
-        self, accelerator: Accelerator | None, alpha: float, hit_rate: float | None
-    ) -> dict[str, Any]:
-        """What decides it, as plain data.
-
-        Args:
-            accelerator: that both sides run on; None where nobody knows.
-            alpha: error rate at which measuring stops.
-            hit_rate: that the workload declares; None where it declares none.
-
-        Raises:
-            ValueError: as `minimum_on`.
-        """
-        return {
-            "min_ratio": self.minimum_on(accelerator),
-            "alpha": alpha,
-            "blocks": self.blocks,
-            "hit_rate": hit_rate,
-        }
-
 
 class SloGate(ConfigModel):
     """Limits that a served model keeps together, round by round."""
@@ -145,22 +125,6 @@ class SloGate(ConfigModel):
         if self.min_acceptance_length is None:
             check_latency(self.limits)
         return self
-
-    def rule(self, alpha: float, hit_rate: float | None) -> dict[str, Any]:
-        """What decides it, as plain data; arguments as of `ThroughputRatioGate.rule`."""
-        return {
-            "limits": dict(self.limits),
-            "compare": self.compare,
-            "slo_attainment": self.slo_attainment,
-            "alpha": alpha,
-            "rounds": self.rounds,
-            "hit_rate": hit_rate,
-            **(
-                {"min_acceptance_length": self.min_acceptance_length}
-                if self.min_acceptance_length
-                else {}
-            ),
-        }
 
 
 def check_limits(limits: Mapping[LimitName, float]) -> None:
@@ -249,11 +213,3 @@ class SpeedGate:
         """When requests come, in words; '' where the workload says it."""
         rate = self.gate.rate if isinstance(self.gate, SloGate) else None
         return f"{rate:g} requests/s" if rate is not None else ""
-
-    def rule(
-        self, accelerator: Accelerator | None, alpha: float, hit_rate: float | None
-    ) -> dict[str, Any]:
-        """What decides it, as plain data; as `ThroughputRatioGate.rule`."""
-        if isinstance(self.gate, ThroughputRatioGate):
-            return self.gate.rule(accelerator, alpha, hit_rate)
-        return self.gate.rule(alpha, hit_rate)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
 
 from recipes.config_model import ConfigModel, Name
 
@@ -220,6 +221,13 @@ def without_place(workload: AnyWorkload) -> dict[str, Any]:
     if isinstance(workload, FileWorkload):
         plain["file"] = plain.pop("sha256")
     return plain
+
+
+def read_pinned(plain: Mapping[str, Any]) -> AnyWorkload:
+    """The workload that :func:`without_place` wrote; raises ValidationError where it is none."""
+    digest = {"sha256": plain["file"]} if "file" in plain else {}
+    found: AnyWorkload = TypeAdapter(AnyWorkload).validate_python({**plain, **digest})
+    return found
 
 
 def change_arrivals(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:

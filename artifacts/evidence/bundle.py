@@ -132,8 +132,7 @@ def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
     parts = {
         "policy": (judge, "/parameters/policy"),
         "family": (judge, "/parameters/family"),
-        "speed_note": (judge, "/parameters/speed_note"),
-        "cpu_overrides": (judge, "/parameters/cpu_overrides"),
+        "profile": (judge, "/parameters/profile"),
         "quantization": (made, "/parameters/quantization"),
         "calibration_data": (made, "/parameters/calibration_data"),
         "quantized": (made, "/result"),

@@ -21,6 +21,7 @@ from artifacts.evidence.bundle import (
 from artifacts.evidence.bundled_evidence import BundledEvidence, place_of
 from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
 from artifacts.evidence.recompute import RecordedVerdicts, VariantCheck, check_claims
+from artifacts.evidence.rule_check import find_served_otherwise
 from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.stages.judge import policy_digest
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
@@ -157,6 +158,9 @@ def find_misfits(
     judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])
     if verdict.source.digest != judged.coherence.parameters.checkpoint:
         found.append(f"{VERDICT}: the source is not the checkpoint that was the baseline")
+    profile = judged.judge.parameters.profile
+    for side, heard in (("baseline", judged.baseline_coherence), ("candidate", judged.coherence)):
+        found += find_served_otherwise("coherence", side, heard.parameters, profile)
     return found + find_misresolved(bundle, judged)
 
 

@@ -180,7 +180,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "noise_words": noise_words(judged.check_weights.result),
         "kv_cache": kv_cache_words(deployable, quantization),
         "speculative": speculative_words(deployable),
-        "cpu_overrides": judge.cpu_overrides,
+        "cpu_overrides": judge.profile.cpu_overrides if judge.profile is not None else {},
         "hardware": hardware_words(deployable.hardware),
         "engine_version": deployable.engine_version,
         "engine": engine,

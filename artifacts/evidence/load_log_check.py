@@ -6,20 +6,14 @@ or put in from another measurement, and that measuring ended where the rule ends
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any
 
 from artifacts.stages.speed import SPEED, SpeedParameters
-from eval_gates.speed.gate_rule import MeasurementSettings, build_rule
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.rounds import count_arrivals, next_timing
-from eval_gates.speed.rule_from_config import parse_measurement_rule, parse_rule
 from pipeline.core.stage_record import StageRecord
-from recipes.speed import Accelerator, SpeedGate
-from recipes.workload import AnyWorkload, without_place
 
 
 def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
@@ -36,7 +30,7 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> I
     """
     kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
-    rule = parse_measurement_rule(asked.claim, {**asked.rule, "began": found.began})
+    rule = asked.rule.model_copy(update={"began": found.began})
     lives = rule.schedule([side for side in SIDES if side in asked.sides])
     units, rest = divmod(len(loads), lives.unit)
     if rest or units != found.units:
@@ -60,64 +54,6 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> I
         or not rule.needs_more(loads[: -lives.unit])
     ):
         yield f"{role}: measuring did not end where its rule ends it"
-
-
-def find_misruled(
-    role: str,
-    record: StageRecord,
-    claim: SpeedGate,
-    own: Mapping[str, AnyWorkload],
-    measuring: MeasurementSettings | None,
-    accelerator: Accelerator | None,
-) -> Iterator[str]:
-    """In what a stage `speed` measured something else than the claim, or by another rule, in words.
-
-    Its error rate is taken as it is: see `attempt_check`.
-
-    Args:
-        role: of the stage.
-        record: what it says of itself.
-        claim: that it is of.
-        own: workloads that the policy has itself.
-        measuring: what else the rule follows from; None where nobody says.
-        accelerator: that it was measured on; None of endpoints.
-
-    Raises:
-        EvidenceError: the record is none that prepare wrote.
-        ValueError: the rule in it is none, or the claim none on that accelerator.
-    """
-    if measuring is None:
-        yield f"{role}: how it was to be measured is not known, so its rule cannot be compared"
-        return
-    asked, lives = SPEED.parameters_of(record), measuring.server_mode
-    if (lives is None) != (accelerator is None) or (lives, accelerator) == ("concurrent", "cuda"):
-        yield f"{role}: no profile of that kind of machine has lives '{lives}'"
-    try:
-        workload = measuring.find_workload(claim, own)
-    except LookupError:
-        yield f"{role}: nobody says what its workload '{claim.workload}' is"
-        return
-    said = {"name": claim.workload, "claim": claim.kind, **without_place(workload)}
-    kept = {"name": asked.name, "claim": asked.claim, **asked.workload}
-    for key in sorted(said.keys() | kept.keys() - {"times"}):  # a file's, which its digest tells
-        if not _same(said.get(key), kept.get(key)):
-            yield f"{role}: measured under another '{key}' than the policy or the profile says"
-    alpha = float(asked.rule["alpha"])
-    rules = (
-        parse_rule(claim.kind, data).model_dump()
-        for data in (build_rule(claim, workload, measuring, accelerator, alpha), asked.rule)
-    )
-    wanted, found = rules
-    for key in sorted(wanted):
-        if not _same(wanted[key], found[key]):
-            yield f"{role}: measured by another '{key}' than policy, profile and attempt give"
-
-
-def _same(said: Any, kept: Any) -> bool:
-    """As on another machine, where the last digits may differ."""
-    if isinstance(said, float) and isinstance(kept, int | float):
-        return math.isclose(said, kept, rel_tol=1e-9)
-    return bool(said == kept)
 
 
 def _comes_as_asked(load: LoadRun, asked: SpeedParameters, before: Sequence[LoadRun]) -> bool:

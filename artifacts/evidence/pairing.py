@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from artifacts.evidence.verdict import SPEED
+from artifacts.stages.speed import ROLE
 from pipeline.core.stage_record import StageRecord
 
 # Of the roles of a judge stage, by side: `again` is the baseline, asked a second time.
@@ -29,7 +29,7 @@ def mixed_sides(judge: StageRecord, found: Mapping[str, StageRecord]) -> Iterato
             if len(named) > 1:
                 yield f"{side}: its stages do not rest on the same '{role}'"
             for name, record in found.items():
-                measured = record.inputs.get(side) if name.startswith(SPEED) else None
+                measured = record.inputs.get(side) if name.startswith(ROLE) else None
                 if role == _SERVER and measured is not None and {measured.key} != named:
                     yield f"{name}: it measured another {side} than was judged"
     for role, record in found.items():

@@ -32,7 +32,8 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
     kept = EVALUATE.typed(record)
     if (count := kept.result.n) != len(answers):
         yield f"{role}: its record counts {count} answers, and there are {len(answers)}"
-    if kept.parameters.rule is None:
+    rule = kept.parameters.rule
+    if rule is None or rule.test == "fixed":
         wanted = min(kept.parameters.max_questions or len(questions), len(questions))
         if kept.parameters.suite.cluster_by:
             wanted = whole_end(labels_of(questions), wanted)

@@ -6,34 +6,32 @@ answer that was changed or is missing, a policy edited afterwards, a verdict tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from artifacts.attempts import AttemptLedger
-from artifacts.evidence.attempt_check import CANDIDATE, find_miscounts
-from artifacts.evidence.load_log_check import find_misdrawn, find_misruled
+from artifacts.evidence.load_log_check import find_misdrawn
 from artifacts.evidence.pairing import mixed_sides
 from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
+from artifacts.evidence.rule_check import find_differing_values, find_misruled
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
-from artifacts.evidence.verdict import SPEED, judge_evidence
+from artifacts.evidence.verdict import judge_evidence
 from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.run_record import RunReport, VariantReport, report_judged
 from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
+from artifacts.stages.judge import JUDGE, JudgeResult
 from artifacts.stages.questions import QUESTIONS as ASKED
 from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.answer_log import ANSWERS, QUESTIONS
-from eval_gates.planned_bets import planned_bets_of
 from eval_gates.speed.load_run import LOADS, LoadRun
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 
-# Sums of floating-point numbers may differ in the last digits on another machine.
-RELATIVE_TOLERANCE = 1e-9
+# What records raise that do not fit together.
+UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, OSError, PrepareError)
 # The promotion says more in these, and attribution describes: no verdict depends on them.
 NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "ablation")
 
@@ -187,14 +185,8 @@ class VariantEvidence:
                 if (record := self._find(reference)) is not None:
                     self._records[role] = record
                     self._check_input(role, reference, record, self._judge)
-            rounds = {
-                role: record
-                for role, record in self._records.items()
-                if role.startswith((CANDIDATE, SPEED))
-                and self._inputs[role].stage in ("evaluate", "speed")
-            }
-            parameters = JUDGE.parameters_of(self._judge)
-            self.problems += find_miscounts(parameters, recipe, tried, rounds)
+            rules = find_misruled(JUDGE.parameters_of(self._judge), recipe, tried, self._records)
+            self._add(rules)
             self.problems += mixed_sides(self._judge, self._records)
             if not self._has_gap:
                 self._check_asked()
@@ -206,11 +198,7 @@ class VariantEvidence:
             return None
         try:
             kept = JUDGE.typed(judge)
-            policy = kept.parameters.policy
-            planned = planned_bets_of(policy, kept.parameters.family)
-            if kept.parameters.planned_bets != planned:
-                self.problems.append("its bets are not those that its policy plans")
-            self.problems += self._find_mismeasured(kept.parameters)
+            self._add(self._find_misdrawn())
             again = judge_evidence(
                 kept.parameters,
                 set(judge.inputs),
@@ -219,32 +207,24 @@ class VariantEvidence:
                 self._loads,
             )
             ours, theirs = (report_judged("", None, each) for each in (kept.result, again))
-        except (
-            ValueError,
-            LookupError,
-            ArithmeticError,
-            TypeError,
-            OSError,
-            PrepareError,
-        ) as error:
+        except UNREADABLE as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
             return None
         self.problems += [f"its stage 'judge': {each}" for each in find_differing(ours, theirs)]
         return again
 
-    def _find_mismeasured(self, judged: JudgeParameters) -> Iterator[str]:
-        """Where loads are not those of the policy's claims, measured as these are."""
-        accelerator = judged.accelerator or None
-        claims = {SPEED + each.name: each for each in judged.policy.claims_on(accelerator)}
-        own = judged.policy.speed.workloads if judged.policy.speed is not None else {}
+    def _add(self, problems: Iterator[str]) -> None:
+        """Keep these, and why there may be more."""
+        try:
+            self.problems.extend(problems)
+        except UNREADABLE as error:
+            self.problems.append(f"the verdict cannot be computed: {error}")
+
+    def _find_misdrawn(self) -> Iterator[str]:
+        """Where loads are not those that were drawn, or were left out."""
         for role, record in self._records.items():
-            if record.stage != LOADED.name:
-                continue
-            yield from find_misdrawn(role, record, self._loads(role))
-            if (claim := claims.get(role)) is not None:
-                yield from find_misruled(role, record, claim, own, judged.measuring, accelerator)
-            else:
-                yield f"{role}: its policy makes no such claim"
+            if record.stage == LOADED.name:
+                yield from find_misdrawn(role, record, self._loads(role))
 
     @property
     def _has_gap(self) -> bool:
@@ -370,29 +350,3 @@ def find_differing(kept: VariantReport, computed: VariantReport | None) -> list[
     if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]
     return list(find_differing_values("", ours, theirs))
-
-
-def find_differing_values(path: str, kept: Any, computed: Any) -> list[str]:
-    """Every value in which the two differ, named by its path; `path` leads to them."""
-    if isinstance(kept, dict) and isinstance(computed, dict):
-        names = kept.keys() | computed.keys()
-        return [
-            line
-            for name in sorted(names)
-            for line in find_differing_values(f"{path}.{name}", kept.get(name), computed.get(name))
-        ]
-    if isinstance(kept, list | tuple) and isinstance(computed, list | tuple):
-        if len(kept) != len(computed):
-            return [f"{path[1:]}: kept {len(kept)} of them, computed {len(computed)}"]
-        found = [
-            line
-            for number, (ours, theirs) in enumerate(zip(kept, computed, strict=True))
-            for line in find_differing_values(f"{path}[{number}]", ours, theirs)
-        ]
-        # One answer changes every later point of the trail, and the first says it all.
-        return found[:1] if path.endswith(".e_process") else found
-    if isinstance(kept, float) and isinstance(computed, float):
-        same = math.isclose(kept, computed, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)
-    else:
-        same = kept == computed
-    return [] if same else [f"{path[1:]}: kept {kept!r}, computed {computed!r}"]

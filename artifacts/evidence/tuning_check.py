@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from artifacts.evidence.load_log_check import find_misdrawn, find_misruled
-from artifacts.evidence.recompute import VariantCheck, find_differing_values
+from artifacts.evidence.load_log_check import find_misdrawn
+from artifacts.evidence.recompute import UNREADABLE, VariantCheck
+from artifacts.evidence.rule_check import find_differing_values, find_other_claim
 from artifacts.evidence.source import EvidenceSource
 from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun
 from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
-from pipeline.core.errors import PrepareError, UsageError
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
+from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageRecord
 
 
 def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateReport:
     """What the blocks of a race's winner and of stock show."""
-    parameters = SPEED.parameters_of(record)
+    told = SPEED.parameters_of(record).decided_by
     return decide_speed_gate(
-        f"ratio.{parameters.name}",
-        "ratio",
-        workload=parameters.name,
-        tier="critical",
-        rule=parameters.rule,
-        loads=loads,
+        f"ratio.{told.name}", told.rule, workload=told.name, tier="critical", loads=loads
     )
 
 
@@ -52,7 +49,7 @@ def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
             loads = source.loads(SPEED.name, record.key)
             differences += _find_changed(tuning, record, loads, source)
             computed = judge_confirmed(record, loads)
-    except (ValueError, LookupError, ArithmeticError, TypeError, OSError, PrepareError) as error:
+    except UNREADABLE as error:
         differences.append(f"the verdict cannot be computed: {error}")
     if computed is not None:
         kept = tuning.confirmation.model_dump()
@@ -77,17 +74,15 @@ def _find_changed(
     if source.digest(SPEED.name, record.key, LOADS) != kept.result.loads_digest:
         yield f"{place}/{LOADS}: the timings are not those that were measured"
     asked = kept.parameters
-    if (asked.claim, asked.rule.get("min_ratio")) != ("ratio", 1.0):
+    if not isinstance(asked.rule, ThroughputRatioRule) or asked.rule.min_ratio != 1.0:
         yield f"{place}: it is no claim to be faster than stock"
     if asked.sides["baseline"].serving.engine_arguments != tuning.engine_defaults:
         yield f"{place}: what it compares with is not the stock of this run"
     attempt = tuning.attempt
     if attempt is None or attempt.alpha != tuning.alpha:
         yield f"{place}: its attempt is not known, or has another error rate"
-    elif asked.rule.get("alpha") != attempt.level(asked.measurement):
-        yield f"{place}: its level is not that of attempt {attempt.number}"
+        return
     yield from find_misdrawn(place, record, loads)
-    (claim,) = tuning.speed.claims
-    own = tuning.speed.workloads
-    # Its minimum is the same everywhere.
-    yield from find_misruled(place, record, claim, own, tuning.measuring, "cpu")
+    (claim,), own = tuning.speed.claims, tuning.speed.workloads
+    level = attempt.level(asked.measurement)
+    yield from find_other_claim(place, asked.decided_by, claim, own, tuning.served, level)

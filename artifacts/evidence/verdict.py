@@ -11,6 +11,7 @@ from typing import Any
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JudgeParameters, JudgeResult
 from artifacts.stages.questions import QUESTIONS
+from artifacts.stages.speed import ROLE
 from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import LoadRun
@@ -21,15 +22,6 @@ from pipeline.core.stage_record import StageRecord
 Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
 Loads = Callable[[str], list[LoadRun]]
-
-OF_MEASURING = (
-    "server_mode",
-    "loads_per_server_run",
-    "restart_allowance",
-    "restart_allowance_alpha",
-    "must_count_hits",
-)
-SPEED = "speed."  # begins the role of a stage that measured a claim on speed
 
 
 def judge_evidence(
@@ -42,8 +34,7 @@ def judge_evidence(
     """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
 
     Args:
-        parameters: of the judge stage: policy, attempt, family, planned_bets, accelerator,
-            speed_note.
+        parameters: of the judge stage.
         roles: of the stages that are there.
         answers: of a stage, in the order of asking, by role.
         record: of a stage, by role.
@@ -55,15 +46,13 @@ def judge_evidence(
         judge_suite(
             name,
             suite,
+            parameters.gates[name],
             metric=EVALUATE.result_of(record(f"candidate.{name}")).metric,
             baseline=answers(f"baseline.{name}"),
             candidate=answers(f"candidate.{name}"),
             again=answers(f"again.{name}") if f"again.{name}" in roles else [],
             available=questions[name].units,
             guessing=questions[name].guessing,
-            family=parameters.family,
-            alpha=level_of_suite(parameters, name, record),
-            planned_bet=parameters.planned_bets.get(name),
         )
         for name, suite in policy.suites.items()
     ]
@@ -81,12 +70,6 @@ def judge_evidence(
     )
 
 
-def level_of_suite(parameters: JudgeParameters, name: str, record: Record) -> float:
-    """The level that the suite's gate is decided at: that of its attempt and measurement."""
-    asked = EVALUATE.parameters_of(record(f"candidate.{name}"))
-    return parameters.attempt.level(asked.measurement)
-
-
 def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeStats]:
     """What the variant's engine counted of speculative decoding, where it was measured."""
     found = {name: EVALUATE.result_of(record(f"candidate.{name}")).spec_decode for name in suites}
@@ -98,29 +81,23 @@ def speed_of(
 ) -> list[SpeedGateReport]:
     """A report for each of the policy's claims on speed; one that was not measured is undecided.
 
-    Of what a stage says of its rule, only how its servers lived and where rates were looked for is
-    taken, and what its workload says of hits; the rest is the policy's.
+    Raises:
+        LookupError: a claim has no rule.
     """
-    policy, reports, accelerator = parameters.policy, [], parameters.accelerator or None
-    for claim in policy.claims_on(accelerator):
-        role = f"{SPEED}{claim.name}"
-        stage = LOADED.parameters_of(record(role)) if role in roles else None
-        kept = stage.rule if stage is not None else {}
-        level = parameters.attempt.level(stage.measurement if stage is not None else 1)
-        rule = claim.rule(accelerator, level, kept.get("hit_rate"))
-        measuring = {key: kept[key] for key in OF_MEASURING if key in kept}
+    reports = []
+    for claim in parameters.policy.claims_on(parameters.accelerator):
+        role, rule = ROLE + claim.name, parameters.speed[claim.name].rule
         if role in roles:
-            measuring["began"] = LOADED.result_of(record(role)).began
+            rule = rule.model_copy(update={"began": LOADED.result_of(record(role)).began})
         reports.append(
             decide_speed_gate(
                 claim.name,
-                claim.kind,
+                rule,
                 workload=claim.workload,
                 tier=claim.tier,
-                rule={**rule, **measuring},
                 loads=loads(role) if role in roles else [],
                 at=claim.at,
-                note=parameters.speed_note,
+                note=parameters.profile.speed_note if parameters.profile is not None else None,
             )
         )
     return reports

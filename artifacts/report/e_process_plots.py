@@ -14,7 +14,6 @@ from artifacts.report.figure import ALL_AT_ONE_X, Figure, Table, UniqueIds, axis
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.gate_report import GateReport
 from eval_gates.statistics.sequential import REFUTED_LOG10, sequential_test
-from eval_gates.stopping import comparison_of
 
 HEADROOM = 1.25  # of the plot above the line, where paths may end far beyond it
 
@@ -48,10 +47,10 @@ def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EProcessPlo
     result = sequential_test(
         [float(row["score"]) for row in answered.baseline],
         [float(row["score"]) for row in answered.candidate],
-        comparison_of(answered.margin),
+        answered.rule.comparison,
         gate.alpha,
         answered.population,
-        planned=answered.planned_bet,
+        planned=answered.rule.planned_bet,
         bounds=False,
     )
     same = (result.n, result.decided_at) == (gate.n, gate.decided_at)

@@ -11,7 +11,6 @@ from artifacts.run_record import VariantReport
 from artifacts.stages.check_weights import CHECK_WEIGHTS
 from artifacts.stages.judge import JUDGE
 from eval_gates.gate_report import GateReport
-from eval_gates.stopping import comparison_of
 from recipes.catalog import BASELINE
 
 
@@ -168,11 +167,9 @@ def _allowed_drop(evidence: RunEvidence, variant: VariantReport, gate: GateRepor
     """The drop in mean score that lies on the margin, as a fraction."""
     if gate.threshold < 0:
         return -gate.threshold
-    judge, policy = evidence.kept(JUDGE, variant.recipe), evidence.policy(variant.recipe)
-    if judge is None or policy is None or gate.suite not in policy.suites:
-        return None
-    margin = policy.suites[gate.suite].margins[judge.parameters.family]
-    return comparison_of(margin).allowed_drop(gate.baseline)
+    judge = evidence.kept(JUDGE, variant.recipe)
+    rule = judge.parameters.gates.get(gate.suite) if judge is not None else None
+    return rule.comparison.allowed_drop(gate.baseline) if rule is not None else None
 
 
 def _table(

@@ -17,6 +17,7 @@ from artifacts.stages.judge import JUDGE
 from artifacts.stages.questions import QUESTIONS as ASKED
 from artifacts.stages.speed import SPEED
 from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
+from eval_gates.gate_rule import GateRule
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
@@ -25,7 +26,7 @@ from pipeline.core.stage import Parameters, Result, Stage, TypedStageRecord
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from recipes.catalog import BASELINE
-from recipes.policy import AnySuite, Margin, Policy
+from recipes.policy import AnySuite, Policy
 
 Rows = list[dict[str, Any]]
 
@@ -38,9 +39,8 @@ class PairedAnswers:
     candidate: Rows  # rows to the same questions
     questions: dict[str, dict[str, Any]]  # by id, as far as they are kept
     suite: AnySuite  # the policy's settings
-    margin: Margin  # of the variant's family
+    rule: GateRule  # that decided
     population: int | None  # questions of the benchmark, where the claim is about that alone
-    planned_bet: float | None  # that has half of the stake; None for a fixed test
 
 
 class RunEvidence:
@@ -106,15 +106,14 @@ class RunEvidence:
         asked = self._read_shape(
             ASKED, self._input(judge.record, f"questions.{suite}", f"the questions of {suite}")
         )
-        about_all = settings.about == "population" or asked is None
+        rule = judge.parameters.gates[suite]
         return PairedAnswers(
             baseline=baseline,
             candidate=candidate,
             questions=self._questions(asked.record if asked else None),
             suite=settings,
-            margin=settings.margins[judge.parameters.family],
-            population=None if about_all or asked is None else asked.result.questions,
-            planned_bet=judge.parameters.planned_bets.get(suite),
+            rule=rule,
+            population=rule.population(asked.result.questions) if asked is not None else None,
         )
 
     def collect_answers(

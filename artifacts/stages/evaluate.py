@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from artifacts.attempts import Counted
 from artifacts.served_model import ServedModel, ServerRuntime
+from eval_gates.gate_rule import GateRule
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 from pipeline.core.stage_record import StageSpec
-from recipes.policy import AnyTask, Margin
-
-
-class GateRule(Record):
-    """What decides a gate, and so ends the asking."""
-
-    margin: Margin
-    alpha: float
-    planned_bet: float = Field(description="has half of the stake against 'inferior'")
-    about: Literal["population", "benchmark"]
-    time_budget_minutes: float | None = None
-    cap: int | None = Field(
-        None, description="what a time budget left open, a higher cap continues"
-    )
+from recipes.policy import AnyTask
 
 
 class EvaluateParameters(ServedModel):
@@ -38,7 +26,7 @@ class EvaluateParameters(ServedModel):
     max_length: int = Field(description="tokens that a prompt and its answer may have together")
     max_questions: int | None = Field(None, description="questions at most")
     batch: int = Field(description="questions between two looks")
-    rule: GateRule | None = Field(None, description="None where nothing ends it before")
+    rule: GateRule | None = Field(None, description="None of the baseline")
     repeat_id: int = Field(0, description="1 where the baseline is asked again")
     measurement: int = Field(1, ge=1, description="number of the measurement")
 

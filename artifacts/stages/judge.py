@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from artifacts.attempts import Attempt
 from eval_gates.gate_report import GateReport, Verdict
+from eval_gates.gate_rule import GateRule
 from eval_gates.spec_decode_stats import SpecDecodeStats
-from eval_gates.speed.gate_rule import MeasurementSettings
+from eval_gates.speed.gate_rule import SpeedGateRule
 from eval_gates.speed.report import SpeedGateReport
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 from pipeline.core.stage_record import StageRecord
 from recipes.policy import Policy
-from recipes.schema import AcceleratorName, Family
+from recipes.schema import AcceleratorName, Family, ServingProfile
 
 
 class JudgeParameters(Record):
@@ -26,15 +25,16 @@ class JudgeParameters(Record):
     recipe: str | None = Field(None, description="of the variant")
     attempt: Attempt = Field(description="that the variant belongs to, without its run")
     family: Family
-    planned_bets: dict[str, float] = Field(description="by suite with a sequential test")
-    accelerator: AcceleratorName | Literal[""] = Field("", description="'' of endpoints")
-    speed_note: str | None = Field(None, description="what the profile says beside its speeds")
-    measuring: MeasurementSettings | None = Field(
-        None, description="how speed is measured; None without a performance gate"
+    gates: dict[str, GateRule] = Field(description="by suite")
+    profile: ServingProfile | None = Field(
+        None, description="that both sides are served by, as carried out; None of endpoints"
     )
-    cpu_overrides: dict[str, dict[str, str]] = Field(
-        {}, description="of the profile, that this machine's CPU put into effect"
-    )
+    speed: dict[str, SpeedGateRule] = Field({}, description="by claim of the policy")
+
+    @property
+    def accelerator(self) -> AcceleratorName | None:
+        """That both sides are served on; None of endpoints, whose machine nobody knows."""
+        return self.profile.accelerator if self.profile is not None else None
 
 
 class JudgeRuntime(Record):

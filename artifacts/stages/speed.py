@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from artifacts.attempts import Counted
 from artifacts.served_model import ServedModel, ServerRuntime
+from eval_gates.speed.gate_rule import WORKLOAD, AnyRule, SpeedGateRule
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
-from recipes.speed import ClaimKind
+
+# Of these stages' roles, before the claim's name.
+ROLE = "speed."
 
 
 class SpeedParameters(Record):
     """Which sides are measured, and until when."""
 
-    claim: ClaimKind | Literal["screening"] = Field(
-        description="screening: it is chosen what to claim something about"
-    )
     name: str = Field(description="of the workload")
-    workload: dict[str, Any] = Field(description="with what its file holds, and not where it is")
-    rule: dict[str, Any] = Field(description="that decides")
+    workload: dict[str, Any] = Field(description=WORKLOAD)
+    rule: AnyRule = Field(description="that decides")
     sides: dict[str, ServedModel] = Field(description="candidate, and baseline where it compares")
     environment: str = Field("", description="identity of the load generator's")
     machine: str = Field("", description="speeds of two machines are not compared")
@@ -33,12 +33,24 @@ class SpeedParameters(Record):
     @property
     def kind(self) -> str:
         """What its duration depends on most."""
-        return f"{self.claim} {self.name}"
+        return f"{self.rule.kind} {self.name}"
 
     @property
     def alternates(self) -> bool:
         """Whether each pair or round has lives of servers of its own, one up at a time."""
-        return self.rule.get("server_mode") == "interleaved"
+        return self.rule.server_mode == "interleaved"
+
+    @property
+    def decided_by(self) -> SpeedGateRule:
+        """What a verdict has of it, which does not repeat the times of a trace.
+
+        Raises:
+            ValidationError: it is a race, which decides nothing.
+        """
+        workload = {key: value for key, value in self.workload.items() if key != "times"}
+        return SpeedGateRule.model_validate(
+            {"name": self.name, "workload": workload, "rule": self.rule}
+        )
 
 
 class SpeedRuntime(WorkerRuntime):
@@ -63,7 +75,9 @@ class SpeedResult(Record):
         "is kept",
     )
     began: list[int] = Field(
-        [0], description="first life of each run that had a budget for lost blocks or rounds"
+        [0],
+        min_length=1,
+        description="first life of each run that had a budget for lost blocks or rounds",
     )
     log_rates: dict[str, list[float]] = Field(
         {}, description="of a ratio: median ln(output tokens/s) of each start, by side"

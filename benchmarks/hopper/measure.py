@@ -29,6 +29,7 @@ from eval_gates.speed.load_run import LoadRun, read_loads
 from eval_gates.speed.sequential_rule import WARM_UP
 from eval_gates.speed.server_runs import ServerRun
 from eval_gates.speed.steady_state import output_rate
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.cli.display import open_display
 from pipeline.core.gpus import query_driver
@@ -510,11 +511,13 @@ def measure_blocks(
         arrivals=Arrivals(concurrency=at_once),
         seconds=arguments.seconds,
     ).model_dump()
-    rule = {"min_ratio": 1.0, "alpha": 1e-9, "blocks": arguments.blocks, "hit_rate": 0.0}
+    rule = ThroughputRatioRule(
+        min_ratio=1.0, alpha=1e-9, blocks=arguments.blocks, hit_rate=0.0
+    ).model_dump()
     spec.write_text(
         json.dumps(
             {
-                **{"claim": "ratio", "name": f"at-{at_once}", "workload": workload, "rule": rule},
+                **{"name": f"at-{at_once}", "workload": workload, "rule": rule},
                 **{"sides": sides, "server_run": asdict(life), "endpoints": endpoints},
                 **{"tokenizer": str(arguments.tokenizer), "trust_remote_code": False},
             }

@@ -1,56 +1,48 @@
-"""The complete rule of a performance gate, from policy, profile and attempt.
+"""The rule of a claim on speed: planning writes it once, and everyone else reads that record.
 
-The plan builds it, and verification builds it again from the evidence: no part of it is free.
+Verification lays it out once more, from the same policy, profile and attempt, and compares.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from eval_gates.speed.invalid_reasons import min_requests
-from eval_gates.speed.throughput_ratio import restart_allowance
+from eval_gates.speed.screening import ScreeningRule
+from eval_gates.speed.slo import SloRule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
 from pipeline.core.record import Record
 from recipes.speed import Accelerator, SloGate, SpeedGate
 from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, change_arrivals
 
-ASSUMED_RUN_COUNT = 1_000  # an assumed spread counts as known
-# For ratios with interleaved server runs: runs differ about as much as loads, so more loads per
-# run would cost time and add little.
+if TYPE_CHECKING:
+    from recipes.schema import ServingProfile
+
+# Of a ratio whose lives alternate: more would cost time and say little, since lives differ about
+# as much as loads do.
 LOADS_PER_SERVER_RUN = 3
 
+ClaimRule = ThroughputRatioRule | SloRule
+AnyRule = Annotated[ClaimRule | ScreeningRule, Field(discriminator="kind")]
+WORKLOAD = "with what its file holds, and not where it is"
 
-class MeasurementSettings(Record):
-    """Measurement settings that the policy does not contain."""
 
-    server_mode: Literal["concurrent", "interleaved"] | None = Field(
-        None, description="of both sides' servers; None for endpoints, which prepare does not start"
-    )
-    restart_stddev: float = Field(
-        0.0, ge=0, le=1, description="of ln(output tokens/s) between runs of one server"
-    )
-    restart_count: int = Field(ASSUMED_RUN_COUNT, ge=2, description="server runs of this estimate")
-    workloads: dict[str, AnyWorkload] = Field(
-        {},
-        description="workloads of gates that are not the policy's: the profile's and built-in ones",
-    )
+class SpeedGateRule(Record):
+    """What a claim on speed is measured with, and decided by."""
 
-    def find_workload(self, claim: SpeedGate, own: Mapping[str, AnyWorkload]) -> AnyWorkload:
-        """Return the gate's traffic, at the gate's rate.
+    name: str = Field(description="of the workload")
+    workload: dict[str, Any] = Field(description=WORKLOAD)
+    rule: ClaimRule = Field(discriminator="kind")
 
-        Args:
-            claim: a gate of the policy.
-            own: the policy's own workloads.
 
-        Raises:
-            LookupError: there is no such workload.
-            ValueError: its requests cannot arrive at that rate.
-        """
-        workloads = {**self.workloads, **own}
-        return apply_gate_rate(claim, workloads[claim.workload])
+def parse_rule(data: Mapping[str, Any]) -> ClaimRule | ScreeningRule:
+    """The rule that crossed to a worker as plain data; raises ValidationError where it is none."""
+    found: ClaimRule | ScreeningRule = TypeAdapter(AnyRule).validate_python(dict(data))
+    return found
 
 
 def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
@@ -63,57 +55,47 @@ def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
 
 def build_rule(
     claim: SpeedGate,
-    workload: AnyWorkload,
-    measuring: MeasurementSettings,
-    accelerator: Accelerator | None,
     alpha: float,
-) -> dict[str, Any]:
-    """Return the gate's rule as plain data.
+    accelerator: Accelerator | None,
+    workload: AnyWorkload | None = None,
+    profile: ServingProfile | None = None,
+) -> ClaimRule:
+    """What decides the claim.
+
+    Where one start a side is all, what that explains of a ratio takes half of the error rate.
 
     Args:
-        claim: a gate of the policy.
-        workload: its traffic, at the gate's rate.
-        measuring: settings that the policy does not contain.
-        accelerator: of both sides; None if unknown.
+        claim: of a policy.
         alpha: error rate at which measuring stops.
+        accelerator: that both sides run on; None where nobody knows.
+        workload: its traffic, at the rate that it says; None: not known yet.
+        profile: says how the servers of both sides live; None of endpoints, which run as they are.
 
     Raises:
         ValueError: the gate does not apply to that accelerator.
     """
-    hits = workload.declared_hit_rate
-    rule = claim.rule(accelerator, alpha, hits)
-    if hits == 0 and not isinstance(workload, RandomWorkload):
-        rule["must_count_hits"] = True  # prompts of a file may share a prefix
-    if measuring.server_mode is not None:
-        rule |= _server_run_settings(claim, measuring, alpha)
-    return rule
-
-
-def needs_baseline(claim: SpeedGate) -> bool:
-    """Return whether the baseline is measured, too."""
-    return not isinstance(claim.gate, SloGate) or claim.gate.compare == "baseline"
-
-
-def _server_run_settings(
-    claim: SpeedGate, measuring: MeasurementSettings, alpha: float
-) -> dict[str, Any]:
-    """Return the settings of the server runs.
-
-    With one start for each side, the allowance for restarts takes half of the error rate.
-    """
-    if measuring.server_mode == "interleaved":
-        # Rounds of one server run are not independent, so each round has its own runs.
+    gate, lives = claim.gate, profile.server_mode if profile is not None else None
+    hits = workload.declared_hit_rate if workload is not None else None
+    rule: dict[str, Any] = {"alpha": alpha, "hit_rate": hits}
+    # Prompts of a file may share something.
+    rule["must_count_hits"] = hits == 0 and not isinstance(workload, RandomWorkload)
+    if lives == "interleaved":
+        # Rounds of one life are not independent, so each round has lives of its own.
         loads = LOADS_PER_SERVER_RUN if claim.kind == "ratio" else 1
-        return {"server_mode": "interleaved", "loads_per_server_run": loads}
-    if claim.kind == "slo":
-        return {}
-    share = alpha / 2
-    return {
-        "restart_allowance": restart_allowance(
-            measuring.restart_stddev, measuring.restart_count, share
-        ),
-        "restart_allowance_alpha": share,
-    }
+        rule |= {"server_mode": "interleaved", "loads_per_server_run": loads}
+    if isinstance(gate, SloGate):
+        return SloRule(
+            limits=dict(gate.limits.items()),
+            compare=gate.compare,
+            slo_attainment=gate.slo_attainment,
+            rounds=gate.rounds,
+            min_acceptance_length=gate.min_acceptance_length,
+            **rule,
+        )
+    if profile is not None and lives == "concurrent":
+        allowed = restart_allowance(profile.restart_stddev, profile.restart_count, alpha / 2)
+        rule |= {"restart_allowance": allowed, "restart_allowance_alpha": alpha / 2}
+    return ThroughputRatioRule(min_ratio=gate.minimum_on(accelerator), blocks=gate.blocks, **rule)
 
 
 def max_percentile(limits: Iterable[str]) -> int | None:

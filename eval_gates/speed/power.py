@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval_gates.speed.rule_from_config import Rule
+from eval_gates.speed.gate_rule import ClaimRule
 from eval_gates.speed.slo import SloRule
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 
@@ -53,7 +53,7 @@ class SpeedGatePower:
     chances: tuple[PassProbability, ...]
 
 
-def speed_power(rule: Rule) -> SpeedGatePower:
+def speed_power(rule: ClaimRule) -> SpeedGatePower:
     """Simulate a rule, at its error rate."""
     import numpy as np
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from eval_gates.gate_report import EProcessPoint, Tier, Verdict
+from eval_gates.speed.gate_rule import ClaimRule
 from eval_gates.speed.invalid_reasons import InvalidReason, count_drafts, hit_rate
 from eval_gates.speed.load_run import LoadRun, Side
 from eval_gates.speed.result import SpeedTestResult
-from eval_gates.speed.rule_from_config import Rule, parse_rule
 from eval_gates.speed.slo import SUSTAINED, SloRule, percentiles
 from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, steady_window
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
@@ -146,11 +146,10 @@ class SpeedGateReport(Record):
 
 def decide_speed_gate(
     gate: str,
-    kind: ClaimKind,
+    rule: ClaimRule,
     *,
     workload: str,
     tier: Tier,
-    rule: Mapping[str, Any],
     loads: Sequence[LoadRun],
     at: str = "",
     note: str | None = None,
@@ -159,10 +158,9 @@ def decide_speed_gate(
 
     Args:
         gate: its name.
-        kind: which rule decides.
+        rule: what rule.
         workload: name of the workload.
         tier: whether it can block the variant.
-        rule: as plain data, at the policy's alpha.
         loads: in the order of measuring; may be empty.
         at: description of the arrivals; '' if the workload has it.
         note: the profile's note on its performance.
@@ -173,44 +171,43 @@ def decide_speed_gate(
     for load in loads:
         if load.workload != workload:
             raise ValueError(f"{gate}: a load has the workload '{load.workload}', not '{workload}'")
-    decides = parse_rule(kind, rule)
-    found = decides.evaluate(loads)
-    reason = describe_result(decides, found) + remeasure_hint(gate, found)
+    found = rule.evaluate(loads)
+    reason = describe_result(rule, found) + remeasure_hint(gate, found)
     verdict: Verdict = found.state if found.state in ("pass", "fail") else "undecided"
     trusted = not found.invalid_reasons
     totals: dict[str, Any] = {}
-    if trusted and isinstance(decides, ThroughputRatioRule):
-        totals = {"total": decides.total_ratio(loads)}
-    elif trusted and isinstance(decides, SloRule):
+    if trusted and isinstance(rule, ThroughputRatioRule):
+        totals = {"total": rule.total_ratio(loads)}
+    elif trusted and isinstance(rule, SloRule):
         totals = {
-            "left_over": decides.left_over(loads),
-            "requests_within": decides.shares_within(loads),
+            "left_over": rule.left_over(loads),
+            "requests_within": rule.shares_within(loads),
         }
     return SpeedGateReport(
         **totals,
-        starts="one" if decides.server_mode == "concurrent" else "several",
+        starts="one" if rule.server_mode == "concurrent" else "several",
         gate=gate,
-        kind=kind,
+        kind=rule.kind,
         workload=workload,
-        description=describe_gate(decides, workload, at),
+        description=describe_gate(rule, workload, at),
         tier=tier,
-        unit=decides.unit,
+        unit=rule.unit,
         n=found.n,
-        cap=decides.cap,
+        cap=rule.cap,
         decided_at=found.decided_at,
         estimate=found.estimate,
         lower=found.lower,
         upper=found.upper,
-        threshold=gate_threshold(decides),
-        restart_allowance=0.0 if isinstance(decides, SloRule) else decides.restart_allowance,
-        alpha=decides.alpha,
+        threshold=gate_threshold(rule),
+        restart_allowance=0.0 if isinstance(rule, SloRule) else rule.restart_allowance,
+        alpha=rule.alpha,
         p_value=found.p_value,
         invalid_reasons=list(found.invalid_reasons),
         continues=found.state == "disturbed",
         voided=list(found.voided),
         lost=found.lost,
-        server_mode=decides.server_mode,
-        loads=summarize_loads(decides, loads),
+        server_mode=rule.server_mode,
+        loads=summarize_loads(rule, loads),
         e_process=list(found.e_process),
         verdict=verdict,
         reason="; ".join([reason, *_describe_totals(totals)]),
@@ -231,12 +228,12 @@ def _describe_totals(totals: Mapping[str, Any]) -> Iterator[str]:
         yield f"the rate {words}: {100 * max(0.0, left):.1f} % of the requests were not answered"
 
 
-def gate_threshold(rule: Rule) -> float:
+def gate_threshold(rule: ClaimRule) -> float:
     """Return the smallest ratio, or the share of rounds, that passes."""
     return rule.slo_attainment if isinstance(rule, SloRule) else rule.min_ratio
 
 
-def describe_gate(rule: Rule, workload: str, at: str = "") -> str:
+def describe_gate(rule: ClaimRule, workload: str, at: str = "") -> str:
     """Describe the gate, such as 'p95 of TTFT at most 800 ms in at least 50 % of rounds'."""
     traffic = f"{workload}{f' at {at}' if at else ''}"
     if isinstance(rule, ThroughputRatioRule):
@@ -262,7 +259,7 @@ def unit_name(rule: ThroughputRatioRule) -> str:
     return "block" if rule.server_mode == "concurrent" else "pair of server runs"
 
 
-def describe_result(rule: Rule, found: SpeedTestResult) -> str:
+def describe_result(rule: ClaimRule, found: SpeedTestResult) -> str:
     """Describe the verdict."""
     if found.state == "disturbed":
         return (
@@ -305,7 +302,9 @@ def remeasure_hint(gate: str, found: SpeedTestResult) -> str:
     return f"; fix the cause and measure again with `prepare model --remeasure {gate}`"
 
 
-def describe_faults(rule: Rule, found: SpeedTestResult, faults: Sequence[InvalidReason]) -> str:
+def describe_faults(
+    rule: ClaimRule, found: SpeedTestResult, faults: Sequence[InvalidReason]
+) -> str:
     """Describe how many units are lost, with an example of the most frequent fault."""
     kinds = Counter(fault.kind for fault in faults)
     ((kind, _),) = kinds.most_common(1)
@@ -315,7 +314,7 @@ def describe_faults(rule: Rule, found: SpeedTestResult, faults: Sequence[Invalid
     return f"{found.lost} of {found.n} {rule.unit} count for neither side ({one})"
 
 
-def summarize_loads(rule: Rule, loads: Sequence[LoadRun]) -> list[LoadSummary]:
+def summarize_loads(rule: ClaimRule, loads: Sequence[LoadRun]) -> list[LoadSummary]:
     """Describe every load."""
     blocks = list(dict.fromkeys(load.block for load in loads))
     of_units = rule.count(loads)

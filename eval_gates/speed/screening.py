@@ -26,6 +26,7 @@ from eval_gates.speed.steady_state import lag_gain, output_rate
 class ScreeningRule(ServerRunRule):
     """Stopping rule of one candidate configuration."""
 
+    kind: Literal["screening"] = "screening"
     repetitions: int = Field(ge=1, description="of a candidate that is not out")
     leader: float | None = Field(
         None,
@@ -41,6 +42,7 @@ class ScreeningRule(ServerRunRule):
     hit_rate: float | None = Field(None, description="declared by the workload")
 
     unit: ClassVar[str] = "rounds"
+    compares: ClassVar[bool] = False
 
     @property
     def cap(self) -> int:

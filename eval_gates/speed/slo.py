@@ -48,6 +48,7 @@ SUSTAINED = 0.05
 class SloRule(SequentialGateRule):
     """Rule of an SLO: enough rounds meet the limits."""
 
+    kind: Literal["slo"] = "slo"
     limits: dict[str, float] = Field(description="by name, such as ttft_ms_p95 or errors")
     compare: Literal["absolute", "baseline"] = "absolute"
     slo_attainment: float = Field(gt=0, lt=1, description="share of rounds that must meet limits")
@@ -55,6 +56,11 @@ class SloRule(SequentialGateRule):
     min_acceptance_length: float | None = Field(
         None, ge=1, description="minimum tokens per step with drafts, in each round"
     )
+
+    @property
+    def compares(self) -> bool:
+        """Whether the baseline is measured, too."""
+        return self.compare == "baseline"
 
     @property
     def unit(self) -> str:

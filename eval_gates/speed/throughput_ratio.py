@@ -17,7 +17,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -41,12 +41,15 @@ if TYPE_CHECKING:
 class ThroughputRatioRule(SequentialGateRule):
     """Rule of a throughput ratio."""
 
+    kind: Literal["ratio"] = "ratio"
     min_ratio: float = Field(gt=0, description="smallest acceptable ratio")
     blocks: int = Field(ge=1, description="maximum; pairs of server runs if these are interleaved")
     restart_allowance: float = Field(
         0.0, ge=0, description="of ln(ratio), for differences of server runs"
     )
     restart_allowance_alpha: float = Field(0.0, ge=0, lt=0.5, description="its share of alpha")
+
+    compares: ClassVar[bool] = True
 
     @property
     def unit(self) -> str:

@@ -17,11 +17,11 @@ from artifacts.stages.evaluate import (
     EVALUATE,
     EvaluateParameters,
     EvaluateRuntime,
-    GateRule,
     log_key,
     measurement_key,
 )
 from artifacts.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
+from eval_gates.gate_rule import GateRule, gate_rule_of
 from eval_gates.planned_bets import planned_bet_of
 from eval_gates.statistics.question_rounds import expected_questions, round_sizes
 from eval_gates.stopping import comparison_of
@@ -294,22 +294,10 @@ class EvaluationPlanner:
         return round_sizes(expected, suite.batch, cap)
 
     def _rule(self, name: str, recipe: Recipe) -> GateRule | None:
-        """What decides a gate, and so ends the asking; None where all questions are asked."""
+        """What decides a gate; None of the baseline."""
         if recipe.family == "baseline":
             return None
-        suite = self.policy.suites[name]
-        bet = planned_bet_of(suite, recipe.family)
-        if bet is None:
-            return None
-        return GateRule(
-            margin=suite.margins[recipe.family],
-            alpha=self.level(name),
-            planned_bet=bet,
-            about=suite.about,
-            time_budget_minutes=suite.time_budget_minutes,
-            # What a time budget left open, a higher cap continues, as a larger budget does.
-            cap=suite.questions if suite.time_budget_minutes is not None else None,
-        )
+        return gate_rule_of(self.policy.suites[name], recipe.family, self.level(name))
 
 
 def _is_lost(spec: StageSpec, ledger: AttemptLedger, store: Store) -> bool:

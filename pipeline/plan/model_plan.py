@@ -48,7 +48,6 @@ from pipeline.plan.speed_plan import (
     SpeedSide,
     asked_of_speed,
     find_claims,
-    measuring_of,
     pin_files,
     speed_stages,
 )
@@ -164,11 +163,8 @@ class ModelPlanner:
                 self._measure_speed(self._variant(recipe, baseline), baseline)
                 for recipe in self.recipes
             ),
-            accelerator=self.profile.accelerator,
-            speed_note=self.profile.speed_note,
-            measuring=measuring_of(self.policy, self.measuring_profile),
+            profile=self.measuring_profile.carried_out(self.draft.digest if self.draft else None),
             rungs=self.rungs,
-            cpu_overrides=describe_cpu_overrides(self.profile),
             attempt=self.attempt,
         )
 
@@ -391,11 +387,3 @@ class ModelPlanner:
 
 def _output_of(quantize: StageSpec) -> Path:
     return Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
-
-
-def describe_cpu_overrides(profile: ServingProfile) -> dict[str, dict[str, str]]:
-    """The profile's cpu_overrides that are in effect, by name, as verdicts carry them."""
-    return {
-        name: {"if_missing": each.if_missing, "reason": each.reason}
-        for name, each in profile.in_effect.items()
-    }

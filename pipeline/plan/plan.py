@@ -9,7 +9,7 @@ for the answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
@@ -19,12 +19,10 @@ from artifacts.serving_arguments import ServingArguments
 from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
-from artifacts.stages.speed import SPEED
-from eval_gates.planned_bets import planned_bets_of
-from eval_gates.speed.gate_rule import MeasurementSettings
+from artifacts.stages.speed import ROLE, SPEED
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from recipes.policy import Policy
-from recipes.schema import AcceleratorName, Recipe
+from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 Rounds = Mapping[str, tuple[StageSpec, ...]]
 Find = Callable[[StageSpec], StageRecord | None]
@@ -100,23 +98,24 @@ class Plan:
     Args:
         shared: stages that all need, by role.
         baseline: what every variant is judged against.
-        speed_note: said beside claims on speed.
-        measuring: of speed, as far as the policy does not say it; None without a claim on it.
+        profile: that both sides are served by, as it is carried out; None of endpoints, and of a
+            tuning.
         rungs: recipes of a ladder, in order; empty without one.
-        cpu_overrides: of the profile, that this machine's CPU put into effect; said beside
-        verdicts. attempt: that the variants are; None of a tuning, which judges no variant.
+        attempt: that the variants are; None of a tuning, which judges no variant.
     """
 
     policy: Policy
     shared: Mapping[str, StageSpec]
     baseline: VariantPlan
     variants: tuple[VariantPlan, ...]
-    accelerator: AcceleratorName | Literal[""] = ""
-    speed_note: str | None = None
-    measuring: MeasurementSettings | None = None
+    profile: ServingProfile | None = None
     rungs: tuple[str, ...] = ()
-    cpu_overrides: dict[str, dict[str, str]] = field(default_factory=dict)
     attempt: Attempt | None = None
+
+    @property
+    def accelerator(self) -> AcceleratorName | Literal[""]:
+        """That both sides are served on; '' where nobody knows."""
+        return self.profile.accelerator if self.profile is not None else ""
 
     @property
     def tried_at_once(self) -> tuple[VariantPlan, ...]:
@@ -214,11 +213,17 @@ class Plan:
                 recipe=variant.recipe.name,
                 attempt=self.attempt.without_run,
                 family=variant.recipe.family,
-                planned_bets=planned_bets_of(self.policy, variant.recipe.family),
-                accelerator=self.accelerator,
-                speed_note=self.speed_note,
-                measuring=self.measuring,
-                cpu_overrides=self.cpu_overrides,
+                gates={
+                    suite: rule
+                    for suite, spec in last.items()
+                    if (rule := EVALUATE.parameters_of(spec).rule) is not None
+                },
+                profile=self.profile,
+                speed={
+                    role.removeprefix(ROLE): SPEED.parameters_of(spec).decided_by
+                    for role, spec in variant.stages.items()
+                    if spec.stage == SPEED.name
+                },
             ),
             inputs,
             JudgeRuntime(run=self.attempt.run),

@@ -6,22 +6,20 @@ The same for two servers of this run, and for two endpoints that someone else se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from artifacts.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
 from artifacts.served_model import ServedModel
-from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
+from artifacts.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from eval_gates.speed.gate_rule import (
-    ASSUMED_RUN_COUNT,
-    MeasurementSettings,
+    ClaimRule,
     apply_gate_rate,
     build_rule,
     expected_requests,
     max_percentile,
-    needs_baseline,
     send_seconds,
 )
 from eval_gates.speed.invalid_reasons import min_requests
@@ -34,7 +32,8 @@ from eval_gates.speed.load_run import (
     MIN_LOAD_WAVES,
 )
 from eval_gates.speed.randomization import SIDES
-from eval_gates.speed.rule_from_config import parse_rule
+from eval_gates.speed.screening import ScreeningRule
+from eval_gates.speed.slo import SloRule
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
@@ -42,11 +41,9 @@ from pipeline.core.store import Store
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, ServingProfile
-from recipes.speed import ClaimKind, SloGate, SpeedGate, SpeedPolicy, ThroughputRatioGate
+from recipes.speed import SloGate, SpeedGate, SpeedPolicy, ThroughputRatioGate
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload, without_place
-
-ROLE = "speed."  # of the stages' roles, before the gate's name
 
 
 @dataclass(frozen=True)
@@ -55,11 +52,9 @@ class SpeedGatePlan:
 
     gate: str  # `ratio.chat`, `slo.0`
     name: str  # of the workload
-    kind: ClaimKind | Literal["screening"]  # which rule decides
     workload: AnyWorkload
     where: str  # the workload stands, for messages
-    rule: Mapping[str, Any]  # that decides, as plain data
-    compares: bool  # whether the baseline is measured too
+    rule: ClaimRule  # that decides
 
 
 def find_claims(
@@ -84,17 +79,13 @@ def find_claims(
     if speed is None:
         return []
     accelerator = profile.accelerator if profile is not None else None
-    claimed = speed.claims_on(accelerator)
-    measuring = _measuring_of(speed, claimed, profile)
     claims = [
-        _find_claim(speed, claim, profile, measuring, accelerator, level) for claim in claimed
+        _find_claim(speed, claim, profile, accelerator, level)
+        for claim in speed.claims_on(accelerator)
     ]
     for claim in claims:
-        if (
-            "min_acceptance_length" in claim.rule
-            and profile is not None
-            and profile.speculative is None
-        ):
+        accepts = isinstance(claim.rule, SloRule) and claim.rule.min_acceptance_length is not None
+        if accepts and profile is not None and profile.speculative is None:
             raise UsageError(
                 f"{claim.gate} claims what speculative decoding accepts, and variants are served "
                 "without it",
@@ -119,40 +110,13 @@ def check_own_workloads(policy: Policy) -> None:
                 if isinstance(claim.gate, ThroughputRatioGate)
                 else None
             )
-            measuring = _measuring_of(speed, [claim], None)
-            _check_load(_find_claim(speed, claim, None, measuring, some, policy.alpha), None)
+            _check_load(_find_claim(speed, claim, None, some, policy.alpha), None)
 
 
 def _check_load(claim: SpeedGatePlan, max_length: int | None) -> None:
     check_workload(claim.workload, claim.where, max_length)
     _check_size(claim.workload, claim.where)
     _check_evidence(claim)
-
-
-def measuring_of(policy: Policy, profile: ServingProfile | None) -> MeasurementSettings | None:
-    """What the rules of the policy's claims follow from beside itself; None where it has no claim.
-
-    Raises:
-        UsageError: a workload is not there, or its file is wrong.
-    """
-    claims = policy.claims_on(profile.accelerator if profile is not None else None)
-    if policy.speed is None or not claims:
-        return None
-    measuring = _measuring_of(policy.speed, claims, profile)
-    pinned = {name: pin_file(each) for name, each in measuring.workloads.items()}
-    return measuring.model_copy(update={"workloads": pinned})
-
-
-def _measuring_of(
-    speed: SpeedPolicy, claims: Sequence[SpeedGate], profile: ServingProfile | None
-) -> MeasurementSettings:
-    found = {each.workload: _find_workload(speed, each, profile) for each in claims}
-    return MeasurementSettings(
-        server_mode=profile.server_mode if profile is not None else None,
-        restart_stddev=profile.restart_stddev if profile is not None else 0.0,
-        restart_count=profile.restart_count if profile is not None else ASSUMED_RUN_COUNT,
-        workloads={n: each for n, (each, _) in found.items() if n not in speed.workloads},
-    )
 
 
 def _find_workload(
@@ -169,7 +133,6 @@ def _find_claim(
     speed: SpeedPolicy,
     claim: SpeedGate,
     profile: ServingProfile | None,
-    measuring: MeasurementSettings,
     accelerator: AcceleratorName | None,
     alpha: float,
 ) -> SpeedGatePlan:
@@ -177,17 +140,9 @@ def _find_claim(
     workload = apply_gate_rate(claim, found)
     _check_arrivals(claim, workload, where)
     _check_answers(claim, workload, where)
-    rule = build_rule(claim, workload, measuring, accelerator, alpha)
+    rule = build_rule(claim, alpha, accelerator, workload, profile)
     _check_percentiles(claim.gate, workload, where)
-    return SpeedGatePlan(
-        claim.name,
-        claim.workload,
-        claim.kind,
-        workload,
-        where,
-        rule,
-        compares=needs_baseline(claim),
-    )
+    return SpeedGatePlan(claim.name, claim.workload, workload, where, rule)
 
 
 def _check_arrivals(claim: SpeedGate, workload: AnyWorkload, where: str) -> None:
@@ -282,12 +237,10 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
 
     How many requests a load at a fixed concurrency has is not known before it is measured.
     """
-    if claim.kind == "screening":
-        return
-    rule, rate = parse_rule(claim.kind, claim.rule), claim.workload.arrivals.rate
-    lives = rule.schedule(SIDES if claim.compares else SIDES[1:])
+    rule, rate = claim.rule, claim.workload.arrivals.rate
+    lives = rule.schedule(SIDES if rule.compares else SIDES[1:])
     loads = lives.unit * (rule.cap + rule.warm_up)
-    known = rate if claim.kind == "slo" and rate is not None else 0.0
+    known = rate if rule.kind == "slo" and rate is not None else 0.0
     requests = loads * known * send_seconds(claim.workload)
     most = MAX_CHARACTERS // CHARACTERS_PER_REQUEST
     if loads > MAX_LOADS or requests > most:
@@ -295,7 +248,7 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
             f"{claim.gate} may come to {loads:,} loads and {requests:,.0f} requests, and "
             f"{MAX_LOADS:,} and {most:,} are the most that can be judged",
             where=f"policy key {ROLE}{claim.gate}",
-            hint=f"allow fewer {'blocks' if claim.kind == 'ratio' else 'rounds'}, or give the "
+            hint=f"allow fewer {'blocks' if rule.kind == 'ratio' else 'rounds'}, or give the "
             "workload fewer 'seconds'",
         )
 
@@ -308,7 +261,9 @@ def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, 
     """
     tiers = policy.speed.tiers if policy.speed is not None else {}
     return {
-        ROLE + claim.gate: digest_json([claim.name, dump_workload(claim)[0], dict(claim.rule)])
+        ROLE + claim.gate: digest_json(
+            [claim.name, dump_workload(claim)[0], claim.rule.model_dump()]
+        )
         for claim in find_claims(policy, profile)
         if tiers[claim.gate] == "critical"
     }
@@ -349,23 +304,26 @@ class Sides:
     machine: str
     other_weights: tuple[str, ...] = ()
 
-    def stage(self, claim: SpeedGatePlan, number: int = 1) -> StageSpec:
+    def stage(
+        self, claim: SpeedGatePlan, number: int = 1, race: ScreeningRule | None = None
+    ) -> StageSpec:
         """The stage that measures the claim.
 
         Args:
             claim: of the policy.
             number: of the measurement.
+            race: the rule, where the candidate is put under the claim's load to choose one.
         """
-        baseline = {"baseline": self.baseline} if claim.compares else {}
+        rule = race or claim.rule
+        baseline = {"baseline": self.baseline} if rule.compares else {}
         sides = {"candidate": self.candidate, **baseline}
         workload, file = dump_workload(claim)
         return SPEED.spec(
             self.candidate.variant,
             SpeedParameters(
-                claim=claim.kind,
                 name=claim.name,
                 workload=workload,
-                rule=dict(claim.rule),
+                rule=rule,
                 sides={name: side.identity for name, side in sides.items()},
                 environment=self.environment,
                 machine=self.machine,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval_gates.speed.gate_rule import apply_gate_rate
+from eval_gates.speed.gate_rule import ClaimRule, apply_gate_rate, build_rule
 from eval_gates.speed.load_run import LENGTH_FACTOR
 from eval_gates.speed.power import PassProbability, speed_power
 from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.report import describe_gate
-from eval_gates.speed.rule_from_config import parse_rule
 from eval_gates.speed.sequential_rule import warm_up_units
 from eval_gates.statistics.multiplicity import gate_level
 from pipeline.core.errors import UsageError
@@ -76,26 +75,24 @@ def claim_powers(
     if profile is not None:
         laid_out = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
         return tuple(
-            _power_of(claim, laid_out[claim.name].rule, laid_out[claim.name].workload, alpha, start)
+            _power_of(claim, laid_out[claim.name].rule, laid_out[claim.name].workload, start)
             for claim in speed.claims_on(profile.accelerator)
         )
     some = next(iter(speed.ratio.min_ratio)) if speed.ratio is not None else None
     return tuple(
-        _power_of(claim, claim.rule(some, alpha, None), _carried(claim, speed), alpha, start)
+        _power_of(claim, build_rule(claim, alpha, some), _carried(claim, speed), start)
         for claim in speed.claims
     )
 
 
 def _power_of(
     claim: SpeedGate,
-    data: Mapping[str, Any],
+    rule: ClaimRule,
     workload: AnyWorkload | None,
-    alpha: float,
     start: float,
 ) -> PlannedGatePower:
-    rule = parse_rule(claim.kind, data)
     power = speed_power(rule)
-    lives = rule.schedule(SIDES if getattr(rule, "compare", "") != "absolute" else SIDES[1:])
+    lives = rule.schedule(SIDES if rule.compares else SIDES[1:])
     starts = 0 if lives.loads is None else len(lives.sides) * rule.cap
     seconds = None
     if workload is not None:
@@ -107,7 +104,7 @@ def _power_of(
         tier=claim.tier,
         claim=describe_gate(rule, claim.workload, claim.at),
         unit=rule.unit,
-        alpha=alpha,
+        alpha=rule.alpha,
         most=rule.cap,
         fewest=power.min_units,
         minutes=None if seconds is None else seconds / 60,

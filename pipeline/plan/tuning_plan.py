@@ -15,6 +15,7 @@ from artifacts.attempts import Attempt, AttemptLedger, AttemptScope
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.coherence import COHERENCE
+from eval_gates.speed.screening import ScreeningRule
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
@@ -196,15 +197,15 @@ class TuningPlanner:
     def race(self, entrant: ScreeningCandidate, leader: float | None) -> VariantPlan:
         """The entrant's life in the race; `leader`: output tokens a second of the fastest yet."""
         claim = self.claim(self.policy.alpha)
-        rule = {
-            "repetitions": self.candidates.repetitions,
-            "leader": leader,
-            "prune_margin": self.candidates.prune_margin,
-            "hit_rate": claim.workload.declared_hit_rate,
-        }
-        race = replace(claim, gate=SCREENING, kind="screening", rule=rule, compares=False)
+        rule = ScreeningRule(
+            repetitions=self.candidates.repetitions,
+            leader=leader,
+            prune_margin=self.candidates.prune_margin,
+            hit_rate=claim.workload.declared_hit_rate,
+        )
         sides = self._sides(entrant)
-        return self._variant(entrant, {f"speed.{SCREENING}": sides.stage(race)})
+        screening = sides.stage(replace(claim, gate=SCREENING), race=rule)
+        return self._variant(entrant, {f"speed.{SCREENING}": screening})
 
     def confirm(self, winner: ScreeningCandidate, attempt: Attempt, run: str) -> VariantPlan:
         """The claim that the winner is faster than stock.

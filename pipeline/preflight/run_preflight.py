@@ -51,7 +51,7 @@ def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[Pr
     """
     faults = preflight.faults()
     claims = find_claims(choices.policy, choices.profile)
-    if choices.profile.server_mode == "concurrent" and any(each.compares for each in claims):
+    if choices.profile.server_mode == "concurrent" and any(each.rule.compares for each in claims):
         faults += preflight.pair_faults()
     source = preflight.source
     faults += form_faults(choices.policy, source.where, has_template=source.has_chat_template)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import TypeAdapter
 
 from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.bundle import BUNDLE, BundleVerdict
@@ -15,22 +12,17 @@ from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verd
 from artifacts.evidence.bundled_evidence import BundledEvidence
 from artifacts.evidence.manifest import read_manifest
 from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
-from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from artifacts.stages.judge import JUDGE, policy_digest
 from artifacts.stages.questions import QUESTIONS
 from artifacts.verdict_inputs import Find, VerdictInputs, record_of
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
-from pipeline.environments.definition import Accelerator
 from recipes.policy import Policy
-from recipes.schema import CpuOverride, Family, Recipe, ServingProfile
-from recipes.speculative import SpeculativeConfig
-from recipes.workload import AnyWorkload
+from recipes.schema import Family, Recipe, ServingProfile
+from recipes.workload import read_pinned
 
 SHOWN = 100  # characters of a tag
 TRUST_OPTION = "--yes-trust-remote-code"
-# How long loading takes is no part of the evidence; as `prepare serve` waits.
-READY_TIMEOUT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -95,81 +87,30 @@ class RecordedVerdict:
         )
 
     @property
-    def _workloads(self) -> dict[str, Any]:
-        """That speed was measured with, by name, as far as no file is needed for them."""
-        of_slos, of_ratios = (
-            {
-                each.parameters.name: each.parameters.workload
-                for each in self.judged.speed.values()
-                if "file" not in each.parameters.workload and each.parameters.claim == claim
-            }
-            for claim in ("slo", "ratio")
-        )
-        return of_slos | of_ratios  # a claim of limits gives its rate itself
-
-    @property
-    def _lives(self) -> Literal["concurrent", "interleaved"]:
-        """How the servers' lives were arranged while speed was compared; together on a CPU."""
-        alternated = any(
-            each.parameters.rule.get("server_mode") == "interleaved"
-            for each in self.judged.speed.values()
-        )
-        is_cpu = self.deployable.accelerator is Accelerator.CPU
-        return "concurrent" if is_cpu and not alternated else "interleaved"
-
-    @property
     def profile(self) -> ServingProfile:
         """The serving profile as it was carried out.
 
         Raises:
-            EvidenceError: baseline and variant were not served alike, or by what no profile has.
+            EvidenceError: it may not be served so, or its draft model is not known here.
         """
-        judged = self.judged
         self.deployable.check_servable(f"{BUNDLE}/stages/coherence")
-        serving = self.deployable.serving
-        speculative = serving.speculative
-        if speculative is not None and speculative.model is not None:
+        judge = self.judged.judge.parameters
+        assert judge.profile is not None  # weights are there, so we have served them
+        if judge.profile.speculative is not None and judge.profile.speculative.model is not None:
             raise EvidenceError(
                 "it was judged with a draft model, and its evidence does not say where that lies",
                 where=f"{BUNDLE}/stages/coherence",
                 hint="name a serving profile to judge with, whose key speculative.draft does: "
                 "--profile",
             )
-        arguments, measuring = dict(serving.engine_arguments), judged.judge.parameters.measuring
-        baseline = judged.baseline_coherence.parameters.serving
-        profile = ServingProfile(
-            name=self.bundle.profile or "judged",
-            summary="as judged",
-            accelerator=self.deployable.accelerator.value,
-            engine=serving.engine,
-            kv_cache_dtype=str(arguments.pop(KV_DTYPE)),
-            baseline_kv_cache_dtype=str(baseline.engine_arguments[KV_DTYPE]),
-            engine_arguments=arguments,
-            environment=serving.environment,
-            speculative=SpeculativeConfig(**speculative.to_dict()) if speculative else None,
-            ready_timeout_seconds=READY_TIMEOUT_SECONDS,
-            server_mode=self._lives,
-            workloads=TypeAdapter(dict[str, AnyWorkload]).validate_python(self._workloads),
-            speed_note=judged.judge.parameters.speed_note,
-            cpu_overrides={
-                name: CpuOverride.model_validate(each)
-                for name, each in judged.judge.parameters.cpu_overrides.items()
-            },
-        )
-        if measuring is not None:
-            known = {
-                "restart_stddev": measuring.restart_stddev,
-                "restart_count": measuring.restart_count,
-            }
-            profile = profile.model_copy(update=known)
-        profile = profile.apply_cpu_overrides(profile.cpu_overrides)
-        if ServingArguments.of(profile, is_baseline=True) != baseline:
-            raise EvidenceError(
-                "baseline and variant were served with other engine arguments than the KV dtype",
-                where=f"{BUNDLE}/stages/coherence",
-                hint="name a serving profile to judge with: --profile",
-            )
-        return profile
+        own = judge.policy.speed.workloads if judge.policy.speed is not None else {}
+        workloads = {
+            each.name: read_pinned(each.workload)
+            for each in reversed(judge.speed.values())  # of limits, the claim has the rate
+            if "file" not in each.workload and each.name not in own
+        }
+        profile = judge.profile.model_copy(update={"workloads": workloads})
+        return profile.apply_cpu_overrides(profile.cpu_overrides)
 
 
 def read_past(version: Version, folder: Path) -> RecordedVerdict:

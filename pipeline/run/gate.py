@@ -42,7 +42,6 @@ from pipeline.plan.speed_plan import (
     SpeedSide,
     asked_of_speed,
     find_claims,
-    measuring_of,
     pin_files,
     speed_stages,
 )
@@ -223,7 +222,6 @@ def plan_of(
         variants=(
             variant.measure_speed(speed_stages(measured, attempt, claims_at, run_id, remeasured)),
         ),
-        measuring=measuring_of(policy, None),
     )
 
 

@@ -45,7 +45,6 @@ from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.plan import VariantPlan
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
-from pipeline.plan.speed_plan import measuring_of
 from pipeline.plan.tuning_plan import (
     SCREENING,
     ScreeningCandidate,
@@ -222,7 +221,7 @@ class TuningRun:
             workload=claim.name,
             load=claim.workload.model_dump(),
             speed=claimed.speed,
-            measuring=measuring_of(claimed, planner.engine_defaults.fitted),
+            served=planner.engine_defaults.fitted.carried_out(),
             engine_defaults=planner.engine_defaults.serving.engine_arguments,
             alpha=planner.policy.alpha,
         )
@@ -296,7 +295,8 @@ class TuningRun:
     def _judge_race(
         self, facts: dict[str, Any], spec: StageSpec, loads: Sequence[LoadRun]
     ) -> ScreeningReport:
-        rule = ScreeningRule.model_validate(SPEED.parameters_of(spec).rule)
+        rule = SPEED.parameters_of(spec).rule
+        assert isinstance(rule, ScreeningRule)
         state, found = rule.state(loads), {"stage": spec.key, "repetitions": len(loads)}
         if state == "invalid":
             why = str(rule.invalid_reasons(loads)[0])

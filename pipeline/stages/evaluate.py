@@ -31,7 +31,7 @@ from artifacts.stages.questions import QUESTIONS as ASKED
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
 from eval_gates.chance_baselines import State, check_sensitivities, sensitivity_state
 from eval_gates.clusters import labels_of
-from eval_gates.stopping import StoppingPlan, StoppingRule, comparison_of
+from eval_gates.stopping import StoppingPlan, StoppingRule
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.core.digest import digest_bytes
@@ -143,12 +143,12 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
         upto = min(upto, len(baseline))
     if wanted := parameters.rule:
         units = len(set(clusters)) if clusters else len(ids)
-        population = units if wanted.about == "benchmark" else None
-        comparison = comparison_of(wanted.margin)
-        rule = StoppingRule(comparison, wanted.alpha, population, wanted.planned_bet)
+        rule = wanted.stopping(units)
         guessing = ASKED.result_of(record_of(spec, store, "questions")).guessing
-        sensitivity_checks = check_sensitivities(baseline, guessing, comparison, population)
-        sight = sensitivity_state(sensitivity_checks, wanted.alpha)
+        sensitivity_checks = check_sensitivities(
+            baseline, guessing, wanted.comparison, wanted.population(units)
+        )
+        sight = sensitivity_state(sensitivity_checks, wanted.alpha) if rule is not None else "open"
     return EvaluationRound(
         questions_file=questions_file,
         ids=ids,

@@ -14,10 +14,10 @@ from typing import Any
 
 from artifacts.attempts import AttemptLedger
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
+from eval_gates.speed.gate_rule import ClaimRule
 from eval_gates.speed.load_log import BEGUN, LoadLog, MeasurementInProgress
 from eval_gates.speed.load_run import LOADS, LoadRun
 from eval_gates.speed.randomization import SIDES
-from eval_gates.speed.rule_from_config import Rule, parse_measurement_rule
 from eval_gates.speed.screening import ScreeningRule
 from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
@@ -46,7 +46,7 @@ class MeasurementProgress:
 
     book: LoadLog
     begun: MeasurementInProgress
-    rule: Rule | ScreeningRule
+    rule: ClaimRule | ScreeningRule
     server_runs: ServerRunSchedule
     loads: Sequence[LoadRun]
     """Without those of what was half measured."""
@@ -80,7 +80,7 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Meas
         folder.mkdir(parents=True, exist_ok=True)
         book = LoadLog(folder)
         begun = book.open(rests_on)
-    rule = parse_measurement_rule(parameters.claim, within_budget(parameters, begun))
+    rule = parameters.rule.model_copy(update={"began": begun.began})
     lives = rule.schedule([side for side in SIDES if side in parameters.sides])
     loads = book.loads()
     return MeasurementProgress(
@@ -127,11 +127,6 @@ def run(context: Context) -> SpeedResult | None:
 def is_unfinished(record: StageRecord) -> bool:
     """Whether disturbances kept it open."""
     return SPEED.result_of(record).is_disturbed
-
-
-def within_budget(parameters: SpeedParameters, begun: MeasurementInProgress) -> dict[str, Any]:
-    """The rule, with the runs that have a budget."""
-    return {**parameters.rule, "began": begun.began}
 
 
 def count_loads(context: Context, seed: int) -> None:
@@ -194,10 +189,9 @@ def worker_spec(
     """The worker's input."""
     parameters, runtime = context.parameters, context.runtime
     return {
-        "claim": parameters.claim,
         "name": parameters.name,
         "workload": workload,
-        "rule": within_budget(parameters, course.begun),
+        "rule": course.rule.model_dump(),
         "sides": list(course.server_runs.sides),
         "server_run": asdict(life),
         "endpoints": {

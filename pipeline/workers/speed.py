@@ -45,7 +45,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Measure on the servers that are up: until the rule has decided, or their life is over.
 
     Args:
-        spec: claim (`ratio`, `slo` or `race`), name and workload, rule, sides, server run
+        spec: name and workload, rule (eval_gates/speed/gate_rule.py), sides, server run
             (eval_gates/speed/server_runs.py), endpoints by side, tokenizer (folder),
             trust_remote_code.
         progress: receives how many blocks or rounds are done, of the most that there can be.
@@ -75,12 +75,12 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
     """All that one life of the servers is to measure; each block is on disk before the next."""
+    from eval_gates.speed.gate_rule import parse_rule
     from eval_gates.speed.load_log import LoadLog
-    from eval_gates.speed.rule_from_config import parse_measurement_rule
     from eval_gates.speed.server_runs import ServerRun
 
-    rule, book = parse_measurement_rule(spec["claim"], spec["rule"]), LoadLog(output)
-    lives, life = rule.schedule(spec["sides"]), ServerRun(**spec["life"])
+    rule, book = parse_rule(spec["rule"]), LoadLog(output)
+    lives, life = rule.schedule(spec["sides"]), ServerRun(**spec["server_run"])
     loads = book.loads()
     task = f"speed {spec['name']}"
     progress.advance(task, len(loads) // lives.unit, rule.cap, "first look")
@@ -110,7 +110,10 @@ def generate_units(
     requests = count_requests(spec["workload"], life.sides, measure, draw.next_probe)
     for block in count(life.block):
         seed, order = draw.next_unit()
-        where, size = {"life": life.number, "block": block}, size_of(spec, loads, seed, requests)
+        where, size = (
+            {"server_run": life.number, "block": block},
+            size_of(spec, loads, seed, requests),
+        )
         yield [
             load_of(spec, measure, size, side, seed=seed, order=place, **where)
             for place, side in enumerate(order)

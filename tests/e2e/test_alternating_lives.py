@@ -12,7 +12,7 @@ from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
 from eval_gates.speed.invalid_reasons import find_side_differences
 from eval_gates.speed.load_run import LOADS, read_loads
-from eval_gates.speed.throughput_ratio import pair_sides
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule, pair_sides
 from pipeline.core.events import NullProgress
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
@@ -31,20 +31,15 @@ pytestmark = [
 SMALL = RandomWorkload(
     kind="random", input_tokens=16, output_tokens=4, seconds=1, arrivals=Arrivals(concurrency=2)
 )
-RULE = {
-    "min_ratio": 0.5,
-    "alpha": 0.05,
-    "blocks": 2,
-    "server_mode": "interleaved",
-    "loads_per_server_run": 2,
-}
+RULE = ThroughputRatioRule(
+    min_ratio=0.5, alpha=0.05, blocks=2, server_mode="interleaved", loads_per_server_run=2
+)
 
 
 def stage(store: Path, tokenizer: Path, socket: Path | None = None) -> StageSpec:
     """The stage, with the one server up that it calls for next."""
     served = ServedModel()
     parameters = SpeedParameters(
-        claim="ratio",
         name="small",
         workload=SMALL.model_dump(),
         rule=RULE,

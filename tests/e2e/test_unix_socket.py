@@ -111,7 +111,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
         "alpha": 0.05,
         "rounds": 1,
     }
-    rule |= {"server_mode": "interleaved"}  # a life measures one round
+    rule |= {"kind": "slo", "server_mode": "interleaved"}  # a life measures one round
     endpoint = {
         "url": "http://localhost",
         "socket": str(socket),
@@ -119,7 +119,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
         "counters": COUNTERS,
     }
     spec = {
-        **{"claim": "slo", "name": "few", "workload": workload.model_dump(), "rule": rule},
+        **{"name": "few", "workload": workload.model_dump(), "rule": rule},
         **{"sides": ["candidate"], "server_run": asdict(ServerRun(0, ("candidate",), 0, 1))},
         "endpoints": {"candidate": endpoint},
         **{"tokenizer": str(demo_model), "trust_remote_code": False},

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval_gates.gate_report import GateReport
+from eval_gates.gate_rule import gate_rule_of
 from eval_gates.suites.humaneval import HumanEvalSuite
 from eval_gates.suites.mmlu import Mmlu, MmluSuite
 from eval_gates.suites.rouge import RougeSuite
@@ -57,18 +58,17 @@ def judged_rows(
     available: int = 14_042,
     planned_bet: float | None = None,
 ) -> GateReport:
+    rule = gate_rule_of(suite, family, alpha).model_copy(update={"planned_bet": planned_bet})
     return judge_suite(
         "suite",
         suite,
+        rule,
         metric="acc",
         baseline=baseline,
         candidate=candidate,
         again=again,
         available=available,
         guessing=Mmlu.guessing if suite.kind == "mmlu" else 0.0,
-        family=family,
-        alpha=alpha,
-        planned_bet=planned_bet,
     )
 
 

@@ -13,7 +13,10 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "check_weights": {"checkpoint": "c", "quantization": QUANTIZATION},
     "coherence": {"checkpoint": "c", "serving": SERVING, "engine": "e", "hardware": {}},
     "evaluate": {"suite": {"kind": "mmlu"}, "environment": "e", "max_length": 8, "batch": 8},
-    "speed": {"claim": "ratio", "name": "chat", "workload": {}, "rule": {}, "sides": {}},
+    "speed": {
+        **{"name": "chat", "workload": {}, "sides": {}},
+        "rule": {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 20},
+    },
 }
 RESULTS: dict[str, dict[str, Any]] = {
     "questions": {"questions": 8, "questions_digest": "d", "guessing": 0.0},

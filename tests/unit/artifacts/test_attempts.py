@@ -21,17 +21,18 @@ from artifacts.attempts import (
     Remeasured,
     variant_key,
 )
-from artifacts.evidence.attempt_check import find_miscounts
-from artifacts.stages.evaluate import EvaluateParameters, GateRule
+from artifacts.evidence.rule_check import find_misruled
+from artifacts.stages.evaluate import EvaluateParameters
 from artifacts.stages.judge import JudgeParameters
+from eval_gates.gate_rule import gate_rule_of
 from eval_gates.speed import proportion_test
-from eval_gates.speed.gate_rule import MeasurementSettings
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.multiplicity import attempt_share, bound_over_attempts, gate_level
 from eval_gates.statistics.sequential import log_evidence
 from pipeline.core.errors import AttemptChangedError, StoreError
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store
+from recipes.catalog import load_profile
 from recipes.policy import Policy
 
 REPLAYS, QUESTIONS = 1000, 300
@@ -260,23 +261,24 @@ class TestLevels:
         assert bound_over_attempts(0.05, "spend", 30) == 0.05
 
 
-def judge(**changes: Any) -> JudgeParameters:
+def judge(measurement: int = 1, **changes: Any) -> JudgeParameters:
     attempt = some_attempt(**{"number": 2, **changes})
-    return JudgeParameters(
-        policy=policy(), family="fp8", recipe="a", attempt=attempt, planned_bets={"mine": 0.3}
-    )
+    suites, level = policy().suites, {"mine": attempt.level(measurement)}
+    gates = {
+        name: gate_rule_of(suite, "fp8", level.get(name, attempt.level()))
+        for name, suite in suites.items()
+    }
+    return JudgeParameters(policy=policy(), family="fp8", recipe="a", attempt=attempt, gates=gates)
 
 
-def asked_at(
-    alpha: float, measurement: int = 1, planned_bet: float = 0.3
-) -> dict[str, StageRecord]:
-    margin = policy().suites["mine"].margins["fp8"]
+def asked_at(alpha: float, measurement: int = 1, **changes: Any) -> dict[str, StageRecord]:
+    rule = gate_rule_of(policy().suites["mine"], "fp8", alpha)
     asked = EvaluateParameters(
         suite={"kind": "mmlu"},
         environment="",
         max_length=9,
         batch=1,
-        rule=GateRule(margin=margin, alpha=alpha, about="population", planned_bet=planned_bet),
+        rule=rule.model_copy(update=changes),
         measurement=measurement,
     )
     record = StageRecord(
@@ -296,33 +298,34 @@ def asked_at(
 
 class TestEvidence:
     def test_an_attempt_that_fits(self) -> None:
-        assert list(find_miscounts(judge(), "a", ["a"], asked_at(0.045))) == []
+        assert list(find_misruled(judge(), "a", ["a"], asked_at(0.045))) == []
         second = asked_at(gate_level(0.05, "per_run", 2, 1, measurement=2), 2)
-        assert list(find_miscounts(judge(), "a", ["a"], second)) == []
+        assert list(find_misruled(judge(2), "a", ["a"], second)) == []
 
     def test_asked_by_another_bet(self) -> None:
-        planned = judge()
-        none = planned.model_copy(update={"planned_bets": {}})
-        for judged, asked in ((planned, 0.4), (none, 0.3)):
-            (found,) = find_miscounts(judged, "a", ["a"], asked_at(0.045, planned_bet=asked))
-            assert found == "candidate.mine: asked by another bet than it is judged by"
+        (found,) = find_misruled(judge(), "a", ["a"], asked_at(0.045, planned_bet=0.4))
+        assert found == "candidate.mine: asked by another rule than it is judged by"
+        other = judge().gates["mine"].model_copy(update={"planned_bet": 0.4})
+        judged = judge().model_copy(update={"gates": {**judge().gates, "mine": other}})
+        (found,) = find_misruled(judged, "a", ["a"], asked_at(0.045, planned_bet=0.4))
+        assert "planned_bet: kept 0.4" in found
 
     @pytest.mark.parametrize(
         "judged",
         [
-            {"judge": judge(), "rounds": asked_at(0.045, measurement=2)},
-            {"judge": judge(spending="spend", alpha=0.05), "rounds": asked_at(0.045)},
-            {"judge": judge(variants={"a": "1", "b": "2"}), "rounds": asked_at(0.045)},
-            {"judge": judge(alpha=0.1), "rounds": asked_at(0.09)},
+            {"judge": judge(), "records": asked_at(0.045, measurement=2)},
+            {"judge": judge(spending="spend", alpha=0.05), "records": asked_at(0.045)},
+            {"judge": judge(variants={"a": "1", "b": "2"}), "records": asked_at(0.045)},
+            {"judge": judge(alpha=0.1), "records": asked_at(0.09)},
         ],
     )
     def test_a_level_that_is_not_the_attempts(self, judged: dict[str, Any]) -> None:
         tried = sorted(judged["judge"].attempt.variants)
-        assert list(find_miscounts(recipe="a", tried=tried, **judged))
+        assert list(find_misruled(recipe="a", tried=tried, **judged))
 
     def test_other_variants(self) -> None:
         changed = judge(variants={"c": "1"})
-        (found,) = find_miscounts(changed, "a", ["a"], asked_at(0.045))
+        found = next(find_misruled(changed, "a", ["a"], asked_at(0.045)))
         assert found.startswith("its attempt is of c")
 
     @pytest.mark.parametrize(("used", "faults"), [(0.03, 0), (0.02, 1)])
@@ -330,11 +333,12 @@ class TestEvidence:
         self, used: float, faults: int
     ) -> None:
         begun = judge(start_spread={"stddev": 0.03, "starts": 10})
-        measuring = MeasurementSettings(
-            server_mode="concurrent", restart_stddev=used, restart_count=10
+        profile = load_profile("cpu").model_copy(
+            update={"restart_stddev": used, "restart_count": 10}
         )
-        judged = begun.model_copy(update={"measuring": measuring})
-        assert len(list(find_miscounts(judged, "a", ["a"], asked_at(0.045)))) == faults
+        judged = begun.model_copy(update={"profile": profile})
+        found = list(find_misruled(judged, "a", ["a"], {}))
+        assert len(found) == faults
 
 
 # --- replays of the error rate ------------------------------------------------------------------

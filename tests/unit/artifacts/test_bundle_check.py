@@ -96,26 +96,38 @@ class TestForgedSides:
         assert "candidate.code: it followed other 'baseline'" in text
 
 
-class TestPlannedBets:
-    """Which bets have half of a stake is fixed before any question is asked, and checked after."""
+class TestForgedRules:
+    """What decides is fixed before any question is asked, and checked after."""
 
-    @pytest.mark.parametrize("bets", [{"code": 0.98}, {"code": 0.05}, {}])
-    def test_another_bet_than_was_planned(self, deployed: Path, bets: dict[str, float]) -> None:
+    @pytest.mark.parametrize(
+        ("rule", "decides"),
+        [
+            ({"planned_bet": 0.98}, True),
+            ({"planned_bet": None}, True),
+            ({"cap": 9}, False),
+            ({"margin": {"points": 0.5}}, True),
+            ({"alpha": 0.4}, False),
+        ],
+    )
+    def test_another_rule_than_was_planned(
+        self, deployed: Path, rule: dict[str, Any], decides: bool
+    ) -> None:
         judge = stage_folder(deployed, "judge")
-        edit(judge / RECORD, lambda record: record["parameters"].update(planned_bets=bets))
+        edit(judge / RECORD, lambda record: record["parameters"]["gates"]["code"].update(rule))
         rename_stage(deployed, judge)
         rewrite_manifest(deployed)
         text = found(check_bundle(deployed))
-        assert "candidate.code: asked by another bet than it is judged by" in text
-        assert "its bets are not those that its policy plans" in text
-        assert "p_value: kept" in text
+        assert "candidate.code: asked by another rule than it is judged by" in text
+        assert "candidate.code: not the rule of its policy, profile and attempt" in text
+        assert ("p_value: kept" in text) == decides
+        assert ("alpha: kept" in text) == ("alpha" in rule)
 
-    def test_no_bets(self, deployed: Path) -> None:
+    def test_no_rules(self, deployed: Path) -> None:
         judge = stage_folder(deployed, "judge")
-        edit(judge / RECORD, lambda record: record["parameters"].pop("planned_bets"))
+        edit(judge / RECORD, lambda record: record["parameters"].pop("gates"))
         rename_stage(deployed, judge)
         rewrite_manifest(deployed)
-        with pytest.raises(EvidenceError, match="planned_bets"):
+        with pytest.raises(EvidenceError, match="gates"):
             check_bundle(deployed)
 
 
@@ -179,7 +191,7 @@ class TestForgedCounts:
         rename_stage(forged, judge)
         text = self.finish(forged)
         assert "its attempt is of" not in text
-        assert "candidate.code: measured at the level 0.0225" in text
+        assert "candidate.code: not the rule of its policy, profile and attempt: alpha" in text
 
     def test_one_without_evidence_is_said_to_be_sure(self, forged: Path) -> None:
         """Holm would let the others through after it."""

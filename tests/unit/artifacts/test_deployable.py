@@ -240,7 +240,7 @@ class TestEvidence:
         ],
     )
     def test_what_cannot_be_served(self, run: FakeRun, changes: dict[str, Any]) -> None:
-        with pytest.raises(EvidenceError, match=r"cannot be served|none that this prepare knows"):
+        with pytest.raises(EvidenceError, match=r"cannot be served|not supported by this version"):
             read(run, **changes)
 
 

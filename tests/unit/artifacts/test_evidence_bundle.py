@@ -226,7 +226,7 @@ class TestTampering:
         edit(stage_folder(deployed, "judge") / RECORD, widen)
         text = finish(deployed)
         assert "were changed afterwards" in text
-        assert "gates[0].margin" in text  # the verdict that follows is another, too
+        assert "not the rule of its policy, profile and attempt: margin.points" in text
         assert "policy is not what" in text
 
     def test_the_resolved_policy(self, deployed: Path, finish: Callable[[Path], str]) -> None:

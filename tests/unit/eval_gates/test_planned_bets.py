@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval_gates.planned_bets import planned_bet_of, planned_bets_of
+from eval_gates.planned_bets import planned_bet_of
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import log_evidence
 from pipeline.plan.gate_power import policy_power
@@ -28,12 +28,12 @@ def policy(**changes: Any) -> Policy:
 
 
 def test_a_carried_policys() -> None:
-    default = catalog.load_policy("default")
-    assert planned_bets_of(default, "fp8") == {
+    suites = catalog.load_policy("default").suites
+    assert {name: planned_bet_of(suite, "fp8") for name, suite in suites.items()} == {
         "mmlu": 0.14,
+        "code": None,
         "rouge": 0.98,
     }
-    assert planned_bets_of(default, "baseline") == {}
 
 
 @pytest.mark.parametrize(

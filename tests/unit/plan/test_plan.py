@@ -306,9 +306,9 @@ class TestPolicy:
         assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("mmlu",)) | JUDGES
 
     def test_tier_and_claim(self, wanted: Wanted) -> None:
-        assert changed(wanted, with_suite(wanted, "mmlu", tier="advisory")) == JUDGES
-        other = with_suite(wanted, "mmlu", about="benchmark")
-        assert changed(wanted, other) == of((FP8, AWQ), ("mmlu",)) | JUDGES
+        for change in ({"tier": "advisory"}, {"about": "benchmark"}):
+            other = with_suite(wanted, "mmlu", **change)
+            assert changed(wanted, other) == of((FP8, AWQ), ("mmlu",)) | JUDGES
 
     def test_how_questions_are_asked(self, wanted: Wanted) -> None:
         other = with_suite(wanted, "rouge", max_tokens=31)
@@ -331,23 +331,23 @@ class TestRounds:
         plan = with_suite(wanted, "mmlu", questions=99).plan()
         assert plan.baseline.rounds["mmlu"][-1].parameters["max_questions"] == 99
 
-    def test_a_fixed_test_has_one_round_without_a_rule(self, wanted: Wanted) -> None:
+    def test_a_fixed_test_has_one_round_that_no_bet_ends(self, wanted: Wanted) -> None:
         plan = with_suite(wanted, "mmlu", test="fixed").plan()
         (only,) = plan.variants[0].rounds["mmlu"]
-        assert only.parameters["rule"] is None
+        assert only.parameters["rule"]["test"] == "fixed"
+        assert only.parameters["rule"]["planned_bet"] is None
         assert only.parameters["max_questions"] == 128
 
     def test_asking_stops_at_the_strictest_of_holms_levels(self, wanted: Wanted) -> None:
         rule = wanted.plan().variants[0].rounds["mmlu"][0].parameters["rule"]
         assert rule["alpha"] == pytest.approx(0.9 * wanted.policy.alpha / 2)
 
-    def test_asking_and_judging_have_the_same_bets(self, wanted: Wanted) -> None:
+    def test_asking_and_judging_have_the_same_rules(self, wanted: Wanted) -> None:
         plan = wanted.plan()
         for variant in plan.variants:
             judge = judge_of(plan, variant)
             rules = {name: r[0].parameters["rule"] for name, r in variant.rounds.items()}
-            bets = {name: rule["planned_bet"] for name, rule in rules.items() if rule}
-            assert judge.parameters["planned_bets"] == bets != {}
+            assert judge.parameters["gates"] == rules != {}
 
     def test_open_rounds_call_for_the_next(self, wanted: Wanted) -> None:
         plan = with_suite(wanted, "mmlu", questions=280, expected_flips=0.01).plan()
@@ -408,13 +408,13 @@ class TestMachine:
         assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
         assert awq.arguments.engine_arguments["dtype"] == "float32"
         judge = other.plan().judge_stage(awq, {}, nothing_found)
-        assert set(judge.parameters["cpu_overrides"]) == {"float32", "kv-cache-not-fp8"}
+        assert set(judge.parameters["profile"]["cpu_overrides"]) == {"float32", "kv-cache-not-fp8"}
 
     def test_a_cpu_that_lacks_nothing_has_no_override(self, wanted: Wanted) -> None:
         fitted = wanted.profile.fit_to(("avx2", "avx512f", "avx512_bf16"))
         assert changed(wanted, replace(wanted, profile=fitted)) == set()
         judge = wanted.plan().judge_stage(wanted.plan().variants[0], {}, nothing_found)
-        assert judge.parameters["cpu_overrides"] == {}
+        assert judge.parameters["profile"]["cpu_overrides"] == {}
 
     def test_features_to_do_with_are_in_every_key(self, wanted: Wanted) -> None:
         before = wanted.plan()

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from artifacts.attempts import Attempt, AttemptScope
 from artifacts.served_model import ServedModel
-from eval_gates.speed.gate_rule import MeasurementSettings
-from eval_gates.speed.rule_from_config import parse_rule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.speed_plan import (
@@ -23,7 +22,6 @@ from pipeline.plan.speed_plan import (
     SpeedSide,
     check_own_workloads,
     find_claims,
-    measuring_of,
     speed_stages,
 )
 from recipes.catalog import load_policy, load_profile, policy_names, profile_names
@@ -54,15 +52,20 @@ def profile(name: str = "cpu", **workloads: Any) -> ServingProfile:
 def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
     ratio = {"min_ratio": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat", "support"]}
     claims = find_claims(policy(ratio=ratio, slo=[SLO]), profile(chat=SMALL), alpha=0.01)
-    for claim in claims:
-        parse_rule(claim.kind, claim.rule)
     assert [claim.gate for claim in claims] == ["ratio.chat", "ratio.support", "slo.0"]
     chat, support, slo = claims
     assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
-    assert (chat.rule["min_ratio"], chat.rule["alpha"], chat.rule["hit_rate"]) == (0.5, 0.01, 0.0)
-    assert support.rule["hit_rate"] == 0.88
+    assert chat.rule == ThroughputRatioRule(
+        min_ratio=0.5,
+        alpha=0.01,
+        blocks=20,
+        hit_rate=0.0,
+        restart_allowance=restart_allowance(0.02, 1000, 0.005),
+        restart_allowance_alpha=0.005,
+    )
+    assert support.rule.hit_rate == 0.88
     assert slo.workload.arrivals.rate == 2.0
-    assert [claim.compares for claim in claims] == [True, True, False]
+    assert [claim.rule.compares for claim in claims] == [True, True, False]
     assert find_claims(load_policy("demo"), None) == []
 
 
@@ -89,10 +92,12 @@ def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judge
 ):
     claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
     (ours,) = find_claims(claims, profile(chat=SMALL), alpha=0.02)
-    assert ours.rule["restart_allowance_alpha"] == 0.01
-    assert ours.rule["restart_allowance"] == pytest.approx(2.33 * 2**0.5 * 0.02, rel=0.01)
+    assert isinstance(ours.rule, ThroughputRatioRule)
+    assert ours.rule.restart_allowance_alpha == 0.01
+    assert ours.rule.restart_allowance == pytest.approx(2.33 * 2**0.5 * 0.02, rel=0.01)
     (theirs,) = find_claims(claims, None, alpha=0.02)
-    assert "restart_allowance" not in theirs.rule
+    assert isinstance(theirs.rule, ThroughputRatioRule)
+    assert (theirs.rule.restart_allowance, theirs.rule.level) == (0.0, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +217,7 @@ def test_no_hits_of_a_files_prompts_are_to_be_counted(tmp_path: Path) -> None:
     found = {}
     for declared in ({}, {"hit_rate": 0}, {"hit_rate": 0.5}):
         (claim,) = find_claims(claims, profile(mine={**TRACE, "file": str(file), **declared}))
-        found[str(declared)] = claim.rule.get("must_count_hits", False)
-        parse_rule(claim.kind, claim.rule)
+        found[str(declared)] = claim.rule.must_count_hits
     assert list(found.values()) == [False, True, False]
 
 
@@ -229,15 +233,15 @@ def test_on_a_gpu_each_side_is_served_in_turn() -> None:
     baseline = {**SLO, "compare": "baseline"}
     claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO, baseline])
     ratio, alone, both = find_claims(claims, profile("h100"))
-    assert (ratio.rule["server_mode"], ratio.rule["loads_per_server_run"]) == ("interleaved", 3)
-    assert "restart_allowance" not in ratio.rule  # lives are among what is measured
-    assert not alone.compares
+    assert isinstance(ratio.rule, ThroughputRatioRule)
+    assert (ratio.rule.server_mode, ratio.rule.loads_per_server_run) == ("interleaved", 3)
+    assert ratio.rule.restart_allowance == 0.0  # lives are among what is measured
+    assert not alone.rule.compares
     # Rounds of one start are not independent, and differ less than starts do.
-    assert (alone.rule["server_mode"], alone.rule["loads_per_server_run"]) == ("interleaved", 1)
-    assert (both.rule["server_mode"], both.rule["loads_per_server_run"]) == ("interleaved", 1)
-    parse_rule("slo", both.rule)
+    assert (alone.rule.server_mode, alone.rule.loads_per_server_run) == ("interleaved", 1)
+    assert (both.rule.server_mode, both.rule.loads_per_server_run) == ("interleaved", 1)
     (together,) = find_claims(policy(slo=[baseline]), profile())
-    assert "server_mode" not in together.rule
+    assert together.rule.server_mode == "concurrent"
 
 
 def test_a_profile_of_a_gpu_cannot_say_that_it_has_room_for_two() -> None:
@@ -332,31 +336,3 @@ def test_so_many_letters_a_request_are_enough() -> None:
     requests = requests.model_copy(update={"longest_pause_s": requests.ttft_s})
     (line,) = format_lines([round_of(0, requests=requests)])
     assert len(line) / len(requests) < CHARACTERS_PER_REQUEST
-
-
-class TestMeasuring:
-    """What the whole rule follows from, beside the policy."""
-
-    def test_it_has_the_workloads_that_are_not_the_policys(self, tmp_path: Path) -> None:
-        trace = tmp_path / "trace.jsonl"
-        trace.write_text("".join(map(row_at, (0, 1, 2, 30))))
-        traced = {**TRACE, "arrivals": {"rate": 1.0}, "file": str(trace), "seconds": 20}
-        slo = {**SLO, "workload": "traced", "limits": {"ttft_ms_p50": 9.0}}
-        claimed = policy(
-            ratio={"min_ratio": 1.0, "workloads": ["chat", "support"]},
-            slo=[slo],
-            workloads={"support": SMALL, "traced": traced},
-        )
-        served = profile(chat=SMALL, other=SMALL)
-        measuring = measuring_of(claimed, served)
-        assert measuring is not None
-        assert (measuring.server_mode, measuring.restart_stddev) == (
-            "concurrent",
-            served.restart_stddev,
-        )
-        assert list(measuring.workloads) == ["chat"]
-        assert measuring_of(load_policy("demo").model_copy(update={"speed": None}), served) is None
-        assert MeasurementSettings.model_validate_json(measuring.model_dump_json()) == measuring
-        endpoints = measuring_of(policy(slo=[{**SLO, "workload": "support"}]), None)
-        assert endpoints is not None
-        assert (endpoints.server_mode, list(endpoints.workloads)) == (None, ["support"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from asked_run import request_for
 from finished_stage import put_record, stage_record
+from sample_stages import PARAMETERS
 
 from artifacts.attempts import StartSpread
 from pipeline.core.hardware import this_node
@@ -19,13 +20,15 @@ from pipeline.plan.resolved_options import choose
 from pipeline.plan.start_spread import spread_of_starts, with_measured_spread
 from recipes.catalog import load_profile
 
+SPEED = PARAMETERS["speed"]
+
 
 def measured(number: int, rates: dict[str, list[float]], **parameters: Any) -> Any:
     return stage_record(
         stage="speed",
         key=f"{number:064x}",
         parameters={
-            **{"claim": "ratio", "name": "chat", "workload": {}, "rule": {}, "machine": "here"},
+            **{"name": "chat", "workload": {}, "rule": SPEED["rule"], "machine": "here"},
             "sides": {side: {"checkpoint": side} for side in rates},
             **parameters,
         },

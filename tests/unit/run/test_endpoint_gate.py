@@ -16,9 +16,9 @@ from some_node import NODE
 
 from artifacts.answer_logs import begin_log
 from artifacts.attempts import AttemptLedger
-from artifacts.evidence.load_log_check import find_misruled
+from artifacts.evidence.rule_check import find_other_claim
 from artifacts.stages.evaluate import EVALUATE
-from eval_gates.speed.gate_rule import MeasurementSettings
+from artifacts.stages.speed import SPEED
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
 from pipeline.environments import environment
@@ -27,7 +27,8 @@ from pipeline.plan.plan import Plan
 from pipeline.run import gate as endpoint_gate
 from pipeline.run.gate import GateRequest, plan_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
-from recipes.catalog import load_policy
+from recipes.catalog import load_policy, load_profile
+from recipes.schema import ServingProfile
 
 
 @pytest.fixture
@@ -286,16 +287,16 @@ def test_verify_lays_the_rule_for_endpoints_out_as_it_was_planned(
     assert speed is not None
     (claim,) = speed.claims
     spec = variant.stages["speed.ratio.small"]
-    record = stage_record(stage="speed", parameters=dict(spec.parameters), result={})
+    told = SPEED.parameters_of(spec).decided_by
+    level = SPEED.parameters_of(spec).rule.alpha
 
-    def found(measuring: MeasurementSettings | None, **rule: float) -> list[str]:
-        parameters = {**spec.parameters, "rule": {**spec.parameters["rule"], **rule}}
-        forged = record.model_copy(update={"parameters": parameters})
-        return list(find_misruled("r", forged, claim, speed.workloads, measuring, None))
+    def found(profile: ServingProfile | None, **rule: float) -> list[str]:
+        forged = told.model_copy(update={"rule": told.rule.model_copy(update=rule)})
+        return list(find_other_claim("r", forged, claim, speed.workloads, profile, level))
 
-    assert found(plan.measuring) == []
-    assert len(found(plan.measuring, restart_allowance=0.1, restart_allowance_alpha=0.001)) == 2
-    assert len(found(MeasurementSettings(server_mode="concurrent", restart_stddev=0.02))) == 3
+    assert found(None) == []
+    assert len(found(None, restart_allowance=0.1, restart_allowance_alpha=0.001)) == 2
+    assert len(found(load_profile("cpu"))) == 2
 
 
 @pytest.mark.parametrize(

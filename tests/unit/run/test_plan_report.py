@@ -311,7 +311,7 @@ class TestTimes:
 
     def test_speed_under_another_load_is_not_comparable(self, planning: Planning) -> None:
         for name, seconds in (("short", 40.0), ("chat", 900.0)):
-            parameters = {"claim": "ratio", "name": name}
+            parameters = {"name": name, "rule": PARAMETERS["speed"]["rule"]}
             planning.remember("speed", f"old {name}", parameters, seconds)
         assert rows(planning.forecast())[SPEED] == ["to run", "40 s"]
 

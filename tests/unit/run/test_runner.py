@@ -16,11 +16,12 @@ from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendExecutor, PretendModels, edit
 
 from artifacts.attempts import StartSpread
-from artifacts.evidence.load_log_check import find_misdrawn, find_misruled
+from artifacts.evidence.load_log_check import find_misdrawn
 from artifacts.evidence.recompute import check_run
+from artifacts.evidence.rule_check import find_other_claim
 from artifacts.run_record import RunReport
 from artifacts.stages.judge import JUDGE
-from eval_gates.speed.gate_rule import MeasurementSettings
+from artifacts.stages.speed import SPEED
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
@@ -30,6 +31,7 @@ from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from recipes.catalog import load_policy
+from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 
 
@@ -257,34 +259,37 @@ class TestSpeed:
         (record,), (judge,) = (list(Store(fast.root).records(name)) for name in ("speed", "judge"))
         judged = JUDGE.parameters_of(judge)
         assert judged.policy.speed is not None
-        (claim,) = judged.policy.speed.claims
+        own, (claim,) = judged.policy.speed.workloads, judged.policy.speed.claims
+        told, level = judged.speed[claim.name], judged.attempt.level()
+        assert told == SPEED.parameters_of(record).decided_by
 
-        def found(measuring: MeasurementSettings | None, **changed: dict[str, Any]) -> list[str]:
-            kept = record.parameters
-            parameters = {**kept, **{name: {**kept[name], **new} for name, new in changed.items()}}
-            forged = record.model_copy(update={"parameters": parameters})
-            own = judged.policy.speed.workloads if judged.policy.speed is not None else {}
-            on = judged.accelerator or None
-            return list(find_misruled("speed.ratio.chat", forged, claim, own, measuring, on))
+        def found(
+            profile: ServingProfile | None = judged.profile,
+            workload: dict[str, Any] | None = None,
+            **rule: Any,
+        ) -> list[str]:
+            forged = told.model_copy(
+                update={
+                    "rule": told.rule.model_copy(update=rule),
+                    "workload": {**told.workload, **(workload or {})},
+                }
+            )
+            return list(find_other_claim("r", forged, claim, own, profile, level))
 
-        assert judged.measuring is not None
-        assert found(judged.measuring) == []
+        assert found() == []
         other = {"cpu": "interleaved", "cuda": "concurrent"}[hardware]
         rules: list[dict[str, Any]] = [{"blocks": 1000}, {"min_ratio": 0.7}, {"server_mode": other}]
         rules += [{"hit_rate": None}, {"loads_per_server_run": 2}, {"must_count_hits": True}]
-        rules += [{"restart_allowance": 0.001, "restart_allowance_alpha": 0.001}]
+        rules += [{"restart_allowance": 0.001, "restart_allowance_alpha": 0.001}, {"alpha": 0.2}]
         for rule in rules:
-            for name, line in zip(rule, found(judged.measuring, rule=rule), strict=True):
-                assert f"another '{name}'" in line
-        (line,) = found(judged.measuring, workload={"input_tokens": 9})
-        assert "another 'input_tokens'" in line
-        for lives in (None, "concurrent" if hardware == "cuda" else None):
-            told = found(judged.measuring.model_copy(update={"server_mode": lives}))
-            assert "no profile" in told[0]
-        calmer = judged.measuring.model_copy(update={"restart_stddev": 0.01})
+            for name, line in zip(sorted(rule), found(**rule), strict=True):
+                assert f" rule.{name}: kept" in line
+        (line,) = found(workload={"input_tokens": 9})
+        assert "workload.input_tokens: kept 9" in line
+        assert judged.profile is not None
+        assert found(None)
+        calmer = judged.profile.model_copy(update={"restart_stddev": 0.01})
         assert len(found(calmer)) == (hardware == "cpu")
-        (line,) = found(None)
-        assert "not known" in line
 
     def test_a_workloads_file_is_named_from_its_policy_on_with_its_digest(
         self, fast: FakeRun, tmp_path: Path
@@ -311,10 +316,9 @@ class TestSpeed:
         assert judged.policy.speed is not None
         (claim,), own = judged.policy.speed.claims, judged.policy.speed.workloads
         other = own["chat"].model_copy(update={"sha256": "0" * 64})
-        found = find_misruled(
-            "speed.ratio.chat", record, claim, {"chat": other}, judged.measuring, "cpu"
-        )
-        assert ["another 'file'" in line for line in found] == [True]
+        told, level = judged.speed[claim.name], judged.attempt.level()
+        found = find_other_claim("r", told, claim, {"chat": other}, judged.profile, level)
+        assert ["workload.file" in line for line in found] == [True]
 
     def test_verify_says_of_loads_of_no_claim_that_they_are_none(self, fast: FakeRun) -> None:
         fast.recipes = (ONE,)

@@ -21,7 +21,6 @@ from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport
 from artifacts.serving_arguments import ServingArguments
 from artifacts.tuning_report import ScreeningReport, TuningReport
-from eval_gates.speed.gate_rule import MeasurementSettings
 from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.capacity.machine import Machine
 from pipeline.core.errors import ExitCode, ServingError, UsageError
@@ -130,7 +129,7 @@ def test_a_gain_is_confirmed_on_lives_and_prompts_of_its_own(tmp_path: Path) -> 
     seeds: dict[str, set[int]] = {"screening": set(), "ratio": set()}
     for record in made.store.records("speed"):
         loads = read_loads(made.store.stage_folder("speed", record.key) / LOADS)
-        seeds[record.parameters["claim"]] |= {load.seed for load in loads}
+        seeds[record.parameters["rule"]["kind"]] |= {load.seed for load in loads}
     assert len(seeds["screening"]) == 3 + 3 + 1
     assert not seeds["screening"] & seeds["ratio"]
 
@@ -194,7 +193,7 @@ def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
     assert found.tuned is not None
     assert found.tuned.min_gain == made.report.min_gain
     assert found.tuned.requires_regate
-    (kept,) = [r for r in made.store.records("speed") if r.parameters["claim"] == "ratio"]
+    (kept,) = [r for r in made.store.records("speed") if r.parameters["rule"]["kind"] == "ratio"]
     assert found.tuned.evidence == kept.result["loads_digest"]
     assert found.tuned.run == made.log.run_id
 
@@ -374,7 +373,7 @@ def test_another_winner_of_the_same_race_has_a_share_of_the_rate(tmp_path: Path)
     made.run()
     assert made.report.winner == "fast"
     for record in made.store.records("speed"):
-        if record.parameters["claim"] == "screening":  # which is raced again, by chance otherwise
+        if record.parameters["rule"]["kind"] == "screening":  # which is screened again
             made.store.discard("speed", record.key)
     seconds.update(fast=0.8, other=0.7)
     made.run()
@@ -453,8 +452,7 @@ class TestVerify:
             {"alpha": 0.5},
             {"engine_defaults": {"max-num-seqs": 1}},
             {"stage": "0" * 64},
-            {"measuring": None},
-            {"measuring": MeasurementSettings(server_mode="concurrent", restart_stddev=0.01)},
+            {"served": made.report.served.model_copy(update={"restart_stddev": 0.01})},
         ):
             told = made.log.report().model_copy(
                 update={"tuning": made.report.model_copy(update=change)}

@@ -15,10 +15,10 @@ from loose_stage import stage_spec
 from measured_loads import block
 
 from artifacts.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
+from eval_gates.speed.gate_rule import parse_rule
 from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import LOADS, Interference, LoadRun, read_loads
 from eval_gates.speed.randomization import Randomization
-from eval_gates.speed.rule_from_config import parse_rule
 from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 from pipeline.core.errors import ServingError, StoreError
 from pipeline.core.process_environment import NetworkAccess
@@ -28,7 +28,7 @@ from pipeline.stages import speed
 from pipeline.stages.context import StageContext
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
-RULE = {"min_ratio": 0.5, "alpha": 0.05, "blocks": 3}
+RULE = {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 3}
 
 
 THROTTLED = {"interference": [Interference(kind="throttled", what="power cap")]}
@@ -50,7 +50,7 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         if worker_spec["workload"]["kind"] == "requests":
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
-        book, rule = LoadLog(self.folder), parse_rule("ratio", worker_spec["rule"])
+        book, rule = LoadLog(self.folder), parse_rule(worker_spec["rule"])
         lives = rule.schedule(worker_spec["sides"])
         before, new = book.loads(), 0
         units = self.pairs_of(lives, life) if lives.loads else self.blocks_of(life)
@@ -88,7 +88,7 @@ def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context
         "speed",
         "fp8",
         {
-            **{"claim": "ratio", "name": "chat", "workload": workload, "rule": rule},
+            **{"name": "chat", "workload": workload, "rule": rule},
             "sides": {"baseline": {}, "candidate": {}},
         },
         {},

@@ -29,7 +29,7 @@ def spec(sides: tuple[str, ...] = ("baseline", "candidate"), **workload: Any) ->
     return {
         "name": "chat",
         "workload": {**WORKLOAD, "arrivals": AT_ONCE, **workload},
-        **{"claim": "ratio", "rule": {"min_ratio": 0.5, "alpha": 0.05, "blocks": 20}},
+        **{"rule": {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 20}},
         **{"sides": list(sides), "endpoints": {side: {} for side in sides}},
         "server_run": asdict(ServerRun(0, sides, 0, 1)),
     }
@@ -150,7 +150,7 @@ class After:
 def test_it_measures_until_the_rule_wants_no_more_and_keeps_every_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int
 ) -> None:
-    monkeypatch.setattr("eval_gates.speed.rule_from_config.parse_rule", lambda *_: After(loads))
+    monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(loads))
     measure_life(spec(), Measuring(), Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
     assert [load.block for load in kept] == [n for n in range(loads // 2) for _ in range(2)]
@@ -160,9 +160,9 @@ def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Measuring(), Measuring()
-    monkeypatch.setattr("eval_gates.speed.rule_from_config.parse_rule", lambda *_: After(4))
+    monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(4))
     measure_life(spec(), first, Listener(), tmp_path)
-    monkeypatch.setattr("eval_gates.speed.rule_from_config.parse_rule", lambda *_: After(6))
+    monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(6))
     life = ServerRun(1, ("baseline", "candidate"), 2, 2)
     measure_life({**spec(), "server_run": asdict(life)}, second, Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
@@ -209,7 +209,7 @@ def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
     given = spec()
     given["rule"] |= {"server_mode": "interleaved", "loads_per_server_run": 2}
     life = ServerRunSchedule(("baseline", "candidate"), 2).next_server_run(1, 0, [])
-    measure_life({**given, "life": asdict(life)}, Measuring(), Listener(), tmp_path)
+    measure_life({**given, "server_run": asdict(life)}, Measuring(), Listener(), tmp_path)
     assert [load.side for load in LoadLog(tmp_path).loads()] == list(life.sides) * 2
 
 

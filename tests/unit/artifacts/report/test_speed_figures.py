@@ -10,21 +10,21 @@ from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.report.speed import speed_figures
 from eval_gates.speed.report import decide_speed_gate
+from eval_gates.speed.slo import SloRule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 
 
 def with_claims(made: FakeRun) -> RunEvidence:
     """The first variant has a ratio, limits, and a claim that was not measured."""
-    ratio = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20}
-    slo = {"limits": {"ttft_ms_p95": 800}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
+    ratio = ThroughputRatioRule(min_ratio=1.0, alpha=0.05, blocks=20)
+    slo = SloRule(limits={"ttft_ms_p95": 800}, slo_attainment=0.5, alpha=0.05, rounds=30)
     rounds = [round_of(i, ttft_s=1.0 if i == 2 else 0.1) for i in range(8)]
     claims = [
-        decide_speed_gate(
-            f"{kind}.0", kind, workload="chat", tier="critical", rule=rule, loads=loads
-        )
-        for kind, rule, loads in (
-            ("ratio", ratio, blocks([1.1] * 8)),
-            ("slo", slo, rounds),
-            ("slo", slo, []),
+        decide_speed_gate(f"{rule.kind}.0", rule, workload="chat", tier="critical", loads=loads)
+        for rule, loads in (
+            (ratio, blocks([1.1] * 8)),
+            (slo, rounds),
+            (slo, []),
         )
     ]
     first, *others = made.report.variants

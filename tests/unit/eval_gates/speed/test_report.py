@@ -9,6 +9,7 @@ import pytest
 from finished_stage import stage_record
 from measured_loads import blocks, load_in_waves, round_of
 from sample_reports import gate_report
+from sample_stages import PARAMETERS
 from some_attempt import some_attempt
 
 from artifacts.ci.case import speed_case
@@ -16,15 +17,21 @@ from artifacts.evidence.verdict import speed_of
 from artifacts.gate_row import speed_row
 from artifacts.stages.judge import JudgeParameters
 from eval_gates.gate_report import Tier
+from eval_gates.speed.gate_rule import SpeedGateRule, build_rule
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
+from eval_gates.speed.slo import SloRule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from eval_gates.verdicts import overall
+from recipes.catalog import load_profile
 from recipes.policy import Policy
 
 SPEED: dict[str, Any] = {
     "ratio": {"min_ratio": {"cpu": 1.0}, "workloads": ["chat"]},
     "slo": [{"workload": "chat", "rate": 4, "limits": {"ttft_ms_p95": 800}}],
 }
+
+RATIO = ThroughputRatioRule(min_ratio=1.0, alpha=0.05, blocks=20)
 
 
 def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
@@ -40,34 +47,39 @@ def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
 
 def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateReport]:
     """By the policy, of what was measured of each of its claims."""
-    measured = {
-        **{"claim": "ratio", "name": "chat", "workload": {}, "sides": {}},
-        "rule": {"hit_rate": None, **rule},
-    }
+    measured = {**PARAMETERS["speed"], "rule": {**RATIO.model_dump(), **rule}}
     found = {"units": 0, "state": "open", "seed": 1, "loads_digest": ""}
     record = stage_record(stage="speed", parameters=measured, result=found)
     asked = JudgeParameters(
         policy=policy(),
         attempt=some_attempt(),
         family="fp8",
-        planned_bets={},
-        accelerator="cpu",
+        gates={},
+        profile=load_profile("cpu"),
+        speed={
+            claim.name: SpeedGateRule(
+                name="chat",
+                workload={},
+                rule=build_rule(claim, 0.045, "cpu").model_copy(
+                    update=rule if claim.kind == "ratio" else {}
+                ),
+            )
+            for claim in policy().claims_on("cpu")
+        },
     )
     return speed_of(asked, set(loads), lambda _: record, lambda role: loads[role])
 
 
 def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedGateReport:
-    rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20}
     return decide_speed_gate(
-        "ratio.chat", "ratio", workload="chat", tier=tier, rule=rule, loads=blocks(list(ratios))
+        "ratio.chat", RATIO, workload="chat", tier=tier, loads=blocks(list(ratios))
     )
 
 
-def test_each_claim_is_judged_by_the_policy() -> None:
-    """At its own error rate, whatever the stage says that it was measured for."""
+def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
     rounds = [round_of(i) for i in range(18)]
     loads = {"speed.ratio.chat": blocks([1.1] * 12), "speed.slo.0": rounds}
-    ratio, slo = judged(loads, alpha=0.4, min_ratio=5.0)
+    ratio, slo = judged(loads)
     assert (ratio.gate, ratio.verdict, ratio.alpha, ratio.threshold) == (
         "ratio.chat",
         "pass",
@@ -81,13 +93,11 @@ def test_each_claim_is_judged_by_the_policy() -> None:
 
 def test_what_was_not_measured_is_undecided() -> None:
     assert {each.verdict for each in judged({})} == {"undecided"}
-    asked = JudgeParameters(
-        policy=policy(None), attempt=some_attempt(), family="fp8", planned_bets={}
-    )
+    asked = JudgeParameters(policy=policy(None), attempt=some_attempt(), family="fp8", gates={})
     assert speed_of(asked, set(), None, None) == []  # type: ignore[arg-type]
 
 
-def test_an_allowance_for_lives_is_taken_from_the_stage() -> None:
+def test_an_allowance_for_lives_is_taken_from_the_rule() -> None:
     loads = {"speed.ratio.chat": blocks([1.03] * 12)}
     assert judged(loads)[0].verdict == "pass"
     allowed = judged(loads, restart_allowance=0.05, restart_allowance_alpha=0.025)[0]
@@ -105,26 +115,19 @@ def test_of_lives_that_alternate_a_pair_is_what_is_judged() -> None:
 def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
     loads = blocks([1.1] * 8)
     loads[3] = loads[3].model_copy(update={"prompts_sha256": "f" * 64})
-    rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 20}
-    report = decide_speed_gate(
-        "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=loads
-    )
+    report = decide_speed_gate("ratio.chat", RATIO, workload="chat", tier="critical", loads=loads)
     assert report.verdict == "undecided"
     assert [(each.kind, each.block) for each in report.invalid_reasons] == [("unlike", 1)]
     assert len(report.loads) == 16
     with pytest.raises(ValueError, match="other"):
-        decide_speed_gate(
-            "ratio.chat", "ratio", workload="other", tier="critical", rule=rule, loads=loads
-        )
+        decide_speed_gate("ratio.chat", RATIO, workload="other", tier="critical", loads=loads)
 
 
 def test_a_disturbed_measurement_says_what_was_seen_and_that_it_continues() -> None:
     seen = {"client_lag_s": 1.0, "runnable": 6.2, "cpus": 2}
     loads = [load.model_copy(update=seen) for load in blocks([1.1] * 12)]
-    rule = {"min_ratio": 1.0, "alpha": 0.05, "blocks": 5}
-    report = decide_speed_gate(
-        "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=loads
-    )
+    rule = RATIO.model_copy(update={"blocks": 5})
+    report = decide_speed_gate("ratio.chat", rule, workload="chat", tier="critical", loads=loads)
     assert (report.verdict, report.continues, report.lost) == ("undecided", True, 10)
     for told in ("10 of 10 blocks", "1000 ms", "6.2 threads", "2 CPUs", "same command"):
         assert told in report.reason
@@ -132,10 +135,8 @@ def test_a_disturbed_measurement_says_what_was_seen_and_that_it_continues() -> N
 
 def test_a_gate_that_only_finds_broken_servers_says_so() -> None:
     for minimum, is_told in ((0.02, True), (0.8, False)):
-        rule = {"min_ratio": minimum, "alpha": 0.05, "blocks": 20}
-        report = decide_speed_gate(
-            "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=[]
-        )
+        rule = RATIO.model_copy(update={"min_ratio": minimum})
+        report = decide_speed_gate("ratio.chat", rule, workload="chat", tier="critical", loads=[])
         assert ("not broken" in report.description) == is_told
 
 
@@ -205,11 +206,9 @@ def test_a_row_of_limits_has_the_rounds() -> None:
 
 
 def test_a_closed_loop_may_have_limits() -> None:
-    rule = {"limits": {"latency_ms_p95": 2000}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
+    rule = SloRule(limits={"latency_ms_p95": 2000}, slo_attainment=0.5, alpha=0.05, rounds=30)
     loads = [load_in_waves(block=i, seed=i) for i in range(12)]
-    report = decide_speed_gate(
-        "slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads
-    )
+    report = decide_speed_gate("slo.0", rule, workload="chat", tier="critical", loads=loads)
     assert report.verdict == "pass"
     assert [point.met_slo for point in report.loads] == [None] * 2 + [True] * 10
 
@@ -240,10 +239,8 @@ def test_a_rate_that_is_not_sustained_passes_nothing() -> None:
     requests = round_of(0).requests.model_dump()
     requests["end_s"] = [start + 0.4 + 0.05 * i for i, start in enumerate(requests["start_s"])]
     loads = [round_of(i, requests=requests) for i in range(18)]
-    rule = {"limits": {"ttft_ms_p95": 60_000}, "slo_attainment": 0.5, "alpha": 0.05, "rounds": 30}
-    report = decide_speed_gate(
-        "slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads
-    )
+    rule = SloRule(limits={"ttft_ms_p95": 60_000}, slo_attainment=0.5, alpha=0.05, rounds=30)
+    report = decide_speed_gate("slo.0", rule, workload="chat", tier="critical", loads=loads)
     assert report.verdict == "undecided"
     assert report.left_over == pytest.approx(0.05)
     assert report.lower is not None

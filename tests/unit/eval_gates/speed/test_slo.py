@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_loads import load_in_waves, queued_round, requests_in_waves, round_of
 
+from eval_gates.speed.gate_rule import parse_rule
 from eval_gates.speed.invalid_reasons import is_over_saturated, min_requests
 from eval_gates.speed.load_run import LoadRun, QueueSamples, RequestColumns
 from eval_gates.speed.rounds import is_too_short
-from eval_gates.speed.rule_from_config import parse_rule
 from eval_gates.speed.slo import SloRule, percentiles
 
 RULE = SloRule(
@@ -231,7 +231,7 @@ def test_bounds_agree_with_the_verdict(kept: list[bool], alpha: float) -> None:
 
 
 def test_a_rule_comes_from_plain_data() -> None:
-    assert parse_rule("slo", RULE.model_dump()) == RULE
+    assert parse_rule(RULE.model_dump()) == RULE
 
 
 def test_closed_loops_have_latencies_too() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from measured_loads import block, blocks
 from pydantic import ValidationError
 
-from eval_gates.speed.rule_from_config import parse_rule
+from eval_gates.speed.gate_rule import parse_rule
 from eval_gates.speed.throughput_ratio import (
     ThroughputRatioRule,
     log_ratios,
@@ -216,10 +216,10 @@ def test_what_is_better_passes(gain: float, blocks: float, share: float) -> None
 
 def test_a_rule_comes_from_plain_data() -> None:
     data = RULE.model_dump()
-    assert parse_rule("ratio", data) == RULE
+    assert parse_rule(data) == RULE
     for wrong in ({"alpha": 0.5}, {"min_ratio": 0.0}, {"blocks": 0}, {"block": 20}):
         with pytest.raises(ValidationError):
-            parse_rule("ratio", {**data, **wrong})
+            parse_rule({**data, **wrong})
 
 
 def test_measuring_ends_where_the_evidence_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,170 @@
+"""The rules of a verdict, compared once with what its policy, profile and attempt give.
+
+Each variant, attempt and measurement is one more chance of a lucky pass. So a verdict is worth as
+much as its levels, margins, bets and limits are right. Planning wrote each rule into the stage that
+measured by it and into the judge stage; both say the same, and it is what planning would write now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from artifacts.attempts import StartSpread
+from artifacts.served_model import ServedModel
+from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.judge import JudgeParameters
+from artifacts.stages.speed import ROLE, SPEED
+from eval_gates.gate_rule import gate_rule_of
+from eval_gates.speed.gate_rule import SpeedGateRule, apply_gate_rate, build_rule
+from pipeline.core.stage_record import StageRecord
+from recipes.schema import ServingProfile
+from recipes.speed import SpeedGate
+from recipes.workload import AnyWorkload, read_pinned, without_place
+
+CANDIDATE = "candidate."
+# Sums of floating-point numbers may differ in the last digits on another machine.
+RELATIVE_TOLERANCE = 1e-9
+
+
+def find_misruled(
+    judge: JudgeParameters, recipe: str, tried: Sequence[str], records: Mapping[str, StageRecord]
+) -> Iterator[str]:
+    """In what the rules of a verdict are not those of its policy and attempt, in words.
+
+    Args:
+        judge: what its stage was asked.
+        recipe: that the verdict is on.
+        tried: recipes that were tried together.
+        records: the stages that are there, by role; those that are gone are reported elsewhere.
+
+    Raises:
+        EvidenceError: a record has another shape.
+        ValueError: a workload is none, or a claim none on that machine.
+    """
+    attempt, policy = judge.attempt, judge.policy
+    if judge.recipe not in (None, recipe):
+        yield f"its stage 'judge' is on another variant, {judge.recipe!r}"
+    if sorted(attempt.variants) != sorted(tried):
+        yield (
+            f"its attempt is of {', '.join(sorted(attempt.variants))}, "
+            f"and {', '.join(sorted(tried))} are named"
+        )
+    if (attempt.alpha, attempt.spending) != (policy.alpha, policy.attempts):
+        yield "its attempt has another error rate than the policy"
+    begun_with, profile = attempt.start_spread, judge.profile
+    if begun_with is not None and profile is not None:
+        used = StartSpread(stddev=profile.restart_stddev, starts=profile.restart_count)
+        if used != begun_with:
+            yield (
+                f"its ratios allow for a spread of starts of {used.stddev:g}, and its attempt "
+                f"began with {begun_with.stddev:g}"
+            )
+    for role, record in records.items():
+        if record.stage == SPEED.name:
+            for side, served in SPEED.parameters_of(record).sides.items():
+                yield from find_served_otherwise(role, side, served, judge.profile)
+        if record.stage != EVALUATE.name:
+            continue
+        asked = EVALUATE.parameters_of(record)
+        yield from find_served_otherwise(role, role.partition(".")[0], asked, judge.profile)
+    for name, suite in policy.suites.items():
+        role, gate, level = CANDIDATE + name, judge.gates[name], attempt.level()
+        if role in records:
+            asked = EVALUATE.parameters_of(records[role])
+            level = attempt.level(asked.measurement)
+            asked_by = asked.rule.model_dump() if asked.rule is not None else None
+            if find_differing_values("", asked_by, gate.model_dump()):
+                yield f"{role}: asked by another rule than it is judged by"
+        wanted = gate_rule_of(suite, judge.family, level)
+        yield from _differing(role, gate.model_dump(), wanted.model_dump())
+    claims = {ROLE + claim.name: claim for claim in policy.claims_on(judge.accelerator)}
+    own = policy.speed.workloads if policy.speed is not None else {}
+    measured = {role: each for role, each in records.items() if each.stage == SPEED.name}
+    yield from (f"{role}: its policy makes no such claim" for role in measured.keys() - claims)
+    for role, claim in claims.items():
+        told, level = judge.speed[claim.name], attempt.level()
+        if role in measured:
+            loaded = SPEED.parameters_of(measured[role])
+            level = attempt.level(loaded.measurement)
+            if loaded.decided_by != told:
+                yield f"{role}: measured by another rule than it is judged by"
+        yield from find_other_claim(role, told, claim, own, judge.profile, level)
+
+
+def find_served_otherwise(
+    role: str, side: str, served: ServedModel, profile: ServingProfile | None
+) -> Iterator[str]:
+    """That a stage did not ask what the profile serves, in words."""
+    if profile is None:
+        return
+    drafted = profile.speculative.model if profile.speculative is not None else None
+    is_baseline = side != CANDIDATE.rstrip(".")
+    if served.serving != ServingArguments.of(profile, is_baseline=is_baseline, draft=drafted):
+        yield f"{role}: its {side} was not served as the verdict's profile says"
+
+
+def find_other_claim(
+    place: str,
+    told: SpeedGateRule,
+    claim: SpeedGate,
+    own: Mapping[str, AnyWorkload],
+    profile: ServingProfile | None,
+    level: float,
+) -> Iterator[str]:
+    """In what a rule is not the one of a claim on speed, in words.
+
+    Args:
+        place: of the rule, for messages.
+        told: the rule, and the workload with it, which nothing else tells unless it is `own`.
+        claim: of the policy.
+        own: workloads that the policy has itself.
+        profile: that both sides are served by; None of endpoints.
+        level: of the attempt and the measurement.
+
+    Raises:
+        ValueError: the workload is none, or the claim none on that machine.
+    """
+    accelerator = profile.accelerator if profile is not None else None
+    known = own[claim.workload] if claim.workload in own else read_pinned(told.workload)
+    workload = apply_gate_rate(claim, known)
+    rule = build_rule(claim, level, accelerator, workload, profile)
+    wanted = SpeedGateRule(name=claim.workload, workload=without_place(workload), rule=rule)
+    yield from _differing(place, told.model_dump(), wanted.model_dump())
+
+
+def _differing(place: str, told: dict[str, Any], wanted: dict[str, Any]) -> Iterator[str]:
+    for line in find_differing_values("", told, wanted, "these give"):
+        yield f"{place}: not the rule of its policy, profile and attempt: {line}"
+
+
+def find_differing_values(
+    path: str, kept: Any, computed: Any, words: str = "computed"
+) -> list[str]:
+    """Every value in which the two differ, named by its path; `path` leads to them."""
+    if isinstance(kept, dict) and isinstance(computed, dict):
+        names = kept.keys() | computed.keys()
+        return [
+            line
+            for name in sorted(names)
+            for line in find_differing_values(
+                f"{path}.{name}", kept.get(name), computed.get(name), words
+            )
+        ]
+    if isinstance(kept, list | tuple) and isinstance(computed, list | tuple):
+        if len(kept) != len(computed):
+            return [f"{path[1:]}: kept {len(kept)} of them, {words} {len(computed)}"]
+        found = [
+            line
+            for number, (ours, theirs) in enumerate(zip(kept, computed, strict=True))
+            for line in find_differing_values(f"{path}[{number}]", ours, theirs, words)
+        ]
+        # One answer changes every later point of the trail, and the first says it all.
+        return found[:1] if path.endswith(".e_process") else found
+    if isinstance(kept, float) and isinstance(computed, float):
+        same = math.isclose(kept, computed, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)
+    else:
+        same = kept == computed
+    return [] if same else [f"{path[1:]}: kept {kept!r}, {words} {computed!r}"]

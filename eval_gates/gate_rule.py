@@ -1,0 +1,69 @@
+"""The rule of a suite's gate: planning writes it once, and everyone else reads that record.
+
+Verification lays it out once more, from the same policy and attempt, and compares.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from eval_gates.gate_report import Tier
+from eval_gates.planned_bets import planned_bet_of
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.stopping import StoppingRule, comparison_of
+from pipeline.core.record import Record
+from recipes.policy import AnySuite, Margin
+from recipes.schema import Family
+
+
+class GateRule(Record):
+    """What decides a gate, and so ends the asking."""
+
+    tier: Tier
+    test: Literal["sequential", "fixed"]
+    about: Literal["population", "benchmark"]
+    margin: Margin
+    alpha: float = Field(description="level, of the attempt and the measurement")
+    planned_bet: float | None = Field(
+        None, description="has half of the stake against 'inferior'; None of a fixed test"
+    )
+    time_budget_minutes: float | None = None
+    cap: int | None = Field(
+        None, description="what a time budget left open, a higher cap continues"
+    )
+
+    @property
+    def comparison(self) -> Comparison:
+        """What the margin asks for."""
+        return comparison_of(self.margin)
+
+    def population(self, available: int) -> int | None:
+        """Questions of the finite benchmark that the claim is about, None of the population.
+
+        Args:
+            available: questions that there are, or clusters of them.
+        """
+        return available if self.about == "benchmark" else None
+
+    def stopping(self, available: int) -> StoppingRule | None:
+        """What ends the asking; None where all are asked. Argument as of `population`."""
+        if self.test == "fixed":
+            return None
+        population = self.population(available)
+        return StoppingRule(self.comparison, self.alpha, population, self.planned_bet)
+
+
+def gate_rule_of(suite: AnySuite, family: Family, alpha: float) -> GateRule:
+    """The rule of a policy's suite for variants of a family, at the level `alpha`."""
+    return GateRule(
+        tier=suite.tier,
+        test=suite.test,
+        about=suite.about,
+        margin=suite.margins[family],
+        alpha=alpha,
+        planned_bet=planned_bet_of(suite, family),
+        time_budget_minutes=suite.time_budget_minutes,
+        cap=suite.questions if suite.time_budget_minutes is not None else None,
+    )

@@ -1,0 +1,76 @@
+"""A margin and a minimum are changed in the policy alone, and everyone after it follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import ONE, SERVING, FakeRun, policy
+from pretend_stages import edit
+
+from artifacts.evidence.card import CARD
+from artifacts.evidence.recompute import check_run
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.judge import JUDGE
+from artifacts.stages.speed import SPEED
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
+from pipeline.release.recorded_verdict import read_past
+from pipeline.stages.evaluate import round_of
+from pipeline.stages.speed import course_of
+from recipes.speed import SpeedPolicy
+
+
+@pytest.mark.parametrize(("margin", "minimum"), [(0.1, 0.8), (0.12, 0.7)])
+def test_plan_worker_judge_card_verify_and_recheck_follow_the_policy(
+    tmp_path: Path, margin: float, minimum: float
+) -> None:
+    made = FakeRun(tmp_path / "store", policy=policy(margins={"fp8": margin}))
+    chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "seconds": 1}
+    chat |= {"arrivals": {"concurrency": 4}}
+    ratio = {"min_ratio": minimum, "workloads": ["chat"]}
+    speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
+    made.policy = made.policy.model_copy(update={"speed": speed})
+    arguments = {**SERVING["engine_arguments"], "max-model-len": 16384}
+    made.serving = {**SERVING, "engine_arguments": arguments}
+    made.models.seconds = {ONE: 0.9}
+    made.run()
+    (variant,) = made.plan().variants
+    # plan
+    gate = EVALUATE.parameters_of(variant.stages["code"]).rule
+    claim = SPEED.parameters_of(variant.stages["speed.ratio.chat"]).rule
+    assert gate is not None
+    assert gate.margin.points == margin
+    assert isinstance(claim, ThroughputRatioRule)
+    assert claim.min_ratio == minimum
+    # worker
+    stopping = round_of(variant.stages["code"], made.store).stopping.rule
+    assert stopping is not None
+    assert stopping.comparison.size == margin
+    assert course_of(variant.stages["speed.ratio.chat"], made.store).rule.cap == claim.cap
+    # judge
+    (report,) = made.report.variants
+    assert report.gates[0].threshold == -margin
+    assert report.speed[0].threshold == minimum
+    # card and recheck
+    folder = made.bundle(ONE)
+    card = (folder / CARD).read_text()
+    assert f"inside a margin of {100 * margin:.2f} points" in card
+    assert f"at least {minimum:g} of the baseline's output tokens/s" in card
+    version = made.registered(ONE)
+    past = read_past(version, Path(version.source)).judged.judge.parameters
+    assert past.gates == {"code": gate}
+    assert past.speed["ratio.chat"].rule == claim
+    # verify
+    (check,) = check_run(made.report, made.store)
+    assert check.differences == ()
+    (judge,) = made.store.records(JUDGE.name)
+
+    def loosen(record: dict[str, Any]) -> None:
+        record["parameters"]["policy"]["suites"]["code"]["margins"]["fp8"]["points"] = 0.2
+        record["parameters"]["policy"]["speed"]["ratio"]["min_ratio"]["cpu"] = 0.1
+
+    edit(made.store.stage_folder(judge.stage, judge.key) / "stage.json", loosen)
+    (check,) = check_run(made.report, made.store)
+    assert any("margin.points" in each for each in check.differences)
+    assert any("rule.min_ratio" in each for each in check.differences)
