@@ -146,7 +146,7 @@ def blocks_of(loads: Loads, chance: Chance, runs: int, gain: float) -> Floats:
 
 def decided(rule: SequentialGateRule, margins: Floats) -> Decisions:
     """What a rule does with each row of margins, units of warm-up first."""
-    found = [rule.finding_of(row) for row in margins]
+    found = [rule.evaluate_margins(row) for row in margins]
     return Decisions(
         passed=np.array([each.state == "pass" for each in found]),
         failed=np.array([each.state == "fail" for each in found]),
@@ -247,7 +247,7 @@ def life_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
                 "restart_allowance": restart_allowance(float(spread), KNOWN_LIVES, ALPHA / 2),
                 "restart_allowance_alpha": ALPHA / 2,
             }
-        ).finding_of(row)
+        ).evaluate_margins(row)
         for spread, row in zip(known, blocks, strict=True)
     ]
     alternate = blocks_of(noisy(0.01), chance, runs, 0.0)
@@ -335,7 +335,7 @@ def losing_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
 def _passes_by_totals(margins: Floats) -> bool:
     """Whether the rule passes at a block after which the totals do not withhold it."""
     for number in range(RATIO.settled, margins.size + 1):
-        state = RATIO.finding_of(margins[:number]).state
+        state = RATIO.evaluate_margins(margins[:number]).state
         if state == "fail":
             return False
         counting = margins[WARM_UP:number]
