@@ -353,7 +353,7 @@ class TuningRun:
         self._note(
             winner=winner.name,
             attempt=attempt,
-            confirmed=found,
+            confirmation=found,
             stage=spec.key,
             verdict=found.verdict,
             reason=found.reason,
@@ -403,7 +403,7 @@ class TuningRun:
         return self._stages.find_finished(spec), read_loads(folder / LOADS)
 
     def _add(self, report: ScreeningReport) -> None:
-        self._note(race=[*self._report.screening, report])
+        self._note(screening=[*self._report.screening, report])
 
     def _note(self, **changes: Any) -> None:
         """The report as it stands is in the run's record at every moment."""
