@@ -104,7 +104,7 @@ def test_the_warm_up_of_short_blocks_takes_its_time() -> None:
     """Blocks of the first half minute count for nothing, however many they are."""
     short = {"kind": "random", "input_tokens": 8, "output_tokens": 8, "seconds": 2}
     workloads = {"short": {**short, "arrivals": {"concurrency": 2}}}
-    ratio = {"minimum": {"cpu": 1.0}, "workloads": ["short"]}
+    ratio = {"min_ratio": {"cpu": 1.0}, "workloads": ["short"]}
     (claim,) = claim_powers(policy(ratio=ratio, workloads=workloads), 1, load_profile("cpu"))
     block = 2 * 1.2 * 2
     assert claim.minutes == pytest.approx((20 * block + 7 * block) / 60)

@@ -50,7 +50,7 @@ from pipeline.release.promotion import PromotionRequest, promote_run
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.recorded_verdict import read_past
 from pipeline.release.serve import accepted_tuples
-from pipeline.run import recheck, remeasurement, runner
+from pipeline.run import recheck, remeasurement
 from pipeline.run.executors.local import LocalOptions
 from pipeline.run.recheck import RecheckOutcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
@@ -150,8 +150,6 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
         )
     pretended = PretendExecutor(found.store, found.models)
     monkeypatch.setattr(LocalOptions, "open", lambda _: pretended)
-    # No model-written program is run here, so none has to be kept in.
-    monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
     monkeypatch.setattr(remeasurement, "preflight_of", lambda *_: None)
     monkeypatch.setattr(remeasurement, "find_data", lambda *_: Questions())

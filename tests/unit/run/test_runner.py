@@ -220,7 +220,7 @@ class TestSpeed:
             ],
         ):
             assert "is not what its seed drew" in found(changed)
-        assert "is not what its seed drew" in found(blocks, lives=loads[-1].server_run)
+        assert "is not what its seed drew" in found(blocks, server_runs=loads[-1].server_run)
 
     @pytest.mark.parametrize("cut", [1, 2])
     @pytest.mark.parametrize("hardware", ["cpu", "cuda"])
@@ -522,10 +522,10 @@ class TestWhatIsKept:
     def test_a_used_up_time_budget_leaves_the_gate_open(self, bench: FakeRun) -> None:
         bench.models.score = flipping(3)
         bench.models.questions = 4000
-        bench.policy = policy(minutes=1e-9, batch=8)
+        bench.policy = policy(time_budget_minutes=1e-9, batch=8)
         verdict = bench.verdict()
         assert (verdict.verdict, verdict.gates[0].n) == ("undecided", 8)
-        bench.policy = policy(minutes=5, batch=8)
+        bench.policy = policy(time_budget_minutes=5, batch=8)
         assert bench.verdict().verdict == "pass"
 
 

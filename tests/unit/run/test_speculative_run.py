@@ -75,7 +75,7 @@ def test_what_was_drafted_is_in_the_record_and_computed_again(run: FakeRun) -> N
         update={"variants": [variant.model_copy(update={"spec_decode": {"code": more}})]}
     )
     (check,) = check_run(changed, run.store)
-    assert "drafted.code.accepted_tokens" in check.differences[0]
+    assert "spec_decode.code.accepted_tokens" in check.differences[0]
 
 
 def test_it_is_promoted_read_back_and_told(run: FakeRun, tmp_path: Path) -> None:
