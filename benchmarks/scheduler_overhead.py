@@ -1,6 +1,6 @@
 r"""What the scheduler makes of several GPUs, what a stage costs beside its work, what kills cost.
 
-Stages sleep instead of working (`naps/`); all else is real: scheduler, store, locks of the node,
+Stages sleep instead of working (`scheduler/`). All else is real: scheduler, store, node locks,
 processes and signals. GPUs are an `nvidia-smi` that lists them, or what Ray's nodes are told.
 
 - *efficiency*: R recipes with the stages of a run, on G GPUs: the time that the same list schedule
@@ -41,12 +41,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-NAPS = ROOT / "benchmarks" / "naps"
+STAGES = ROOT / "benchmarks" / "scheduler"
 CLUSTER = ROOT / "tests" / "e2e" / "cluster"
-sys.path[:0] = [str(NAPS), str(CLUSTER), str(CLUSTER.parent)]
-os.environ["PYTHONPATH"] = str(NAPS)  # of all that we start
-from nap_plan import LITTLE, ON_A_GPU, Nap, Plan, Site, a_node  # noqa: E402
-from random_kills import Killing, Victim, measure_kills  # noqa: E402
+sys.path[:0] = [str(STAGES), str(CLUSTER), str(CLUSTER.parent)]
+os.environ["PYTHONPATH"] = str(STAGES)  # of all that we start
+from fault_injection import FaultInjector, FaultTarget, measure_kills  # noqa: E402
+from sleep_plan import LITTLE, ON_A_GPU, ExecutionSite, SleepPlan, SleepStage, make_node  # noqa: E402
 
 from pipeline.capacity.timeline import ScheduledTask, play  # noqa: E402
 from pipeline.core.events import NullProgress  # noqa: E402
@@ -61,31 +61,37 @@ SECONDS_TO_QUANTIZE, SECONDS_TO_CHECK, SECONDS_TO_ASK = 4.0, 0.3, 6.0
 SECONDS_AWAY = 1.0  # of a server of the store that was killed
 
 
-def recipes(number: int) -> list[Nap]:
+def recipes(number: int) -> list[SleepStage]:
     """A run: weights made and checked, the baseline asked, then each variant, a verdict on it."""
     names = [f"recipe-{n}" for n in range(number)]
-    made = [Nap(f"{n} quantize", SECONDS_TO_QUANTIZE, ON_A_GPU) for n in names]
-    checked = [Nap(f"{n} check", SECONDS_TO_CHECK, LITTLE, (f"{n} quantize",)) for n in names]
-    baseline = Nap("baseline asked", SECONDS_TO_ASK, ON_A_GPU)
+    made = [SleepStage(f"{n} quantize", SECONDS_TO_QUANTIZE, ON_A_GPU) for n in names]
+    checked = [
+        SleepStage(f"{n} check", SECONDS_TO_CHECK, LITTLE, (f"{n} quantize",)) for n in names
+    ]
+    baseline = SleepStage("baseline asked", SECONDS_TO_ASK, ON_A_GPU)
     before = ("baseline asked",)
-    asked = [Nap(f"{n} asked", SECONDS_TO_ASK, ON_A_GPU, (*before, f"{n} check")) for n in names]
-    judged = [Nap(f"{n} judge", 0.0, LITTLE, (f"{n} asked",)) for n in names]
+    asked = [
+        SleepStage(f"{n} asked", SECONDS_TO_ASK, ON_A_GPU, (*before, f"{n} check")) for n in names
+    ]
+    judged = [SleepStage(f"{n} judge", 0.0, LITTLE, (f"{n} asked",)) for n in names]
     return [baseline, *made, *checked, *asked, *judged]
 
 
 def measure_efficiency(number: int, gpus: int, asked: argparse.Namespace) -> dict[str, Any]:
     """R recipes on G GPUs."""
-    with a_node(gpus) as folder, site_of(asked, nodes=1, gpus=gpus) as site:
-        naps, executor = recipes(number), site.open()
-        plan = Plan(folder, naps, site)
-        pieces = [ScheduledTask(nap.name, nap.needs, nap.seconds, nap.after) for nap in naps]
+    with make_node(gpus) as folder, site_of(asked, nodes=1, gpus=gpus) as site:
+        sleeps, executor = recipes(number), site.open()
+        plan = SleepPlan(folder, sleeps, site)
+        pieces = [
+            ScheduledTask(sleep.name, sleep.needs, sleep.seconds, sleep.after) for sleep in sleeps
+        ]
         allowed = play(pieces, executor.count_room, gpus).wall_seconds or 0.0
         began = time.perf_counter()
         executor.describe_node([ON_A_GPU], folder, ProgressListener(NullProgress()))
         started = time.perf_counter()
         plan.run(executor)
         ended = time.perf_counter()
-        if len(plan.whole()) < len(naps):
+        if len(plan.whole()) < len(sleeps):
             raise SystemExit("not all is done")
     return {
         "recipes": number,
@@ -100,8 +106,8 @@ def measure_efficiency(number: int, gpus: int, asked: argparse.Namespace) -> dic
 
 def measure_overhead(number: int, asked: argparse.Namespace) -> dict[str, Any]:
     """One stage after another, each from its submission until its record can be found."""
-    with a_node(0) as folder, site_of(asked, nodes=1, gpus=0) as site:
-        plan = Plan(folder, [Nap(str(n), 0.0, LITTLE) for n in range(number + 1)], site)
+    with make_node(0) as folder, site_of(asked, nodes=1, gpus=0) as site:
+        plan = SleepPlan(folder, [SleepStage(str(n), 0.0, LITTLE) for n in range(number + 1)], site)
         executor, listener = site.open(), RecordingProgress(NullProgress(), _NoLog())  # type: ignore[arg-type]
         visible, ended = [], []
         for number_of, spec in enumerate(plan.specs.values()):
@@ -136,26 +142,26 @@ class _NoLog:
 
 
 @contextmanager
-def site_of(asked: argparse.Namespace, *, nodes: int, gpus: int) -> Iterator[Site]:
+def site_of(asked: argparse.Namespace, *, nodes: int, gpus: int) -> Iterator[ExecutionSite]:
     """What was asked for to run plans on; of a cluster, this process is a driver."""
     if asked.executor == "local":
-        yield Site(store=asked.store)
+        yield ExecutionSite(store=asked.store)
         return
     from ray_nodes import RayNodes
 
     cluster = RayNodes(nodes, cpus=gpus + 4, gpus=gpus)
     try:
-        yield Site(RayOptions(address=cluster.address), asked.store)
+        yield ExecutionSite(RayOptions(address=cluster.address), asked.store)
     finally:
         cluster.close()
 
 
 @contextmanager
-def killing_of(asked: argparse.Namespace) -> Iterator[Killing]:
+def killing_of(asked: argparse.Namespace) -> Iterator[FaultInjector]:
     """Where plans are run that are killed, and what is killed beside their own processes."""
     with ExitStack() as opened:
-        victims: dict[str, Victim] = {}
-        options, store, roots = Site().options, asked.store, _no_roots
+        victims: dict[str, FaultTarget] = {}
+        options, store, roots = ExecutionSite().options, asked.store, _no_roots
         if asked.s3_server:
             store, victims["server"] = opened.enter_context(_s3_server())
         if asked.executor == "ray":
@@ -169,9 +175,9 @@ def killing_of(asked: argparse.Namespace) -> Iterator[Killing]:
                 cluster.kill(cluster.raylets()[raylet])  # the node's other processes, too
                 cluster.add()
 
-            victims["agent"] = Victim(roots, mend)
-            victims["worker"] = Victim(lambda: _workers(roots()), lambda _: None)
-        yield Killing(Site(options, store), victims, roots)
+            victims["agent"] = FaultTarget(roots, mend)
+            victims["worker"] = FaultTarget(lambda: _workers(roots()), lambda _: None)
+        yield FaultInjector(ExecutionSite(options, store), victims, roots)
 
 
 def _no_roots() -> list[int]:
@@ -179,13 +185,13 @@ def _no_roots() -> list[int]:
 
 
 def _workers(raylets: Sequence[int]) -> list[int]:
-    from random_kills import descendants
+    from fault_injection import descendants
 
     return [pid for pid, kind in descendants(raylets) if kind == "worker"]
 
 
 @contextmanager
-def _s3_server() -> Iterator[tuple[str, Victim]]:
+def _s3_server() -> Iterator[tuple[str, FaultTarget]]:
     """A SeaweedFS; the URL of a store in it, and how it is killed."""
     from s3_server import BUCKET, S3Server, install
 
@@ -203,7 +209,7 @@ def _s3_server() -> Iterator[tuple[str, Victim]]:
             server.start()
 
         try:
-            yield f"s3://{BUCKET}/kills", Victim(find, mend)
+            yield f"s3://{BUCKET}/kills", FaultTarget(find, mend)
         finally:
             server.stop()
 

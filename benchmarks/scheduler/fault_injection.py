@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nap_plan import ALL_CORES, Nap, Plan, Site, a_node
+from sleep_plan import ALL_CORES, ExecutionSite, SleepPlan, SleepStage, make_node
 
 from pipeline.core.errors import PrepareError
 
 STAGES_OF_A_PLAN = 40
-LONGEST_TINY_NAP = 0.03
+MAX_TINY_SLEEP_S = 0.03
 MEAN_SECONDS_TO_KILL = 0.7
 MOST_SECONDS_OF_A_COMMAND = 300.0
 SECONDS_TO_BE_GONE = 40.0
@@ -82,7 +82,7 @@ class FaultInjector:
         roots: processes below which the command's own are found, beside the driver itself.
     """
 
-    site: Site
+    site: ExecutionSite
     victims: Mapping[str, FaultTarget]
     roots: Callable[[], Sequence[int]]
 
@@ -94,7 +94,7 @@ class FaultInjector:
         """
         drawn, result, started = random.Random(seed), FaultInjectionResult(seed), time.monotonic()
         killed, done = Counter[str](), set[str]()
-        with a_node(0) as folder:
+        with make_node(0) as folder:
             plan = tiny_plan(folder, seed, self.site)
             while len(done) < STAGES_OF_A_PLAN and result.commands < MOST_COMMANDS:
                 result.commands += 1
@@ -198,18 +198,20 @@ def read(book: Path) -> list[FaultInjectionResult]:
     return [FaultInjectionResult(**json.loads(line)) for line in lines]
 
 
-def tiny_plan(folder: Path, seed: int, site: Site, *, cache: str = "node") -> Plan:
+def tiny_plan(folder: Path, seed: int, site: ExecutionSite, *, cache: str = "node") -> SleepPlan:
     """40 stages, each after the one before it and up to two others."""
-    drawn, naps = random.Random(seed), list[Nap]()
+    drawn, sleeps = random.Random(seed), list[SleepStage]()
     for number in range(STAGES_OF_A_PLAN):
-        before = {nap.name for nap in naps[-1:]}
-        before |= set(drawn.sample([nap.name for nap in naps], min(len(naps), drawn.randrange(3))))
-        seconds = drawn.uniform(0, LONGEST_TINY_NAP)
-        naps.append(Nap(f"{seed}-{number}", seconds, ALL_CORES, tuple(sorted(before))))
-    return Plan(folder, naps, site, cache=cache)
+        before = {sleep.name for sleep in sleeps[-1:]}
+        before |= set(
+            drawn.sample([sleep.name for sleep in sleeps], min(len(sleeps), drawn.randrange(3)))
+        )
+        seconds = drawn.uniform(0, MAX_TINY_SLEEP_S)
+        sleeps.append(SleepStage(f"{seed}-{number}", seconds, ALL_CORES, tuple(sorted(before))))
+    return SleepPlan(folder, sleeps, site, cache=cache)
 
 
-def drive(folder: Path, seed: int, site: Site, variables: Mapping[str, str]) -> None:
+def drive(folder: Path, seed: int, site: ExecutionSite, variables: Mapping[str, str]) -> None:
     """In a process of its own: the command."""
     os.environ.clear()
     os.environ.update(variables)

@@ -1,4 +1,4 @@
-"""Plans of naps: stages that sleep, run by the real scheduler on a real store and executor."""
+"""Plans of sleep stages: stages that sleep, run by the real scheduler on a real store and executor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import sitecustomize  # noqa: F401 - the stage `nap`
-from artifacts.stages.nap import NAP, NapParameters, NapRuntime
+import sitecustomize  # noqa: F401 - the stage `sleep_stage`
+from artifacts.stages.sleep_stage import SLEEP_STAGE, SleepParameters, SleepRuntime
 
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
@@ -26,7 +26,7 @@ from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.scheduler import ScheduledWork, Scheduler
 from pipeline.run.stage_runner import SubmittedStageRunner
 
-NAPS = Path(__file__).parent
+STAGES = Path(__file__).parent
 ON_A_GPU, ALL_CORES, LITTLE = (
     ResourceRequest(gpus=1),
     ResourceRequest(cpus="all"),
@@ -70,20 +70,25 @@ class SleepPlan:
     """
 
     def __init__(
-        self, folder: Path, naps: Sequence[SleepStage], site: ExecutionSite, *, cache: str = "node"
+        self,
+        folder: Path,
+        sleeps: Sequence[SleepStage],
+        site: ExecutionSite,
+        *,
+        cache: str = "node",
     ) -> None:
         root = folder / "store"
         if site.store:
             root = cache_folder(f"{site.store}/{folder.name}", folder / cache)
         self.store, self.journal, self.site = Store(root), folder / "journal", site
-        self.naps = naps
+        self.sleeps = sleeps
         self.specs: dict[str, StageSpec] = {}
-        for nap in naps:
-            self.specs[nap.name] = NAP.spec(
-                "naps",
-                NapParameters(name=nap.name, seconds=nap.seconds),
-                {name: self.specs[name] for name in nap.after},
-                NapRuntime(journal=str(self.journal)),
+        for sleep in sleeps:
+            self.specs[sleep.name] = SLEEP_STAGE.spec(
+                "sleeps",
+                SleepParameters(name=sleep.name, seconds=sleep.seconds),
+                {name: self.specs[name] for name in sleep.after},
+                SleepRuntime(journal=str(self.journal)),
                 self.store.root,
             )
 
@@ -95,15 +100,15 @@ class SleepPlan:
 
         def find_work(running: Collection[ScheduledWork]) -> list[ScheduledWork]:
             done, ready = set(), []
-            for nap in self.naps:
-                if done.issuperset(nap.after):
-                    if stages.reuse(self.specs[nap.name]):
-                        done.add(nap.name)
+            for sleep in self.sleeps:
+                if done.issuperset(sleep.after):
+                    if stages.reuse(self.specs[sleep.name]):
+                        done.add(sleep.name)
                     else:
-                        ready.append(nap)
+                        ready.append(sleep)
             return [
-                ScheduledWork(nap.name, lambda spec=self.specs[nap.name]: spec, nap.needs)  # type: ignore[misc]
-                for nap in ready
+                ScheduledWork(sleep.name, lambda spec=self.specs[sleep.name]: spec, sleep.needs)  # type: ignore[misc]
+                for sleep in ready
             ]
 
         Scheduler(stages).run(find_work, raise_on)
@@ -113,7 +118,7 @@ class SleepPlan:
         """The stages that are done, and whether their files are those that their record tells."""
         found = {name: self.store.find(spec.stage, spec.key) for name, spec in self.specs.items()}
         return {
-            name: NAP.result_of(record).digest == self._digest(self.specs[name])
+            name: SLEEP_STAGE.result_of(record).digest == self._digest(self.specs[name])
             for name, record in found.items()
             if record is not None
         }
@@ -137,7 +142,7 @@ def raise_on(work: ScheduledWork, error: PrepareError | None) -> None:
 
 
 @contextlib.contextmanager
-def a_node(gpus: int) -> Iterator[Path]:
+def make_node(gpus: int) -> Iterator[Path]:
     """A folder, and a node of our own with so many GPUs, listed by a script."""
     with tempfile.TemporaryDirectory(prefix="schedule-") as name:
         folder = Path(name)

@@ -26,7 +26,7 @@ UNFINISHED_PACKAGES: tuple[str, ...] = (
     "benchmarks",
     "benchmarks/hopper",
     "benchmarks/hopper/README.md",
-    "benchmarks/naps",
+    "benchmarks/scheduler",
     "benchmarks/scheduler",
     "benchmarks/scheduler/code",
     "benchmarks/scheduler/declared",

@@ -1,4 +1,4 @@
-"""The stage `nap`: sleeps, and writes some files that belong together."""
+"""The stage `sleep_stage`: sleeps, and writes some files that belong together."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import hashlib
 import os
 import time
 
-from artifacts.stages.nap import NapParameters, NapResult, NapRuntime  # see sitecustomize.py
+from artifacts.stages.sleep_stage import (  # see sitecustomize.py
+    SleepParameters,
+    SleepResult,
+    SleepRuntime,
+)
 
 from pipeline.stages.context import StageContext
 
 FILES = 3
 
 
-def run(context: StageContext[NapParameters, NapRuntime]) -> NapResult:
+def run(context: StageContext[SleepParameters, SleepRuntime]) -> SleepResult:
     """Sleep; the first half of the files is written before, the rest after."""
     began = time.time()
     _tell(context, "began")
@@ -24,10 +28,10 @@ def run(context: StageContext[NapParameters, NapRuntime]) -> NapResult:
         (context.folder / f"{number}.txt").write_text(text)
         digest.update(text.encode())
     _tell(context, "ended")
-    return NapResult(began=began, ended=time.time(), digest=digest.hexdigest())
+    return SleepResult(began=began, ended=time.time(), digest=digest.hexdigest())
 
 
-def _tell(context: StageContext[NapParameters, NapRuntime], what: str) -> None:
+def _tell(context: StageContext[SleepParameters, SleepRuntime], what: str) -> None:
     journal = os.open(context.runtime.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(journal, f"{context.spec.key} {what}\n".encode())
     os.close(journal)

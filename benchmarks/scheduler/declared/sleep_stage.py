@@ -18,7 +18,7 @@ class SleepParameters(Record):
 class SleepRuntime(Record):
     """Where it is told."""
 
-    journal: str = Field(description="file to which each nap appends a line when it begins")
+    journal: str = Field(description="file to which each sleep appends a line when it begins")
 
 
 class SleepResult(Record):
@@ -29,4 +29,4 @@ class SleepResult(Record):
     digest: str
 
 
-NAP = Stage("nap", 1, SleepParameters, SleepRuntime, SleepResult)
+SLEEP_STAGE = Stage("sleep_stage", 1, SleepParameters, SleepRuntime, SleepResult)
