@@ -51,7 +51,7 @@ class RecordedCommand(CommandOptions):
     recheck: str | None = None
     force: bool | None = None
     remeasured: Names | None = None
-    tried: Names | None = None
+    attempted: Names | None = None
     ladder: Names | None = None
     changed: Names | None = None
     trust_remote_code: bool | None = None

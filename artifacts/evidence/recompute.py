@@ -109,7 +109,7 @@ def find_uncounted(claims: RecordedVerdicts, recipe: str, store: Store) -> Itera
 def claims_of(report: RunReport) -> RecordedVerdicts:
     """What a run's record says."""
     # A recheck counts all that were tried when the verdict was made, and measures one of them.
-    tried = report.options.tried or report.options.recipes or ()
+    tried = report.options.attempted or report.options.recipes or ()
     return RecordedVerdicts(
         variants=tuple(report.variants),
         tried=tuple(dict.fromkeys([*tried, *(variant.recipe for variant in report.variants)])),

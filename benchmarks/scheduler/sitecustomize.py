@@ -1,4 +1,4 @@
-"""On PYTHONPATH it adds the stage `sleep_stage` to those that there are, as an interpreter starts."""
+"""On PYTHONPATH it adds the stage `sleep_stage` as an interpreter starts."""
 
 from pathlib import Path
 

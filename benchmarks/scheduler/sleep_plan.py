@@ -1,4 +1,4 @@
-"""Plans of sleep stages: stages that sleep, run by the real scheduler on a real store and executor."""
+"""Plans of stages that sleep, run by the real scheduler on a real store and executor."""
 
 from __future__ import annotations
 

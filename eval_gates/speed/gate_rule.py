@@ -22,8 +22,8 @@ from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, change_arriv
 if TYPE_CHECKING:
     from recipes.schema import ServingProfile
 
-# Of a ratio whose lives alternate: more would cost time and say little, since lives differ about
-# as much as loads do.
+# For a ratio with interleaved server runs. More loads would cost time for little gain, because
+# server runs differ about as much as loads do.
 LOADS_PER_SERVER_RUN = 3
 
 ClaimRule = ThroughputRatioRule | SloRule
@@ -80,7 +80,7 @@ def build_rule(
     # Prompts of a file may share something.
     rule["must_count_hits"] = hits == 0 and not isinstance(workload, RandomWorkload)
     if lives == "interleaved":
-        # Rounds of one life are not independent, so each round has lives of its own.
+        # Rounds of one server run are not independent, so each round has its own server runs.
         loads = LOADS_PER_SERVER_RUN if claim.kind == "ratio" else 1
         rule |= {"server_mode": "interleaved", "loads_per_server_run": loads}
     if isinstance(gate, SloGate):

@@ -1,4 +1,6 @@
-"""Effects of invalid loads on the measurement: one table, which docs/speed.md shows as well.
+"""Effects of invalid loads on the measurement, in one table.
+
+The same table is in docs/explanation/performance-statistics.md.
 
 A void block or round counts for neither side: for a pass as one below the limit, for a fail as one
 above it. Both bets count sides alone, so each has at most the evidence that it would have without

@@ -126,4 +126,4 @@ def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
 
 
 def _draft_key(profile: ServingProfile) -> str:
-    return f"profile {profile.name}, key speculative.draft"
+    return f"profile {profile.name}, key speculative.model"

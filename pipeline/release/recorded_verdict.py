@@ -100,7 +100,7 @@ class RecordedVerdict:
             raise EvidenceError(
                 "it was judged with a draft model, and its evidence does not say where that lies",
                 where=f"{BUNDLE}/stages/coherence",
-                hint="name a serving profile to judge with, whose key speculative.draft does: "
+                hint="name a serving profile to judge with, whose key speculative.model does: "
                 "--profile",
             )
         own = judge.policy.speed.workloads if judge.policy.speed is not None else {}

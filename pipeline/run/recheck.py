@@ -251,7 +251,7 @@ def find_made(settings: Settings) -> Callable[[StageSpec], Path]:
         if store.find(spec.stage, spec.key) is None:
             raise UsageError(
                 "the demo that drafts is not made yet",
-                where="key speculative.draft",
+                where="key speculative.model",
                 hint="`prepare model` with this profile makes it",
             )
         return store.stage_folder(spec.stage, spec.key) / "output"

@@ -231,7 +231,7 @@ class TestForgedCounts:
         assert "and another, awq-w4a16" in self.finish(deployed)
 
     def test_nobody_was_tried(self, deployed: Path) -> None:
-        edit(deployed / BUNDLE / VERDICT, lambda verdict: verdict.update(tried=[]))
+        edit(deployed / BUNDLE / VERDICT, lambda verdict: verdict.update(attempted=[]))
         assert "says that nothing was tried" in self.finish(deployed)
 
     def test_nothing_was_resolved(self, deployed: Path) -> None:

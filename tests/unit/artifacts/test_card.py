@@ -168,11 +168,17 @@ class TestBody:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
         told = {"if_missing": "avx512f", "reason": "vLLM has no FP8 KV cache here"}
-        other = asked_otherwise(judged.judge, cpu_overrides={"kv-cache-not-fp8": told})
+        other = asked_otherwise(
+            judged.judge,
+            profile={
+                **judged.judge.record.parameters["profile"],
+                "cpu_overrides": {"kv-cache-not-fp8": told},
+            },
+        )
         changed = replace(judged, judge=other)
-        row = "| Fallback `kv-cache-not-fp8` | vLLM has no FP8 KV cache here |"
+        row = "| CPU override `kv-cache-not-fp8` | vLLM has no FP8 KV cache here |"
         assert row in text_of(run, verdict, changed)
-        assert "Fallback" not in text
+        assert "CPU override" not in text
 
     @pytest.mark.parametrize("scales", [False, True])
     def test_fp8_attention_of_a_gpu_stands_beside_the_cache(

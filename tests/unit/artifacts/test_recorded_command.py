@@ -39,7 +39,13 @@ def test_as_written() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("recipes", 5), ("asked", [1]), ("tried", {"a": 1}), ("checkpoint", {}), ("recheck", ["x"])],
+    [
+        ("recipes", 5),
+        ("requested", [1]),
+        ("attempted", {"a": 1}),
+        ("checkpoint", {}),
+        ("recheck", ["x"]),
+    ],
 )
 def test_an_option_of_another_kind_is_named(key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"command.{key}"):

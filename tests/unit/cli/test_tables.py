@@ -79,7 +79,7 @@ def test_a_disturbed_measurement_names_the_command_that_continues_it(capsys: Cap
 
 def test_a_gate_that_shows_little_says_so_where_it_passed(capsys: Capture) -> None:
     for threshold, is_told in ((0.02, True), (0.8, False)):
-        claim = speed_claim(threshold=threshold, claim="it is not broken")
+        claim = speed_claim(threshold=threshold, description="it is not broken")
         lines = shown(capsys, run_report(variants=[variant_report(speed=[claim])]))
         assert any("not broken" in each for each in lines) == is_told
 

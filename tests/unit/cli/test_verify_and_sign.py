@@ -166,7 +166,7 @@ class TestSign:
         manifest = deployed / "prepare-evidence" / "manifest.json"
         data = json.loads(manifest.read_text())
         (deployed / "README.md").write_text("{}")
-        for each in data["beside"]:
+        for each in data["model_files"]:
             if each["path"] == "README.md":
                 digest = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
                 each.update(size=2, sha256=digest)

@@ -182,9 +182,9 @@ def test_cache_that_names_another_store_is_refused(here: Node, url: str, tmp_pat
     """So no content of another store is taken, and no credential goes there."""
     here.finish(weights="w")
     (here.store.root / "origin").write_text(f"file://{tmp_path}/planted\n")
-    with pytest.raises(StoreError, match="is not used"):
+    with pytest.raises(StoreError, match="another folder"):
         cache_folder(url, tmp_path / "here")
-    with pytest.raises(StoreError, match="is not used"):
+    with pytest.raises(StoreError, match="another folder"):
         _ = Store(here.store.root).remote
 
 
@@ -192,7 +192,7 @@ def test_folder_with_a_planted_origin_is_refused(url: str, tmp_path: Path) -> No
     store = tmp_path / "store"
     store.mkdir(mode=0o700)
     (store / "origin").write_text(url)
-    with pytest.raises(StoreError, match="is not used"):
+    with pytest.raises(StoreError, match="another folder"):
         _ = Store(store).remote
 
 
@@ -261,7 +261,7 @@ def test_who_was_followed_publishes_nothing(here: Node, there: Node) -> None:
             with there.store.hold("abc"):
                 pass
 
-    with pytest.raises(StoreError, match="taken over"):
+    with pytest.raises(StoreError, match="took over"):
         be_followed()
     assert there.store.find("judge", "abc") is None
 
@@ -325,7 +325,7 @@ def test_damage_in_the_store_is_told_and_not_used(here: Node, there: Node) -> No
     assert caught.value.where.endswith(blob)
     assert not (there.store.root / "stages" / "judge" / "abc").exists()
     here.objects.remove(blob)
-    with pytest.raises(StoreError, match="gone"):
+    with pytest.raises(StoreError, match="missing in the store"):
         there.outputs()
     here.objects.put("stages/judge/abc.json", b"{")
     with pytest.raises(StoreError, match="damaged"):

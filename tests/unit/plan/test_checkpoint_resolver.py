@@ -66,14 +66,14 @@ class TestDraft:
     @pytest.mark.parametrize("draft", ["no such thing", "./nothing-here"])
     def test_a_draft_that_is_none(self, draft: str, tmp_path: Path, settings: Settings) -> None:
         asked = request_for(
-            profile=speculative_profile(tmp_path, method="draft_model", draft=draft)
+            profile=speculative_profile(tmp_path, method="draft_model", model=draft)
         )
-        assert "speculative.draft" in refused(asked, settings).where
+        assert "speculative.model" in refused(asked, settings).where
 
     def test_a_draft_is_found_as_a_checkpoint(self, tmp_path: Path, settings: Settings) -> None:
         small = tmp_path / "small"
         write_files(small, checkpoint_files())
-        named = speculative_profile(tmp_path, method="draft_model", draft=str(small))
+        named = speculative_profile(tmp_path, method="draft_model", model=str(small))
         choices = choose(request_for(profile=named), settings)
         draft = locate_draft(
             choices.profile, settings, lambda _: small, Listener(), trust_remote_code=False

@@ -56,7 +56,7 @@ def test_a_draft_is_known_by_its_digest_and_started_from_its_folder(tmp_path: Pa
     assert found.to_dict()["speculative"]["model"] == DIGEST
     told = json.loads(str(found.for_engine("/models/small")["speculative-config"]))
     assert told["model"] == "/models/small"
-    assert "model" not in told
+    assert "draft" not in told
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -67,7 +67,7 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         draw = Randomization(life.draw, life.sides)
         for number in count(life.block):
             seed, _ = draw.next_unit()
-            drawn = {"seed": seed, "life": life.number}
+            drawn = {"seed": seed, "server_run": life.number}
             power_cap = THROTTLED if number < self.disturbed else {}
             yield [load.model_copy(update=drawn | power_cap) for load in block(number, 1.0)]
 

@@ -45,5 +45,5 @@ def test_what_is_not_here_is_asked_of_the_node(python: str) -> None:
 def test_another_environment_than_the_key_s_makes_nothing() -> None:
     runtime = {"environment": "quantize", "accelerator": "cpu"}
     asked = spec(**runtime).model_copy(update={"parameters": {"environment": "of the driver"}})
-    with pytest.raises(EnvironmentBuildError, match="laid out for"):
+    with pytest.raises(EnvironmentBuildError, match="differs from the planned"):
         with_interpreter(asked, NullProgress())

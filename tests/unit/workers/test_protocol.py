@@ -215,9 +215,7 @@ class TestImports:
         "module",
         [
             "pipeline.workers.convert_gguf",
-            "pipeline.workers.evaluate",
             "pipeline.workers.quantize",
-            "pipeline.workers.questions",
         ],
     )
     def test_every_worker_starts_with_the_standard_library_alone(

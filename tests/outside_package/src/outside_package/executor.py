@@ -16,7 +16,7 @@ class OutsideOptions(ExecutorOptions):
 
 
 class OutsideExecutor:
-    """What the executor that it rests on does."""
+    """Does what the local executor does."""
 
     def __init__(self, inner: Executor, partition: str) -> None:
         self._inner = inner

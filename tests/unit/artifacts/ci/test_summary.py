@@ -83,7 +83,7 @@ def test_what_the_cpu_had_the_profile_change_is_said() -> None:
     report = RUNS["fail"]
     command = {**report.command, "cpu_overrides": {"float32": "this CPU has no native bf16"}}
     lines = shown(markdown_summary(report.model_copy(update={"command": command}))).splitlines()
-    assert "Fallback float32: this CPU has no native bf16" in lines
+    assert "CPU override float32: this CPU has no native bf16" in lines
 
 
 def test_a_promotion_names_its_version() -> None:

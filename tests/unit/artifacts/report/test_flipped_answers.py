@@ -12,6 +12,7 @@ from artifacts.report.figure import UniqueIds
 from artifacts.report.flipped_answers import EXAMPLES, FlippedAnswer, changed_answers, flip_figures
 from artifacts.report.prompts import LONGEST, answer_of, find_choice, is_same_answer, prompt_of
 from artifacts.report.run_evidence import RunEvidence
+from eval_gates.gate_rule import GateRule
 from eval_gates.suites.humaneval import HumanEvalSuite
 from eval_gates.suites.lm_eval_suite import LmEvalSuite
 from eval_gates.suites.mmlu import MmluSuite
@@ -83,7 +84,16 @@ def test_gains_are_shown_beside_many_losses() -> None:
 
     before = [{"id": str(n), "score": float(n < 40), "answer": "a"} for n in range(80)]
     after = [{"id": str(n), "score": float(n >= 40), "answer": "b"} for n in range(80)]
-    answered = PairedAnswers(before, after, {}, ROUGE, Margin(points=0.1), None, None)
+    rule = GateRule.model_validate(
+        {
+            "tier": "critical",
+            "test": "fixed",
+            "about": "population",
+            "margin": {"points": 0.1},
+            "alpha": 0.05,
+        }
+    )
+    answered = PairedAnswers(before, after, {}, ROUGE, rule, None)
     words = [example.words for example in _examples("fp8", "rouge", answered).shown]
     assert words == ["right to wrong"] * 5 + ["wrong to right"] * 5
 

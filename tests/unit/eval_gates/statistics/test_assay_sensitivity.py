@@ -141,7 +141,7 @@ def test_of_a_finite_benchmark_the_last_answer_tells() -> None:
 def test_an_empty_answer_may_score_most() -> None:
     """As where half of the questions cannot be answered, and the right answer is none."""
     answers = [{"score": 0.55, "empty": 0.5, "unrelated": 0.1}] * 400
-    found = {s.kind: s for s in check_sensitivities(answers, 0.0, Comparison.loads(0.1), None)}
+    found = {s.kind: s for s in check_sensitivities(answers, 0.0, Comparison.points(0.1), None)}
     assert found["unrelated"].p_insensitive <= ALPHA < found["empty"].p_insensitive
     assert sensitivity_state(list(found.values()), ALPHA) == "blind"
 
