@@ -24,7 +24,7 @@ from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.release import serve as deployment_server
 from pipeline.release.recheck_record import RecheckRecord, proven_tuple
-from pipeline.release.recorded_verdict import TRUST_OPTION, read_past
+from pipeline.release.recorded_verdict import TRUST_OPTION
 from pipeline.release.serve import Deployment
 from pipeline.serving.server import Server
 
@@ -291,8 +291,6 @@ class TestWhatIsTrusted:
             hardware=HARDWARE["cpu"],
             serving={"engine_arguments": arguments, "environment": {}},
         )
-        with pytest.raises(EvidenceError, match="'host'"):
-            self.deployment(place, run)
-        version = run.registered()
-        with pytest.raises(EvidenceError, match="'host'"):  # nor measured again
-            _ = read_past(version, Path(version.source)).profile
+        # A profile with such an argument is not judged, so there is no evidence to promote.
+        with pytest.raises(UsageError):
+            run.registered()
