@@ -80,7 +80,7 @@ def test_a_margin_that_reaches_below_any_summary_decides_nothing(
     wide = SUMMARIES.replace("0.08", "0.3").replace("max_tokens: 64", "max_tokens: 24")
     code, report = gate(server, demo_model, tmp_path / "store", wide)
     assert code == 5, report
-    assert "blind" in report["variants"][0]["gates"][0]["reason"]
+    assert "insensitive" in report["variants"][0]["gates"][0]["reason"]
 
 
 def test_a_baseline_that_guesses_decides_nothing(
@@ -88,7 +88,7 @@ def test_a_baseline_that_guesses_decides_nothing(
 ) -> None:
     code, report = gate(server, demo_model, tmp_path / "store", LETTERS)
     assert code == 5, report
-    assert "blind" in report["variants"][0]["gates"][0]["reason"]
+    assert "insensitive" in report["variants"][0]["gates"][0]["reason"]
 
 
 def test_an_endpoint_that_is_not_there(server: Server, demo_model: Path, tmp_path: Path) -> None:
