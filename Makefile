@@ -29,6 +29,7 @@ test-all: unit
 
 fuzz: $(VENV)/.installed-dev
 	FUZZ_MUTATIONS=100000 $(BIN)/python -m pytest tests/fuzz --numprocesses auto
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest tests/unit --numprocesses auto --dist loadfile
 
 # One process a core; a file's tests stay together, because they share fixtures.
 unit: $(VENV)/.installed-dev

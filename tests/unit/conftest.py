@@ -13,8 +13,11 @@ from hypothesis import settings
 from artifacts.registry import embedded_database
 
 # A machine that others use too is slow for a moment now and then; that is no fault of ours.
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
+# The same examples in each run, so that a failure belongs to the change under test; `make fuzz`
+# draws new ones.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 # In the background (nohup, a CI runner) Ctrl-C is ignored, also by all that is started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -115,7 +115,7 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "many children": Hostile(
         "import os, time\nfor _ in range(40):\n  if os.fork() == 0: time.sleep(600)\n" + WRONG,
-        "failed",
+        "failed memory",  # memory that the children share with their parent counts for each
     ),
     "threads": Hostile(
         "import threading, time\nwhile True:\n"
