@@ -165,7 +165,7 @@ def variant_key(served: str, policy: Policy, family: str, asked: Mapping[str, st
     """What makes a try another one: who is served and how, what is asked, and what decides.
 
     `served` is the key of the variant's stage `coherence`, made of its weights, the serving and the
-    machine; of an endpoint, of the session. `asked` are the questions and what asks them, as
+    machine; of an endpoint, of the deployment id. `asked` are the questions and what asks them, as
     `EvaluationPlanner.asked` has them: other questions are another chance.
     """
     claim = claim_of(policy, family)

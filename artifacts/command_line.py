@@ -22,7 +22,7 @@ GATE_OPTIONS: tuple[str, ...] = (
     "family",
     "max_length",
     "eval_data",
-    "session",
+    "deployment_id",
 )
 TUNE_OPTIONS = ("profile", "policy", "workload", "candidates")
 RECHECK_OPTIONS = ("registry", "profile", "source", "weights", "eval_data")

@@ -35,7 +35,7 @@ class CommandOptions(BaseModel):
     source: str | None = None
     weights: str | None = None
     tokenizer: str | None = None
-    session: str | None = None
+    deployment_id: str | None = None
     family: str | None = None
     baseline: str | None = None
     candidate: str | None = None

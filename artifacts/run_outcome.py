@@ -115,22 +115,22 @@ def headline(report: RunReport) -> str:
 def repeating_command(report: RunReport) -> str:
     """The command that continues the run.
 
-    A gate without a session has stored its answers under its run's id, so that is the session.
+    A gate without a deployment id has stored its answers under the id of its run.
     """
     command = dict(report.command)
     if report.kind == "gate" and report.run:
-        command["session"] = report.options.session or report.run
+        command["deployment_id"] = report.options.deployment_id or report.run
     return command_line(report.kind, command)
 
 
 def how_to_continue(report: RunReport) -> str:
     """What continues a run that was interrupted, killed or failed, in a sentence."""
-    if report.kind != "gate" or report.options.session:
+    if report.kind != "gate" or report.options.deployment_id:
         return "Run the same command again: it continues from what is stored."
     if report.run:
         return (
-            f"Run the same command again with `--session {report.run}`: it continues from this "
-            "run's answers. Without a session it asks everything again."
+            f"Run the same command again with `--deployment-id {report.run}`: it continues from "
+            "the answers of this run. Without the id, everything is asked again."
         )
     return "Run the same command again: nothing is stored yet."
 

@@ -16,7 +16,7 @@ class ExternalModel(Record):
     side: str = Field(description="baseline or candidate: a model may be judged against itself")
     url: str
     model: str = Field(description="its name there")
-    session: str = Field(description="answers are kept for it alone")
+    deployment_id: str = Field(description="answers are kept for it alone")
     tokenizer: str = Field(description="digest: another one asks other questions")
 
 

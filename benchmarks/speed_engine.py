@@ -19,7 +19,7 @@ claims are measured and judged by `prepare gate` itself, on endpoints of which t
            passes at half of the knee and fails at twice the knee.
 
 With --work, a part that is done is not done again, and one that was stopped goes on: servers are
-started again on the ports of before, and `prepare` continues its session. Nothing else should run
+started again on the ports of before, and `prepare` continues its run. Nothing else should run
 on the machine: what disturbs a load is refused, rightly. On 2 cores all takes about 40 minutes with
 20 tries. The last line is JSON; exit 1 where a part is not right.
 """
@@ -172,7 +172,7 @@ class Bench:
         """What `prepare gate` says of each claim.
 
         Args:
-            part: what the servers are for; each has a store and a session of its own.
+            part: what the servers are for; each has its own store and deployment id.
             baseline: URL.
             candidate: URL.
             speed: what is claimed.
@@ -197,7 +197,7 @@ class Bench:
             *(sys.executable, "-P", "-m", "pipeline.cli.main", "gate", "--json"),
             *("--baseline", baseline, "--baseline-model", SERVED_NAME),
             *("--candidate", candidate, "--candidate-model", SERVED_NAME),
-            *("--tokenizer", str(self.model), "--policy", str(policy), "--session", part),
+            *("--tokenizer", str(self.model), "--policy", str(policy), "--deployment-id", part),
         ]
         environment = {**os.environ, "PREPARE_STORE": str(store)}
         answer = subprocess.run(

@@ -14,7 +14,7 @@ from eval_gates.statistics.assay_sensitivity import (
 from eval_gates.statistics.comparison import Comparison
 
 Rows = Sequence[Mapping[str, Any]]
-State = Literal["clear", "blind", "open"]
+State = Literal["clear", "insensitive", "open"]
 
 EMPTY, UNRELATED = "empty", "unrelated"
 """Keys of a row: the score of an empty answer to its question, and of its answer to another one."""
@@ -68,7 +68,8 @@ def sensitivity_state(sensitivity_checks: Sequence[SensitivityCheck], alpha: flo
     """Whether the gate sees at that level, is shown not to, or more questions could show."""
     if all(sight.p_insensitive <= alpha for sight in sensitivity_checks):
         return "clear"
-    return "blind" if any(sight.p_sensitive <= alpha for sight in sensitivity_checks) else "open"
+    refuted = any(check.p_sensitive <= alpha for check in sensitivity_checks)
+    return "insensitive" if refuted else "open"
 
 
 def _halve(values: Sequence[float]) -> list[float]:

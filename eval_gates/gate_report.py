@@ -36,8 +36,8 @@ class ChanceBaseline(Record):
     )
     score: float = Field(description="mean score, 0 to 1, over the baseline's questions")
     p_value: float = Field(
-        description="of 'the margin reaches down to it', valid at any time; the gate is blind "
-        "unless it is at most alpha"
+        description="of 'the margin reaches down to it', valid at any time; the gate is "
+        "insensitive unless it is at most alpha"
     )
 
 
@@ -82,7 +82,7 @@ class GateReport(Record):
     margin: str = Field(description="the policy's, in words")
     alpha: float = Field(description="error rate of each bound, and of the verdict")
     p_value: float = Field(
-        description="of 'inferior, or the gate is blind'; the smaller, the surer the pass"
+        description="of 'inferior, or the gate is insensitive'; the smaller, the surer the pass"
     )
     chance_baselines: list[ChanceBaseline] = Field(
         [], fail_fast=True, description="who knows nothing, and whether it shows"

@@ -450,7 +450,7 @@ def count_flips(arguments: argparse.Namespace) -> dict[str, Any]:
                 *("--candidate", other.server.url, "--candidate-model", SERVED_NAME),
                 *("--tokenizer", str(arguments.tokenizer), "--policy", str(arguments.policy)),
                 # What the baseline has answered is not asked again.
-                *("--session", "flips", *data),
+                *("--deployment-id", "flips", *data),
             )
             gates = [gate for each in report.get("variants", []) for gate in each["gates"]]
             kept = (

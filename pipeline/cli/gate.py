@@ -64,11 +64,11 @@ def gate(
             min=128,
         ),
     ] = None,
-    session: Annotated[
+    deployment_id: Annotated[
         str | None,
         setting(
-            "--session",
-            "Continue from the answers kept under this name. Default: ask everything again.",
+            "--deployment-id",
+            "Continue from the answers stored under this id. Default: ask everything again.",
         ),
     ] = None,
     eval_data: EvalDataOption = None,
@@ -84,7 +84,7 @@ def gate(
     Both are OpenAI-compatible servers that are already up; nothing is quantized
     or promoted, and load is measured only where the policy has claims on speed.
     Every answer is kept, and `prepare verify` computes the verdict again.
-    --remeasure measures one gate of a --session again.
+    --remeasure measures one gate of a --deployment-id again.
 
     Examples
 
@@ -114,7 +114,7 @@ def gate(
             tokenizer=tokenizer.expanduser().resolve(),
             max_length=max_length,
             eval_data=eval_data.expanduser().resolve() if eval_data else None,
-            session=session,
+            deployment_id=deployment_id,
             remeasured=tuple(remeasure or ()),
         )
         return run_gate(request, settings, progress)

@@ -149,13 +149,14 @@ def check_decidable(
         progress: receives a note on advisory suites that cannot decide.
 
     Raises:
-        UsageError: a critical or supporting suite could not pass a variant that loses nothing, or
-            is blind whatever the baseline scores; or its task has several questions a passage.
+        UsageError: a critical or supporting suite could not pass a variant that loses nothing,
+            or is insensitive for every score of the baseline; or its task has several questions
+            for each passage.
     """
     check_known_tasks(policy, progress)
     for gate in _gates(policy, recipes, counts, level):
         if not gate.can_see():
-            refusal = gate.blindness()
+            refusal = gate.insensitivity()
         elif not gate.is_decidable():
             refusal = gate.refusal()
         else:
@@ -273,13 +274,13 @@ class _Gate:
 
     @property
     def must_exceed(self) -> float:
-        """What the baseline has to be shown to score more than, or the gate is blind."""
+        """What the baseline has to be shown to score more than, or the gate is insensitive."""
         if self.comparison.kind == "points":
             return self.guessing + self.comparison.size
         return self.guessing / self.comparison.size
 
     def can_see(self) -> bool:
-        """Whether a baseline without a single error could show that the gate is not blind."""
+        """Whether a baseline without a single error could show that the gate is not insensitive."""
         if self.must_exceed >= 1:
             return False
         if self.questions is None:
@@ -318,10 +319,10 @@ class _Gate:
             hint="a wider margin; or more questions; or 'tier: supporting'",
         )
 
-    def blindness(self) -> UsageError:
+    def insensitivity(self) -> UsageError:
         """The error that says so; of a gate that cannot see only."""
         return UsageError(
-            f"the suite '{self.name}' is blind at its margin of "
+            f"the suite '{self.name}' is insensitive at its margin of "
             f"{self.suite.margins[self.family].words}: it reaches down to what guessing scores "
             f"({100 * self.guessing:g} %), unless the baseline is shown to score more than "
             f"{100 * self.must_exceed:g} %, which "
@@ -460,7 +461,7 @@ def _words(gate: _Gate, plan: SequentialGatePower | None, decidable: bool | None
             "how many there are is known once they are read"
         )
     if not gate.can_see():
-        return gate.blindness().message
+        return gate.insensitivity().message
     if not decidable:
         return gate.refusal().message
     assumed = f" (taking a baseline of {100 * gate.baseline:g} %)" if gate.baseline else ""
@@ -468,9 +469,9 @@ def _words(gate: _Gate, plan: SequentialGatePower | None, decidable: bool | None
 
 
 def _sight_words(gate: _Gate) -> str:
-    """What the baseline must score for the gate not to be blind; a score of 0 goes without it."""
+    """Describe what the baseline must exceed; empty if that is a score of 0."""
     least = f"{100 * gate.must_exceed:.3g} %"
-    above = f"; blind unless the baseline is shown to score more than {least}"
+    above = f"; insensitive unless the baseline is shown to score more than {least}"
     if gate.kind.scores_unrelated:
         return f"{above} and, by that margin, more than its answers to other questions"
     return above if gate.must_exceed else ""

@@ -69,7 +69,7 @@ class GateRequest:
     tokenizer: Path
     max_length: int | None
     eval_data: Path | None
-    session: str | None
+    deployment_id: str | None
     remeasured: tuple[str, ...] = ()  # gates
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class GateRequest:
             "profile": f"endpoints, margins for {self.family}",
             "tokenizer": str(self.tokenizer),
             "eval_data": str(self.eval_data) if self.eval_data else None,
-            "session": self.session,
+            "deployment_id": self.deployment_id,
         }
 
 
@@ -164,7 +164,7 @@ def plan_of(
     check_likely(policy, (candidate,), counts)
     check_claims_decidable(policy, claim_powers(policy, 1))
     asked_as = {
-        "session": request.session or run_id,
+        "deployment_id": request.deployment_id or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, settings.digests),
     }
     served = digest_json(
@@ -234,11 +234,11 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
 def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> ExternalModel:
     """What distinguishes a side's answers from others.
 
-    Another day another model may answer there: answers are kept for one session only. And a model
+    Another day another model may answer there: answers are kept for one deployment id only. A model
     may be judged against itself, which is asked twice then.
 
     Args:
-        asked_as: session and tokenizer, of both sides.
+        asked_as: deployment id and tokenizer, of both sides.
     """
     endpoint = endpoint_of(request, name)
     return ExternalModel(side=name, url=endpoint.url, model=endpoint.model, **asked_as)
@@ -266,7 +266,7 @@ def served_sides(
         planner: of the suites.
         request: names the endpoints.
         candidate: the recipe that stands for it.
-        asked_as: session and tokenizer, of both sides.
+        asked_as: deployment id and tokenizer, of both sides.
     """
     found: list[EvaluationSide] = []
     before: dict[str, StageSpec] = {}
@@ -334,11 +334,11 @@ def check_policy(request: GateRequest) -> Policy:
             )
     find_claims(policy, None)
     find_gates(request.remeasured, policy, None)
-    if request.remeasured and request.session is None:
+    if request.remeasured and request.deployment_id is None:
         raise UsageError(
-            "without a session everything is asked again, so there is no gate to measure again",
+            "without a deployment id everything is asked again: there is no gate to remeasure",
             where="--remeasure",
-            hint="name the session whose gate is to be measured again with --session",
+            hint="name the id of the answers with --deployment-id",
         )
     if not (request.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(

@@ -68,7 +68,7 @@ class EvaluationRound:
         return not self.stopping.next_batch(scores[: self.stopping.end])
 
     def state(self, scores: list[float]) -> str:
-        """pass, fail, blind or open: nothing passes where the gate is not shown to see."""
+        """pass, fail, insensitive or open: nothing passes where the gate is not shown to see."""
         state = self.stopping.state(scores)
         return state if state == "fail" or self.sight == "clear" else self.sight
 

@@ -121,11 +121,12 @@ def test_of_two_endpoints() -> None:
         tokenizer=Path("/models/tokenizer"),
         max_length=2048,
         eval_data=None,
-        session="s",
+        deployment_id="s",
     )
     assert command_line("gate", request.to_dict()) == (
         "prepare gate --baseline 'http://***@a:1' --candidate http://b:2 --candidate-model mine "
-        "--tokenizer /models/tokenizer --policy default --family int4 --max-length 2048 --session s"
+        "--tokenizer /models/tokenizer --policy default --family int4 --max-length 2048 "
+        "--deployment-id s"
     )
 
 

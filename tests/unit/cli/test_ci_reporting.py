@@ -270,7 +270,7 @@ def test_whatever_ends_a_run_is_told_and_goes_on(
 
 
 def test_an_interrupted_run_is_told_with_its_record(job: Path) -> None:
-    """Its id too, by which a gate without a session goes on."""
+    """Its id too, with which a gate continues."""
     record = run_report(
         kind="gate", status="interrupted", exit_code=130, run="20261123-100000-000001", variants=[]
     )
@@ -282,7 +282,7 @@ def test_an_interrupted_run_is_told_with_its_record(job: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         reporting.report(work, {"checkpoint": "c"}, None, Listener())
     assert (outputs(job)["exit_code"], outputs(job)["run"]) == ("130", record.run)
-    assert f"--session {record.run}" in (job / "summary.md").read_text()
+    assert f"--deployment-id {record.run}" in (job / "summary.md").read_text()
     assert ET.parse(job / "junit.xml").find(".//error") is not None
 
 

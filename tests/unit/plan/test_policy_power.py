@@ -193,7 +193,7 @@ class TestRefusal:
     @pytest.mark.parametrize("margin", [0.75, 0.9, {"recovery": 0.25}, {"recovery": 0.1}])
     def test_a_margin_that_reaches_down_to_guessing_is_blind(self, margin: Any) -> None:
         error = refused(policy(margins={"fp8": margin, "int4": 0.1}), 14_042)
-        assert "is blind at its margin" in error.message
+        assert "is insensitive at its margin" in error.message
         assert error.where == "policy key suites.mine.margins.fp8"
 
     def test_so_is_one_that_no_baseline_could_show_to_end_above_it(self) -> None:

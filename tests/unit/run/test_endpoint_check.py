@@ -162,7 +162,7 @@ def test_endpoints_that_fail_their_probe_leave_nothing_behind(tmp_path: Path) ->
             tokenizer=tokenizer,
             max_length=None,
             eval_data=None,
-            session=None,
+            deployment_id=None,
         )
         with pytest.raises(ServingError, match="chat"):
             endpoint_gate.run_gate(request, settings, Listener())

@@ -45,7 +45,7 @@ def request_of(tmp_path: Path) -> GateRequest:
         tokenizer=tokenizer,
         max_length=None,
         eval_data=None,
-        session="s",
+        deployment_id="s",
     )
 
 
@@ -61,10 +61,10 @@ def keys(request: GateRequest, run_id: str = "run") -> set[str]:
 
 def test_a_session_goes_on(request_of: GateRequest) -> None:
     assert keys(request_of, "one run") == keys(request_of, "another")
-    alone = replace(request_of, session=None, policy=str(easy(request_of)))
+    alone = replace(request_of, deployment_id=None, policy=str(easy(request_of)))
     assert keys(alone, "one run").isdisjoint(keys(alone, "another"))
     # Which is what an interrupted one says that continues it.
-    assert keys(replace(alone, session="one run"), "later") == keys(alone, "one run")
+    assert keys(replace(alone, deployment_id="one run"), "later") == keys(alone, "one run")
 
 
 def easy(request: GateRequest, margin: float = 0.3, spending: str = "per_run") -> Path:
@@ -96,7 +96,7 @@ def level(plan: Plan) -> float:
 
 
 def test_a_gate_that_never_asked_its_candidate_is_no_attempt(request_of: GateRequest) -> None:
-    again = replace(request_of, session=None, policy=str(easy(request_of)))
+    again = replace(request_of, deployment_id=None, policy=str(easy(request_of)))
     plans = [plan_for(again, f"run {number}") for number in range(3)]
     assert [plan.attempt.number for plan in plans if plan.attempt] == [1, 1, 1]
     assert [level(plan) for plan in plans] == [pytest.approx(0.9 * 0.05)] * 3
@@ -109,15 +109,15 @@ def test_a_gate_that_is_tried_again_is_another_attempt(
     request_of: GateRequest, spending: str, shares: tuple[float, ...]
 ) -> None:
     policy = easy(request_of, spending=spending)
-    again = replace(request_of, session=None, policy=str(policy))
+    again = replace(request_of, deployment_id=None, policy=str(policy))
     plans = [begin(plan_for(again, f"run {number}"), again) for number in range(3)]
     assert [plan.attempt.number for plan in plans if plan.attempt] == [1, 2, 3]
     assert [level(p) for p in plans] == [pytest.approx(0.05 * 0.9 * share) for share in shares]
-    # On another port it is the same baseline; a session that goes on is the same attempt.
+    # On another port it is the same baseline; one deployment id is the same attempt.
     moved = replace(again, baseline=replace(again.baseline, url="http://c"))
     assert begin(plan_for(moved, "run 4"), again).attempt.number == 4  # type: ignore[union-attr]
-    session = replace(again, session="s")
-    found = [begin(plan_for(session, run), again).attempt for run in ("x", "y")]
+    named = replace(again, deployment_id="s")
+    found = [begin(plan_for(named, run), again).attempt for run in ("x", "y")]
     assert [each.number for each in found if each] == [5, 5]
 
 
@@ -145,8 +145,8 @@ def finish_asking(plan: Plan, request: GateRequest) -> None:
 
 
 def test_a_gate_of_a_session_is_measured_again_on_request(request_of: GateRequest) -> None:
-    session = replace(request_of, policy=str(easy(request_of)))
-    again = replace(session, remeasured=("code",))
+    named = replace(request_of, policy=str(easy(request_of)))
+    again = replace(named, remeasured=("code",))
 
     def planned(request: GateRequest, run_id: str) -> tuple[int, float]:
         plan = plan_for(request, run_id)
@@ -154,15 +154,15 @@ def test_a_gate_of_a_session_is_measured_again_on_request(request_of: GateReques
 
     first, second = (1, pytest.approx(0.05 * 0.9)), (2, pytest.approx(0.05 * 0.1 / 2))
     assert planned(again, "run 1") == first  # nothing is over yet
-    finish_asking(plan_for(session, "run 1"), session)
-    assert planned(session, "run 2") == first
+    finish_asking(plan_for(named, "run 1"), named)
+    assert planned(named, "run 2") == first
     assert planned(again, "run 2") == second
-    finish_asking(plan_for(again, "run 2"), session)
-    assert planned(again, "run 2") == planned(session, "run 3") == second
+    finish_asking(plan_for(again, "run 2"), named)
+    assert planned(again, "run 2") == planned(named, "run 3") == second
     assert planned(again, "run 3") == (3, pytest.approx(0.05 * 0.1 / 6))
 
 
-@pytest.mark.parametrize("changes", [{"remeasured": ("none",)}, {"session": None}])
+@pytest.mark.parametrize("changes", [{"remeasured": ("none",)}, {"deployment_id": None}])
 def test_a_gate_that_cannot_be_measured_again_is_refused_by_name(
     request_of: GateRequest, changes: dict[str, Any]
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_gate_that_cannot_be_measured_again_is_refused_by_name(
 def test_other_questions_or_another_way_to_ask_them_is_another_attempt(
     request_of: GateRequest, tmp_path: Path
 ) -> None:
-    """Within one session, too: each is another chance of a lucky pass."""
+    """With one deployment id, too: each is another chance of a lucky pass."""
     policy = tmp_path / "summaries.yaml"
     policy.write_text(
         "{name: mine, summary: s,"
@@ -207,7 +207,7 @@ def test_no_attempt_is_refused_for_its_number_unless_the_rate_is_spent(
 ) -> None:
     for spending in ("per_run", "spend"):
         policy = easy(request_of, 0.045, spending)
-        again = replace(request_of, session=None, policy=str(policy))
+        again = replace(request_of, deployment_id=None, policy=str(policy))
         begin(plan_for(again, f"{spending} 1"), again)
     with pytest.raises(UsageError) as caught:
         plan_for(again, "spend 2")
@@ -275,7 +275,7 @@ def test_claims_on_speed_are_measured_on_both_endpoints_in_this_session(
     assert set(speed.parameters["sides"]) == {"baseline", "candidate"}
     assert speed.parameters["environment"]
     assert speed.runtime["tokenizer"] == str(request.tokenizer)
-    (tomorrow,) = plan_for(replace(request, session="tomorrow"), "run").variants
+    (tomorrow,) = plan_for(replace(request, deployment_id="tomorrow"), "run").variants
     assert tomorrow.stages["speed.ratio.small"].key != speed.key
 
 
@@ -307,7 +307,7 @@ def test_speed_that_is_measured_anew_is_another_attempt(
     request_of: GateRequest, tmp_path: Path, old: str, new: str
 ) -> None:
     """Else one could change a claim by nothing until its blocks are lucky."""
-    first = replace(fast(request_of, tmp_path), session="one")
+    first = replace(fast(request_of, tmp_path), deployment_id="one")
     changed = tmp_path / "changed.yaml"
     changed.write_text(Path(first.policy).read_text().replace(old, new))
     requests = (first, first, replace(first, policy=str(changed)))

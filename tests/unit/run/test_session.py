@@ -76,14 +76,14 @@ def test_anything_else_is_passed_on(
 
 @pytest.mark.parametrize(
     ("kind", "named", "goes_on_by"),
-    [("model", None, ""), ("gate", None, "--session {run}"), ("gate", "mine", "")],
+    [("model", None, ""), ("gate", None, "--deployment-id {run}"), ("gate", "mine", "")],
 )
 def test_an_interrupted_run_names_what_continues_it(
     tmp_path: Path, kind: RunKind, named: str | None, goes_on_by: str
 ) -> None:
-    """A gate without a session has answers under its run's id alone."""
+    """A gate without a deployment id has answers under its run's id alone."""
     settings, listener = Settings(home=tmp_path / "home", store=tmp_path / "store"), Listener()
-    command = {"checkpoint": "c", "session": named}
+    command = {"checkpoint": "c", "deployment_id": named}
     session = RunSession(kind, command, Accelerator.CPU, settings, listener)
 
     def work() -> ExitCode:
@@ -93,7 +93,7 @@ def test_an_interrupted_run_names_what_continues_it(
         session.run(work)
     told = listener.notes[-1]
     assert goes_on_by.format(run=session.log.run_id) in told
-    assert ("--session" in told) == bool(goes_on_by)
+    assert ("--deployment-id" in told) == bool(goes_on_by)
     assert caught.value.report.status == "interrupted"
 
 

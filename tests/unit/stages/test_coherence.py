@@ -30,7 +30,7 @@ def server() -> Iterator[CompletionsStandIn]:
         yield stand_in
 
 
-ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "session": "s", "tokenizer": "t"}
+ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "deployment_id": "s", "tokenizer": "t"}
 
 
 @pytest.fixture

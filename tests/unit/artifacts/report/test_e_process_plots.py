@@ -87,10 +87,10 @@ def test_certainty_does_not_flatten_the_plot(made: FakeRun) -> None:
 
 def test_a_blind_gate_is_undecided_however_the_path_ends(made: FakeRun) -> None:
     first, *others = made.report.variants
-    blind = gate_of(made, "mmlu").model_copy(
-        update={"verdict": "undecided", "reason": "it is blind"}
+    insensitive = gate_of(made, "mmlu").model_copy(
+        update={"verdict": "undecided", "reason": "it is insensitive"}
     )
-    variant = first.model_copy(update={"gates": [blind]})
+    variant = first.model_copy(update={"gates": [insensitive]})
     report = made.report.model_copy(update={"variants": [variant, *others]})
     figure = evidence_figures(RunEvidence(report, made.store), UniqueIds())[0]
-    assert figure.notes[-1] == "fp8-dynamic: the gate is undecided nevertheless: it is blind"
+    assert figure.notes[-1] == "fp8-dynamic: the gate is undecided nevertheless: it is insensitive"

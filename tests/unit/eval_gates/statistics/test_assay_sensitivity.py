@@ -127,7 +127,7 @@ def test_summaries_of_their_documents_are_seen() -> None:
 def test_of_a_finite_benchmark_the_last_answer_tells() -> None:
     """37.5 % of 16 problems less 25 points is above 0; less 37.5 it is not."""
     answers = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
-    for margin, state in ((0.25, "clear"), (0.36, "clear"), (0.38, "blind")):
+    for margin, state in ((0.25, "clear"), (0.36, "clear"), (0.38, "insensitive")):
         found = check_sensitivities(
             [{"score": s} for s in answers], 0.0, Comparison.points(margin), 16
         )
@@ -143,7 +143,7 @@ def test_an_empty_answer_may_score_most() -> None:
     answers = [{"score": 0.55, "empty": 0.5, "unrelated": 0.1}] * 400
     found = {s.kind: s for s in check_sensitivities(answers, 0.0, Comparison.points(0.1), None)}
     assert found["unrelated"].p_insensitive <= ALPHA < found["empty"].p_insensitive
-    assert sensitivity_state(list(found.values()), ALPHA) == "blind"
+    assert sensitivity_state(list(found.values()), ALPHA) == "insensitive"
 
 
 def test_one_answer_shows_nothing_of_other_questions() -> None:

@@ -157,9 +157,9 @@ class TestBlind:
         decision = decide(
             finding(verdict), scores(0.5, 0.49, sensitivity_checks=sensitivity_checks)
         )
-        blind = max(p) > ALPHA
-        assert ("insensitive" in decision.reason) == (blind and verdict != "fail")
-        assert (decision.verdict == "pass") == (verdict == "pass" and not blind)
+        insensitive = max(p) > ALPHA
+        assert ("insensitive" in decision.reason) == (insensitive and verdict != "fail")
+        assert (decision.verdict == "pass") == (verdict == "pass" and not insensitive)
         assert (decision.verdict == "fail") == (verdict == "fail")
 
 
@@ -201,9 +201,9 @@ class TestSuspicious:
         assert decide(found, scores(0.6, 0.631)).suspicious
 
     def test_it_is_told_of_a_blind_gate_too(self) -> None:
-        blind = decide(finding("pass"), scores(0.2, 0.6, sensitivity_checks=(GUESSING,)))
-        assert blind.suspicious
-        assert blind.verdict == "undecided"
+        insensitive = decide(finding("pass"), scores(0.2, 0.6, sensitivity_checks=(GUESSING,)))
+        assert insensitive.suspicious
+        assert insensitive.verdict == "undecided"
 
 
 @given(
