@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
+from pipeline.core.record import CheckedCopyModel
 from recipes.schema import TuningProvenance
 
 Names = tuple[str, ...]
 RunKind = Literal["model", "gate", "recheck", "tune"]
 
 
-class CommandOptions(BaseModel):
+class CommandOptions(CheckedCopyModel):
     """Options by name; all may be left out, and of any other key nothing is made."""
 
     model_config = ConfigDict(frozen=True, extra="allow")

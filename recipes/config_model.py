@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
+
+from pipeline.core.record import CheckedCopyModel
 
 MAX_LETTERS = 4_000  # of any text; only the system prompts of chats come near
 
@@ -16,7 +18,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Tier = Literal["critical", "supporting", "advisory"]
 
 
-class ConfigModel(BaseModel):
+class ConfigModel(CheckedCopyModel):
     """Frozen, and strict: no unknown keys, no texts or truths for numbers, no NaN or infinity.
 
     Every number says its least and its largest value beside it.

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
-class Record(BaseModel):
+class CheckedCopyModel(BaseModel):
+    """Model whose copies change only fields that it declares."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy with these fields; raises ValueError for a name of no field."""
+        unknown = set(update or ()) - type(self).model_fields.keys()
+        if unknown:
+            raise ValueError(f"{type(self).__name__} has no field {sorted(unknown)}")
+        return super().model_copy(update=update, deep=deep)
+
+
+class Record(CheckedCopyModel):
     """Frozen record that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
