@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, Version
-from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import Hardware
@@ -23,6 +22,7 @@ from pipeline.core.record import Record
 from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.record import first_fault
 from pipeline.environments.definition import Accelerator
+from pipeline.serving.serving_arguments import KV_DTYPE, ServingArguments
 from recipes.engine_arguments import check_arguments, check_variables
 
 # Members that can differ where it is served, as people read them. What quantized is not there any

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from artifacts.recorded_command import RecordedCommand, RunKind, read_command
-from artifacts.stages.judge import JudgeResult
 from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
 from eval_gates.gate_report import GateReport, Verdict
@@ -18,6 +17,7 @@ from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.report import SpeedGateReport
 from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.record import Record
+from pipeline.stages.judge import JudgeResult
 
 SCHEMA_VERSION = 1
 

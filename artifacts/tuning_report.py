@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from artifacts.attempts import Attempt
 from eval_gates.gate_report import Verdict
 from eval_gates.speed.report import SpeedGateReport
 from pipeline.core.record import Record
+from pipeline.stages.attempts import Attempt
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 

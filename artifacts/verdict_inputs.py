@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from artifacts.deployable import Deployable, unservable_error
-from artifacts.served_model import ServedModel
-from artifacts.stages.adopt import ADOPT
-from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
-from artifacts.stages.coherence import COHERENCE, CoherenceResult
-from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
-from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
-from artifacts.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
-from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import TypedStageRecord
 from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.serving.served_model import ServedModel
+from pipeline.stages.adopt import ADOPT
+from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
+from pipeline.stages.coherence import COHERENCE, CoherenceResult
+from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
+from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeResult
+from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
+from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
 
 Find = Callable[[str, str], StageRecord | None]
 

@@ -94,11 +94,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Serve the model and have both ways ask it; what :func:`ask_both_ways` found."""
-    from artifacts.serving_arguments import ServingArguments
     from pipeline.cli.display import open_display
     from pipeline.environments.environment import Accelerator
     from pipeline.serving.server import Server
     from pipeline.serving.server_address import free_port
+    from pipeline.serving.serving_arguments import ServingArguments
     from pipeline.serving.serving_names import SERVED_NAME
     from recipes.catalog import load_profile
 

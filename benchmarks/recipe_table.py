@@ -19,8 +19,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from artifacts.stages.check_weights import CHECK_WEIGHTS
-from artifacts.stages.quantize import QUANTIZE
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.cli.display import open_display
 from pipeline.core.cpu_features import cpu_features
@@ -36,6 +34,8 @@ from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.preflight.checks import find_unsuitable
 from pipeline.run.session import RunSession
 from pipeline.run.stage_runner import StageRunner
+from pipeline.stages.check_weights import CHECK_WEIGHTS
+from pipeline.stages.quantize import QUANTIZE
 from recipes import catalog
 from recipes.schema import Recipe
 

@@ -21,7 +21,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from artifacts.serving_arguments import ServingArguments
 from eval_gates.speed.load_run import LOADS, read_loads
 from eval_gates.speed.sequential_rule import WARM_UP
 from eval_gates.speed.server_runs import ServerRun
@@ -33,6 +32,7 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import BOOTSTRAP
 

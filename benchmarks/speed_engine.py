@@ -42,7 +42,6 @@ from typing import Any
 import yaml
 from gate_cost import demo_checkpoint
 
-from artifacts.serving_arguments import ServingArguments
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.report import SpeedGateReport
 from pipeline.cli.display import open_display
@@ -51,6 +50,7 @@ from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.plan.speed_plan import find_claims
 from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.catalog import load_policy
 from recipes.schema import ServingProfile

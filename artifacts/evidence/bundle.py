@@ -28,15 +28,14 @@ from artifacts.evidence.bundled_evidence import place_of
 from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.run_record import VariantReport
 from artifacts.verdict_inputs import VerdictInputs
-from artifacts.weights_folder_files import ADDED_LATER
 from pipeline import __version__
 from pipeline.checkpoint.source_info import SourceInfo
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
 
-BUNDLE = "prepare-evidence"
 VERDICT = "verdict.json"
 RESOLVED = "resolved.json"
 ABOUT = (

@@ -10,28 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from artifacts.evidence.auxiliary_files import digest_auxiliary_files
-from artifacts.evidence.bundle import (
-    BUNDLE,
-    RESOLVED,
-    VERDICT,
-    BundleVerdict,
-    gather_resolved,
-)
+from artifacts.evidence.bundle import RESOLVED, VERDICT, BundleVerdict, gather_resolved
 from artifacts.evidence.bundled_evidence import BundledEvidence, place_of
 from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
 from artifacts.evidence.recompute import RecordedVerdicts, VariantCheck, check_claims
 from artifacts.evidence.rule_check import find_served_otherwise
 from artifacts.multiple_testing import NOT_PREFERRED
-from artifacts.stages.judge import policy_digest
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
-from artifacts.weights_folder_files import ADDED_LATER
 from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, BUNDLE, digest_auxiliary_files
 from pipeline.core.errors import CheckpointError, EvidenceError, raise_as
 from pipeline.core.stage_record import StageReference
 from pipeline.core.untrusted.file import read_regular
 from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.record import MAX_BYTES, MAX_VALUES, read_record
+from pipeline.stages.judge import policy_digest
 
 
 @dataclass(frozen=True)

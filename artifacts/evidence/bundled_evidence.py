@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.manifest import Manifest
-from artifacts.stages import newest_revision
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import stage_key
@@ -20,6 +19,7 @@ from pipeline.core.untrusted.file import open_regular
 from pipeline.core.untrusted.lines import UntrustedLinesError
 from pipeline.core.untrusted.record import read_record
 from pipeline.core.untrusted.rows import MAX_CHARACTERS, read_flat_rows
+from pipeline.stages import newest_revision
 
 BLOCK_BYTES = 2**20
 

@@ -26,13 +26,13 @@ from artifacts.evidence.card_text import (
     speculative_words,
 )
 from artifacts.gate_row import gate_row, speed_row
-from artifacts.stages.evaluate import EvaluateParameters, EvaluateResult
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.gate_report import GateReport
 from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateReport
 from eval_gates.suites.suite_kind import kind_of
 from pipeline import __version__
+from pipeline.checkpoint.weights_folder_files import CARD, RESULTS
 from pipeline.core.process_environment import SAFE_PATH_VARIABLES
 from pipeline.core.stage import TypedStageRecord
 from pipeline.core.untrusted.text import (
@@ -44,13 +44,12 @@ from pipeline.core.untrusted.text import (
     markdown_with_code,
     one_line,
 )
+from pipeline.stages.evaluate import EvaluateParameters, EvaluateResult
 from recipes.engines import LaunchSpec, find_engine
 
 Evaluation = TypedStageRecord[EvaluateParameters, EvaluateResult]
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
-CARD = "README.md"
-RESULTS = ".eval_results/prepare.yaml"
 
 
 def write_card(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from artifacts.deployable import Deployable
-from artifacts.serving_arguments import KV_DTYPE
-from artifacts.stages.check_weights import CheckWeightsResult
-from artifacts.stages.quantize import QuantizeResult
 from pipeline.checkpoint.source_info import SourceInfo
 from pipeline.core.hardware import Hardware
 from pipeline.core.untrusted.text import markdown, markdown_code, markdown_link
+from pipeline.serving.serving_arguments import KV_DTYPE
+from pipeline.stages.check_weights import CheckWeightsResult
+from pipeline.stages.quantize import QuantizeResult
 from recipes.quantization import (
     AutoAwqQuantization,
     AwqQuantization,

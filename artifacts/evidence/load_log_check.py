@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from artifacts.stages.speed import SPEED, SpeedParameters
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.rounds import count_arrivals, next_timing
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages.speed import SPEED, SpeedParameters
 
 
 def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:

@@ -11,9 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import Field, field_validator
 
-from artifacts.weights_folder_files import ADDED_LATER, plain_files
-from pipeline.checkpoint.weight_files import weight_files
-from pipeline.core.digest import digest_file, digest_json
+from pipeline.checkpoint.weights_folder_files import plain_files
+from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, raise_as
 from pipeline.core.record import Record
 from pipeline.core.untrusted.record import read_record
@@ -126,22 +125,3 @@ def _find_change(file: Path, wanted: ManifestFile) -> str:
     if file.stat().st_size != wanted.size:
         return "size"
     return "" if digest_file(file) == wanted.sha256 else "digest"
-
-
-def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) -> str:
-    """Digest of names and contents of every file but the weights and what was `added` since.
-
-    What is called `*.safetensors` and is no part of the weights is one of them.
-
-    Raises:
-        CheckpointError: the folder has no weights.
-        EvidenceError: there is something that is neither a file nor a folder.
-    """
-    weights = set(weight_files(folder))
-    return digest_json(
-        [
-            [path, digest_file(file)]
-            for path, file in plain_files(folder, added)
-            if file not in weights
-        ]
-    )

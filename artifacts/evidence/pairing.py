@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from artifacts.stages.speed import ROLE
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages.speed import ROLE
 
 # Of the roles of a judge stage, by side: `again` is the baseline, asked a second time.
 _SIDES = {"baseline": ("baseline.", "again."), "candidate": ("candidate.",)}

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.questions import QUESTIONS
 from eval_gates.clusters import labels_of, whole_end
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.questions import QUESTIONS
 
 Rows = Sequence[dict[str, Any]]
 _SAYS_WHICH = ("id", "cluster")

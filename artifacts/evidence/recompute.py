@@ -10,25 +10,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artifacts.attempts import AttemptLedger
 from artifacts.evidence.load_log_check import find_misdrawn
 from artifacts.evidence.pairing import mixed_sides
 from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
 from artifacts.evidence.rule_check import find_differing_values, find_misruled
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
-from artifacts.evidence.verdict import judge_evidence
 from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.run_record import RunReport, VariantReport, report_judged
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.judge import JUDGE, JudgeResult
-from artifacts.stages.questions import QUESTIONS as ASKED
-from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.load_run import LOADS, LoadRun
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
+from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.judge import JUDGE, JudgeResult
+from pipeline.stages.judge.verdict import judge_evidence
+from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.speed import SPEED as LOADED
 
 # What records raise that do not fit together.
 UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, OSError, PrepareError)

@@ -11,15 +11,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from artifacts.attempts import StartSpread
-from artifacts.served_model import ServedModel
-from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.judge import JudgeParameters
-from artifacts.stages.speed import ROLE, SPEED
 from eval_gates.gate_rule import gate_rule_of
 from eval_gates.speed.gate_rule import SpeedGateRule, apply_gate_rate, build_rule
 from pipeline.core.stage_record import StageRecord
+from pipeline.serving.served_model import ServedModel
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.attempts import StartSpread
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.judge import JudgeParameters
+from pipeline.stages.speed import ROLE, SPEED
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedGate
 from recipes.workload import AnyWorkload, read_pinned, without_place

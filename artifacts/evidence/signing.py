@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from artifacts.weights_folder_files import ADDED_LATER, SIGNATURE
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, SIGNATURE
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvidenceError, UsageError, raise_as
 from pipeline.core.untrusted.file import MEBIBYTE, open_regular, read_regular

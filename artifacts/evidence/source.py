@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from artifacts.stages import newest_revision
 from eval_gates.answer_log import parse_answers
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.core.digest import digest_file
@@ -18,6 +17,7 @@ from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store
 from pipeline.core.untrusted.rows import without_nested
+from pipeline.stages import newest_revision
 
 
 class EvidenceSource(Protocol):

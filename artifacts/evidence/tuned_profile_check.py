@@ -8,13 +8,13 @@ from typing import Literal
 from artifacts.evidence.source import StoredEvidence
 from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_loader import read_run
-from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import TuningReport
 from pipeline.core.errors import PrepareError
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.speed import SPEED
 from recipes.engines import options
 from recipes.schema import TuningProvenance
 

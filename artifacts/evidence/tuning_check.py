@@ -9,13 +9,13 @@ from artifacts.evidence.recompute import UNREADABLE, VariantCheck
 from artifacts.evidence.rule_check import find_differing_values, find_other_claim
 from artifacts.evidence.source import EvidenceSource
 from artifacts.run_record import RunReport
-from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun
 from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages.speed import SPEED
 
 
 def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateReport:

@@ -28,7 +28,7 @@ from artifacts.registry.embedded_database import (
 )
 from artifacts.registry.history import HistoryEntry
 from artifacts.registry.registry import Registry, Version
-from artifacts.weights_folder_files import plain_files
+from pipeline.checkpoint.weights_folder_files import plain_files
 from pipeline.core.credentials import restore_credentials
 from pipeline.core.errors import RegistryError
 

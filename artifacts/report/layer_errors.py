@@ -11,10 +11,10 @@ from typing import Any
 
 from artifacts.report.figure import Figure, Table, UniqueIds, axis, label
 from artifacts.report.run_evidence import RunEvidence
-from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckWeightsResult
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsResult
 
 LAYERS = "layers.jsonl"
 WORST = 10

@@ -9,9 +9,9 @@ from artifacts.command_line import without_password
 from artifacts.report.figure import Table
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
-from artifacts.stages.adopt import ADOPT
-from artifacts.stages.coherence import COHERENCE
-from artifacts.stages.quantize import QUANTIZE
+from pipeline.stages.adopt import ADOPT
+from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.quantize import QUANTIZE
 from recipes.catalog import BASELINE
 
 Facts = dict[str, str]

@@ -8,9 +8,9 @@ from artifacts.number_format import format_points
 from artifacts.report.figure import Figure, Table, UniqueIds, axis, colour, label, symbol
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
-from artifacts.stages.check_weights import CHECK_WEIGHTS
-from artifacts.stages.judge import JUDGE
 from eval_gates.gate_report import GateReport
+from pipeline.stages.check_weights import CHECK_WEIGHTS
+from pipeline.stages.judge import JUDGE
 from recipes.catalog import BASELINE
 
 

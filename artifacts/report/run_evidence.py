@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.run_record import SCHEMA_VERSION, RunReport
-from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
-from artifacts.stages.judge import JUDGE
-from artifacts.stages.questions import QUESTIONS as ASKED
-from artifacts.stages.speed import SPEED
 from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.gate_rule import GateRule
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
@@ -25,6 +21,10 @@ from pipeline.core.errors import EvaluationDataError, EvidenceError, StoreError
 from pipeline.core.stage import Parameters, Result, Stage, TypedStageRecord
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
+from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
+from pipeline.stages.judge import JUDGE
+from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.speed import SPEED
 from recipes.catalog import BASELINE
 from recipes.policy import AnySuite, Policy
 
@@ -35,7 +35,7 @@ Rows = list[dict[str, Any]]
 class PairedAnswers:
     """Both sides' answers to the questions of a suite that the variant was asked."""
 
-    baseline: Rows  # rows, as `pipeline/stages/evaluate.py` says, in the order of asking
+    baseline: Rows  # rows of the answer log, in the order of asking
     candidate: Rows  # rows to the same questions
     questions: dict[str, dict[str, Any]]  # by id, as far as they are kept
     suite: AnySuite  # the policy's settings

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import artifacts.stages
 import pipeline.stages
 
-FOLDER = Path(__file__).parent
-artifacts.stages.__path__.append(str(FOLDER / "declared"))
-pipeline.stages.__path__.append(str(FOLDER / "code"))
+pipeline.stages.__path__.append(str(Path(__file__).parent / "stages"))

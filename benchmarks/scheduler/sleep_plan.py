@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sitecustomize  # noqa: F401 - the stage `sleep_stage`
-from artifacts.stages.sleep_stage import SLEEP_STAGE, SleepParameters, SleepRuntime
+from pipeline.stages.sleep_stage import SLEEP_STAGE, SleepParameters, SleepRuntime
 
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress

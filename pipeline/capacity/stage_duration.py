@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
-from artifacts.served_model import ServedModel
-from artifacts.stages import known_of
-from artifacts.stages.check_weights import CheckWeightsParameters
-from artifacts.stages.coherence import CoherenceResult
-from artifacts.stages.dry_run import DryRunParameters
-from artifacts.stages.quantize import QuantizeParameters, QuantizeResult
-from artifacts.stages.speed import SpeedParameters
 from pipeline.capacity.stage_resources import limit_calibration
 from pipeline.core.record import Record
 from pipeline.core.stage import TypedStageRecord
 from pipeline.core.store import Store
+from pipeline.environments.quantizers import is_streamed
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.variant_size import VariantWeights
-from pipeline.plan.quantizers import is_streamed
+from pipeline.serving.served_model import ServedModel
+from pipeline.stages import known_of
+from pipeline.stages.check_weights import CheckWeightsParameters
+from pipeline.stages.coherence import CoherenceResult
+from pipeline.stages.dry_run import DryRunParameters
+from pipeline.stages.quantize import QuantizeParameters, QuantizeResult
+from pipeline.stages.speed import SpeedParameters
 from recipes.gpu import GpuType
 from recipes.quantization import (
     AutoAwqQuantization,

@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pipeline.capacity.sharding import WIDE_TYPES
+from pipeline.environments.quantizers import is_streamed
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
-from pipeline.plan.quantizers import is_streamed
 from pipeline.verification.dequantize import ROW_STEP
 from pipeline.verification.quantization_noise import CHUNK_ELEMENTS
 from pipeline.verification.verification import MAX_THREADS

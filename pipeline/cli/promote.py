@@ -64,12 +64,12 @@ def promote(
     (also: no variant passed), 6 recorded, and not completed.
     """
     from artifacts.run_loader import find_run
-    from artifacts.stages.promote import PROMOTE
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.plan.resolved_options import registry_uri
     from pipeline.release.promotion import PromotionRequest, promote_run
     from pipeline.release.signer import find_signer
+    from pipeline.release.stages.promote import PROMOTE
 
     settings = load_settings(store)
     found = Store(settings.store)

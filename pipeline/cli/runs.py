@@ -159,9 +159,9 @@ def list_attempts(store: StoreOption = None, as_json: JsonOption = False) -> Non
 
       prepare runs attempts
     """
-    from artifacts.attempts import AttemptLedger
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
+    from pipeline.stages.attempts import AttemptLedger
 
     found = list(AttemptLedger(Store(load_settings(store).store)).all())
     if as_json:

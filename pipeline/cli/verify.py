@@ -209,7 +209,7 @@ def check_signature(
 ) -> str:
     """Check the signature as asked for; says in a word how it stands: holds, unchecked or none."""
     from artifacts.evidence.signing import check_keyless, check_with_key
-    from artifacts.weights_folder_files import SIGNATURE
+    from pipeline.checkpoint.weights_folder_files import SIGNATURE
 
     if public_key is not None:
         check_with_key(folder, public_key)

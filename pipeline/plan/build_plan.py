@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from artifacts.attempts import Attempt, Remeasured
 from pipeline.checkpoint.folder import (
     Checkpoint,
 )
 from pipeline.core.errors import UsageError
 from pipeline.core.events import NullProgress, Progress
 from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.quantizers import environments_for
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan.data_sources import SourceResolver
@@ -20,9 +20,9 @@ from pipeline.plan.gate_power import check_decidable, check_likely
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.plan.prompt_format import with_forms
-from pipeline.plan.quantizers import environments_for
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
+from pipeline.stages.attempts import Attempt, Remeasured
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.schema import Recipe

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from artifacts.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from pipeline.checkpoint.demo_model import DEMO_LOCK
 from pipeline.checkpoint.folder import Checkpoint, CheckpointReference, inspect_folder
 from pipeline.checkpoint.hub import download
@@ -18,6 +17,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.plan.serving_profile import draft_reference
+from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from recipes.schema import ServingProfile
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifacts.stages.check_weights import CHECK_WEIGHTS
-from artifacts.stages.dry_run import DRY_RUN, DryRunParameters
-from artifacts.stages.quantize import QUANTIZE
 from pipeline.core.stage_record import StageSpec
 from pipeline.inspection.truncated_checkpoint import RETAINED_LAYERS
+from pipeline.stages.check_weights import CHECK_WEIGHTS
+from pipeline.stages.dry_run import DRY_RUN, DryRunParameters
+from pipeline.stages.quantize import QUANTIZE
 from recipes.schema import CalibrationLimit
 
 # From this size on a calibration takes so long that a minute before it is well spent.

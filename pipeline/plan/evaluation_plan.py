@@ -10,17 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from artifacts.answer_logs import has_log
-from artifacts.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
-from artifacts.served_model import ServedModel
-from artifacts.stages.evaluate import (
-    EVALUATE,
-    EvaluateParameters,
-    EvaluateRuntime,
-    log_key,
-    measurement_key,
-)
-from artifacts.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from eval_gates.gate_rule import GateRule, gate_rule_of
 from eval_gates.planned_bets import planned_bet_of
 from eval_gates.statistics.question_rounds import expected_questions, round_sizes
@@ -30,6 +19,17 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Rounds, repeat_role
+from pipeline.serving.served_model import ServedModel
+from pipeline.stages.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
+from pipeline.stages.evaluate import (
+    EVALUATE,
+    EvaluateParameters,
+    EvaluateRuntime,
+    log_key,
+    measurement_key,
+)
+from pipeline.stages.evaluate.answer_logs import has_log
+from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from recipes.policy import Policy
 from recipes.schema import Recipe
 

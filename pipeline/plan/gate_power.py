@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from artifacts.stages.questions import QuestionsResult
 from eval_gates.planned_bets import planned_bet_of
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
@@ -34,6 +33,7 @@ from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.plan.independence import check_known_tasks
+from pipeline.stages.questions import QuestionsResult
 from recipes.policy import AnySuite, Policy
 from recipes.schema import Family, Recipe
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from artifacts.stages.questions import QuestionsResult
 from eval_gates.clusters import repeated_field
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.plan.data_sources import SourceResolver, local_rows
+from pipeline.stages.questions import QuestionsResult
 from recipes.policy import AnySuite, Policy
 
 

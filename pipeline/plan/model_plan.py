@@ -8,40 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from artifacts.attempts import (
-    NOTHING,
-    Attempt,
-    AttemptLedger,
-    AttemptScope,
-    Remeasured,
-    StartSpread,
-    variant_key,
-)
-from artifacts.served_model import ServedModel, ServerRuntime
-from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.check_weights import (
-    CHECK_WEIGHTS,
-    CheckWeightsParameters,
-    CheckWeightsRuntime,
-)
-from artifacts.stages.coherence import COHERENCE
-from artifacts.stages.quantize import (
-    QUANTIZE,
-    CalibrationCompute,
-    QuantizeParameters,
-    QuantizeRuntime,
-)
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
+from pipeline.environments.quantizers import is_streamed, quantizer_of
 from pipeline.inspection.header_source import HeaderSource, read_folder
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import dry_run_stage
 from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.plan import Plan, VariantPlan
-from pipeline.plan.quantizers import is_streamed, quantizer_of
 from pipeline.plan.speed_plan import (
     Sides,
     SpeedGatePlan,
@@ -52,6 +29,29 @@ from pipeline.plan.speed_plan import (
     speed_stages,
 )
 from pipeline.plan.start_spread import takes_measured_spread, with_measured_spread
+from pipeline.serving.served_model import ServedModel, ServerRuntime
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.attempts import (
+    NOTHING,
+    Attempt,
+    AttemptLedger,
+    AttemptScope,
+    Remeasured,
+    StartSpread,
+    variant_key,
+)
+from pipeline.stages.check_weights import (
+    CHECK_WEIGHTS,
+    CheckWeightsParameters,
+    CheckWeightsRuntime,
+)
+from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.quantize import (
+    QUANTIZE,
+    CalibrationCompute,
+    QuantizeParameters,
+    QuantizeRuntime,
+)
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization

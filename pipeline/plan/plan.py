@@ -14,13 +14,13 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
 
-from artifacts.attempts import Attempt
-from artifacts.serving_arguments import ServingArguments
-from artifacts.serving_spec import ExternalEndpoint, ServingSpec
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
-from artifacts.stages.speed import ROLE, SPEED
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
+from pipeline.stages.attempts import Attempt
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
+from pipeline.stages.speed import ROLE, SPEED
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.attempts import StartSpread
 from artifacts.registry.registry_address import registry_class
-from artifacts.stages.speed import SPEED
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
@@ -25,6 +23,8 @@ from pipeline.plan.serving_profile import (
 )
 from pipeline.plan.speed_plan import find_claims
 from pipeline.plan.start_spread import spread_of_starts, with_measured_spread
+from pipeline.stages.attempts import StartSpread
+from pipeline.stages.speed import SPEED
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile

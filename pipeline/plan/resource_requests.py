@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.dry_run import DRY_RUN
-from artifacts.stages.quantize import QUANTIZE
 from pipeline.core.resource_request import ResourceRequest
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.dry_run import DRY_RUN
+from pipeline.stages.quantize import QUANTIZE
 from recipes.engine_arguments import count_gpus
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from artifacts.deployable import ACCEPTANCE_KEY
 from artifacts.evidence.tuned_profile_check import check_tuned
-from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.suitability import check_processor
+from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog
 from recipes.schema import ServingProfile
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
-from artifacts.served_model import ServedModel
-from artifacts.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from eval_gates.speed.gate_rule import (
     ClaimRule,
     apply_gate_rate,
@@ -38,6 +35,9 @@ from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
+from pipeline.serving.served_model import ServedModel
+from pipeline.stages.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
+from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, ServingProfile

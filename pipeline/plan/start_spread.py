@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable
 from statistics import fmean
 
-from artifacts.attempts import StartSpread
-from artifacts.stages import known_of
-from artifacts.stages.speed import SpeedParameters, SpeedResult
 from pipeline.core.digest import digest_json
 from pipeline.core.stage_record import StageRecord
+from pipeline.stages import known_of
+from pipeline.stages.attempts import StartSpread
+from pipeline.stages.speed import SpeedParameters, SpeedResult
 from recipes.schema import ServingProfile
 
 FEWEST = 10

@@ -8,11 +8,11 @@ from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import StageError, UsageError
+from pipeline.environments.quantizers import is_streamed
 from pipeline.inspection.divisibility import find_undivided_rows
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.unquantized_modules import decoder_layers
 from pipeline.inspection.variant_size import VariantWeights
-from pipeline.plan.quantizers import is_streamed
 from recipes.engines import find_engine
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 

@@ -11,10 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from artifacts.attempts import Attempt, AttemptLedger, AttemptScope
-from artifacts.served_model import ServedModel, ServerRuntime
-from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.coherence import COHERENCE
 from eval_gates.speed.screening import ScreeningRule
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.digest import digest_json
@@ -34,6 +30,10 @@ from pipeline.plan.speed_plan import (
     find_claims,
     speed_stages,
 )
+from pipeline.serving.served_model import ServedModel, ServerRuntime
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.attempts import Attempt, AttemptLedger, AttemptScope
+from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (
     DIVIDES_GPUS,

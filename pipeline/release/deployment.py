@@ -8,11 +8,16 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from artifacts.evidence.bundle import BUNDLE
-from artifacts.evidence.manifest import MANIFEST, digest_of_other_files, read_manifest
+from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Registry, Version
-from artifacts.weights_folder_files import ADDED_LATER, SIGNATURE, plain_files
 from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import (
+    ADDED_LATER,
+    BUNDLE,
+    SIGNATURE,
+    digest_of_other_files,
+    plain_files,
+)
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.file_digests import FileDigests

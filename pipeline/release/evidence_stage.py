@@ -9,7 +9,6 @@ from __future__ import annotations
 from artifacts.command_line import command_line
 from artifacts.evidence.recompute import claims_of
 from artifacts.run_record import RunReport
-from artifacts.stages.evidence import EVIDENCE, EvidenceParameters, EvidenceRuntime
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
 from pipeline.checkpoint.source_info import find_source
 from pipeline.core.digest import digest_json
@@ -18,8 +17,9 @@ from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.release.signer import Signer
+from pipeline.release.stages.evidence import EVIDENCE, EvidenceParameters, EvidenceRuntime
+from pipeline.release.stages.evidence.run import JUDGE_OF
 from pipeline.stages.context import execute
-from pipeline.stages.evidence import JUDGE_OF
 
 
 def write_evidence(

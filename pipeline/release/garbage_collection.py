@@ -20,7 +20,6 @@ from artifacts.registry.embedded_database import EMBEDDED
 from artifacts.registry.registry import EVIDENCE_TAG, Registry, Version
 from artifacts.registry.registry_address import open_registry
 from artifacts.run_loader import is_alive, read_run
-from artifacts.stages.promote import PROMOTE
 from eval_gates.answer_log import book_of_part
 from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
@@ -29,7 +28,8 @@ from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, Store
 from pipeline.release.object_store_gc import copies_to_go, objects_to_go, refuse_while_written
 from pipeline.release.recheck_record import rechecks_of
-from pipeline.stages.evaluate import book_key
+from pipeline.release.stages.promote import PROMOTE
+from pipeline.stages.evaluate.run import book_key
 
 Stage = tuple[str, str]
 Doomed = tuple[str, Path]

@@ -14,13 +14,6 @@ from artifacts.evidence.recompute import check_run, claims_of, find_missing
 from artifacts.multiple_testing import first_of_the_ladder
 from artifacts.registry.registry import who_am_i
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.stages.promote import (
-    PROMOTE,
-    PromotedSource,
-    PromoteParameters,
-    PromoteRuntime,
-    PromotionCandidate,
-)
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.events import Progress
@@ -28,8 +21,15 @@ from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.release.evidence_stage import evidence_stage, write_evidence
 from pipeline.release.signer import Signer
+from pipeline.release.stages.promote import (
+    PROMOTE,
+    PromotedSource,
+    PromoteParameters,
+    PromoteRuntime,
+    PromotionCandidate,
+)
+from pipeline.release.stages.promote.run import still_holds
 from pipeline.stages.context import execute
-from pipeline.stages.promote import still_holds
 from recipes.policy import Policy
 
 
@@ -147,7 +147,7 @@ def promote_run(
     Raises:
         UsageError: the run or variant has nothing that could be promoted, or did not pass.
         StoreError: the evidence is gone, or does not give the verdict of the record.
-        RegistryError: see `pipeline.stages.promote`.
+        RegistryError: see `pipeline.release.stages.promote.run`.
     """
     chosen = choose_variants(run, order)
     if order.override is not None and chosen[0].verdict == "pass":

@@ -17,13 +17,13 @@ from artifacts.evidence.recompute import check_run, claims_of
 from artifacts.registry.registry import Version, who_am_i
 from artifacts.run_loader import find_run
 from artifacts.run_record import VariantReport
-from artifacts.stages.judge import policy_digest
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.gate_report import Verdict
 from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
 from pipeline.core.store import Store
 from pipeline.release.recorded_verdict import RecordedVerdict
+from pipeline.stages.judge import policy_digest
 
 RECHECK_TAG = "prepare.recheck"
 DIGITS = 12  # of the tuple's digest, in a tag's name

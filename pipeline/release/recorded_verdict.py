@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.deployable import Deployable, verdict_tags
-from artifacts.evidence.bundle import BUNDLE, BundleVerdict
+from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verdict
 from artifacts.evidence.bundled_evidence import BundledEvidence
 from artifacts.evidence.manifest import read_manifest
 from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
-from artifacts.stages.judge import JUDGE, policy_digest
-from artifacts.stages.questions import QUESTIONS
 from artifacts.verdict_inputs import Find, VerdictInputs, record_of
 from eval_gates.suites.question_source import QuestionSource
+from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from pipeline.stages.judge import JUDGE, policy_digest
+from pipeline.stages.questions import QUESTIONS
 from recipes.policy import Policy
 from recipes.schema import Family, Recipe, ServingProfile
 from recipes.workload import read_pinned

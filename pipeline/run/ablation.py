@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.run_record import VariantReport
-from artifacts.serving_arguments import KV_DTYPE
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.questions import QUESTIONS
 from eval_gates.answer_log import read_answers
 from eval_gates.attribution import AttributionReport, attribute, is_wanted
 from eval_gates.stopping import comparison_of
@@ -25,6 +22,9 @@ from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.serving_planner import ServingPlanner
 from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.serving.serving_arguments import KV_DTYPE
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.questions import QUESTIONS
 
 DRAFTED = "speculative decoding counts with the weights"
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from artifacts.stages.questions import QuestionsResult
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.preflight.preflight import refuse
 from pipeline.serving.endpoint_probe import Capability, Missing, probe
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.stages.questions import QuestionsResult
 from recipes.policy import Policy
 
 CHOICES = (Capability.CHOSEN, Capability.SCORED)

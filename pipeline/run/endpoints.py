@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.run_record import StageReport, StageStatus
-from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.core.errors import ServingError
 from pipeline.core.private_files import private_umask
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
+from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from recipes.engines import find_engine
 
 

@@ -12,12 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from artifacts.attempts import AttemptLedger, AttemptScope, Remeasured, variant_key
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
-from artifacts.served_model import ExternalModel, ServedModel, ServerRuntime
-from artifacts.serving_spec import ExternalEndpoint
-from artifacts.stages.coherence import COHERENCE
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, UsageError
@@ -52,6 +48,10 @@ from pipeline.run.runner import LITTLE, Runner, run_planned
 from pipeline.run.serving_node import ask_node
 from pipeline.run.session import RunSession
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.serving.served_model import ExternalModel, ServedModel, ServerRuntime
+from pipeline.serving.serving_spec import ExternalEndpoint
+from pipeline.stages.attempts import AttemptLedger, AttemptScope, Remeasured, variant_key
+from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import load_policy
 from recipes.policy import Policy
 from recipes.quantization import NoQuantization

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from artifacts.stages.dry_run import DRY_RUN
-from artifacts.stages.speed import SPEED
 from pipeline.capacity.pending_work import PendingStage, Phase
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.plan import Find, Plan
 from pipeline.plan.resource_requests import needs_to_make, needs_to_serve
+from pipeline.stages.dry_run import DRY_RUN
+from pipeline.stages.speed import SPEED
 
 
 class PendingStages:

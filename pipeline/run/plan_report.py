@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from artifacts.stages import known_of, stage_named
-from artifacts.stages.coherence import CoherenceResult
 from pipeline.capacity.pending_work import expected_pieces
 from pipeline.capacity.timeline import Timeline, play
 from pipeline.checkpoint.folder import Checkpoint
@@ -24,13 +22,13 @@ from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
+from pipeline.environments.quantizers import environments_for
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
 from pipeline.plan.plan import Find, Plan
 from pipeline.plan.prompt_format import with_forms
-from pipeline.plan.quantizers import environments_for
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import PlannedGatePower, claim_powers
@@ -45,8 +43,9 @@ from pipeline.preflight.run_preflight import (
 from pipeline.run.executors import Executor, executor_of
 from pipeline.run.pending_stages import PendingStages
 from pipeline.run.serving_node import find_node
-from pipeline.stages import is_unfinished
-from pipeline.stages.evaluate import is_answered
+from pipeline.stages import is_unfinished, known_of, stage_named
+from pipeline.stages.coherence import CoherenceResult
+from pipeline.stages.evaluate.run import is_answered
 
 Seen = dict[tuple[str, str], list[float]]
 SERVED = ("coherence", "evaluate", "speed")

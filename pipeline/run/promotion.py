@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 from artifacts.multiple_testing import NOT_PREFERRED, exit_code_of, first_of_the_ladder
 from artifacts.run_record import RunReport
-from artifacts.stages.promote import PROMOTE
 from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import evidence_stage
 from pipeline.release.promotion import PromotionRequest, promotion_stage
 from pipeline.release.signer import Signer
+from pipeline.release.stages.promote import PROMOTE
 from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.context import execute

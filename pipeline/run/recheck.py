@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.attempts import Remeasured
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.multiple_testing import exit_code_of
 from artifacts.registry.registry import Version
 from artifacts.registry.registry_address import open_registry
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
@@ -39,6 +37,8 @@ from pipeline.run.remeasurement import Remeasurement, cut_short
 from pipeline.run.serving_node import ask_node, find_node, needs_of
 from pipeline.run.session import RunSession
 from pipeline.serving.engine_version import engine_version
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.attempts import Remeasured
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
 

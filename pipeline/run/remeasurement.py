@@ -8,11 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from artifacts.attempts import Remeasured
 from artifacts.registry.registry import Version
 from artifacts.run_loader import read_run
-from artifacts.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
-from artifacts.stages.questions import QUESTIONS
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.reference import parse_reference
 from pipeline.checkpoint.source_info import report_checkpoint
@@ -35,6 +32,9 @@ from pipeline.release.recorded_verdict import RecordedVerdict
 from pipeline.run.model import check_early
 from pipeline.run.runner import Runner, run_planned
 from pipeline.run.session import RunSession
+from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
+from pipeline.stages.attempts import Remeasured
+from pipeline.stages.questions import QUESTIONS
 from recipes import catalog
 from recipes.schema import ServingProfile
 

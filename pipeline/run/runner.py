@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from artifacts.run_record import report_judged, report_unjudged
-from artifacts.stages.judge import JUDGE
-from artifacts.stages.quantize import QUANTIZE
-from artifacts.stages.questions import QUESTIONS, QuestionsResult
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.core.errors import AttemptChangedError, PrepareError
 from pipeline.core.events import Progress
@@ -27,6 +24,9 @@ from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.scheduler import ScheduledWork, Scheduler
 from pipeline.run.serving_planner import IncoherentModelError, ServingPlanner, raise_failure
 from pipeline.run.stage_runner import SubmittedStageRunner, name_of
+from pipeline.stages.judge import JUDGE
+from pipeline.stages.quantize import QUANTIZE
+from pipeline.stages.questions import QUESTIONS, QuestionsResult
 
 LITTLE = ResourceRequest()
 LaidOut = Mapping[str, QuestionsResult]

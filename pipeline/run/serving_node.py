@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from artifacts.serving_arguments import ServingArguments
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.plan.resource_requests import needs_to_serve
 from pipeline.run.executors import Executor
 from pipeline.run.executors.work_events import ProgressListener
+from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog
 from recipes.schema import ServingProfile
 

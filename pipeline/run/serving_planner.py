@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from artifacts.stages.coherence import COHERENCE
-from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageSpec
@@ -14,6 +12,8 @@ from pipeline.plan.resource_requests import needs_to_serve
 from pipeline.run.scheduler import ScheduledWork, Scheduler
 from pipeline.run.serving_task import ServingTask, needs_endpoint
 from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.speed import SPEED
 
 
 class IncoherentModelError(ServingError):

@@ -14,11 +14,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from artifacts.run_record import StageReport
-from artifacts.served_model import ServedModel
-from artifacts.serving_spec import ServingSpec
-from artifacts.stages.coherence import COHERENCE
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.events import EventWriter
 from pipeline.core.hardware import Hardware, NodeInfo, this_node
@@ -33,8 +28,13 @@ from pipeline.plan.plan import has_failed
 from pipeline.run.endpoints import Endpoints, LocalServers
 from pipeline.run.executors.work_events import ProgressListener
 from pipeline.run.stage_runner import StageRunner
-from pipeline.stages.evaluate import is_answered
-from pipeline.stages.speed import course_of
+from pipeline.serving.served_model import ServedModel
+from pipeline.serving.serving_spec import ServingSpec
+from pipeline.stages.coherence import COHERENCE
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.evaluate.run import is_answered
+from pipeline.stages.speed import SPEED
+from pipeline.stages.speed.run import course_of
 from recipes.engines import find_engine
 
 

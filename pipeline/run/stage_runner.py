@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.run_record import StageReport, StageStatus
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.speed import SPEED
 from pipeline import __version__
 from pipeline.core.errors import StoreError
 from pipeline.core.installation import this_prepare
@@ -21,6 +19,8 @@ from pipeline.environments.definition import Accelerator
 from pipeline.run.executors import Allocation, Executor, Job, Listener
 from pipeline.stages import is_unfinished, stage_code
 from pipeline.stages.context import advance
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.speed import SPEED
 from pipeline.stages.stage_interpreter import with_interpreter
 
 SECONDS_BETWEEN_LOOKS = 0.2

@@ -14,11 +14,9 @@ from typing import Any
 
 import yaml
 
-from artifacts.attempts import Attempt
 from artifacts.evidence.tuned_profile_check import tuned_of
 from artifacts.evidence.tuning_check import judge_confirmed
 from artifacts.run_record import RunReport
-from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.screening import ScreeningRule
@@ -66,6 +64,8 @@ from pipeline.run.serving_node import find_node
 from pipeline.run.serving_planner import ServingPlanner
 from pipeline.run.session import RunSession
 from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.stages.attempts import Attempt
+from pipeline.stages.speed import SPEED
 from recipes.engine_facts import vllm_facts
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import (

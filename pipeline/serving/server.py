@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import ServingError
 from pipeline.core.events import Progress
 from pipeline.core.private_files import open_log
@@ -16,6 +15,7 @@ from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.serving.listening_host import HOST
 from pipeline.serving.server_address import ServerAddress, private_socket
 from pipeline.serving.server_log import engine_facts, find_reason, hint_for
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.engines import LaunchSpec, find_engine
 

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic
 
-from artifacts.stages import stage_named
 from pipeline.core import errors
 from pipeline.core.digest import digest_json
 from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, forward_progress, read_event
@@ -22,7 +21,7 @@ from pipeline.core.stage import Parameters, Runtime
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.core.supervised_process import SupervisedProcess
-from pipeline.stages import stage_code
+from pipeline.stages import stage_code, stage_named
 
 # A thread that waits sleeps rather than spins: where another process wants the core, spinning
 # threads take it from the one that they wait for.

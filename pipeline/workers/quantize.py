@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
-from pipeline.plan.quantizers import is_streamed
+from pipeline.environments.quantizers import is_streamed
 from pipeline.workers.fp8_stream.stream import stream_fp8
 from pipeline.workers.protocol import versions_of
 from pipeline.workers.quantize_llm_compressor import LIBRARIES, quantize_whole_model

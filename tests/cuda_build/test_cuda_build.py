@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from artifacts.serving_arguments import ServingArguments
 from eval_gates.suites.completions_model import OneTokenItem, payload
 from pipeline.capacity.serving_limits import ServingLimits
 from pipeline.core.events import NullProgress
@@ -23,6 +22,7 @@ from pipeline.environments.settings import load_settings
 from pipeline.inspection.kv_cache import kv_cache
 from pipeline.inspection.model_shape import model_shape
 from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog
 
 pytestmark = [pytest.mark.cuda_build, pytest.mark.timeout(3600)]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
@@ -20,6 +19,7 @@ from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import BOOTSTRAP
 from recipes.schema import ServingProfile
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from answering_socket import answering
 
-from artifacts.served_model import ServedModel, ServerRuntime
-from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
 from eval_gates.speed.invalid_reasons import find_side_differences
 from eval_gates.speed.load_run import LOADS, read_loads
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule, pair_sides
@@ -18,8 +16,10 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
+from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.context import advance
-from pipeline.stages.speed import course_of
+from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
+from pipeline.stages.speed.run import course_of
 from recipes.workload import Arrivals, RandomWorkload
 
 pytestmark = [

@@ -15,13 +15,6 @@ from pydantic import TypeAdapter
 
 import pipeline
 import recipes
-from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.quantize import (
-    QUANTIZE,
-    CalibrationCompute,
-    QuantizeParameters,
-    QuantizeRuntime,
-)
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import NullProgress
@@ -30,8 +23,15 @@ from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import execute
-from pipeline.stages.quantize import copy_carried_over
+from pipeline.stages.quantize import (
+    QUANTIZE,
+    CalibrationCompute,
+    QuantizeParameters,
+    QuantizeRuntime,
+)
+from pipeline.stages.quantize.run import copy_carried_over
 from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe
 from recipes.quantization import Quantization

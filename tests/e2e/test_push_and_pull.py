@@ -27,7 +27,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry import oci_repository
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.oci_layout_registry import OciLayoutRegistry
@@ -40,6 +39,7 @@ from artifacts.registry.registry import (
     Registry,
 )
 from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError

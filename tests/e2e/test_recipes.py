@@ -15,12 +15,6 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from artifacts.stages.quantize import (
-    QUANTIZE,
-    CalibrationCompute,
-    QuantizeParameters,
-    QuantizeRuntime,
-)
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry
@@ -35,6 +29,12 @@ from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.unquantized_modules import ignore_list
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import execute
+from pipeline.stages.quantize import (
+    QUANTIZE,
+    CalibrationCompute,
+    QuantizeParameters,
+    QuantizeRuntime,
+)
 from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe, recipe_names
 from recipes.group_sizes import sizes_to_try

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from prepare_command import prepare
 
-from artifacts.serving_arguments import ServingArguments
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.schema import ServingProfile
 

@@ -23,7 +23,6 @@ from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.registry import model_pack
 from artifacts.registry.registry import Version
 from artifacts.run_loader import read_run
-from artifacts.stages.coherence import COHERENCE
 from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
 from eval_gates.suites.completions_model import OneTokenItem, read_answer
@@ -48,6 +47,7 @@ from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.inspection import inspect
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
 from pipeline.run.executors.node_probe import parse_description
+from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))

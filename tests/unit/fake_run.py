@@ -31,18 +31,16 @@ from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
-from artifacts.attempts import NOTHING, Remeasured, StartSpread
 from artifacts.deployable import verdict_tags
-from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.stages.judge import policy_digest
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_info import CheckpointReport, find_source
+from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.run_folders import RUN_RECORD
 from pipeline.core.stage_record import StageRecord
@@ -55,6 +53,8 @@ from pipeline.run.ablation import AblationRun
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.runner import LaidOut, Runner, run_planned
 from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.stages.attempts import NOTHING, Remeasured, StartSpread
+from pipeline.stages.judge import policy_digest
 from recipes.policy import Policy
 from recipes.quantization import Calibration, NoQuantization, PresetQuantization
 from recipes.schema import Recipe, ServingProfile

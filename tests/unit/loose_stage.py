@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from artifacts.stages import newest_revision
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.stages import newest_revision
 
 
 def stage_spec(

@@ -18,12 +18,11 @@ from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 from some_node import NODE
 
-from artifacts.evidence.auxiliary_files import digest_auxiliary_files
 from artifacts.run_record import StageReport
-from artifacts.serving_spec import ServingSpec
 from eval_gates.answer_log import AnswerLog, Rows
 from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
+from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import PrepareError, ServingError, StageError
 from pipeline.core.hardware import NodeInfo
@@ -33,6 +32,7 @@ from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.run.executors.stage_process import stage_in
 from pipeline.run.serving_task import ServingTask, ServingTaskRunner
 from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.serving.serving_spec import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.context import StageContext
 from pipeline.workers.evaluate import ask_until_over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from artifacts.attempts import Attempt, AttemptScope
+from pipeline.stages.attempts import Attempt, AttemptScope
 
 SCOPE = AttemptScope(baseline={"checkpoint": "c"}, policy="p")
 

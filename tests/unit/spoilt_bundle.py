@@ -11,14 +11,15 @@ from typing import Any
 from fake_run import RECIPE
 from pretend_stages import edit
 
-from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, pack
+from artifacts.evidence.bundle import RESOLVED, VERDICT, pack
 from artifacts.evidence.bundle_check import BundleCheck, check_bundle
 from artifacts.evidence.manifest import MANIFEST, list_files
-from artifacts.stages import newest_revision
+from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
+from pipeline.stages import newest_revision
 
 
 def found(check: BundleCheck) -> str:

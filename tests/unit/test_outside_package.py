@@ -16,8 +16,6 @@ from outside import install, on_the_path
 from artifacts.registry.history import AliasChange, ChangeReason
 from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG
 from artifacts.registry.registry_address import check_registry, open_registry, still_has
-from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.questions import QuestionsParameters
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.core.errors import UsageError
 from pipeline.core.file_digests import FileDigests
@@ -27,7 +25,9 @@ from pipeline.core.resource_request import ResourceRequest
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.run.executors import executor_of
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import BOOTSTRAP
+from pipeline.stages.questions import QuestionsParameters
 from recipes.catalog import load_policy, load_profile
 from recipes.engines import LaunchSpec, find_engine
 from recipes.policy import Policy

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from artifacts.run_record import StageReport
-from artifacts.stages import newest_revision
 from eval_gates.suites.rouge import RougeTask
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
+from pipeline.stages import newest_revision
 
 WORKER = """#!/bin/sh
 echo "$$ ${{CUDA_VISIBLE_DEVICES-unset}}" >> {begun}

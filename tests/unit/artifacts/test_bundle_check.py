@@ -17,9 +17,10 @@ from measured_refusal import refusal
 from pretend_stages import edit
 from spoilt_bundle import RECIPE, found, rename_stage, rewrite_manifest, stage_folder
 
-from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, pack
+from artifacts.evidence.bundle import RESOLVED, VERDICT, pack
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import MANIFEST
+from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD

@@ -19,14 +19,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.bundle_check import read_verdict
-from artifacts.evidence.card import (
-    RESULTS,
-    card_text,
-    fence,
-    hub_entries,
-    serve_command,
-    write_card,
-)
+from artifacts.evidence.card import card_text, fence, hub_entries, serve_command, write_card
 from artifacts.evidence.card_text import (
     calibration_words,
     hardware_words,
@@ -35,12 +28,13 @@ from artifacts.evidence.card_text import (
     optimization_words,
     quantization_words,
 )
-from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.quantize import QuantizeResult
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.source_info import SourceInfo, find_source, front_matter
+from pipeline.checkpoint.weights_folder_files import RESULTS
 from pipeline.core.hardware import Hardware
 from pipeline.core.stage import TypedStageRecord
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages.quantize import QuantizeResult
 from recipes.quantization import AwqQuantization, Calibration, GptqQuantization, NoQuantization
 
 RECIPE = "fp8-dynamic"

@@ -24,9 +24,10 @@ from spoilt_bundle import (
     stage_folder,
 )
 
-from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, follow_pointer, pack
+from artifacts.evidence.bundle import RESOLVED, VERDICT, follow_pointer, pack
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import MANIFEST, ManifestFile, list_files
+from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.core.store import RECORD

@@ -9,9 +9,9 @@ import pytest
 from some_attempt import SCOPE
 from typer.testing import CliRunner
 
-from artifacts.attempts import AttemptLedger
 from pipeline.cli.main import app
 from pipeline.core.store import Store
+from pipeline.stages.attempts import AttemptLedger
 from recipes.catalog import load_policy
 
 

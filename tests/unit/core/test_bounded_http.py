@@ -15,7 +15,7 @@ import pytest
 from pipeline.core.bounded_http import send_request
 from pipeline.core.errors import ServingError
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
-from pipeline.stages import coherence
+from pipeline.stages.coherence import run as coherence
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 Answering = Callable[[socket.socket], None]

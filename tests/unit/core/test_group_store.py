@@ -20,7 +20,6 @@ from finished_stage import stage_record
 from sample_reports import COMMAND
 from some_attempt import SCOPE, some_attempt
 
-from artifacts.attempts import AttemptLedger
 from artifacts.registry.embedded_database import make_database
 from artifacts.run_loader import find_run
 from eval_gates.answer_log import AnswerLog
@@ -28,7 +27,8 @@ from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.private_files import private_umask
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.run.run_recorder import RunRecorder
-from pipeline.stages.answer_log_sync import book_file, open_book
+from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.evaluate.answer_log_sync import book_file, open_book
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 GROUP, ANN, BOB, STRANGER = 31_400, 31_401, 31_402, 31_403

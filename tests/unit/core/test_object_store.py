@@ -24,7 +24,7 @@ from pipeline.core.remote_store import Blob, StageManifest, cache_folder
 from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.stages.answer_log_sync import book_file, open_book
+from pipeline.stages.evaluate.answer_log_sync import book_file, open_book
 
 IDS = [f"q/{number}" for number in range(100)]
 
@@ -411,7 +411,7 @@ def test_answers_of_one_node_are_gone_on_with_on_another(here: Node, there: Node
 def test_answers_reach_the_store_while_they_are_asked(
     here: Node, there: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages.answer_log_sync.SENT_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("pipeline.stages.evaluate.answer_log_sync.SENT_EVERY_SECONDS", 0.05)
     book = book_file(here.store, "b" * 64)
     with open_book(here.store, book, lambda text: None) as claim:
         answers = AnswerLog(book, IDS, writer=claim.number)

@@ -19,7 +19,7 @@ from pipeline.core.remote_store import cache_folder
 from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.stages.answer_log_sync import book_file, open_book
+from pipeline.stages.evaluate.answer_log_sync import book_file, open_book
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 BOOK = "b" * 64

@@ -11,21 +11,21 @@ from listener import Listener
 from quantized_checkpoint import inspected, source_files
 from small_checkpoint import safetensors, write_files
 
-from artifacts.stages.check_weights import (
-    CHECK_WEIGHTS,
-    CheckWeightsParameters,
-    CheckWeightsResult,
-    CheckWeightsRuntime,
-)
-from artifacts.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import PrepareError, StageError, VerificationError, WorkerError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.plan.dry_run import WORTH_BYTES, dry_run_stage, is_worth_it
-from pipeline.stages import dry_run
+from pipeline.stages.check_weights import (
+    CHECK_WEIGHTS,
+    CheckWeightsParameters,
+    CheckWeightsResult,
+    CheckWeightsRuntime,
+)
 from pipeline.stages.context import StageContext
+from pipeline.stages.dry_run import run as dry_run
+from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 
 CALIBRATION = {"samples": 256, "max_tokens": 512, "batch_size": 4, "seed": 1, "column": "text"}
 AWQ = {"kind": "awq", "bits": 4, "group_size": 32, "ignore": ["lm_head"]}
@@ -139,7 +139,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> StandIns:
         return found.run_worker(self, worker, worker_spec, output)
 
     monkeypatch.setattr(StageContext, "run_worker", run_worker)
-    monkeypatch.setattr("pipeline.stages.check_weights.run", found.check_weights)
+    monkeypatch.setattr("pipeline.stages.check_weights.run.run", found.check_weights)
     return found
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from artifacts.stages.questions import QuestionsResult
 from eval_gates.suites.known_tasks import known_tasks
 from pipeline.core.errors import UsageError
 from pipeline.plan.independence import check_known_tasks, check_laid_out
+from pipeline.stages.questions import QuestionsResult
 from recipes.policy import Policy
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from artifacts.stages.questions import QuestionsResult
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.rouge import Rouge, RougeTask
@@ -28,6 +27,7 @@ from pipeline.plan.gate_power import (
     joint_power,
     policy_power,
 )
+from pipeline.stages.questions import QuestionsResult
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import Recipe

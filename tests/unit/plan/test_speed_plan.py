@@ -11,8 +11,6 @@ import pytest
 from loose_stage import stage_spec
 from pydantic import ValidationError
 
-from artifacts.attempts import Attempt, AttemptScope
-from artifacts.served_model import ServedModel
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
@@ -24,6 +22,8 @@ from pipeline.plan.speed_plan import (
     find_claims,
     speed_stages,
 )
+from pipeline.serving.served_model import ServedModel
+from pipeline.stages.attempts import Attempt, AttemptScope
 from recipes.catalog import load_policy, load_profile, policy_names, profile_names
 from recipes.policy import Policy
 from recipes.schema import ServingProfile

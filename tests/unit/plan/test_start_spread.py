@@ -12,12 +12,12 @@ from asked_run import request_for
 from finished_stage import put_record, stage_record
 from sample_stages import PARAMETERS
 
-from artifacts.attempts import StartSpread
 from pipeline.core.hardware import this_node
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import choose
 from pipeline.plan.start_spread import spread_of_starts, with_measured_spread
+from pipeline.stages.attempts import StartSpread
 from recipes.catalog import load_profile
 
 SPEED = PARAMETERS["speed"]

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from artifacts.stages.questions import QuestionsParameters
 from eval_gates.suites.code_suite import CodeSuite
 from eval_gates.suites.humaneval import HumanEvalSuite
 from eval_gates.suites.lm_eval_suite import LmEvalSuite
@@ -18,6 +17,7 @@ from eval_gates.suites.mbpp import MbppSuite
 from eval_gates.suites.mmlu import MmluSuite
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.rouge import RougeSuite
+from pipeline.stages.questions import QuestionsParameters
 from recipes.policy import (
     RESERVED_SUITE_NAMES,
     AnySuite,

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.serving_arguments import ServingArguments, draft_counters
 from pipeline.core.errors import UsageError
+from pipeline.serving.serving_arguments import ServingArguments, draft_counters
 from recipes.catalog import RECIPES, load_profile
 from recipes.engine_arguments import EngineArgumentError, check_arguments
 from recipes.engines import find_engine

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import (
     FILES_TAG,
@@ -20,6 +19,7 @@ from artifacts.registry.registry import (
     Version,
 )
 from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError, UsageError

@@ -15,10 +15,8 @@ from listener import Listener
 from some_node import NODE
 
 from artifacts.deployable import Deployable
-from artifacts.evidence.bundle import BUNDLE
-from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.registry import FILES_TAG, Version
-from artifacts.serving_arguments import ServingArguments
+from pipeline.checkpoint.weights_folder_files import BUNDLE, digest_of_other_files
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError, UsageError
 from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
@@ -27,6 +25,7 @@ from pipeline.release.recheck_record import RecheckRecord, proven_tuple
 from pipeline.release.recorded_verdict import TRUST_OPTION
 from pipeline.release.serve import Deployment
 from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
 
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}
 HARDWARE = {

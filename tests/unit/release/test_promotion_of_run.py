@@ -13,11 +13,12 @@ from listener import Listener
 from pretend_stages import PretendModels, edit
 from typer.testing import CliRunner
 
-from artifacts.evidence.bundle import BUNDLE, VERDICT
+from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import list_files
 from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
+from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders

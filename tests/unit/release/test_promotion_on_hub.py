@@ -13,9 +13,9 @@ from hub_write_stand_in import STRANGER, Fault, HubWriteStandIn, point_there
 from listener import Listener
 from typer.testing import CliRunner
 
-from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG
 from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError

@@ -20,16 +20,14 @@ from pretend_stages import edit
 from spoilt_bundle import rewrite_manifest, stage_folder
 from typer.testing import CliRunner
 
-from artifacts.evidence.bundle import BUNDLE, VERDICT
+from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.bundle_check import check_bundle
-from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.evidence.signing import fingerprint_of
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG
-from artifacts.stages import newest_revision
 from artifacts.verdict_inputs import VerdictInputs
-from artifacts.weights_folder_files import SIGNATURE
 from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import BUNDLE, SIGNATURE, digest_of_other_files
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, UsageError
@@ -41,6 +39,7 @@ from pipeline.release.deployment import find_version
 from pipeline.release.oci_push import push_to_folder
 from pipeline.release.signer import Signer, find_signer
 from pipeline.run.recheck import RecheckRequest, run_recheck
+from pipeline.stages import newest_revision
 
 Forge = Callable[[Path], None]
 

@@ -10,8 +10,6 @@ from endpoint_stand_in import EndpointStandIn
 from fake_run import FakeRun
 from listener import Listener
 
-from artifacts.attempts import AttemptLedger
-from artifacts.stages.questions import QuestionsResult
 from pipeline.core.errors import PreflightError, PrepareError, ServingError
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
@@ -21,6 +19,8 @@ from pipeline.run.endpoint_check import ProbedEndpoint, probe_sides, refuse_laid
 from pipeline.run.gate import GateRequest
 from pipeline.run.runner import LaidOut
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.questions import QuestionsResult
 from recipes.catalog import load_policy
 
 CODE = "code: {kind: humaneval, margins: {fp8: 0.3}}"

@@ -14,11 +14,7 @@ from listener import Listener
 from sample_stages import RESULTS
 from some_node import NODE
 
-from artifacts.answer_logs import begin_log
-from artifacts.attempts import AttemptLedger
 from artifacts.evidence.rule_check import find_other_claim
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.speed import SPEED
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
 from pipeline.environments import environment
@@ -27,6 +23,10 @@ from pipeline.plan.plan import Plan
 from pipeline.run import gate as endpoint_gate
 from pipeline.run.gate import GateRequest, plan_of
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.evaluate.answer_logs import begin_log
+from pipeline.stages.speed import SPEED
 from recipes.catalog import load_policy, load_profile
 from recipes.schema import ServingProfile
 

@@ -9,9 +9,9 @@ import pytest
 from fake_run import ONE, FakeRun, equal, lost
 from pretend_stages import PretendModels
 
-from artifacts.attempts import AttemptLedger
 from artifacts.run_record import RunReport
 from pipeline.plan.plan import Plan
+from pipeline.stages.attempts import AttemptLedger
 
 FOLDERS = ("stages", "stages/evaluate", "stages/quantize", "answers")
 

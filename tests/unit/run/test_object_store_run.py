@@ -11,7 +11,6 @@ import pytest
 from fake_run import FakeRun, policy
 from typer.testing import CliRunner
 
-from artifacts.attempts import AttemptLedger, AttemptScope
 from artifacts.run_loader import find_run
 from pipeline import __version__
 from pipeline.cli.main import app
@@ -20,6 +19,7 @@ from pipeline.core.remote_store import cache_folder
 from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import registry_uri
+from pipeline.stages.attempts import AttemptLedger, AttemptScope
 
 
 def node(url: str, tmp_path: Path, name: str) -> FakeRun:

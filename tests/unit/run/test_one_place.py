@@ -9,15 +9,15 @@ import pytest
 from fake_run import ONE, SERVING, FakeRun, policy
 from pretend_stages import edit
 
-from artifacts.evidence.card import CARD
 from artifacts.evidence.recompute import check_run
-from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.judge import JUDGE
-from artifacts.stages.speed import SPEED
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
+from pipeline.checkpoint.weights_folder_files import CARD
 from pipeline.release.recorded_verdict import read_past
-from pipeline.stages.evaluate import round_of
-from pipeline.stages.speed import course_of
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.evaluate.run import round_of
+from pipeline.stages.judge import JUDGE
+from pipeline.stages.speed import SPEED
+from pipeline.stages.speed.run import course_of
 from recipes.speed import SpeedPolicy
 
 

@@ -19,8 +19,6 @@ from published_models import LLAMA_3_8B, dense, source
 from some_node import NODE
 from typer.testing import CliRunner
 
-from artifacts.evidence.bundle import BUNDLE
-from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.evidence.recompute import check_run
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
@@ -29,6 +27,7 @@ from artifacts.run_record import RunReport
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.capacity.machine import Machine
+from pipeline.checkpoint.weights_folder_files import BUNDLE, digest_of_other_files
 from pipeline.cli.main import app
 from pipeline.core.errors import (
     CheckpointError,

@@ -15,13 +15,10 @@ from listener import Listener
 from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendExecutor, PretendModels, edit
 
-from artifacts.attempts import StartSpread
 from artifacts.evidence.load_log_check import find_misdrawn
 from artifacts.evidence.recompute import check_run
 from artifacts.evidence.rule_check import find_other_claim
 from artifacts.run_record import RunReport
-from artifacts.stages.judge import JUDGE
-from artifacts.stages.speed import SPEED
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
@@ -30,6 +27,9 @@ from pipeline.core.store import Store
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.stages.attempts import StartSpread
+from pipeline.stages.judge import JUDGE
+from pipeline.stages.speed import SPEED
 from recipes.catalog import load_policy
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy

@@ -9,7 +9,6 @@ import pytest
 from fake_run import IDENTITIES, FakeRun
 from some_node import NODE
 
-from artifacts.stages.coherence import COHERENCE
 from pipeline.core.errors import EnvironmentBuildError, ServingError
 from pipeline.core.events import EventWriter
 from pipeline.core.hardware import hardware, this_node
@@ -18,6 +17,7 @@ from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.speed_plan import Sides, SpeedSide, find_claims, speed_stages
 from pipeline.run.serving_task import ServingTask, check_engines, check_hardware, hold
+from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import load_policy, load_profile
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from artifacts.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline import __version__
 from pipeline.cli import stage
 from pipeline.core.installation import this_prepare
@@ -17,6 +16,7 @@ from pipeline.core.process_environment import forwarded_environment, stage_envir
 from pipeline.environments.definition import Accelerator
 from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_in
 from pipeline.run.serving_task import ServingTask
+from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 
 
 @pytest.mark.parametrize("kind", ["judge", "serving_task"])

@@ -19,7 +19,6 @@ from artifacts.evidence.tuned_profile_check import TunedProfileCheck, check_tune
 from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport
-from artifacts.serving_arguments import ServingArguments
 from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
 from pipeline.capacity.machine import Machine
@@ -32,6 +31,7 @@ from pipeline.release.promotion import PromotionRequest, choose_variants
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.run.tune import PROFILE, TuningRun
+from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import CandidateFile

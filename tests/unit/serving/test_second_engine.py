@@ -15,7 +15,6 @@ from outside import declare
 from pydantic import ValidationError
 
 from artifacts.deployable import Deployable
-from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import EvidenceError, ServingError, UsageError
 from pipeline.core.events import NullProgress
 from pipeline.core.plugins import ENGINES
@@ -23,6 +22,7 @@ from pipeline.core.store import Store
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import execute
 from recipes.catalog import load_profile

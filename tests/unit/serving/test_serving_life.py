@@ -18,13 +18,13 @@ import pytest
 from http_stand_in import HttpStandIn, SilentHandler
 from model_server_stand_in import stand_in_python
 
-from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import ServingError
 from pipeline.core.events import NullProgress
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.listening_host import HOST
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
+from pipeline.serving.serving_arguments import ServingArguments
 
 NO_CACHE = "ValueError: No available memory for the cache blocks."
 LAST_WORDS = f"""\

@@ -30,7 +30,7 @@ from sound_variants import (
 )
 from verification import Verification, forget, shard
 
-from artifacts.evidence.manifest import digest_of_other_files
+from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.core.errors import CheckpointError, VerificationError
 from pipeline.verification.tensor_files import StoredTensor
 from pipeline.verification.verification import check_smaller

@@ -18,7 +18,7 @@ from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_names import SERVED_NAME
-from pipeline.stages.coherence import MAXIMUM_PERPLEXITY_RATIO, PASSAGE, incoherence
+from pipeline.stages.coherence.run import MAXIMUM_PERPLEXITY_RATIO, PASSAGE, incoherence
 from pipeline.stages.context import execute
 
 SERVER_FACTS = {"ready_seconds": 50.0, "kv_cache_tokens": "4096"}

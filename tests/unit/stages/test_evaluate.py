@@ -12,7 +12,7 @@ from eval_gates.suites.mbpp import MbppSuite
 from eval_gates.suites.mmlu import MmluSuite
 from eval_gates.suites.rouge import RougeSuite
 from pipeline.core.stage_record import StageReference
-from pipeline.stages.evaluate import book_key, metric_of
+from pipeline.stages.evaluate.run import book_key, metric_of
 from recipes.policy import AnySuite, Margin
 
 MARGINS: Any = {"fp8": Margin(points=0.1)}

@@ -21,9 +21,9 @@ from pipeline.core.errors import StoreError, WorkerError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.inspection.variant_size import estimated_bytes
-from pipeline.stages import quantize
 from pipeline.stages.context import StageContext
-from pipeline.stages.quantize import (
+from pipeline.stages.quantize import run as quantize
+from pipeline.stages.quantize.run import (
     RESOLVED_RECIPE,
     check_space,
     copy_carried_over,
@@ -150,7 +150,7 @@ class TestSpace:
 
     def disk(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
         usage = shutil.disk_usage("/")._replace(free=free)
-        monkeypatch.setattr("pipeline.stages.quantize.shutil.disk_usage", lambda _: usage)
+        monkeypatch.setattr("pipeline.stages.quantize.run.shutil.disk_usage", lambda _: usage)
 
     @pytest.mark.parametrize(
         ("name", "bits"), [("fp8-dynamic", 8), ("awq-w4a16", 4), ("autoawq-w4a16", 4)]

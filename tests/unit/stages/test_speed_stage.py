@@ -14,7 +14,6 @@ from listener import Listener
 from loose_stage import stage_spec
 from measured_loads import block
 
-from artifacts.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
 from eval_gates.speed.gate_rule import parse_rule
 from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import LOADS, Interference, LoadRun, read_loads
@@ -24,8 +23,9 @@ from pipeline.core.errors import ServingError, StoreError
 from pipeline.core.process_environment import NetworkAccess
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD, Store
-from pipeline.stages import speed
 from pipeline.stages.context import StageContext
+from pipeline.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
+from pipeline.stages.speed import run as speed
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
 RULE = {"kind": "ratio", "min_ratio": 0.5, "alpha": 0.05, "blocks": 3}

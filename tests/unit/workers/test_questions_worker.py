@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 
-from artifacts.stages.questions import QuestionsParameters
 from eval_gates.suites.humaneval import HumanEvalSuite
 from eval_gates.suites.mbpp import Mbpp, MbppSuite
 from eval_gates.suites.mmlu import MmluSuite
 from eval_gates.suites.rouge import RougeSuite, read_builtin
 from pipeline.core.errors import EvaluationDataError
+from pipeline.stages.questions import QuestionsParameters
 from pipeline.workers.questions import run, shuffle, with_clusters, without_copies
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from hub_write_stand_in import STRANGER, Fault, HubWriteStandIn, point_there
 
-from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.hub_registry import HubRegistry
 from artifacts.registry.registry import (
     FILES_TAG,
@@ -22,6 +21,7 @@ from artifacts.registry.registry import (
 )
 from artifacts.registry.registry_address import open_registry, still_has
 from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError
 from pipeline.release.deployment import find_version, pull_version

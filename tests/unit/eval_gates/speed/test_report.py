@@ -13,9 +13,7 @@ from sample_stages import PARAMETERS
 from some_attempt import some_attempt
 
 from artifacts.ci.case import speed_case
-from artifacts.evidence.verdict import speed_of
 from artifacts.gate_row import speed_row
-from artifacts.stages.judge import JudgeParameters
 from eval_gates.gate_report import Tier
 from eval_gates.speed.gate_rule import SpeedGateRule, build_rule
 from eval_gates.speed.load_run import LoadRun
@@ -23,6 +21,8 @@ from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
 from eval_gates.speed.slo import SloRule
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from eval_gates.verdicts import overall
+from pipeline.stages.judge import JudgeParameters
+from pipeline.stages.judge.verdict import speed_of
 from recipes.catalog import load_profile
 from recipes.policy import Policy
 

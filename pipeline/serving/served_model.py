@@ -1,0 +1,54 @@
+"""The model that answers, as stages record it, and where its server is."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipeline.core.hardware import Hardware
+from pipeline.core.record import Record, SparseRecord
+from pipeline.core.stage import WorkerRuntime
+from pipeline.serving.serving_arguments import ServingArguments
+
+
+class ExternalModel(Record):
+    """A model at an external endpoint; the endpoint may serve another model later."""
+
+    side: str = Field(description="baseline or candidate: one endpoint may be both")
+    url: str
+    model: str = Field(description="its name at the endpoint")
+    deployment_id: str = Field(description="answers are stored for this session only")
+    tokenizer: str = Field(description="digest; it determines the questions")
+
+
+class ServedModel(Record):
+    """Identity of a served model; earlier stages identify its weights."""
+
+    checkpoint: str = Field("", description="digest of the source")
+    serving: ServingArguments = ServingArguments({}, {})
+    engine: str = Field("", description="identity of the environment that serves")
+    hardware: Hardware = Field(Hardware(), description="empty for an external endpoint")
+    trust_remote_code: bool = False
+    endpoint: ExternalModel | None = Field(None, description="None if prepare serves it")
+
+
+class ServerInfo(SparseRecord, extra="allow"):
+    """Start of a server, and facts from the engine's log under our names."""
+
+    __pydantic_extra__: dict[str, str]
+
+    ready_seconds: float = Field(0.0, description="until its first answer")
+    command: list[str] | None = Field(None, description="without the interpreter")
+    url: str | None = Field(None, description="of an external endpoint")
+    model: str | None = Field(None, description="its name at the endpoint")
+
+
+class ServerRuntime(WorkerRuntime):
+    """Address of the model, known when its server is up."""
+
+    url: str = ""
+    model: str = Field("", description="its name at the endpoint")
+    socket: str | None = Field(None, description="of our server")
+    server_python: str = Field("", description="interpreter of our server")
+    server_log: str = Field("", description="log file, to read if it does not answer")
+    server: ServerInfo = ServerInfo()
+    engine_version: str = Field("", description="of our server")

@@ -1,0 +1,78 @@
+"""The engine's arguments and environment variables: a member of the deployable tuple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field, model_serializer
+from pydantic.dataclasses import dataclass
+
+from recipes.engines import DEFAULT, find_engine
+from recipes.schema import EngineName, EngineValue, ServingProfile
+from recipes.speculative import SpeculativeConfig
+
+# A profile has its own key for it; the recorded arguments contain it.
+KV_DTYPE = "kv-cache-dtype"
+
+
+class ResolvedSpeculativeConfig(SpeculativeConfig):
+    """Speculative decoding as run: the draft model is identified by its digest, not its path."""
+
+    model: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="digest of the draft's checkpoint"
+    )
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class ServingArguments:
+    """Arguments as run, recorded and hashed."""
+
+    engine_arguments: dict[str, EngineValue]
+    environment: dict[str, str]
+    engine: EngineName = DEFAULT
+    speculative: ResolvedSpeculativeConfig | None = None
+
+    @classmethod
+    def of(
+        cls, profile: ServingProfile, *, is_baseline: bool, draft: str | None = None
+    ) -> ServingArguments:
+        """Take the arguments of one side from a profile; only variants decode speculatively.
+
+        Args:
+            profile: with a KV dtype for each side.
+            is_baseline: otherwise of a variant.
+            draft: digest of the draft checkpoint; None if the profile names none.
+        """
+        kv_dtype = profile.baseline_kv_cache_dtype if is_baseline else profile.kv_cache_dtype
+        wanted = None if is_baseline else profile.speculative
+        return cls(
+            engine_arguments={**profile.engine_arguments, KV_DTYPE: kv_dtype},
+            environment=dict(profile.environment),
+            engine=profile.engine,
+            speculative=ResolvedSpeculativeConfig(**{**wanted.to_dict(), "model": draft})
+            if wanted
+            else None,
+        )
+
+    def for_engine(self, draft: str = "") -> dict[str, EngineValue]:
+        """Return all arguments by their long names; `draft` is the draft model's folder or ''."""
+        if self.speculative is None:
+            return self.engine_arguments
+        extra = find_engine(self.engine).speculative_arguments(self.speculative.to_dict(), draft)
+        return {**self.engine_arguments, **extra}
+
+    @model_serializer
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for a stage's parameters, without values that are the default."""
+        plain: dict[str, Any] = {
+            "engine_arguments": self.engine_arguments,
+            "environment": self.environment,
+        }
+        if self.speculative is not None:
+            plain["speculative"] = self.speculative.to_dict()
+        return plain if self.engine == DEFAULT else {"engine": self.engine, **plain}
+
+
+def draft_counters(serving: ServingArguments) -> dict[str, str]:
+    """Map our counter names to the engine's; empty without speculative decoding."""
+    return dict(find_engine(serving.engine).counters) if serving.speculative is not None else {}

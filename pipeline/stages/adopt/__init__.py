@@ -1,0 +1,25 @@
+"""The stage that takes registered weights in, in the place of quantizing."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
+from pipeline.stages.quantize import QuantizeResult, WeightsProvenance
+
+
+class AdoptParameters(WeightsProvenance):
+    """Which weights, and how they were made."""
+
+    files: dict[str, str] = Field(description="digest of each, by name")
+    made: QuantizeResult
+
+
+class AdoptRuntime(Record):
+    """Where they lie."""
+
+    folder: str
+
+
+ADOPT = Stage("adopt", 1, AdoptParameters, AdoptRuntime, QuantizeResult)

@@ -1,0 +1,69 @@
+"""Takes registered weights instead of quantizing: linked into `output/`, digests checked.
+
+The files are hard links where the file system can, else symbolic links, so gigabytes are never
+copied. The record looks like that of `quantize`, whose part it takes: it has the facts that the
+evidence of the version says how the weights were made.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from pipeline.checkpoint.weight_files import weight_files, weights_digest
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import StageError, raise_as
+from pipeline.stages.adopt import AdoptParameters, AdoptRuntime
+from pipeline.stages.context import StageContext
+from pipeline.stages.quantize import QuantizeResult
+
+# Another file system, one without hard links, or files of somebody else (fs.protected_hardlinks).
+NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
+
+
+def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
+    """Link every file of the registered checkpoint that counts.
+
+    Raises:
+        StageError: a file is missing, or not the one that was registered.
+    """
+    folder = Path(context.runtime.folder)
+    output = context.output_folder()
+    wanted = context.parameters.files
+    for number, (name, digest) in enumerate(sorted(wanted.items())):
+        context.advance("adopt", number, len(wanted), "files")
+        link(folder / name, output / name)
+        check(output / name, digest, folder / name)
+    context.advance("adopt", len(wanted), len(wanted), "files")
+    return context.parameters.made.model_copy(
+        update={
+            "weights_digest": weights_digest(output, lambda file: wanted[file.name]),
+            "weights_bytes": sum(file.stat().st_size for file in weight_files(output)),
+        }
+    )
+
+
+def link(source: Path, place: Path) -> None:
+    """Make the file appear at that place without copying it."""
+    try:
+        # A link that is given as a folder's file is followed, so that none points to a link.
+        os.link(source.resolve(), place)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINK:
+            raise StageError(
+                f"a registered file cannot be linked: {error.strerror}", where=str(source)
+            ) from error
+        place.symlink_to(source.resolve())
+
+
+def check(place: Path, digest: str, source: Path) -> None:
+    """Raise StageError where the content is not what was registered."""
+    with raise_as(StageError, "a registered file cannot be read", str(source)):
+        found = digest_file(place)
+    if found != digest:
+        raise StageError(
+            "a registered file changed while it was looked at",
+            where=str(source),
+            hint="get the version again: prepare pull NAME@ALIAS FOLDER",
+        )

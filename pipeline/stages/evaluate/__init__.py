@@ -1,0 +1,99 @@
+"""The stage that asks one side one suite's questions: a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import Field
+
+from eval_gates.gate_rule import GateRule
+from eval_gates.spec_decode_stats import SpecDecodeStats
+from pipeline.core.digest import digest_json
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
+from pipeline.core.stage_record import StageSpec
+from pipeline.serving.served_model import ServedModel, ServerRuntime
+from pipeline.stages.attempts import Counted
+from recipes.policy import AnyTask
+
+
+class EvaluateParameters(ServedModel):
+    """Who is asked what, and how far."""
+
+    suite: AnyTask = Field(description="of the policy")
+    environment: str = Field(description="identity of the one that asks")
+    max_length: int = Field(description="tokens that a prompt and its answer may have together")
+    max_questions: int | None = Field(None, description="questions at most")
+    batch: int = Field(description="questions between two looks")
+    rule: GateRule | None = Field(None, description="None of the baseline")
+    repeat_id: int = Field(0, description="1 where the baseline is asked again")
+    measurement: int = Field(1, ge=1, description="number of the measurement")
+
+    @property
+    def kind(self) -> str:
+        """What its duration depends on most."""
+        return f"{self.suite.kind}{' again' if self.repeat_id else ''}"
+
+
+class EvaluateRuntime(ServerRuntime):
+    """How they are asked."""
+
+    suite: str = Field("", description="its name in the policy, and the round")
+    tokenizer: str = Field("", description="folder")
+    concurrency: int = 1
+    counted: Counted | None = Field(None, description="None of answers that no gate rests on")
+
+
+class EvaluateResult(Record):
+    """What came of the round."""
+
+    metric: str
+    n: int = Field(description="questions answered")
+    answers_digest: str
+    available: int | None = None
+    score: float | None = Field(None, description="mean")
+    state: str = Field("open", description="pass, fail, insensitive or open")
+    has_more: bool = Field(False, description="open, and another round could ask more")
+    stop_reason: str = Field("", description="decided, exhausted or timeout")
+    requests: dict[str, int] = Field({}, description="by the way that they were asked")
+    spec_decode: SpecDecodeStats | None = Field(
+        None, description="by its last worker, where the engine drafts and counts that"
+    )
+
+
+EVALUATE = Stage("evaluate", 1, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+
+# What only says how far to go, and against whom; not what a question's answer depends on.
+NOT_OF_THE_ANSWER = ("max_questions", "batch", "rule")
+NOT_OF_THE_MODEL = ("baseline", "coherence")
+# Not known of weights that are taken in again, which are held against the version's own digests.
+NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
+
+
+def measurement_key(spec: StageSpec) -> str:
+    """Digest of what is measured, as far as a plan has it: the stages before and the questions."""
+    keys = {role: each.key for role, each in spec.inputs.items() if role not in NOT_OF_THE_MODEL}
+    return _digest_asked(spec, (*NOT_OF_THE_ANSWER, "measurement"), keys)
+
+
+def log_key(spec: StageSpec, result_of: Callable[[str], dict[str, Any]]) -> str:
+    """Digest of everything that an answer depends on: the model as served, suite, questions.
+
+    Args:
+        spec: of the stage.
+        result_of: the result of an earlier stage, by role.
+    """
+    results = {role: result_of(role) for role in spec.inputs if role not in NOT_OF_THE_MODEL}
+    known = {
+        role: digest_json({k: v for k, v in result.items() if k not in NOT_ALWAYS_KNOWN})
+        for role, result in results.items()
+    }
+    return _digest_asked(spec, NOT_OF_THE_ANSWER, known)
+
+
+def _digest_asked(spec: StageSpec, without: tuple[str, ...], inputs: dict[str, str]) -> str:
+    asked = {key: value for key, value in spec.parameters.items() if key not in without}
+    return digest_json(
+        {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": inputs}
+    )

@@ -1,0 +1,222 @@
+"""Asks a served model one suite's questions, as many as it takes, and keeps every answer.
+
+A round asks up to a number of questions, and stops earlier where the policy's rule decides the
+gate against the baseline's answers. Answers go into the store's answer book of this served model
+and suite as they come in, whatever the rule: another margin, or a higher cap, begins with them.
+
+A gate that passes is decided only if it is sensitive (eval_gates/chance_baselines.py). Else the
+baseline answers more questions, until the margin is shown to end above the chance level, or not.
+
+`answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score
+(0 to 1) and whatever the suite adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
+from eval_gates.chance_baselines import State, check_sensitivities, sensitivity_state
+from eval_gates.clusters import labels_of
+from eval_gates.stopping import StoppingPlan, StoppingRule
+from eval_gates.suites.json_lines import read_rows, write_rows
+from eval_gates.suites.suite_kind import for_worker, kind_of
+from pipeline.core.digest import digest_bytes
+from pipeline.core.errors import StageError, StoreError
+from pipeline.core.process_environment import NetworkAccess
+from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.store import Store
+from pipeline.serving.serving_arguments import draft_counters
+from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.context import StageContext
+from pipeline.stages.evaluate import (
+    EVALUATE,
+    EvaluateParameters,
+    EvaluateResult,
+    EvaluateRuntime,
+    log_key,
+)
+from pipeline.stages.evaluate.answer_log_sync import book_file, open_book
+from pipeline.stages.evaluate.answer_logs import begin_log, has_log
+from pipeline.stages.questions import QUESTIONS as ASKED
+from recipes.engines import find_engine
+
+Context = StageContext[EvaluateParameters, EvaluateRuntime]
+
+
+@dataclass(frozen=True)
+class EvaluationRound:
+    """What one round of a suite has to do: the questions, the answers so far, when to stop."""
+
+    questions_file: Path
+    ids: list[str]
+    available: int
+    book_file: Path
+    stopping: StoppingPlan
+    sight: State = "open"
+
+    @property
+    def book(self) -> AnswerLog:
+        """The answers so far."""
+        return AnswerLog(self.book_file, self.ids)
+
+    def is_over(self) -> bool:
+        """Whether the answers that are kept suffice, so that no model need be served."""
+        scores = [float(row["score"]) for row in self.book.rows()]
+        return not self.stopping.next_batch(scores[: self.stopping.end])
+
+    def state(self, scores: list[float]) -> str:
+        """pass, fail, insensitive or open: nothing passes where the gate is not shown to see."""
+        state = self.stopping.state(scores)
+        return state if state == "fail" or self.sight == "clear" else self.sight
+
+
+def is_answered(spec: StageSpec, store: Store) -> bool:
+    """Whether the stage can be done from kept answers, without a server."""
+    return round_of(spec, store).is_over()
+
+
+def run(context: Context) -> EvaluateResult:
+    """Ask until the round is over.
+
+    Raises:
+        StageError: an answer is missing.
+        AttemptChangedError: the run has to be planned again.
+    """
+    todo = round_of(context.spec, context.store)
+    facts: dict[str, Any] = {"stop_reason": "exhausted"}
+    with open_book(context.store, todo.book_file, context.progress.note) as claim:
+        count_answers(context, todo.book_file.stem)
+        if not todo.is_over():
+            is_ours = context.runtime.socket is not None
+            facts |= context.run_worker(
+                "evaluate",
+                {**worker_spec(context, todo), "part": claim.number},
+                plugins=[for_worker(context.parameters.suite)],
+                needs=[] if is_ours else [NetworkAccess.ENDPOINT],
+            )
+        rows = todo.book.rows()[: todo.stopping.end]
+    if not rows:
+        raise StageError("no question was answered", where=str(todo.book_file))
+    write_rows(context.folder / ANSWERS, rows)
+    scores = [float(row["score"]) for row in rows]
+    state = todo.state(scores)
+    if state != "open":
+        facts["stop_reason"] = "decided"
+        context.note(f"{context.runtime.suite}: decided after {len(rows)} questions ({state})")
+    return EvaluateResult(
+        **facts,
+        metric=metric_of(context),
+        n=len(rows),
+        available=todo.available,
+        score=sum(scores) / len(scores),
+        state=state,
+        has_more=state == "open"
+        and facts["stop_reason"] == "exhausted"
+        and len(rows) < todo.available,
+        answers_digest=digest_bytes((context.folder / ANSWERS).read_bytes()),
+    )
+
+
+def metric_of(context: Context) -> str:
+    """What a score is, as the field calls it."""
+    suite = context.parameters.suite
+    laid_out = ASKED.result_of(context.input_record("questions")).metric
+    return kind_of(suite).metric(suite, laid_out)
+
+
+def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
+    """What the stage has to do; raises StoreError where an input is not in the store."""
+    parameters = EVALUATE.parameters_of(spec)
+    questions_file = folder_of(spec, store, "questions") / QUESTIONS
+    questions = [row for _, row in read_rows(questions_file)]
+    ids = [row["id"] for row in questions]
+    clusters = labels_of(questions) if parameters.suite.cluster_by else None
+    upto = min(parameters.max_questions or len(ids), len(ids))
+    baseline: list[dict[str, Any]] = []
+    rule: StoppingRule | None = None
+    sight: State = "open"
+    if "baseline" in spec.inputs:
+        baseline = read_answers(folder_of(spec, store, "baseline"))
+        upto = min(upto, len(baseline))
+    if wanted := parameters.rule:
+        units = len(set(clusters)) if clusters else len(ids)
+        rule = wanted.stopping(units)
+        guessing = ASKED.result_of(record_of(spec, store, "questions")).guessing
+        sensitivity_checks = check_sensitivities(
+            baseline, guessing, wanted.comparison, wanted.population(units)
+        )
+        sight = sensitivity_state(sensitivity_checks, wanted.alpha) if rule is not None else "open"
+    return EvaluationRound(
+        questions_file=questions_file,
+        ids=ids,
+        available=len(ids),
+        book_file=book_file(store, book_key(spec, store)),
+        stopping=StoppingPlan(
+            upto, parameters.batch, rule, [row["score"] for row in baseline], clusters
+        ),
+        sight=sight,
+    )
+
+
+def book_key(spec: StageSpec, store: Store) -> str:
+    """Name of the answer log; raises StoreError where an input is not in the store."""
+    return log_key(spec, lambda role: record_of(spec, store, role).result)
+
+
+def count_answers(context: Context, key: str) -> None:
+    """Count the attempt and the measurement, before an answer is stored or used.
+
+    Raises:
+        AttemptChangedError: the ledger is not as the run was planned by.
+    """
+    counted, number = context.runtime.counted, context.parameters.measurement
+    if counted is None:
+        return
+    ledger = AttemptLedger(context.store)
+    if ledger.measurement(counted.measurement, number) is None:
+        begin_log(context.store, key)
+    ledger.begin(counted, number, key, is_kept=has_log(context.store, key))
+
+
+def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
+    """The worker's input."""
+    parameters, runtime = context.parameters, context.runtime
+    return {
+        "name": runtime.suite,
+        "suite": parameters.suite.model_dump(),
+        "questions": str(todo.questions_file),
+        "book": str(todo.book_file),
+        "stopping": asdict(todo.stopping),
+        "time_budget_minutes": parameters.rule.time_budget_minutes if parameters.rule else None,
+        "concurrency": runtime.concurrency,
+        "url": runtime.url,
+        "socket": runtime.socket,
+        "model": runtime.model,
+        "tokenizer": runtime.tokenizer,
+        "max_length": parameters.max_length,
+        "trust_remote_code": parameters.trust_remote_code,
+        # Of somebody's endpoint it is not known, and tried.
+        "counters": draft_counters(parameters.serving),
+        "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
+    }
+
+
+def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
+    """The record of the earlier stage in that role; raises StoreError when it is not there."""
+    reference = spec.inputs[role]
+    record = store.find(reference.stage, reference.key)
+    if record is None:
+        raise StoreError(
+            f"the stage '{spec.stage}' needs '{reference.stage}' done before",
+            where=str(store.stage_folder(reference.stage, reference.key)),
+            hint="run the whole command again",
+        )
+    return record
+
+
+def folder_of(spec: StageSpec, store: Store, role: str) -> Path:
+    """The outputs of the earlier stage in that role."""
+    return store.stage_folder(spec.inputs[role].stage, spec.inputs[role].key)

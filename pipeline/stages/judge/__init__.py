@@ -1,0 +1,65 @@
+"""The stage that turns the evidence on a variant into a verdict."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from eval_gates.gate_report import GateReport, Verdict
+from eval_gates.gate_rule import GateRule
+from eval_gates.spec_decode_stats import SpecDecodeStats
+from eval_gates.speed.gate_rule import SpeedGateRule
+from eval_gates.speed.report import SpeedGateReport
+from pipeline.core.digest import digest_json
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
+from pipeline.core.stage_record import StageRecord
+from pipeline.stages.attempts import Attempt
+from recipes.policy import Policy
+from recipes.schema import AcceleratorName, Family, ServingProfile
+
+
+class JudgeParameters(Record):
+    """What a verdict is reached by."""
+
+    policy: Policy
+    recipe: str | None = Field(None, description="of the variant")
+    attempt: Attempt = Field(description="that the variant belongs to, without its run")
+    family: Family
+    gates: dict[str, GateRule] = Field(description="by suite")
+    profile: ServingProfile | None = Field(
+        None, description="that both sides are served by, as carried out; None of endpoints"
+    )
+    speed: dict[str, SpeedGateRule] = Field({}, description="by claim of the policy")
+
+    @property
+    def accelerator(self) -> AcceleratorName | None:
+        """That both sides are served on; None of endpoints, whose machine nobody knows."""
+        return self.profile.accelerator if self.profile is not None else None
+
+
+class JudgeRuntime(Record):
+    """What is written beside the attempt where this stage is the first to count it."""
+
+    run: str = Field("", description="id of the run that began the attempt")
+
+
+class JudgeResult(Record):
+    """The verdict on a variant alone."""
+
+    verdict: Verdict
+    reason: str
+    p_value: float | None = None
+    attempt: int = Field(description="number of the attempt against this baseline")
+    gates: list[GateReport] = Field(fail_fast=True)
+    speed: list[SpeedGateReport] = Field([], fail_fast=True, description="claims on it")
+    spec_decode: dict[str, SpecDecodeStats] = Field(
+        {}, description="of the variant, by suite; nothing is decided by it"
+    )
+
+
+def policy_digest(judge: StageRecord) -> str:
+    """Return the digest of the policy as the record has it."""
+    return digest_json(judge.parameters.get("policy"))
+
+
+JUDGE = Stage("judge", 1, JudgeParameters, JudgeRuntime, JudgeResult)

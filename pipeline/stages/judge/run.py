@@ -1,0 +1,37 @@
+"""Turns the evidence on one variant into a verdict, by the policy's margins alone."""
+
+from __future__ import annotations
+
+from eval_gates.answer_log import read_answers
+from eval_gates.speed.load_run import LOADS, read_loads
+from pipeline.core.errors import EvaluationDataError
+from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.context import StageContext
+from pipeline.stages.judge import JudgeParameters, JudgeResult, JudgeRuntime
+from pipeline.stages.judge.verdict import judge_evidence
+
+
+def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
+    """Judge every suite and every claim on speed.
+
+    Raises:
+        EvaluationDataError: the evidence of the two sides does not fit together.
+        AttemptChangedError: the run has to be planned again.
+    """
+    # Where all answers were there already, nothing has counted the attempt yet.
+    attempt = context.parameters.attempt.model_copy(update={"run": context.runtime.run})
+    AttemptLedger(context.store).begin_attempt(attempt)
+    try:
+        return judge_evidence(
+            context.parameters,
+            set(context.spec.inputs),
+            lambda role: read_answers(context.input_folder(role)),
+            context.input_record,
+            lambda role: read_loads(context.input_folder(role) / LOADS),
+        )
+    except ValueError as error:
+        raise EvaluationDataError(
+            f"the answers of baseline and variant cannot be compared: {error}",
+            where=", ".join(str(context.input_folder(role)) for role in context.spec.inputs),
+            hint="delete these folders and run the command again: what is missing is asked again",
+        ) from error

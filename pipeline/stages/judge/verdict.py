@@ -1,0 +1,103 @@
+"""One variant's verdict from kept evidence: every suite of the policy, and every claim on speed.
+
+A pure function of what the stage `judge` has at hand, so that anyone can compute it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from eval_gates.spec_decode_stats import SpecDecodeStats
+from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
+from eval_gates.verdicts import judge_suite, overall
+from pipeline.core.stage_record import StageRecord
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.judge import JudgeParameters, JudgeResult
+from pipeline.stages.questions import QUESTIONS
+from pipeline.stages.speed import ROLE
+from pipeline.stages.speed import SPEED as LOADED
+
+Answers = Callable[[str], list[dict[str, Any]]]
+Record = Callable[[str], StageRecord]
+Loads = Callable[[str], list[LoadRun]]
+
+
+def judge_evidence(
+    parameters: JudgeParameters,
+    roles: set[str],
+    answers: Answers,
+    record: Record,
+    loads: Loads,
+) -> JudgeResult:
+    """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
+
+    Args:
+        parameters: of the judge stage.
+        roles: of the stages that are there.
+        answers: of a stage, in the order of asking, by role.
+        record: of a stage, by role.
+        loads: of a stage `speed`, in the order of measuring, by role.
+    """
+    policy = parameters.policy
+    questions = {name: QUESTIONS.result_of(record(f"questions.{name}")) for name in policy.suites}
+    gates = [
+        judge_suite(
+            name,
+            suite,
+            parameters.gates[name],
+            metric=EVALUATE.result_of(record(f"candidate.{name}")).metric,
+            baseline=answers(f"baseline.{name}"),
+            candidate=answers(f"candidate.{name}"),
+            again=answers(f"again.{name}") if f"again.{name}" in roles else [],
+            available=questions[name].units,
+            guessing=questions[name].guessing,
+        )
+        for name, suite in policy.suites.items()
+    ]
+    speed = speed_of(parameters, roles, record, loads)
+    verdict, reason, p_value = overall(gates, speed)
+    attempt = parameters.attempt
+    return JudgeResult(
+        verdict=verdict,
+        reason="; ".join(filter(None, (reason, attempt.words))),
+        p_value=p_value,
+        attempt=attempt.number,
+        gates=gates,
+        speed=speed,
+        spec_decode=drafted_by(policy.suites, record),
+    )
+
+
+def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeStats]:
+    """What the variant's engine counted of speculative decoding, where it was measured."""
+    found = {name: EVALUATE.result_of(record(f"candidate.{name}")).spec_decode for name in suites}
+    return {name: drafted for name, drafted in found.items() if drafted is not None}
+
+
+def speed_of(
+    parameters: JudgeParameters, roles: set[str], record: Record, loads: Loads
+) -> list[SpeedGateReport]:
+    """A report for each of the policy's claims on speed; one that was not measured is undecided.
+
+    Raises:
+        LookupError: a claim has no rule.
+    """
+    reports = []
+    for claim in parameters.policy.claims_on(parameters.accelerator):
+        role, rule = ROLE + claim.name, parameters.speed[claim.name].rule
+        if role in roles:
+            rule = rule.model_copy(update={"began": LOADED.result_of(record(role)).began})
+        reports.append(
+            decide_speed_gate(
+                claim.name,
+                rule,
+                workload=claim.workload,
+                tier=claim.tier,
+                loads=loads(role) if role in roles else [],
+                at=claim.at,
+                note=parameters.profile.speed_note if parameters.profile is not None else None,
+            )
+        )
+    return reports

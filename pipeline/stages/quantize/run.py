@@ -1,0 +1,101 @@
+"""Quantizes the checkpoint; the variant's checkpoint lies in `output/`, its recipe beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from pipeline.checkpoint.folder import AUXILIARY_FILES, Checkpoint, matches
+from pipeline.checkpoint.weight_files import weight_files, weights_digest
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import StoreError
+from pipeline.core.process_environment import NetworkAccess
+from pipeline.environments.quantizers import is_streamed, quantizer_of
+from pipeline.inspection.variant_size import estimated_bytes
+from pipeline.stages.context import StageContext
+from pipeline.stages.quantize import QuantizeParameters, QuantizeResult, QuantizeRuntime
+from recipes.quantization import Quantization
+
+RESUMED = ("output",)  # a stream keeps the files that a killed try has finished
+RESOLVED_RECIPE = "recipe.json"
+
+
+def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeResult:
+    """Quantize, then put the source's own tokenizer files in place of re-saved ones.
+
+    Saving a tokenizer again can change it (a truncation length set while calibrating is saved
+    with it, for one), so what the source has is copied as it is.
+    """
+    output = context.output_folder()
+    parameters, runtime = context.parameters, context.runtime
+    quantization = parameters.quantization.model_dump()
+    if not is_streamed(quantization):
+        shutil.rmtree(output)
+        output.mkdir()
+    source = runtime.checkpoint
+    check_space(output, source.path, parameters.quantization)
+    keep_recipe(context)
+    if runtime.left_alone:
+        context.note(f"left in 16 bits besides the recipe's own list: {runtime.left_alone}")
+    facts = context.run_worker(
+        quantizer_of(parameters.quantization.kind).worker,
+        {
+            "checkpoint": str(source.path),
+            "quantization": quantization,
+            "calibration_file": runtime.calibration_file,
+            "trust_remote_code": parameters.trust_remote_code,
+            "compute_dtype": parameters.compute.dtype,
+        },
+        output=output,
+        environment=parameters.compute.environment,
+        needs=[NetworkAccess.HUB] if runtime.needs_hub else [],
+    )
+    copy_carried_over(source, output)
+    return QuantizeResult(
+        **facts,
+        weights_digest=weights_digest(output, digest_file),
+        weights_bytes=sum(file.stat().st_size for file in weight_files(output)),
+    )
+
+
+def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> None:
+    """Keep the recipe beside the record: what it extends merged in, what is pinned filled in."""
+    quantization = context.parameters.quantization.model_dump(mode="json")
+    resolved = {**context.runtime.recipe, "quantization": quantization}
+    text = json.dumps(resolved, indent=2) + "\n"
+    (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
+
+
+def check_space(folder: Path, source: Path, quantization: Quantization) -> None:
+    """See that the disk has room: the preflight may have been hours ago.
+
+    Args:
+        folder: for the variant; what an earlier try has left in it is used or removed.
+
+    Raises:
+        StoreError: it has not.
+    """
+    there = sum(file.stat().st_size for file in folder.iterdir())
+    needed = estimated_bytes(source, quantization) - there
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"the quantized weights need {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f}",
+            where=str(folder),
+            hint="free some space, or name another place with --store DIR",
+        )
+
+
+def copy_carried_over(source: Checkpoint, output: Path) -> None:
+    """Copy the files that quantization must not change, and remove strangers of their kind."""
+    names = {
+        file.name
+        for file in source.files
+        if matches(file.name, AUXILIARY_FILES) or file.name.endswith(".py")  # code of the model
+    }
+    for file in list(output.iterdir()):
+        if matches(file.name, AUXILIARY_FILES):
+            file.unlink()
+    for name in names:
+        shutil.copyfile(source.path / name, output / name)

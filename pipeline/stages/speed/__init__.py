@@ -1,0 +1,94 @@
+"""The stage that measures what one claim on speed rests on, or one entrant of a race."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from eval_gates.speed.gate_rule import WORKLOAD, AnyRule, SpeedGateRule
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage, WorkerRuntime
+from pipeline.serving.served_model import ServedModel, ServerRuntime
+from pipeline.stages.attempts import Counted
+
+# Of these stages' roles, before the claim's name.
+ROLE = "speed."
+
+
+class SpeedParameters(Record):
+    """Which sides are measured, and until when."""
+
+    name: str = Field(description="of the workload")
+    workload: dict[str, Any] = Field(description=WORKLOAD)
+    rule: AnyRule = Field(description="that decides")
+    sides: dict[str, ServedModel] = Field(description="candidate, and baseline where it compares")
+    environment: str = Field("", description="identity of the load generator's")
+    machine: str = Field("", description="speeds of two machines are not compared")
+    other_weights: list[str] = Field(
+        [], fail_fast=True, description="of weights that were there: measured anew"
+    )
+    measurement: int = Field(1, ge=1, description="number of the measurement")
+
+    @property
+    def kind(self) -> str:
+        """What its duration depends on most."""
+        return f"{self.rule.kind} {self.name}"
+
+    @property
+    def alternates(self) -> bool:
+        """Whether each pair or round has lives of servers of its own, one up at a time."""
+        return self.rule.server_mode == "interleaved"
+
+    @property
+    def decided_by(self) -> SpeedGateRule:
+        """What a verdict has of it, which does not repeat the times of a trace.
+
+        Raises:
+            ValidationError: it is a race, which decides nothing.
+        """
+        workload = {key: value for key, value in self.workload.items() if key != "times"}
+        return SpeedGateRule.model_validate(
+            {"name": self.name, "workload": workload, "rule": self.rule}
+        )
+
+
+class SpeedRuntime(WorkerRuntime):
+    """Where the sides answer, and the workload lies."""
+
+    endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
+    tokenizer: str = Field("", description="folder")
+    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
+    file: str | None = Field(None, description="of a workload that has one")
+    counted: Counted | None = Field(None, description="None of a race, which decides nothing")
+
+
+class SpeedResult(Record):
+    """What was measured; `loads.jsonl` has it all."""
+
+    units: int = Field(description="blocks, pairs of server runs or rounds")
+    state: str
+    seed: int = Field(description="that traffic was drawn with")
+    server_runs: int = Field(
+        1,
+        description="of the servers, that were begun; of one that ended too soon what was whole "
+        "is kept",
+    )
+    began: list[int] = Field(
+        [0],
+        min_length=1,
+        description="first life of each run that had a budget for lost blocks or rounds",
+    )
+    log_rates: dict[str, list[float]] = Field(
+        {}, description="of a ratio: median ln(output tokens/s) of each start, by side"
+    )
+    loads_digest: str
+    load_generator: str = Field("", description="its version")
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether disturbances kept it open: the next run of the command continues it."""
+        return self.state == "disturbed"
+
+
+SPEED = Stage("speed", 1, SpeedParameters, SpeedRuntime, SpeedResult)

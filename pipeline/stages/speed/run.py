@@ -1,0 +1,209 @@
+"""Measures what one claim on speed rests on: blocks of both sides, or rounds of the candidate.
+
+`loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load_run.py), in the
+order of measuring. It is the load book, too, that a try which ended too soon leaves to the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eval_gates.speed.gate_rule import ClaimRule
+from eval_gates.speed.load_log import BEGUN, LoadLog, MeasurementInProgress
+from eval_gates.speed.load_run import LOADS, LoadRun
+from eval_gates.speed.randomization import SIDES
+from eval_gates.speed.screening import ScreeningRule
+from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
+from eval_gates.speed.throughput_ratio import ThroughputRatioRule
+from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.errors import ServingError
+from pipeline.core.private_files import private_umask
+from pipeline.core.process_environment import NetworkAccess
+from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.store import Store
+from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.context import StageContext
+from pipeline.stages.evaluate.run import record_of
+from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
+from recipes.engines import find_engine
+from recipes.traffic_file import prompts_of
+
+# One of vLLM's data sets draws prompts with Python's hash of a text, which is another one in each
+# process unless this is set.
+VARIABLES = {"PYTHONHASHSEED": "0"}
+Context = StageContext[SpeedParameters, SpeedRuntime]
+PROMPTS = "prompts.jsonl"
+RESUMED = (LOADS, BEGUN)  # blocks of a killed try are not drawn anew
+
+
+@dataclass(frozen=True)
+class MeasurementProgress:
+    """How far a measurement is, and what comes next."""
+
+    book: LoadLog
+    begun: MeasurementInProgress
+    rule: ClaimRule | ScreeningRule
+    server_runs: ServerRunSchedule
+    loads: Sequence[LoadRun]
+    """Without those of what was half measured."""
+
+    def next_server_run(self) -> ServerRun | None:
+        """What is to be measured next; None where it is over."""
+        is_between = len(self.loads) % self.server_runs.unit == 0
+        if is_between and not self.rule.needs_more(self.loads):
+            return None
+        return self.server_runs.next_server_run(self.begun.seed, self.begun.server_runs, self.loads)
+
+    def next_sides(self) -> tuple[str, ...]:
+        """Whose servers are to be up for that: of lives that alternate, one that is just up."""
+        life = self.next_server_run()
+        return life.sides if life is not None else ()
+
+
+def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> MeasurementProgress:
+    """How far it is.
+
+    Args:
+        folder: of the try that measures, and of no other; None for whoever only looks.
+
+    Raises:
+        StoreError: an input is not in the store, or a load is damaged.
+    """
+    parameters = SPEED.parameters_of(spec)
+    folder = folder or store.unfinished_folder(spec.stage, spec.key)
+    rests_on = {role: digest_json(record_of(spec, store, role).result) for role in spec.inputs}
+    with store.explain_errors(), private_umask(store.root):
+        folder.mkdir(parents=True, exist_ok=True)
+        book = LoadLog(folder)
+        begun = book.open(rests_on)
+    rule = parameters.rule.model_copy(update={"began": begun.began})
+    lives = rule.schedule([side for side in SIDES if side in parameters.sides])
+    loads = book.loads()
+    return MeasurementProgress(
+        book, begun, rule, lives, loads[: len(loads) // lives.whole * lives.whole]
+    )
+
+
+def run(context: Context) -> SpeedResult | None:
+    """Measure until the claim is decided, or its cap is reached; None: by another server.
+
+    Raises:
+        ServingError: an endpoint answered nothing at all.
+        AttemptChangedError: the run has to be planned again.
+    """
+    course = course_of(context.spec, context.store, context.folder)
+    facts: dict[str, Any] = {}
+    if (life := course.next_server_run()) is not None:
+        if course.begun.server_runs and course.server_runs.loads is None:
+            done = len(course.loads) // course.server_runs.unit
+            context.note(f"goes on after {done} {course.rule.unit} that were measured before")
+        count_loads(context, course.begun.seed)
+        course.book.start_server_run(course.begun, len(course.loads))
+        facts = measure(context, course, life)
+        course = course_of(context.spec, context.store, context.folder)
+        if course.next_server_run() is not None:
+            return None
+    state = course.rule.state(course.loads)
+    if state == "disturbed":
+        course.book.allow_another_run(course.begun)
+    return SpeedResult(
+        **facts,
+        units=len(course.loads) // course.server_runs.unit,
+        state=state,
+        seed=course.begun.seed,
+        server_runs=course.begun.server_runs,
+        began=course.begun.began,
+        log_rates=course.rule.log_rates(course.loads)
+        if isinstance(course.rule, ThroughputRatioRule)
+        else {},
+        loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
+    )
+
+
+def is_unfinished(record: StageRecord) -> bool:
+    """Whether disturbances kept it open."""
+    return SPEED.result_of(record).is_disturbed
+
+
+def count_loads(context: Context, seed: int) -> None:
+    """Count the attempt and the measurement, before a load is stored."""
+    counted, number = context.runtime.counted, context.parameters.measurement
+    if counted is not None:
+        # A log that is gone has another seed by now.
+        AttemptLedger(context.store).begin(counted, number, str(seed), is_kept=True)
+
+
+def measure(context: Context, course: MeasurementProgress, life: ServerRun) -> dict[str, Any]:
+    """Have the worker measure on the servers that are up; what it says of itself."""
+    endpoints = context.runtime.endpoints
+    is_ours = all(each.socket is not None for each in endpoints.values())
+    with PromptFile(context) as workload:
+        try:
+            return context.run_worker(
+                "speed",
+                worker_spec(context, workload, course, life),
+                environment=VARIABLES,
+                needs=[] if is_ours else [NetworkAccess.ENDPOINT],
+            )
+        except ServingError as error:
+            logs = ", ".join(sorted({each.server_log for each in endpoints.values()}))
+            raise ServingError(
+                error.message,
+                where=logs,
+                hint="read the server's log; running the same command again goes on from here",
+            ) from error
+
+
+class PromptFile:
+    """The workload as the load generator takes it; a file of prompts is there only meanwhile.
+
+    What users sent is not evidence: which prompts they were is told by the digest of each load.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._file = context.runtime.file or ""
+        self._workload = context.parameters.workload
+        self._copy = context.folder / PROMPTS
+
+    def __enter__(self) -> dict[str, Any]:
+        if self._workload["kind"] == "requests":
+            with self._copy.open("w") as lines:
+                for prompt in prompts_of(Path(self._file)):
+                    lines.write(json.dumps({"prompt": prompt}) + "\n")
+            return {**self._workload, "file": str(self._copy)}
+        if self._workload["kind"] == "trace":
+            return {**self._workload, "file": self._file}
+        return self._workload
+
+    def __exit__(self, *_: object) -> None:
+        self._copy.unlink(missing_ok=True)
+
+
+def worker_spec(
+    context: Context, workload: dict[str, Any], course: MeasurementProgress, life: ServerRun
+) -> dict[str, Any]:
+    """The worker's input."""
+    parameters, runtime = context.parameters, context.runtime
+    return {
+        "name": parameters.name,
+        "workload": workload,
+        "rule": course.rule.model_dump(),
+        "sides": list(course.server_runs.sides),
+        "server_run": asdict(life),
+        "endpoints": {
+            side: {
+                "url": each.url,
+                "model": each.model,
+                "socket": each.socket,
+                # Of somebody's endpoint the engine is not known; most are vLLM's.
+                "counters": dict(find_engine(parameters.sides[side].serving.engine).counters),
+            }
+            for side, each in runtime.endpoints.items()
+        },
+        "tokenizer": runtime.tokenizer,
+        "trust_remote_code": any(side.trust_remote_code for side in parameters.sides.values()),
+    }
