@@ -1,27 +1,24 @@
-"""Sandboxes for model-written code and for the tests that come with a dataset.
+"""Sandboxes for model-written code and for the tests of a dataset.
 
-Our own process (:mod:`.execution`) starts a **judge** (:mod:`.judge`) for each program. The judge
-starts two sandboxes, each under a **keeper** (:mod:`.keeper`) that is pid 1 there. In one a
-**solver** (:mod:`.solver`) runs the model's code, in the other a **grader** (:mod:`.grader`) runs
-the problem's tests. The grader reaches the solver by pipes alone.
+:mod:`.execution` starts a grading process (:mod:`.grading`) for each program. It starts two
+sandboxes, each with an init (:mod:`.sandbox_init`) as pid 1. In one a code runner
+(:mod:`.code_runner`) runs the model's code. In the other a grader (:mod:`.grader`) runs the
+problem's tests. Only pipes connect the two.
 
-The tests are never in the process that runs the model's code. It is asked for one answer a call,
-as plain data, so there is no report, nonce or assertion in it that could be read, forged or
-patched: to pass, it has to answer rightly.
+The code runner never has the tests. It receives calls and returns plain data, so it has no report,
+nonce or assertion to read, forge or patch.
 
-What this does not prevent: a hole in the kernel behind a call that :mod:`.calls` allows; a solution
-that carries its answers instead of computing them; reading the machine's load, kernel version and
-number of cores; and without a :mod:`.cgroup`, holding up to about 300 MB in buffers until its time
-is up. The isolation `none` is no sandbox at all: see :mod:`.isolation`.
+Not prevented: a hole in the kernel behind a system call that :mod:`.seccomp_filter` allows; answers
+stored in the solution; reading the machine's load, kernel version and number of cores; and without
+a :mod:`.cgroup`, holding up to about 300 MB in buffers until the time limit.
 
-Judge, keepers, solver and grader run in a bare interpreter that has to start fast: their modules
-import the standard library and each other only, and this one imports what it offers when it is
-asked.
+These modules import only the standard library and each other, because a bare interpreter must start
+fast. This module imports its exports on demand.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
+TYPE_CHECKING = False  # importing typing would slow down each start in bubblewrap
 if TYPE_CHECKING:
     from typing import Any
 

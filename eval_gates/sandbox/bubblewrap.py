@@ -1,4 +1,4 @@
-"""Isolation by bubblewrap (`bwrap`), which some systems allow where plain namespaces are not."""
+"""Isolation by bubblewrap (`bwrap`), which some systems allow although they forbid namespaces."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from eval_gates.sandbox import cgroup
 from eval_gates.sandbox.namespaces import DEVICES, HOST_NAME, NOBODY, TEMPORARY_BYTES
 
-_OWN_CODE = "/sandbox"
-# Imported by name in there, from where bubblewrap shows our source.
+_CODE_FOLDER = "/sandbox"
+# Imported by name inside, where bubblewrap mounts our source.
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from eval_gates.sandbox.sandbox_init import keep; keep(*map(int, sys.argv[2:]))"
@@ -22,7 +22,7 @@ _START = (
 def command(
     program: str,
     view: dict[str, Any],
-    own_code: str,
+    code_folder: str,
     ends: Iterable[int],
     *,
     proc: bool,
@@ -30,17 +30,15 @@ def command(
     user_namespace: bool,
     nested_forbidden: bool,
 ) -> list[str]:
-    """The command line that starts a keeper inside of bubblewrap.
+    """Return the command line that starts a sandbox init in bubblewrap.
 
     Args:
-        view: :meth:`View.as_dict`.
-        own_code: the folder that holds `eval_gates`.
-        ends: the keeper's descriptors, in its order.
-        proc: whether to mount a /proc.
-        host_named: whether to name the host inside.
-        user_namespace: whether to make one; root can do without, and then keeps what it needs to
-            become somebody else inside.
-        nested_forbidden: whether this bwrap knows how to forbid namespaces within (0.8).
+        view: :meth:`FilesystemView.as_dict`.
+        code_folder: the folder that contains `eval_gates`.
+        ends: the init's descriptors, in its order.
+        user_namespace: root can do without; the init then keeps the capabilities to change its
+            user.
+        nested_forbidden: whether this bwrap can forbid nested namespaces (0.8).
     """
     line = [program, "--die-with-parent", "--as-pid-1", "--new-session"]
     line += ["--hostname", HOST_NAME] if host_named else []
@@ -53,31 +51,27 @@ def command(
         for capability in ("SETUID", "SETGID", "SETPCAP"):
             line += ["--cap-add", f"CAP_{capability}"]
     for source, target in view["binds"]:
-        for folder in reversed(Path(target).parents[:-1]):  # of its own it makes them 0700
+        for folder in reversed(Path(target).parents[:-1]):  # by default bubblewrap makes them 0700
             line += ["--perms", "0755", "--dir", str(folder)]
         line += ["--ro-bind", source, target]
-    for says, stands in view["links"]:
-        line += ["--symlink", says, stands]
+    for target, link in view["links"]:
+        line += ["--symlink", target, link]
     for folder in view["masks"]:
         line += ["--tmpfs", folder, "--remount-ro", folder]
     line += ["--perms", "0755", "--dir", "/dev"]
-    line += ["--perms", "0755", "--dir", _OWN_CODE]
-    line += ["--perms", "0755", "--dir", f"{_OWN_CODE}/eval_gates"]
-    line += ["--ro-bind", f"{own_code}/eval_gates/sandbox", f"{_OWN_CODE}/eval_gates/sandbox"]
+    line += ["--perms", "0755", "--dir", _CODE_FOLDER]
+    line += ["--perms", "0755", "--dir", f"{_CODE_FOLDER}/eval_gates"]
+    line += ["--ro-bind", f"{code_folder}/eval_gates/sandbox", f"{_CODE_FOLDER}/eval_gates/sandbox"]
     for device in DEVICES:
         line += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     line += ["--proc", "/proc"] if proc else []
     line += ["--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
     line += ["--remount-ro", "/", "--chdir", "/tmp"]  # noqa: S108
-    return [*line, "--", view["interpreter"], "-sPS", "-c", _START, _OWN_CODE, *map(str, ends)]
+    return [*line, "--", view["interpreter"], "-sPS", "-c", _START, _CODE_FOLDER, *map(str, ends)]
 
 
 def launch(line: list[str], ends: Iterable[int], group: str) -> int:
-    """Start bubblewrap in a cgroup, if one is named; it inherits only standard error and `ends`.
-
-    Returns:
-        A process that ends when the last one inside has.
-    """
+    """Start bubblewrap, in a cgroup if named; it ends when the last process inside has ended."""
     for end in ends:
         os.set_inheritable(end, True)
     child = os.fork()

@@ -1,9 +1,7 @@
-"""A control group (cgroup v2) for each program, which limits all that its processes hold together.
+"""A control group (cgroup v2) for each program, which limits all its processes together.
 
-Beside what they map, the kernel counts in one the files in memory, the buffers of pipes and
-sockets, and its own tables. A group is a folder; whoever may make one beside or below their own
-needs no other rights. It is removed when its program has ended, or by the next run if ours was
-killed.
+It also counts files in memory, buffers of pipes and sockets, and kernel tables. It is removed when
+its program ends, or by the next run after a kill.
 """
 
 from __future__ import annotations
@@ -17,24 +15,24 @@ from pathlib import Path
 
 _PREFIX = "prepare-program-"
 _NEEDED = {"memory", "pids"}
-_BESIDE_BYTES = 32 * 2**20  # the keeper, /tmp and the kernel's own, for no right program to miss
-_SECONDS_TO_EMPTY = 5.0
+_OVERHEAD_BYTES = 32 * 2**20  # init, /tmp and kernel memory, on top of the program's limit
+_EMPTY_TIMEOUT_S = 5.0
 
 
 def find_parent(process: Path = Path("/proc/self")) -> Path | None:
-    """Where this process may make groups that limit memory and processes; None if nowhere.
+    """Find where this process may make groups that limit memory and processes; None if nowhere.
 
-    Groups that a killed run left there are removed.
+    Removes groups that a killed run left there.
 
     Args:
-        process: the folder that tells of this process.
+        process: the /proc directory of this process.
     """
-    own = _own(process)
+    own = _own_group(process)
     for parent in [] if own is None else [own.parent, own]:
         try:
             _delegate(parent)
             _remove_stale(parent)
-            with make(parent, 2 * _BESIDE_BYTES, 1):
+            with make(parent, 2 * _OVERHEAD_BYTES, 1):
                 return parent
         except OSError:
             continue
@@ -43,21 +41,19 @@ def find_parent(process: Path = Path("/proc/self")) -> Path | None:
 
 @contextmanager
 def make(parent: Path, memory_bytes: int, processes: int) -> Iterator[Path]:
-    """A group that holds its processes to these limits, and none of them outlives it.
-
-    Whoever takes more memory is killed with all others in it.
+    """Make a group with these limits; a process above the memory limit is killed with all others.
 
     Raises:
         OSError: no such group can be made here.
     """
     with ExitStack() as stack:
-        with _hold(parent):  # or another run would take it for one that was left
+        with _lock(parent):  # otherwise another run would remove it as stale
             folder = parent / (_PREFIX + os.urandom(8).hex())
             folder.mkdir(mode=0o700)
             stack.callback(_remove, folder)
-            stack.enter_context(_hold(folder))
+            stack.enter_context(_lock(folder))
         for limit, amount in (
-            ("memory.max", memory_bytes + _BESIDE_BYTES),
+            ("memory.max", memory_bytes + _OVERHEAD_BYTES),
             ("memory.oom.group", 1),
             ("pids.max", processes),
         ):
@@ -68,23 +64,22 @@ def make(parent: Path, memory_bytes: int, processes: int) -> Iterator[Path]:
 
 
 def enter(folder: str) -> None:
-    """Move this process into a group, if one is named; its children begin there."""
+    """Move this process into a group, if one is named."""
     if folder:
         Path(folder, "cgroup.procs").write_text("0")
 
 
-def killed_for_memory(folder: str) -> bool:
-    """Whether the kernel has killed processes of a group for the memory they took."""
+def was_killed_for_memory(folder: str) -> bool:
+    """Return whether the kernel killed processes of a group for exceeding the memory limit."""
     events = dict(line.split() for line in _lines(Path(folder, "memory.events"))) if folder else {}
     return int(events.get("oom_kill", 0)) > 0
 
 
-def _own(process: Path) -> Path | None:
-    """The folder of this process's group, where it is mounted."""
+def _own_group(process: Path) -> Path | None:
     named = [line[3:] for line in _lines(process / "cgroup") if line.startswith("0::/")]
     for line in _lines(process / "mountinfo"):
         place, _, kind = line.partition(" - ")
-        if not kind.startswith("cgroup2 ") or not named or ".." in named[0]:  # beyond what we see
+        if not kind.startswith("cgroup2 ") or not named or ".." in named[0]:  # outside this mount
             continue
         top, mounted = place.split()[3:5]
         if Path(named[0]).is_relative_to(top):
@@ -100,26 +95,22 @@ def _lines(path: Path) -> list[str]:
 
 
 def _delegate(parent: Path) -> None:
-    """Have the groups in `parent` limit what we need.
-
-    Raises:
-        OSError: it is not ours, or holds processes itself.
-    """
+    """Make the groups in `parent` limit memory and processes; an OSError without permission."""
     control = parent / "cgroup.subtree_control"
     if not set(control.read_text().split()) >= _NEEDED:
         control.write_text(" ".join(f"+{name}" for name in sorted(_NEEDED)))
 
 
 def _remove_stale(parent: Path) -> None:
-    with _hold(parent):
+    with _lock(parent):
         for folder in parent.glob(f"{_PREFIX}*"):
-            with suppress(BlockingIOError), _hold(folder, fcntl.LOCK_NB):
+            with suppress(BlockingIOError), _lock(folder, fcntl.LOCK_NB):
                 _remove(folder)
 
 
 @contextmanager
-def _hold(folder: Path, how: int = 0) -> Iterator[None]:
-    """Hold a folder's lock, which the kernel drops when we end."""
+def _lock(folder: Path, how: int = 0) -> Iterator[None]:
+    """Hold a directory's lock, which the kernel releases when this process ends."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | how)
@@ -129,16 +120,16 @@ def _hold(folder: Path, how: int = 0) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """End what is left in a group, and the group; the next run tries again what fails here."""
+    """Kill the group's processes and remove it; the next run retries after a failure."""
     with suppress(OSError):  # Linux 5.14
         (folder / "cgroup.kill").write_text("1")
-    deadline = time.monotonic() + _SECONDS_TO_EMPTY
+    deadline = time.monotonic() + _EMPTY_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             folder.rmdir()
         except FileNotFoundError:
             return
-        except OSError:  # its processes are still about to end
+        except OSError:  # its processes have not ended yet
             time.sleep(0.005)
         else:
             return

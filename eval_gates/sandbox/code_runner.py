@@ -1,6 +1,6 @@
-"""Runs the model's code and answers calls to its function, until the judge has no more.
+"""Runs the model's code and answers calls to its function.
 
-All that happens here is the model's to decide: what leaves is data, to be judged elsewhere.
+The model's code controls everything here; only data leaves, and it is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from os import _exit
 from eval_gates.sandbox.framing import read_message, write_message
 from eval_gates.sandbox.value_codec import decode, encode, is_iterator
 
-TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
+TYPE_CHECKING = False  # importing typing would slow down each start in bubblewrap
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-LARGEST_FILE_BYTES = 4 * 2**20  # also bounds what is kept of standard error
+MAX_FILE_BYTES = 4 * 2**20  # also limits the recorded standard error
 _OPEN_FILES = 64
 _WAITING_SIGNALS = 128
-_LONGEST_TRACE = 2_000
+_MAX_TRACE_CHARACTERS = 2_000
 _BUILTIN = {
     kind: name
     for name, kind in vars(builtins).items()
@@ -33,12 +33,12 @@ def serve(requests: int, answers: int, orders: dict[str, Any]) -> NoReturn:
     """Read the solution, run it, then answer calls.
 
     Args:
-        requests: ``{"solution": str, "entry_point": str}`` first; then
-            ``{"arguments": [...], "named": {...}}`` a call, or ``{"of": int, "most": int}`` for
-            what an iterator that was answered yields next.
-        answers: ``{"ready": true}``; then ``{"value": ...}`` a call, ``{"iterator": int}`` where
-            it is one, and ``{"items": [...], "ended": bool}`` of that one; with ``"raised":
-            {"kinds": [str], "text": str, "trace": str}`` where something was.
+        requests: ``{"solution": str, "entry_point": str}`` first; then ``{"arguments": [...],
+            "named": {...}}`` per call, or ``{"of": int, "most": int}`` for the next items of a
+            returned iterator.
+        answers: ``{"ready": true}``; then per call ``{"value": ...}``, or ``{"iterator": int}``,
+            and ``{"items": [...], "ended": bool}`` for its items; with ``"raised": {"kinds": [str],
+            "text": str, "trace": str}`` after an exception.
         orders: `seconds`, `memory_bytes`, `processes`, `packages` (a folder).
     """
     sys.argv = [""]
@@ -70,12 +70,12 @@ def serve(requests: int, answers: int, orders: dict[str, Any]) -> NoReturn:
 
 
 def limit_resources(orders: dict[str, Any]) -> None:
-    """Limit processor time, memory, processes, and files; core files and locked memory to none."""
+    """Limit CPU time, memory, processes and files; forbid core files and locked memory."""
     for kind, amount in (
         (resource.RLIMIT_CPU, orders["seconds"]),
         (resource.RLIMIT_AS, orders["memory_bytes"]),
         (resource.RLIMIT_NPROC, orders["processes"]),
-        (resource.RLIMIT_FSIZE, LARGEST_FILE_BYTES),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -114,14 +114,14 @@ def _items(iterator: Any, most: int) -> dict[str, Any]:
 def _send(answers: int, answer: dict[str, Any]) -> None:
     try:
         write_message(answers, answer)
-    except OSError:  # the judge has gone
+    except OSError:  # the grader has ended
         _exit(0)
-    except BaseException as error:  # the answer has no plain form: nested too deeply, too big
+    except BaseException as error:  # the answer cannot be encoded: nested too deeply, too large
         write_message(answers, {"raised": _describe(error)})
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
-    # By identity, and by what a class cannot say of itself: its own may have any name.
+    # By identity, and without the class's own attributes: it may have any name.
     kinds = [_BUILTIN[kind] for kind in type.mro(type(error)) if kind in _BUILTIN]
     if isinstance(error, MemoryError):
         return {"kinds": kinds, "text": "", "trace": "MemoryError"}
@@ -132,4 +132,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
     except BaseException as second:  # a solution's own class, or no memory
         name = type.__dict__["__name__"].__get__(type(error))
         text = trace = f"{name} (and {type(second).__name__} on describing it)"
-    return {"kinds": kinds, "text": text[:_LONGEST_TRACE], "trace": trace[-_LONGEST_TRACE:]}
+    return {
+        "kinds": kinds,
+        "text": text[:_MAX_TRACE_CHARACTERS],
+        "trace": trace[-_MAX_TRACE_CHARACTERS:],
+    }

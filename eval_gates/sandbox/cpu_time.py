@@ -1,4 +1,4 @@
-"""How much processor time this process's descendants had, and how long they waited for one."""
+"""CPU time of this process's descendants, and how long they waited for a CPU."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-# Places in what follows a process's name.
+# Fields of /proc/PID/stat after the process name.
 _STATE, _PARENT = 0, 1
-_TICKS = slice(11, 15)  # its own, and of those that it has waited for
+_TICKS = slice(11, 15)  # its own, and those of reaped children
 
 
 class CpuTime(NamedTuple):
-    """In seconds.
+    """CPU time in seconds.
 
     Attributes:
-        used: by all descendants together, and by those of theirs that they have waited for.
-        waited: while it could have run but others did: this process and, of each of its children,
-            the process that waited longest. 0 where the kernel does not count.
-        runnable: whether a descendant runs or waits now; that wait is in `waited` only afterwards.
+        used: by all descendants, including reaped ones.
+        waited: runnable without a CPU: this process and, for each child, the process of its tree
+            that waited longest. 0 if the kernel does not count it.
+        runnable: whether a descendant runs or waits now; `waited` includes that wait only
+            afterwards.
     """
 
     used: float
@@ -26,8 +27,8 @@ class CpuTime(NamedTuple):
     runnable: bool
 
 
-def processor_time() -> CpuTime:
-    """Of this process's descendants, so far."""
+def read_cpu_time() -> CpuTime:
+    """Read the CPU time of this process's descendants so far."""
     fields: dict[int, list[str]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -35,29 +36,28 @@ def processor_time() -> CpuTime:
         except OSError:  # it has ended
             continue
     me = os.getpid()
-    families = [_family_of(child, fields) for child in _children_of(me, fields)]
-    everyone = [pid for family in families for pid in family]
-    ticks = [int(tick) for pid in everyone for tick in fields[pid][_TICKS]]
+    trees = [_process_tree(child, fields) for child in _children(me, fields)]
+    pids = [pid for tree in trees for pid in tree]
+    ticks = [int(tick) for pid in pids for tick in fields[pid][_TICKS]]
     return CpuTime(
         used=sum(ticks) / os.sysconf("SC_CLK_TCK"),
-        waited=_read_waiting(me) + sum(max(map(_read_waiting, each)) for each in families),
-        runnable=any(fields[pid][_STATE] == "R" for pid in everyone),
+        waited=_read_wait_s(me) + sum(max(map(_read_wait_s, tree)) for tree in trees),
+        runnable=any(fields[pid][_STATE] == "R" for pid in pids),
     )
 
 
-def _children_of(parent: int, fields: dict[int, list[str]]) -> list[int]:
+def _children(parent: int, fields: dict[int, list[str]]) -> list[int]:
     return [pid for pid, stat in fields.items() if int(stat[_PARENT]) == parent]
 
 
-def _family_of(process: int, fields: dict[int, list[str]]) -> list[int]:
-    """The process and all its descendants."""
-    family = [process]
-    for one in family:
-        family += _children_of(one, fields)
-    return family
+def _process_tree(process: int, fields: dict[int, list[str]]) -> list[int]:
+    tree = [process]
+    for pid in tree:
+        tree += _children(pid, fields)
+    return tree
 
 
-def _read_waiting(pid: int) -> float:
+def _read_wait_s(pid: int) -> float:
     try:
         nanoseconds = Path(f"/proc/{pid}/schedstat").read_text().split()[1]
     except (OSError, IndexError):  # it has ended, or this kernel does not count

@@ -1,4 +1,4 @@
-"""Runs model-written programs in a sandbox and says which of them pass their tests."""
+"""Runs model-written programs in a sandbox and reports which pass their tests."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from eval_gates.sandbox import cgroup
 from eval_gates.sandbox.filesystem_view import PACKAGES_FOLDER, interpreter, packages, view
 from eval_gates.sandbox.fork_server import ForkServer
 from eval_gates.sandbox.framing import read_message, write_message
-from eval_gates.sandbox.grader import OWN_MEMORY
-from eval_gates.sandbox.grading import MOST_WAITING
+from eval_gates.sandbox.grader import MIN_GRADER_BYTES
+from eval_gates.sandbox.grading import MAX_WAIT_FACTOR
 from eval_gates.sandbox.isolation import Isolation, SandboxError
 from pipeline.core.events import NullProgress, Progress
 
 Outcome = Literal["passed", "failed", "timeout", "memory", "crashed"]
 
-PROCESSES = 16  # keeper and its starters included
+PROCESSES = 16  # including the init and its starters
 _DETAIL_CHARACTERS = 500
-_GRACE_SECONDS = 15.0  # beyond its own limits, until a judge that hangs is killed
-_LAUNCH_SECONDS = 30.0
-_LOOK_SECONDS = 0.1
+_GRACE_S = 15.0  # beyond its own limits, until a hanging grading process is killed
+_LAUNCH_TIMEOUT_S = 30.0
+_POLL_INTERVAL_S = 0.1
 
 
 class Program(NamedTuple):
-    """A solution and what proves or disproves it.
+    """A solution and its tests.
 
     Attributes:
-        solution: the model's code, complete; it never sees the tests.
-        entry_point: the function it has to define.
-        test: code that calls the function by that name, and raises where it is wrong. It
-            gets copies of plain values (see :mod:`.values`) and does not see what the function
-            does to its arguments; names other than the function it has to define itself.
+        solution: the model's complete code.
+        entry_point: the function that it must define.
+        test: code that calls the function by that name and raises if a result is wrong. It gets
+            copies of plain values (see :mod:`.value_codec`), and does not see changed arguments.
     """
 
     solution: str
@@ -51,7 +50,7 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """How one program ended; `detail` is what it wrote to standard error and what went wrong."""
+    """How a program ended; `detail` has its standard error and the cause."""
 
     passed: bool
     outcome: Outcome
@@ -61,20 +60,18 @@ class Execution:
 def run_program(
     program: Program, *, seconds: float, memory_bytes: int, isolation: Isolation
 ) -> Execution:
-    """Run a program; it passed only if its tests ran to their end, raising nothing.
+    """Run a program; it passes only if its tests run to their end without an exception.
 
     Args:
         program: the solution and its tests.
-        seconds: limit of wall clock from when the sandbox stands, less what the program had to
-            wait for a processor (up to :data:`.judge.MOST_WAITING` times the limit in all); also
-            of each process's processor time, rounded up.
-        memory_bytes: limit of each process's address space, and of what they hold together; the
-            interpreter itself needs about 30 MB.
+        seconds: limit of wall-clock time after the start, without waits for a CPU (up to
+            :data:`.grading.MAX_WAIT_FACTOR` times the limit in all); also of each process's CPU
+            time.
+        memory_bytes: limit of each process's address space, and of their memory together.
         isolation: from :func:`eval_gates.sandbox.isolation_probe.choose_isolation`.
 
     Raises:
-        SandboxError: nothing is known of the program: the sandbox could not be made, or the tests
-            themselves are broken.
+        SandboxError: there is no result: the sandbox failed, or the tests are broken.
     """
     with ForkServer(str(interpreter())) as server:
         return _Runner(server, seconds, memory_bytes, isolation).run(program)
@@ -90,16 +87,14 @@ def run_many(
     progress: Progress | None = None,
     task: str = "run programs",
 ) -> list[Execution]:
-    """Run programs beside each other; the results are in the programs' order.
-
-    An interrupt ends the programs that run at once.
+    """Run programs concurrently, with limits for each; results in the programs' order.
 
     Args:
-        seconds: as for :func:`run_program`, each.
-        memory_bytes: as for :func:`run_program`, each.
-        workers: how many run at once; as many as this process may use cores when absent.
-        progress: receives how many are done.
-        task: the name of the work in its progress.
+        seconds: as for :func:`run_program`.
+        memory_bytes: as for :func:`run_program`.
+        workers: concurrent programs; None: the number of usable cores.
+        progress: receives the number of finished programs.
+        task: name of the work in its progress.
 
     Raises:
         SandboxError: as for :func:`run_program`; the rest is not run.
@@ -127,7 +122,7 @@ class _StoppedError(Exception):
 
 
 class _Runner:
-    """Runs programs with the same limits; safe from several threads."""
+    """Runs programs with the same limits; thread-safe."""
 
     def __init__(
         self, server: ForkServer, seconds: float, memory_bytes: int, isolation: Isolation
@@ -139,34 +134,34 @@ class _Runner:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Give up on whatever runs."""
         self._stopped.set()
 
     def run(self, program: Program) -> Execution:
-        """Run one program."""
         started = time.monotonic()
         with (
-            self._groups() as groups,
-            _folders(self._isolation) as (work, packages_folder),
+            self._make_cgroups() as groups,
+            _work_folders(self._isolation) as (work, packages_folder),
             TemporaryFile() as task,
-            _open_twice() as (errors, said_errors),
+            _open_twice() as (errors, errors_reader),
         ):
             write_message(task.fileno(), self._settings(groups, work, packages_folder))
             write_message(task.fileno(), program._asdict())
             task.seek(0)
-            report = self._judge(task, errors)
-            said = _tail(said_errors)
+            report = self._grade(task, errors)
+            output = _tail(errors_reader)
         if "broken" in report:
-            raise _sandbox_error(_join(said, _text(report["broken"])), self._isolation)
-        if "outcome" not in report:  # begun, and ended without a word
+            raise _sandbox_error(
+                _join(output, _replace_surrogates(report["broken"])), self._isolation
+            )
+        if "outcome" not in report:  # it started, and ended without a result
             outcome = "timeout" if time.monotonic() - started > self._seconds else "crashed"
-            report = {"outcome": outcome, "detail": "its answers took too much to be judged"}
-        detail = _join(said, _text(report["detail"]))[-_DETAIL_CHARACTERS:]
+            report = {"outcome": outcome, "detail": "grading its answers exceeded the limits"}
+        detail = _join(output, _replace_surrogates(report["detail"]))[-_DETAIL_CHARACTERS:]
         return Execution(report["outcome"] == "passed", report["outcome"], detail)
 
     @contextmanager
-    def _groups(self) -> Iterator[tuple[str, str]]:
-        """The cgroups of solution and tests, where they get any."""
+    def _make_cgroups(self) -> Iterator[tuple[str, str]]:
+        """Make the cgroups of solution and tests; '' without cgroups."""
         if not self._isolation.cgroup:
             yield "", ""
             return
@@ -175,7 +170,7 @@ class _Runner:
             try:
                 solution, tests = (
                     stack.enter_context(cgroup.make(parent, memory, PROCESSES))
-                    for memory in (self._memory_bytes, max(self._memory_bytes, OWN_MEMORY))
+                    for memory in (self._memory_bytes, max(self._memory_bytes, MIN_GRADER_BYTES))
                 )
             except OSError as error:
                 raise _sandbox_error(
@@ -204,35 +199,33 @@ class _Runner:
             "orders": orders,
         }
 
-    def _judge(self, task: IO[bytes], errors: IO[bytes]) -> dict[str, Any]:
-        """The judge's last message."""
+    def _grade(self, task: IO[bytes], errors: IO[bytes]) -> dict[str, Any]:
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb", buffering=0):
             try:
                 self._server.start(task, errors, writer)
             except OSError as error:
-                return {"broken": f"no judge could be started: {error}"}
+                return {"broken": f"the grading process could not be started: {error}"}
             finally:
                 os.close(writer)
-            report: dict[str, Any] = {"broken": "the judge ended without a result"}
-            most = _LAUNCH_SECONDS + MOST_WAITING * self._seconds + _GRACE_SECONDS
+            report: dict[str, Any] = {"broken": "the grading process ended without a result"}
+            most = _LAUNCH_TIMEOUT_S + MAX_WAIT_FACTOR * self._seconds + _GRACE_S
             deadline = time.monotonic() + most
             while "outcome" not in report:
-                if not self._hear(reader, deadline):
-                    if "begun" in report:  # its own limits will end it
+                if not self._wait_readable(reader, deadline):
+                    if "begun" in report:  # the program's own limits end it
                         return report
-                    raise _sandbox_error("the judge does not answer", self._isolation)
+                    raise _sandbox_error("the grading process does not answer", self._isolation)
                 try:
                     report = read_message(reader)
                 except EOFError:
                     break
         return report
 
-    def _hear(self, reader: int, deadline: float) -> bool:
-        """Wait until there is something to read, or for too long."""
+    def _wait_readable(self, reader: int, deadline: float) -> bool:
         end = select.poll()
         end.register(reader, select.POLLIN)
-        while not end.poll(_LOOK_SECONDS * 1000):
+        while not end.poll(_POLL_INTERVAL_S * 1000):
             if self._stopped.is_set():
                 raise _StoppedError
             if time.monotonic() > deadline:
@@ -241,8 +234,8 @@ class _Runner:
 
 
 @contextmanager
-def _folders(isolation: Isolation) -> Iterator[tuple[str, str]]:
-    """Where the program works and where its packages are; a sandbox has both inside."""
+def _work_folders(isolation: Isolation) -> Iterator[tuple[str, str]]:
+    """Make the program's working and package folders; a sandbox has both inside."""
     if isolation.kind != "none":
         yield "/tmp", PACKAGES_FOLDER  # noqa: S108
         return
@@ -257,9 +250,9 @@ def _folders(isolation: Isolation) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _open_twice() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """A file to hand on for writing, and for us to read: flags that are set on one hold for it."""
-    with TemporaryFile() as ours, Path(f"/proc/self/fd/{ours.fileno()}").open("ab") as theirs:
-        yield theirs, ours
+    """Open a file for the child's writes and for our reads, with separate flags."""
+    with TemporaryFile() as reader, Path(f"/proc/self/fd/{reader.fileno()}").open("ab") as writer:
+        yield writer, reader
 
 
 def _sandbox_error(why: str, isolation: Isolation) -> SandboxError:
@@ -271,17 +264,15 @@ def _sandbox_error(why: str, isolation: Isolation) -> SandboxError:
     )
 
 
-def _join(said: str, what: str) -> str:
-    return "\n".join(part for part in (said, what.strip()) if part)
+def _join(output: str, what: str) -> str:
+    return "\n".join(part for part in (output, what.strip()) if part)
 
 
-def _text(said: str) -> str:
-    """What the program said, without the halves of characters that no file takes."""
-    return said.encode(errors="replace").decode()
+def _replace_surrogates(output: str) -> str:
+    return output.encode(errors="replace").decode()
 
 
 def _tail(errors: IO[bytes]) -> str:
-    """The last characters written to standard error."""
     size = errors.seek(0, os.SEEK_END)
     errors.seek(max(0, size - 4 * _DETAIL_CHARACTERS))
     return errors.read().decode(errors="replace").strip()[-_DETAIL_CHARACTERS:]

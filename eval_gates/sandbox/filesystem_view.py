@@ -1,8 +1,7 @@
-"""Which files a sandboxed program sees: the system's, the interpreter's, and named packages.
+"""The files that a sandboxed program can read: the system's, the interpreter's, and named packages.
 
-Nothing else is there: no home, no store, no working folder, no other installed package; also where
-they lie within the system's folders. An environment's package folder is left out on purpose, for it
-may hold the benchmark with its solutions.
+Homes, stores, working folders and other installed packages are hidden. A package folder may contain
+the benchmark with its solutions.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class FilesystemView:
 
     Attributes:
         interpreter: the Python to run, outside of any virtual environment.
-        binds: pairs (file or folder here, where it appears), in an order in which they can be made.
-        links: pairs (what a symbolic link says, where it stands).
+        binds: pairs (path outside, path inside), in an order in which they can be made.
+        links: pairs (target, path) of symbolic links.
         masks: folders that appear empty.
     """
 
@@ -45,17 +44,12 @@ class FilesystemView:
     masks: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The view as plain data."""
         return asdict(self)
 
 
 @cache
 def view(hidden: tuple[str, ...] = ()) -> FilesystemView:
-    """What the running interpreter's programs need to see, and no more.
-
-    Args:
-        hidden: folders that appear empty where they would be seen.
-    """
+    """Return the minimal view for the running interpreter; `hidden` folders appear empty."""
     roots = [Path("/", name) for name in _SYSTEM]
     shown = [Path("/usr", name) for name in _OF_USR] + roots
     shown = [path for path in shown if path.is_dir() and not path.is_symlink()]
@@ -73,7 +67,7 @@ def view(hidden: tuple[str, ...] = ()) -> FilesystemView:
         interpreter=str(interpreter()),
         binds=tuple(binds),
         links=tuple((str(r.readlink()), str(r)) for r in links if r.is_symlink()),
-        masks=tuple(_masks([*_other_packages(prefixes), *_find_private(hidden)], shown)),
+        masks=tuple(_select_masks([*_other_packages(prefixes), *_find_private(hidden)], shown)),
     )
 
 
@@ -82,40 +76,39 @@ def _is_within(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def _find_private(hidden: Iterable[str]) -> Iterator[Path]:
-    """What is the user's, or ours, wherever it lies."""
     yield from (Path(folder).resolve() for folder in (*hidden, gettempdir()))
     with suppress(RuntimeError):  # a user without a home
         yield Path.home().resolve()
     with suppress(FileNotFoundError):  # it has been removed
         yield Path.cwd()
-    if sys.prefix != sys.base_prefix:  # an environment of its own
+    if sys.prefix != sys.base_prefix:  # a virtual environment
         yield Path(sys.prefix).resolve()
 
 
-def _masks(folders: Iterable[Path], shown: list[Path]) -> list[str]:
-    """Those of `folders` that would be seen, unless without them no interpreter would start."""
-    kept: list[Path] = []
+def _select_masks(folders: Iterable[Path], shown: list[Path]) -> list[str]:
+    """Select the visible ones of `folders`, except those that the interpreter needs."""
+    masked: list[Path] = []
     for folder in sorted(folders):
         hides_too_much = _is_within(_LIBRARY, [folder]) or _is_within(interpreter(), [folder])
-        seen = _is_within(folder, shown) and not _is_within(folder, kept)
-        if seen and folder not in shown and not hides_too_much and folder.is_dir():
-            kept.append(folder)
-    return [str(folder) for folder in kept]
+        is_visible = _is_within(folder, shown) and not _is_within(folder, masked)
+        if is_visible and folder not in shown and not hides_too_much and folder.is_dir():
+            masked.append(folder)
+    return [str(folder) for folder in masked]
 
 
 def interpreter() -> Path:
-    """The running interpreter itself, not a virtual environment's link to it."""
+    """Return the running interpreter itself, not a virtual environment's link to it."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
 @cache
 def packages() -> tuple[Path, ...]:
-    """The folders of :data:`PACKAGES` that this environment has; nothing is imported for it."""
+    """Return this environment's folders of :data:`PACKAGES`, without importing them."""
     found = find_spec(PACKAGES[0])
     if found is None or found.origin is None:
         return ()
-    beside = Path(found.origin).resolve().parents[1]
-    return tuple(beside / name for name in PACKAGES if (beside / name).is_dir())
+    site = Path(found.origin).resolve().parents[1]
+    return tuple(site / name for name in PACKAGES if (site / name).is_dir())
 
 
 def _other_packages(prefixes: Iterable[Path]) -> set[Path]:

@@ -1,7 +1,6 @@
-"""A bare interpreter that forks a judge for every program, which is faster than to start one.
+"""A bare interpreter that forks a grading process for each program, which is faster than a start.
 
-Forked before any of a solution's code was near, every judge starts from the same clean state. It
-ends when its socket is closed, and its judges with it: no process outlives whoever asked for it.
+Each fork starts from the same clean state, because the server runs no solution.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from eval_gates.sandbox import linux_syscalls
-from eval_gates.sandbox.grading import judge
+from eval_gates.sandbox.grading import grade_program
 
-_OWN_CODE = Path(__file__).resolve().parents[2]
+_CODE_FOLDER = Path(__file__).resolve().parents[2]
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from eval_gates.sandbox.fork_server import serve; serve(int(sys.argv[2]))"
 )
 _DESCRIPTORS = 3  # task, errors, report
 
-# A judge's whole environment, and its program's. Strings hash alike in every run, or a solution
-# that depends on a set's order would pass for one model and fail for the next; numpy's BLAS would
-# claim a buffer for each of many cores out of the memory limit.
+# The whole environment of grading processes and programs. String hashes are fixed, because a
+# solution may depend on a set's order. numpy's BLAS would allocate a buffer per core, which counts
+# against the memory limit.
 _ENVIRONMENT = {
     "PATH": os.defpath,
     "LANG": "C.UTF-8",
@@ -35,20 +34,20 @@ _ENVIRONMENT = {
 
 
 class ForkServer:
-    """The server as its owner sees it; safe from several threads."""
+    """Client of the fork server; thread-safe."""
 
     def __init__(self, interpreter: str) -> None:
         import subprocess
 
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._socket, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
             self._process = subprocess.Popen(
-                [interpreter, "-sPS", "-c", _START, str(_OWN_CODE), str(theirs.fileno())],
+                [interpreter, "-sPS", "-c", _START, str(_CODE_FOLDER), str(server_end.fileno())],
                 cwd="/",
                 env=_ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(server_end.fileno(),),
                 start_new_session=True,
             )
 
@@ -61,22 +60,22 @@ class ForkServer:
         self._process.wait()
 
     def start(self, task: IO[bytes], errors: IO[bytes], report: int) -> None:
-        """Fork a judge; it takes copies of the descriptors.
+        """Fork a grading process; it takes copies of the descriptors.
 
         Args:
-            task: what to judge, see :func:`eval_gates.sandbox.grading.judge`.
-            errors: takes what judge and solution write to standard error.
-            report: the end of a pipe that the judge writes to.
+            task: see :func:`eval_gates.sandbox.grading.grade_program`.
+            errors: standard error of grading process and solution.
+            report: the writing end of a pipe.
 
         Raises:
-            OSError: the server is gone.
+            OSError: the server has ended.
         """
         socket.send_fds(self._socket, [b"judge"], [task.fileno(), errors.fileno(), report])
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Fork a judge for every message, until the socket is closed."""
-    me, own_code = os.getpid(), sys.path.pop(0)
+    """Fork a grading process for every message until the socket is closed."""
+    me, code_folder = os.getpid(), sys.path.pop(0)
     orders = socket.socket(fileno=descriptor)
     orders.set_inheritable(False)
     linux_syscalls.leave_session_keyring()
@@ -91,13 +90,12 @@ def serve(descriptor: int) -> NoReturn:
         if os.fork() == 0:
             orders.close()
             task, errors, report = received
-            judge(task, errors, report, parent=me, own_code=own_code)
-        for each in received:
-            os.close(each)
+            grade_program(task, errors, report, parent=me, code_folder=code_folder)
+        for end in received:
+            os.close(end)
 
 
 def _reap() -> None:
-    """Forget judges that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

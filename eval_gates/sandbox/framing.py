@@ -1,37 +1,34 @@
-"""Messages between judge, keeper and solver: JSON behind its length, over pipes.
-
-JSON and not pickle or marshal, since what comes from the solver is hostile.
-"""
+"""Messages between the sandbox's processes: a length, then JSON, which is safe to read."""
 
 from __future__ import annotations
 
 import json
 
-# Bound here: a solution may replace a module's functions.
+# Bound here, because a solution may replace a module's functions.
 from os import read, write
 from select import POLLIN, poll
 
-TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
+TYPE_CHECKING = False  # importing typing would slow down each start in bubblewrap
 if TYPE_CHECKING:
     from typing import Any
 
 _LENGTH_BYTES = 8
 _CHUNK_BYTES = 65_536
-LARGEST_MESSAGE_BYTES = 4 * 2**20
+MAX_MESSAGE_BYTES = 4 * 2**20
 
 _encode = json.JSONEncoder(check_circular=False).encode
 _decode = json.JSONDecoder().decode
 
 
 class FramingError(Exception):
-    """The other side went away in the middle of a message, or sent something else."""
+    """The other side ended in the middle of a message, or sent something else."""
 
 
 def write_message(descriptor: int, content: Any) -> None:
-    """Write one message, whole.
+    """Write one complete message.
 
     Raises:
-        OSError: nobody reads.
+        OSError: the reader has ended.
         RecursionError: `content` is nested too deeply.
     """
     body = _encode(content).encode("ascii")
@@ -40,27 +37,27 @@ def write_message(descriptor: int, content: Any) -> None:
         unsent = unsent[write(descriptor, unsent) :]
 
 
-def read_message(descriptor: int, largest: int | None = None) -> Any:
-    """Read one message, whole, and nothing behind it; waits for it.
+def read_message(descriptor: int, max_bytes: int | None = None) -> Any:
+    """Wait for one complete message; read nothing after it.
 
     Raises:
         EOFError: the other side closed before a message began.
-        FramingError: it closed within one, or the message is malformed or above `largest` bytes.
+        FramingError: it closed within one, or the message is malformed or above `max_bytes`.
     """
-    reader = MessageReader(largest)
+    reader = MessageReader(max_bytes)
     while not reader.complete:
         reader.take(read(descriptor, reader.wanted))
     return reader.content()
 
 
 def read_answer(answers: int, notices: int) -> Any:
-    """Read one message from `answers`, unless there is something in `notices` first.
+    """Read one message from `answers`, unless `notices` has one first.
 
     Raises:
-        EOFError: there is, or the other side closed: it has ended.
-        FramingError: the message is cut short, malformed or too long.
+        EOFError: `notices` has one, or the other side closed.
+        FramingError: the message is incomplete, malformed or too long.
     """
-    reader = MessageReader(LARGEST_MESSAGE_BYTES)
+    reader = MessageReader(MAX_MESSAGE_BYTES)
     ends = poll()
     ends.register(answers, POLLIN)
     ends.register(notices, POLLIN)
@@ -72,31 +69,30 @@ def read_answer(answers: int, notices: int) -> Any:
 
 
 class MessageReader:
-    """Takes one message piece by piece, for a reader that has to look elsewhere in between."""
+    """Takes one message piece by piece, for a reader that also polls other descriptors."""
 
-    def __init__(self, largest: int | None) -> None:
-        self._largest = largest
+    def __init__(self, max_bytes: int | None) -> None:
+        self._max_bytes = max_bytes
         self._head = b""
         self._body = bytearray()
         self._length: int | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether the whole message is there."""
         return self._length is not None and len(self._body) == self._length
 
     @property
     def wanted(self) -> int:
-        """How many bytes to read next, at most; never beyond this message."""
+        """Number of bytes to read next, at most; never beyond this message."""
         if self._length is None:
             return _LENGTH_BYTES - len(self._head)
         return min(_CHUNK_BYTES, self._length - len(self._body))
 
     def take(self, piece: bytes) -> None:
-        """Take what was read; an empty piece is the end of the pipe."""
+        """Take the bytes read; an empty piece is the end of the pipe."""
         if not piece:
             if self._head:
-                raise FramingError("the other side went away within a message")
+                raise FramingError("the other side ended within a message")
             raise EOFError
         if self._length is not None:
             self._body += piece
@@ -104,11 +100,10 @@ class MessageReader:
         self._head += piece
         if len(self._head) == _LENGTH_BYTES:
             self._length = int.from_bytes(self._head, "big")
-            if self._largest is not None and self._length > self._largest:
+            if self._max_bytes is not None and self._length > self._max_bytes:
                 raise FramingError(f"an answer of {self._length} bytes is too long")
 
     def content(self) -> Any:
-        """The complete message's content."""
         try:
             return _decode(self._body.decode("ascii"))
         except (ValueError, RecursionError) as error:

@@ -1,7 +1,4 @@
-"""Runs the problem's tests against a solution that runs in another sandbox.
-
-The tests come with a dataset, so they are untrusted, too. They reach the solution by pipes alone.
-"""
+"""Runs the problem's untrusted tests against a solution that runs in another sandbox."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from os import _exit
 from eval_gates.sandbox.framing import read_message, write_message
 from eval_gates.sandbox.solution_proxy import SolutionProxy
 
-TYPE_CHECKING = False  # typing would be a good part of a start in bubblewrap
+TYPE_CHECKING = False  # importing typing would slow down each start in bubblewrap
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-OWN_MEMORY = 256 * 2**20
+MIN_GRADER_BYTES = 256 * 2**20
 _SPARE_SECONDS = 1
 _OPEN_FILES = 64
 _TESTS = "<test>"
@@ -32,26 +29,25 @@ def grade(
 
     Args:
         requests: ``{"solution": str, "entry_point": str, "test": str}``.
-        answers: ``{"outcome": str, "detail": str}``, or ``{"broken": str}`` where the tests
-            themselves are wrong.
+        answers: ``{"outcome": str, "detail": str}``, or ``{"broken": str}`` for wrong tests.
         orders: `seconds`, `memory_bytes`, `processes`, `packages` (a folder).
-        calls: where the solver reads.
-        replies: where the solver writes.
-        notices: where the solver's keeper writes how it ended.
+        calls: pipe to the code runner.
+        replies: pipe from the code runner.
+        notices: pipe from the code runner's init, with its exit status.
     """
     sys.argv = [""]
     sys.path[:] = [*(p for p in sys.path[1:] if p), orders["packages"]]
     _limit_resources(orders)
     task = read_message(requests)
     candidate = SolutionProxy(calls, replies, notices)
-    write_message(answers, _verdict_on(candidate, task))
+    write_message(answers, _run_tests(candidate, task))
     _exit(0)
 
 
 def _limit_resources(orders: dict[str, Any]) -> None:
-    """Limit the tests: answers may be built to be costly to compare, and tests may be hostile."""
+    """Limit the tests: answers may be costly to compare, and tests may be malicious."""
     for kind, amount in (
-        (resource.RLIMIT_AS, max(orders["memory_bytes"], OWN_MEMORY)),
+        (resource.RLIMIT_AS, max(orders["memory_bytes"], MIN_GRADER_BYTES)),
         (resource.RLIMIT_NPROC, orders["processes"]),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
@@ -65,7 +61,7 @@ def _limit_resources(orders: dict[str, Any]) -> None:
         resource.setrlimit(kind, (amount, amount))
 
 
-def _verdict_on(candidate: SolutionProxy, task: dict[str, Any]) -> dict[str, str]:
+def _run_tests(candidate: SolutionProxy, task: dict[str, Any]) -> dict[str, str]:
     try:
         code = compile(task["test"], _TESTS, "exec")
     except (SyntaxError, ValueError) as error:
@@ -75,20 +71,20 @@ def _verdict_on(candidate: SolutionProxy, task: dict[str, Any]) -> dict[str, str
         candidate.load(task["solution"], task["entry_point"])
         exec(code, {"__name__": "test", task["entry_point"]: candidate})  # noqa: S102
     except BaseException as error:
-        return _verdict_after(candidate, error)
-    if candidate.lost:  # a test that catches everything went on without answers
-        return _verdict_after(candidate, None)
+        return _failure_verdict(candidate, error)
+    if candidate.lost:  # a test that catches everything continued without answers
+        return _failure_verdict(candidate, None)
     return {"outcome": "passed", "detail": ""}
 
 
-def _verdict_after(candidate: SolutionProxy, error: BaseException | None) -> dict[str, str]:
+def _failure_verdict(candidate: SolutionProxy, error: BaseException | None) -> dict[str, str]:
     # After a failed call, a name may be missing because its answer is.
     if isinstance(error, NameError) and candidate.faultless:
         return {"broken": f"the problem's test uses a name that is not defined: {error}"}
     if candidate.out_of_memory or isinstance(error, MemoryError):
         return {"outcome": "memory", "detail": "the memory limit was reached"}
     if candidate.status is not None:
-        outcome, detail = _ending(candidate.status)
+        outcome, detail = _describe_exit(candidate.status)
         return {"outcome": outcome, "detail": detail}
     if candidate.lost:
         return {"outcome": "failed", "detail": candidate.lost}
@@ -97,13 +93,12 @@ def _verdict_after(candidate: SolutionProxy, error: BaseException | None) -> dic
     return {"outcome": "failed", "detail": _trace(error)}
 
 
-def _ending(status: int) -> tuple[str, str]:
-    """Outcome and detail of a solver that ended by itself, before the tests had."""
+def _describe_exit(status: int) -> tuple[str, str]:
     if status == -signal.SIGXCPU:
-        return "timeout", "the limit of processor time was reached"
+        return "timeout", "the limit of CPU time was reached"
     if status < 0:
         return "crashed", f"ended by {signal.Signals(-status).name}"
-    return "failed", f"left with status {status} before its checks had run to their end"
+    return "failed", f"exited with status {status} before the tests ended"
 
 
 def _remember_source(text: str) -> None:
@@ -112,7 +107,7 @@ def _remember_source(text: str) -> None:
 
 
 def _trace(error: BaseException | None) -> str:
-    """The exception as Python would print it, from the test's own frames on."""
+    """Format the exception as Python does, from the test's own frames on."""
     if error is None:
         return ""
     frames = error.__traceback__

@@ -1,9 +1,8 @@
-"""Judges one program: a grader runs its tests against a solution, each in a sandbox of its own.
+"""Grades one program: a grader runs its tests against a solution, each in its own sandbox.
 
-Forked by :mod:`eval_gates.sandbox.fork_server` from a bare interpreter. No code of a model's or a
-dataset's runs in this process. It starts and ends both sandboxes, and holds them to their time.
-The tests are read only after both have been forked off, so that they are in no memory of the
-solution's.
+This process runs no code of a model or dataset. It starts and ends both sandboxes and enforces
+their time limit. It reads the tests only after both were forked, so the solution's memory never has
+them.
 """
 
 from __future__ import annotations
@@ -16,33 +15,34 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-# Imported here for the keepers that are forked from this process: a sandbox does not show our code.
+# Imported here for the inits forked from this process: a sandbox does not show our code.
 from eval_gates.sandbox import cgroup, code_runner, grader, linux_syscalls  # noqa: F401
-from eval_gates.sandbox.cpu_time import processor_time
+from eval_gates.sandbox.cpu_time import read_cpu_time
 from eval_gates.sandbox.framing import FramingError, read_answer, read_message, write_message
 from eval_gates.sandbox.launch import BrokenSandboxError, Sandbox, end_children
 
-_SECONDS_TO_LAUNCH = 30.0
-MOST_WAITING = 8  # times its limit, of wall clock in all
-_SHORTEST_LOOK = 0.05
+_LAUNCH_TIMEOUT_S = 30.0
+MAX_WAIT_FACTOR = 8  # limit of the wall-clock time, in time limits
+_MIN_CHECK_SHARE = 0.05
 _OUTCOMES = ("passed", "failed", "timeout", "memory", "crashed")
 
 
-def judge(task: int, errors: int, report: int, *, parent: int, own_code: str) -> NoReturn:
-    """Judge one program in this process, which is a fork for nothing else.
+def grade_program(
+    task: int, errors: int, report: int, *, parent: int, code_folder: str
+) -> NoReturn:
+    """Grade one program in this process, a fork for nothing else.
 
     Args:
         task: a file with two messages: the settings, and ``{"solution": str, "entry_point": str,
             "test": str}``.
         errors: becomes standard error.
-        report: takes ``{"begun": true}`` once the sandboxes stand, then ``{"outcome": str,
-            "detail": str}``; or ``{"broken": str}`` where nothing is known of the solution: no
-            sandbox, or tests that are wrong themselves.
+        report: takes ``{"begun": true}``, then ``{"outcome": str, "detail": str}``; or ``{"broken":
+            str}`` without a sandbox or with wrong tests.
         parent: the process to end with.
-        own_code: the folder that holds `eval_gates`.
+        code_folder: the folder that contains `eval_gates`.
     """
     linux_syscalls.die_with_parent()
-    if os.getppid() != parent:  # it died before we could ask to die with it
+    if os.getppid() != parent:  # it ended before the call above
         os._exit(1)
     os.dup2(task, 0)
     os.dup2(errors, 2)
@@ -51,26 +51,24 @@ def judge(task: int, errors: int, report: int, *, parent: int, own_code: str) ->
     os.set_inheritable(report, False)
     settings = read_message(0)
     linux_syscalls.adopt_orphans()
-    _alarm(_SECONDS_TO_LAUNCH, lambda: _finish(report, broken="the sandbox did not start in time"))
+    _alarm(_LAUNCH_TIMEOUT_S, lambda: _finish(report, broken="the sandbox did not start in time"))
     orders = settings["orders"]
     try:
-        # Keepers, solver and grader keep standard error and their pipes, and close everything else.
-        solution = Sandbox(settings["solver"], own_code)
+        # The children keep standard error and their pipes, and close everything else.
+        solution = Sandbox(settings["solver"], code_folder)
         pipes = (solution.requests, solution.answers, solution.notices)
-        tests = Sandbox(settings["grader"], own_code, pipes)
-        solution.begin({**orders, "role": "solver"})
-        tests.begin({**orders, "role": "grader"})
+        tests = Sandbox(settings["grader"], code_folder, pipes)
+        solution.start({**orders, "role": "solver"})
+        tests.start({**orders, "role": "grader"})
     except (OSError, BrokenSandboxError) as error:
         _finish(report, broken=str(error))
     solution.hand_over()
-    linux_syscalls.keep_others_out()  # only now: its children had to be within reach until here
+    linux_syscalls.forbid_tracing()  # only now: the children needed access until here
     write_message(report, {"begun": True})
     _Grading(solution, tests, settings, report).run()
 
 
 class _Grading:
-    """One program's way to its outcome."""
-
     def __init__(
         self, solution: Sandbox, tests: Sandbox, settings: dict[str, Any], report: int
     ) -> None:
@@ -82,7 +80,6 @@ class _Grading:
         self._started = time.monotonic()
 
     def run(self) -> NoReturn:
-        """Hand the task to the grader, and report its verdict."""
         task = read_message(0)
         self._started = time.monotonic()
         _alarm(self._seconds, self._check_time)
@@ -90,7 +87,7 @@ class _Grading:
             write_message(self._tests.requests, task)
             verdict = read_answer(self._tests.answers, self._tests.notices)
         except (OSError, EOFError):
-            self._finish(*self._ending_of_the_grader())
+            self._finish(*self._describe_grader_exit())
         except FramingError as error:
             self._finish("crashed", str(error))
         if not isinstance(verdict, dict):
@@ -101,33 +98,32 @@ class _Grading:
         outcome, detail = verdict.get("outcome"), str(verdict.get("detail", ""))
         if outcome not in _OUTCOMES:
             outcome, detail = "crashed", "the tests wrote no verdict"
-        if outcome in ("failed", "crashed") and cgroup.killed_for_memory(self._group):
+        if outcome in ("failed", "crashed") and cgroup.was_killed_for_memory(self._group):
             outcome, detail = "memory", "the memory limit was reached"
         self._finish(outcome, detail)
 
-    def _ending_of_the_grader(self) -> tuple[str, str]:
-        """Outcome and detail where the grader ended without a verdict."""
-        told = "its answers took too much to be judged"
+    def _describe_grader_exit(self) -> tuple[str, str]:
+        detail = "grading its answers exceeded the limits"
         try:
             notice = read_message(self._tests.notices)
             status, memory = int(notice["status"]), bool(notice["memory"])
-        except (EOFError, FramingError, KeyError):  # its keeper was killed
-            return "crashed", told
+        except (EOFError, FramingError, KeyError):  # its init was killed
+            return "crashed", detail
         if memory:
-            return "memory", told
-        return ("timeout" if status == -signal.SIGXCPU else "crashed"), told
+            return "memory", detail
+        return ("timeout" if status == -signal.SIGXCPU else "crashed"), detail
 
     def _check_time(self) -> None:
-        """The time is up, but for what the program had to wait for a processor that others had."""
+        """End the program if its time is up, apart from its waits for a CPU."""
         passed = time.monotonic() - self._started
         try:
-            processor = processor_time()
+            cpu_time = read_cpu_time()
         except BaseException:
             self._finish("timeout", f"still running after {passed:.3g} s")
-        left = self._seconds - passed + processor.waited
-        starved = (left > 0 or processor.runnable) and processor.used < self._seconds
-        if starved and passed < MOST_WAITING * self._seconds:
-            _alarm(max(left, _SHORTEST_LOOK * self._seconds), self._check_time)
+        left = self._seconds - passed + cpu_time.waited
+        starved = (left > 0 or cpu_time.runnable) and cpu_time.used < self._seconds
+        if starved and passed < MAX_WAIT_FACTOR * self._seconds:
+            _alarm(max(left, _MIN_CHECK_SHARE * self._seconds), self._check_time)
         else:
             self._finish("timeout", f"still running after {passed:.3g} s")
 

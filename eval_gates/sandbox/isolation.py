@@ -1,10 +1,10 @@
-"""The ways to isolate a program, and what to do where none is available.
+"""The ways to isolate a program.
 
 ===============  ====================================================================
 ``bubblewrap``   bubblewrap is installed and works here
 ``namespaces``   the kernel lets this user make namespaces
 ``none``         no sandbox: a process with limits on time, memory and files. It can read
-                 and write what the user can, use the network, and signal or trace the user's
+                 and write the user's files, use the network, and signal or trace the user's
                  other processes. A killed worker leaves its working folders in the
                  temporary folder. For machines that are isolated themselves.
 ===============  ====================================================================
@@ -21,28 +21,26 @@ Kind = Literal["bubblewrap", "namespaces", "none"]
 
 
 class SandboxError(StageError):
-    """Model-written code cannot be run here as asked, or the sandbox failed."""
+    """Model-written code cannot run here as requested, or the sandbox failed."""
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """A way to isolate a program, as it was found to work here.
+    """A way to isolate a program, as it works on this machine.
 
     Attributes:
-        kind: which way.
         program: bubblewrap's path.
-        proc: whether a fresh /proc can be mounted; without, or a cgroup, the memory of a program's
-            processes is not limited together, only one by one.
-        host_named: whether bubblewrap can give its host a name; else the machine's is seen. In a
-            container of Podman's that alone is forbidden.
+        proc: whether a fresh /proc can be mounted. Without it and without a cgroup, the memory of a
+            program's processes is limited one by one.
+        host_named: whether bubblewrap can set the host name. Podman's containers forbid it.
         user_namespace: whether bubblewrap makes a user namespace; root can do without.
-        nested_forbidden: whether bubblewrap can forbid namespaces within the sandbox.
-        processes_limited: whether the kernel was seen to hold the limit on processes.
-        calls_filtered: whether system calls were seen to be refused as :mod:`.calls` says.
-        cgroup: where each program gets a control group of its own; empty where none can be made.
-        hidden: folders that its programs see empty, where they would see them at all.
-        for_tests: what the tests run in, if another way than the solution: it starts faster.
-        passed_over: why ways that come before this one were not taken, or "not asked for".
+        nested_forbidden: whether bubblewrap can forbid nested namespaces.
+        processes_limited: whether a probe confirmed the limit on processes.
+        calls_filtered: whether a probe confirmed that :mod:`.seccomp_filter` refuses system calls.
+        cgroup: where each program gets its own control group; empty if none can be made.
+        hidden: folders that its programs see as empty.
+        for_tests: the isolation of the tests, if it differs: it starts faster.
+        passed_over: why preferred ways were not used.
     """
 
     kind: Kind
@@ -59,17 +57,16 @@ class Isolation:
     passed_over: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """One line for a log or a report."""
-        words: list[str] = [self.kind]
+        parts: list[str] = [self.kind]
         if self.kind == "none":
-            words.append("(no sandbox: a process with limits)")
+            parts.append("(no sandbox: a process with limits)")
         else:
-            words.append("in a cgroup" if self.cgroup else "without a cgroup")
-            words += [] if self.proc else ["without /proc"]
-            words += [] if self.processes_limited else ["without a limit on processes"]
-            words += [] if self.calls_filtered else ["without a filter of system calls"]
+            parts.append("in a cgroup" if self.cgroup else "without a cgroup")
+            parts += [] if self.proc else ["without /proc"]
+            parts += [] if self.processes_limited else ["without a limit on processes"]
+            parts += [] if self.calls_filtered else ["without a filter of system calls"]
         reasons = f"; passed over: {'; '.join(self.passed_over)}" if self.passed_over else ""
-        return " ".join(words) + reasons
+        return " ".join(parts) + reasons
 
 
 NONE = Isolation("none", proc=False, user_namespace=False)

@@ -1,4 +1,4 @@
-"""Finds out which isolation works on this machine, by running a program in it."""
+"""Finds the isolation that works on this machine, by running a program in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = 20.0
 _MEMORY_BYTES = 512 * 2**20
 _NESTED_FORBIDDEN_SINCE = (0, 8)
 
-# Looks around as a hostile program would. What it says is believed, for it is ours.
+# Looks around like a malicious program. Its result is trusted, because the code is ours.
 _LOOK = """
 import os, socket
 
@@ -93,16 +93,15 @@ _COUNTED = f"assert forked({4 * PROCESSES}) < {PROCESSES}"
 
 
 def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
-    """The isolation to use, seen to work: a program ran in it and found nothing of the outside.
+    """Choose an isolation that a probe program confirmed to work.
 
     Args:
-        wanted: `auto` takes bubblewrap where it works, else namespaces, else refuses; a name takes
-            that one or refuses. `none` (no sandbox) is taken only if asked for.
-        hidden: folders that its programs must not see into, beside the user's home, the working
-            folder and the environment, wherever those lie.
+        wanted: `auto`: bubblewrap, otherwise namespaces. `none` (no sandbox) is used only if named.
+        hidden: folders to hide, in addition to the user's home, the working folder and the
+            environment.
 
     Raises:
-        SandboxError: what was wanted does not work here; says why and what to do.
+        SandboxError: the isolation does not work here, with reason and hint.
     """
     if wanted == "none":
         return NONE
@@ -117,7 +116,7 @@ def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
                 return replace(found, hidden=folders, passed_over=tuple(reasons))
     raise SandboxError(
         f"there is no sandbox for model-written code on this machine: {'; '.join(reasons)}",
-        where=f"isolation wanted: {wanted}",
+        where=f"requested isolation: {wanted}",
         hint="install bubblewrap (package bubblewrap), or let this user make user namespaces "
         "(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
         "kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp profile that "
@@ -127,23 +126,22 @@ def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
 
 
 def _probe_all(kind: Literal["bubblewrap", "namespaces"], reasons: list[str]) -> Isolation | None:
-    """The first variant that works, or None with the reason added."""
     reason = ""
     for variant in _variants(kind):
         try:
             return _probe(variant)
         except SandboxError as error:
             reason = reason or error.message
-    reasons.append(f"{kind}: {reason or _missing(kind)}")
+    reasons.append(f"{kind}: {reason or _describe_missing(kind)}")
     return None
 
 
-def _missing(kind: str) -> str:
+def _describe_missing(kind: str) -> str:
     return "needs Linux" if sys.platform != "linux" else f"{kind} is not installed"
 
 
 def _variants(kind: Literal["bubblewrap", "namespaces"]) -> Iterator[Isolation]:
-    """What to try, best first: a container may forbid a part."""
+    """Yield the variants to try, best first: a container may forbid a part."""
     if sys.platform != "linux":
         return
     if kind == "namespaces":
@@ -152,7 +150,7 @@ def _variants(kind: Literal["bubblewrap", "namespaces"]) -> Iterator[Isolation]:
     program = shutil.which("bwrap")
     if program is None:
         return
-    # Root without a user namespace can become somebody else inside, whose processes are counted.
+    # Root without a user namespace can become another user inside, whose processes are counted.
     user_namespace = (False, True) if os.geteuid() == 0 else (True,)
     forbids = _version(program) >= _NESTED_FORBIDDEN_SINCE
     for proc, own, named in product((True, False), user_namespace, (True, False)):
@@ -167,25 +165,24 @@ def _variants(kind: Literal["bubblewrap", "namespaces"]) -> Iterator[Isolation]:
 
 
 def _version(program: str) -> tuple[int, ...]:
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"(\d+)\.(\d+)", said.stdout)
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"(\d+)\.(\d+)", output.stdout)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _probe(variant: Isolation) -> Isolation:
-    """The variant, with what was seen of its limits; raises SandboxError if it does not hold."""
+    """Return the variant with its confirmed limits; SandboxError if it does not isolate."""
     with NamedTemporaryFile(prefix="prepare-outside-") as outside:
         look = _run(Program(_LOOK, "look", _SEEN.format(outside=outside.name)), variant)
     if not look.passed:
-        raise SandboxError(f"the sandbox does not hold: {look.detail}", where=variant.kind)
-    variant = _in_group(variant)
+        raise SandboxError(f"the sandbox does not isolate: {look.detail}", where=variant.kind)
+    variant = _try_cgroup(variant)
     counted = _run(Program(_FORK, "forked", _COUNTED), variant)
     filtered = _run(Program(_SHARE, "refused", "assert refused()"), variant)
     return replace(variant, processes_limited=counted.passed, calls_filtered=filtered.passed)
 
 
-def _in_group(variant: Isolation) -> Isolation:
-    """The variant with a cgroup for each program, where one can be made and entered."""
+def _try_cgroup(variant: Isolation) -> Isolation:
     parent = cgroup.find_parent()
     if parent is None:
         return variant

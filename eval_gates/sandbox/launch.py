@@ -1,4 +1,4 @@
-"""A sandbox with one process in it, as the process outside starts and ends it."""
+"""A sandbox with one process in it, as the outside process starts and ends it."""
 
 from __future__ import annotations
 
@@ -12,46 +12,44 @@ from typing import Any, NoReturn
 from eval_gates.sandbox import bubblewrap, namespaces, sandbox_init
 from eval_gates.sandbox.framing import FramingError, read_message, write_message
 
-_SECONDS_TO_END = 5.0
-_PATIENCE = 0.05
-_SHORT_WAIT = 0.002
+_END_TIMEOUT_S = 5.0
+_GRACE_S = 0.05
+_POLL_INTERVAL_S = 0.002
 
 
 class BrokenSandboxError(Exception):
-    """The sandbox could not be made; nothing is known of the solution."""
+    """The sandbox could not be made; there is no result."""
 
 
 class Sandbox:
-    """A sandbox that is being started; `begin` waits until it stands.
+    """A sandbox that is being started; `start` waits until it runs.
 
     Args:
-        settings: `kind` and the other fields of :class:`~.isolation.Isolation`, `view`, `cgroup`.
-        own_code: the folder that holds `eval_gates`.
-        more: descriptors that the process inside gets beside its own pipes.
+        settings: the fields of :class:`~.isolation.Isolation`, `view`, `cgroup`.
+        code_folder: the folder that contains `eval_gates`.
+        more: descriptors for the inside process in addition to its pipes.
 
     Attributes:
-        requests: where to write what the process inside reads.
-        answers: where to read what it writes.
-        notices: where its keeper writes how it began and ended.
+        requests: pipe to the inside process.
+        answers: pipe from the inside process.
+        notices: pipe from its init, with its start and end.
     """
 
-    def __init__(self, settings: dict[str, Any], own_code: str, more: Iterable[int] = ()) -> None:
+    def __init__(
+        self, settings: dict[str, Any], code_folder: str, more: Iterable[int] = ()
+    ) -> None:
         self._settings = settings
         requests, self.requests = os.pipe()
         self.answers, answers = os.pipe()
         lifeline, self._lifeline = os.pipe()
         self.notices, notices = os.pipe()
-        theirs = (requests, answers, lifeline, notices)
-        _launch(settings, own_code, (*theirs, *more))
-        for end in theirs:
+        child_ends = (requests, answers, lifeline, notices)
+        _launch(settings, code_folder, (*child_ends, *more))
+        for end in child_ends:
             os.close(end)
 
-    def begin(self, orders: dict[str, Any]) -> None:
-        """Give the keeper its orders, and wait until the sandbox stands.
-
-        Raises:
-            BrokenSandboxError: it could not be made.
-        """
+    def start(self, orders: dict[str, Any]) -> None:
+        """Send the init its orders; a BrokenSandboxError if the sandbox could not be made."""
         orders = {
             **orders,
             "become": _users(self._settings),
@@ -60,7 +58,7 @@ class Sandbox:
         try:
             write_message(self.requests, orders)
         except OSError:
-            orders = {}  # its notice says why
+            orders = {}  # its notice has the reason
         try:
             notice = read_message(self.notices)
         except (EOFError, FramingError):
@@ -69,76 +67,76 @@ class Sandbox:
             raise BrokenSandboxError(notice["broken"])
 
     def hand_over(self) -> None:
-        """Close the pipes to the process inside: another process has them."""
+        """Close the pipes to the inside process: another process has them."""
         for end in (self.requests, self.answers, self.notices):
             os.close(end)
 
     def end(self) -> None:
-        """Tell the keeper to end every process of the sandbox."""
+        """Make the init end every process of the sandbox."""
         os.close(self._lifeline)
 
 
 def end_children() -> None:
-    """Wait until all children are gone, whose sandboxes were told to end."""
+    """Wait until all children have ended, after `end` of their sandboxes."""
     started = time.monotonic()
-    while time.monotonic() - started < _SECONDS_TO_END:
+    while time.monotonic() - started < _END_TIMEOUT_S:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
         if pid == 0:
-            is_late = time.monotonic() - started > _PATIENCE  # they were to end by themselves
+            is_late = time.monotonic() - started > _GRACE_S  # they should have ended by themselves
             if is_late:
                 _kill_children()
-            time.sleep(_PATIENCE if is_late else _SHORT_WAIT)
+            time.sleep(_GRACE_S if is_late else _POLL_INTERVAL_S)
 
 
-def _launch(settings: dict[str, Any], own_code: str, theirs: tuple[int, ...]) -> None:
+def _launch(settings: dict[str, Any], code_folder: str, child_ends: tuple[int, ...]) -> None:
     kind, view = settings["kind"], settings["view"]
     if kind == "bubblewrap":
         line = bubblewrap.command(
             settings["program"],
             view,
-            own_code,
-            theirs,
+            code_folder,
+            child_ends,
             proc=settings["proc"],
             host_named=settings["host_named"],
             user_namespace=settings["user_namespace"],
             nested_forbidden=settings["nested_forbidden"],
         )
-        bubblewrap.launch(line, theirs, settings["cgroup"])
+        bubblewrap.launch(line, child_ends, settings["cgroup"])
         return
 
-    def keep() -> NoReturn:
-        sandbox_init.keep(*theirs)
+    def run_init() -> NoReturn:
+        sandbox_init.run_init(*child_ends)
 
     if kind == "namespaces":
         namespaces.launch(
             view,
             proc=settings["proc"],
             group=settings["cgroup"],
-            keep=keep,
-            fail=lambda why: write_message(theirs[3], {"broken": why}),
+            run_init=run_init,
+            fail=lambda why: write_message(child_ends[3], {"broken": why}),
         )
     elif os.fork() == 0:
-        keep()
+        run_init()
 
 
 def _users(settings: dict[str, Any]) -> list[int]:
-    """Whom the keeper becomes, before any code runs that is not ours."""
+    """Return the users to become, by preference."""
     if settings["kind"] == "namespaces":
         return [namespaces.NOBODY]  # as mapped
     if settings["kind"] == "bubblewrap" and not settings["user_namespace"]:
-        return [namespaces.own_user(), namespaces.NOBODY]
+        return [namespaces.unused_user_id(), namespaces.NOBODY]
     return []
 
 
 def _kill_children() -> None:
-    """Kill our children; what they leave becomes ours and is killed on the next round."""
+    """Kill our children; their orphans become ours and are killed in the next round."""
     me = str(os.getpid())
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             if path.read_text().rpartition(")")[2].split()[1] == me:
                 os.kill(int(path.parent.name), signal.SIGKILL)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended, or is bubblewrap's own with the rights of root
+            continue  # it has ended, or is bubblewrap's own process with root privileges

@@ -1,4 +1,4 @@
-"""What the sandbox asks of the Linux kernel and `os` does not offer in every Python we support."""
+"""System calls of the sandbox that `os` does not offer in every supported Python."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2)."""
-    texts = [text.encode() or None for text in (source, target, kind)]
-    _check(_libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
+    """Call mount(2)."""
+    strings = [value.encode() or None for value in (source, target, kind)]
+    result = _libc.mount(*strings, ctypes.c_ulong(flags), data.encode() or None)
+    _check(result, f"mount {target}")
 
 
 def detach(target: str) -> None:
@@ -80,7 +81,7 @@ def make_read_only(target: str) -> None:
 
 
 def set_host_name(name: str) -> None:
-    """Name this UTS namespace's host."""
+    """Set the host name of this UTS namespace."""
     _check(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name))), "sethostname")
 
 
@@ -90,41 +91,41 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Make this process the parent of descendants whose parents have ended, or no longer."""
+    """Make this process the parent of orphaned descendants, or stop that."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
-def keep_others_out() -> None:
-    """Forbid others of the same user to trace this process or read its memory."""
+def forbid_tracing() -> None:
+    """Forbid other processes of the user to trace this one or read its memory."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def shed_privileges(users: list[int]) -> None:
-    """Become the first of `users` that exists here, without any capability, for good.
+    """Become the first of `users` that exists here, without any capability, permanently.
 
     Args:
-        users: numbers to try, for user and group alike; empty to stay who we are.
+        users: ids to try, for user and group alike; empty to keep the current user.
 
     Raises:
         OSError: none of them is available.
     """
     for capability in range(_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
-            break  # beyond the last one, or without the right to drop any, having none
+            break  # beyond the last one, or without any capability
     if users:
         _become(users)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     _check(_libc.capset(ctypes.byref(header), ctypes.byref(none)), "capset")
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    keep_others_out()
+    forbid_tracing()
 
 
 def filter_calls() -> None:
-    """Refuse the system calls of :mod:`.calls` to this process and its children, for good.
+    """Refuse the system calls of :mod:`.seccomp_filter` to this process and its children.
 
-    Does nothing where the list is not for this machine, or the kernel was built without filters.
-    Needs :func:`shed_privileges` before.
+    Has no effect on other architectures, or if the kernel has no filters. Needs
+    :func:`shed_privileges` before.
 
     Raises:
         OSError: there are filters, and this one is unavailable.
@@ -139,14 +140,14 @@ def filter_calls() -> None:
 
 
 def leave_session_keyring() -> None:
-    """Take an empty session keyring, where this process may have a keyring at all."""
+    """Take an empty session keyring, if this process may have a keyring."""
     number = _KEYCTL.get(os.uname().machine)
     if number is not None:
         _libc.syscall(number, _JOIN_SESSION_KEYRING, None, 0, 0, 0)
 
 
 def _become(users: list[int]) -> None:
-    with suppress(PermissionError):  # an ordinary user's namespace may not: groups stay, unmapped
+    with suppress(PermissionError):  # forbidden in an ordinary user's namespace
         os.setgroups([])
     for user in users:
         try:

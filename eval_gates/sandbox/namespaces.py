@@ -1,9 +1,8 @@
-"""Isolation by Linux namespaces alone, begun by a process without privileges.
+"""Isolation by Linux namespaces alone, without privileges.
 
-A child moves into new user, mount, pid, network, IPC, UTS and cgroup namespaces; its own child is
-pid 1 there, builds a root folder that shows a
-:class:`~eval_gates.sandbox.filesystem_view.FilesystemView` and nothing else,
-and becomes the sandbox's init. The network namespace has a loopback that is down.
+A child moves into new user, mount, pid, network, IPC, UTS and cgroup namespaces. Its own child is
+pid 1 there, builds a root folder, and becomes the sandbox's init. The network namespace has a
+loopback that is down.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NOBODY = 65_534
 HOST_NAME = "sandbox"
 TEMPORARY_BYTES = 16 * 2**20
 _TEMPORARY_FILES = 1_024
-# Not zero: a shared map of it is memory that stays when no process maps its pages.
+# Not zero: memory of a shared map of it stays when no process maps its pages.
 DEVICES = ("null", "full", "random", "urandom")
 
 _ALL = (
@@ -34,8 +33,8 @@ _ALL = (
 )
 
 
-def own_user() -> int:
-    """A user number for one program that owns nothing and is nobody else's, for when we are root.
+def unused_user_id() -> int:
+    """Return a user id without files or other processes, for one program of root.
 
     The kernel counts processes by user, and exempts root from its limit.
     """
@@ -47,20 +46,17 @@ def launch(
     *,
     proc: bool,
     group: str,
-    keep: Callable[[], NoReturn],
+    run_init: Callable[[], NoReturn],
     fail: Callable[[str], None],
 ) -> int:
-    """Start `keep` as pid 1 of new namespaces, with `view` as its root folder.
+    """Start `run_init` as pid 1 of new namespaces; the returned process ends with their last.
 
     Args:
-        view: :meth:`View.as_dict`.
+        view: :meth:`FilesystemView.as_dict`, the root folder.
         proc: whether to mount a /proc, which a container may not allow.
-        group: the cgroup to begin in, if any.
-        keep: what runs inside; it still has its privileges and has to shed them.
-        fail: receives, in the process where it happened, why the namespaces could not be made.
-
-    Returns:
-        A process that ends when the namespaces' last process has.
+        group: the cgroup to start in, if any.
+        run_init: runs inside; it still has its privileges and must shed them.
+        fail: receives, in the failed process, why the namespaces could not be made.
     """
     moved, tell_moved = os.pipe()
     mapped, tell_mapped = os.pipe()
@@ -71,13 +67,13 @@ def launch(
 
         def move() -> None:
             cgroup.enter(group)
-            _move(view, proc, tell_moved, mapped, keep, fail)
+            _enter_namespaces(view, proc, tell_moved, mapped, run_init, fail)
 
         _try_or_fail(move, fail)
     os.close(tell_moved)
     os.close(mapped)
     try:
-        if os.read(moved, 1):  # else it failed, and has reported it
+        if os.read(moved, 1):  # otherwise it failed, and has reported it
             _map_users(child)
             os.write(tell_mapped, b"m")
     finally:
@@ -94,12 +90,12 @@ def _try_or_fail(act: Callable[[], None], fail: Callable[[str], None]) -> NoRetu
     os._exit(1)
 
 
-def _move(
+def _enter_namespaces(
     view: dict[str, Any],
     proc: bool,
     tell_moved: int,
     mapped: int,
-    keep: Callable[[], NoReturn],
+    run_init: Callable[[], NoReturn],
     fail: Callable[[str], None],
 ) -> None:
     linux_syscalls.unshare(_ALL)
@@ -110,27 +106,27 @@ def _move(
     os.close(mapped)
     first = os.fork()
     if first == 0:
-        _try_or_fail(lambda: _settle(view, proc, keep), fail)
-    os.closerange(0, 1024)  # the pipes have to end with those inside
+        _try_or_fail(lambda: _enter_root(view, proc, run_init), fail)
+    os.closerange(0, 1024)  # the pipes must end with the processes inside
     os.waitpid(first, 0)
     os._exit(0)
 
 
-def _settle(view: dict[str, Any], proc: bool, keep: Callable[[], NoReturn]) -> None:
+def _enter_root(view: dict[str, Any], proc: bool, run_init: Callable[[], NoReturn]) -> None:
     with suppress(PermissionError):  # Podman's containers forbid this alone
         linux_syscalls.set_host_name(HOST_NAME)
     build_root(view, proc=proc)
-    keep()
+    run_init()
 
 
 def _map_users(child: int) -> None:
-    """Map nobody in the namespace to an unprivileged user here: root's stand-in, or ourselves."""
+    """Map nobody in the namespace to this user, or for root to an unused unprivileged user."""
     folder = Path(f"/proc/{child}")
     user, group = os.geteuid(), os.getegid()
     if user == 0:
-        for stand_in in (own_user(), NOBODY):
-            # Root's own number is mapped too, to reach what only root may, until it is shed.
-            with suppress(PermissionError):  # that number does not exist in this container
+        for stand_in in (unused_user_id(), NOBODY):
+            # Root's id is mapped too, for root's permissions until they are shed.
+            with suppress(PermissionError):  # that id does not exist in this container
                 (folder / "gid_map").write_text(f"0 {group} 1\n{NOBODY} {stand_in} 1\n")
                 (folder / "uid_map").write_text(f"0 0 1\n{NOBODY} {stand_in} 1\n")
                 return
@@ -140,8 +136,8 @@ def _map_users(child: int) -> None:
 
 
 def build_root(view: dict[str, Any], *, proc: bool) -> None:
-    """Make a root folder in memory that shows `view`, read-only, and a small /tmp; enter it."""
-    # A user's stricter one, or our own, would close these folders to the program.
+    """Build and enter a read-only root in memory that shows `view`, with a small /tmp."""
+    # A stricter umask would close these folders to the program.
     os.umask(0o022)
     linux_syscalls.mount("", "/", flags=linux_syscalls.MS_REC | linux_syscalls.MS_PRIVATE)
     linux_syscalls.mount(
@@ -158,8 +154,8 @@ def build_root(view: dict[str, Any], *, proc: bool) -> None:
         Path(folder).mkdir()
     for source, target in view["binds"]:
         _bind(source, target)
-    for says, stands in view["links"]:
-        Path(stands).symlink_to(says)
+    for target, link in view["links"]:
+        Path(link).symlink_to(target)
     for device in DEVICES:
         _bind(f"/dev/{device}", f"/dev/{device}")
     for folder in view["masks"]:
@@ -191,10 +187,10 @@ def _bind(source: str, target: str) -> None:
 
 
 def _mount_proc() -> None:
-    """A /proc that shows this pid namespace only; no namespaces or shared memory beyond ours."""
+    """Mount a /proc of this pid namespace; forbid nested namespaces and shared memory."""
     flags = linux_syscalls.MS_NOSUID | linux_syscalls.MS_NODEV | linux_syscalls.MS_NOEXEC
     linux_syscalls.mount("proc", "/proc", "proc", flags)
     for limit in ("user/max_user_namespaces", "kernel/shmmni", "kernel/msgmni"):
-        # These are the namespace's own from some kernel on; before, they are not ours to set.
+        # Older kernels have no such limits for a namespace.
         with suppress(PermissionError, FileNotFoundError):
             Path("/proc/sys", limit).write_text("0")

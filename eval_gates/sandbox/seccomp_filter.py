@@ -1,10 +1,9 @@
-"""Which system calls a program may not make: a filter that the kernel runs before each (seccomp).
+"""The system calls that a program may not make: a filter in the kernel (seccomp).
 
-Refused is what a limit on memory does not see (memory that no process maps), what makes
-namespaces, mounts or sockets, what reaches keys and other processes, and what a sandbox never
-needs and holes in the kernel were found in. A refused call fails with EPERM, and nothing else
-happens; the calls of newer kernels than this list do not exist (ENOSYS), so that libraries take
-their older ones. For x86-64; its two other ways to call (32 bit, x32) are refused altogether.
+It refuses calls that allocate memory beyond a memory limit, make namespaces, mounts or sockets,
+access keys and other processes, or are unneeded and had kernel holes. A refused call fails with
+EPERM. Calls newer than this list fail with ENOSYS, so that libraries use older ones. On x86-64
+only; its two other call interfaces (32 bit, x32) are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _X32 = 0x4000_0000
 _NEWEST = 462  # mseal, of Linux 6.10
 
 _REFUSED = {
-    # Memory, and what holds it, beyond what the processes map.
+    # Memory that no process maps.
     "shmget": 29,
     "shmat": 30,
     "shmctl": 31,
@@ -41,7 +40,7 @@ _REFUSED = {
     "inotify_init": 253,
     "inotify_init1": 294,
     "fanotify_init": 300,
-    # Sockets, but for a pair of them with buffers as they are, and no descriptors in flight.
+    # Sockets, except pairs with default buffers and without descriptors in transit.
     "socket": 41,
     "setsockopt": 54,
     "sendmsg": 46,
@@ -60,7 +59,7 @@ _REFUSED = {
     "fsmount": 432,
     "fspick": 433,
     "mount_setattr": 442,
-    # A rule of landlock is memory of the kernel's own, and as many may be made as one likes.
+    # Landlock rules use unlimited kernel memory.
     "landlock_create_ruleset": 444,
     "landlock_add_rule": 445,
     "landlock_restrict_self": 446,
@@ -103,8 +102,8 @@ _REFUSED = {
 }
 _CLONE, _CLONE3, _MMAP = 56, 435, 9
 _NAMESPACES = 0x7E02_0000  # every CLONE_NEW* that clone(2) takes
-_SHARED_ANONYMOUS = 0x21  # stays when it is unmapped page by page
-_HUGE_PAGES = 0x4_0000  # no process's resident memory counts them
+_SHARED_ANONYMOUS = 0x21  # it stays when it is unmapped page by page
+_HUGE_PAGES = 0x4_0000  # resident memory does not count them
 
 _LOAD, _EQUAL, _ABOVE, _FROM, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
@@ -114,7 +113,7 @@ _Step = tuple[int, int, str, str]
 
 
 def program() -> bytes:
-    """The filter as classic BPF: `struct sock_filter` after `struct sock_filter`."""
+    """Return the filter as classic BPF: an array of `struct sock_filter`."""
     steps: list[_Step | str] = [
         (_LOAD, _ARCHITECTURE_AT, "", ""),
         (_EQUAL, _ARCHITECTURE, "", "refuse"),
@@ -123,7 +122,7 @@ def program() -> bytes:
         (_ABOVE, _NEWEST, "unknown", ""),
         (_EQUAL, _MMAP, "mmap", ""),
         (_EQUAL, _CLONE, "clone", ""),
-        (_EQUAL, _CLONE3, "unknown", ""),  # its flags are in memory, out of a filter's reach
+        (_EQUAL, _CLONE3, "unknown", ""),  # its flags are in memory, which a filter cannot read
         *((_EQUAL, number, "refuse", "") for number in sorted(_REFUSED.values())),
         (_RETURN, _ALLOW, "", ""),
         "clone",
@@ -145,7 +144,7 @@ def program() -> bytes:
 
 
 def _assemble(steps: list[_Step | str]) -> bytes:
-    """Steps with the names of places between them, as instructions that jump by numbers."""
+    """Resolve the labels between steps into relative jumps."""
     places: dict[str, int] = {}
     instructions: list[_Step] = []
     for step in steps:

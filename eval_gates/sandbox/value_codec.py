@@ -1,9 +1,8 @@
-"""Python values as plain JSON and back, for calls from the judge to the solver.
+"""Python values as plain JSON and back, for calls from the grader to the code runner.
 
-A value is a number, text, None or a list as JSON has them, or the name of a form and its parts,
-which are values. What arrives is built by :data:`_FORMS` from Python's own types, whatever was
-sent: an object whose `__eq__` says yes to everything arrives as something that equals nothing.
-Subclasses of a solution's own arrive as what they extend.
+A value is a JSON number, string, null or list, or the name of a form with its parts. :data:`_FORMS`
+builds received values from Python's own types only, so no `__eq__` of a solution is used. A
+subclass arrives as its base class.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from functools import cache
 from itertools import chain, islice
 
-TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
+TYPE_CHECKING = False  # importing typing would slow down each start in bubblewrap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-_LONGEST_ITERATION = 100_000
-_BITS_AS_DIGITS = 10_000  # json refuses longer runs of digits than about 14,000 bits
+_MAX_ITEMS = 100_000
+_BITS_AS_DIGITS = 10_000  # json refuses integers of more than about 14,000 bits
 _MISTAKES = (LookupError, TypeError, ValueError, ArithmeticError, SyntaxError)
-_ARRAYS_OF = re.compile(r"[<>|][biufcmMSU]\d+(\[\w+\])?")  # numbers, dates and text
+_ARRAYS_OF = re.compile(r"[<>|][biufcmMSU]\d+(\[\w+\])?")  # numbers, dates and strings
 
 
 class ValueCodecError(ValueError):
-    """What arrived is not a value in this form."""
+    """The content is not an encoded value."""
 
 
 class Opaque:
-    """Stands for a value that has no form; equal to nothing but itself."""
+    """A value that has no form; equal to nothing but itself."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -39,10 +38,9 @@ class Opaque:
 
 
 def encode(value: Any) -> Any:
-    """`value` as JSON content: iterators as what they yield, what has no form as its type's name.
+    """Encode a value as JSON content; a value without a form becomes its type's name.
 
-    Raises:
-        RecursionError: the value contains itself, or is nested too deeply.
+    Iterators become their items. A RecursionError for a value that is nested too deeply.
     """
     if value is None or value is True or value is False:
         return value
@@ -51,11 +49,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(content: Any) -> Any:
-    """The value that :func:`encode` wrote.
-
-    Raises:
-        ValueCodecError: it did not write this.
-    """
+    """Return the value that :func:`encode` wrote; a ValueCodecError for anything else."""
     if content is None or isinstance(content, bool | int | float | str):
         return content
     if isinstance(content, list):
@@ -70,7 +64,7 @@ def decode(content: Any) -> Any:
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether `value` yields others, one after the other."""
+    """Return whether `value` is an iterator."""
     return hasattr(type(value), "__next__") and hasattr(type(value), "__iter__")
 
 
@@ -85,8 +79,8 @@ def _encode_other(value: Any) -> Any:
         if isinstance(value, base):
             return _WRITERS[base](value)
     if is_iterator(value):
-        items = list(islice(value, _LONGEST_ITERATION + 1))
-        if len(items) <= _LONGEST_ITERATION:
+        items = list(islice(value, _MAX_ITEMS + 1))
+        if len(items) <= _MAX_ITEMS:
             return _form("iterator", *items)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encode(value.item()) if value.dtype.kind in "biu" else _write_array(value)
@@ -131,7 +125,7 @@ def _dict(*pairs: Any) -> dict[Any, Any]:
 
 
 def _defaultdict(factory: Any, *pairs: Any) -> Any:
-    """Of the factories only types cross; without one, a key that is missing stays so."""
+    """Build a defaultdict; only types are transferred as factories."""
     return defaultdict(factory if isinstance(factory, type) else None, _dict(*pairs))
 
 
@@ -150,7 +144,7 @@ def _ndarray(kind: str, shape: list[int], data: str) -> Any:
 
 
 def _named(module: str, name: str) -> Callable[..., Any]:
-    """A constructor whose module is imported when it is needed first."""
+    """Return a constructor whose module is imported at its first use."""
     return lambda *parts: getattr(__import__(module), name)(*parts)
 
 

@@ -41,11 +41,7 @@ def isolation(request: pytest.FixtureRequest) -> Isolation:
 
 @pytest.fixture(scope="module")
 def left_behind() -> Iterator[Callable[[], list[str]]]:
-    """Names the processes that were left, after a while in which they may end.
-
-    Orphans become ours, for we have asked the kernel so; a child of ours that we did not start is
-    one that was left.
-    """
+    """Return a function that lists orphaned processes, after a delay in which they may end."""
     linux_syscalls.adopt_orphans(True)
     before = set(_children())
 

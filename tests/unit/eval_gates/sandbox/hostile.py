@@ -1,4 +1,4 @@
-"""Hostile solutions of a function that adds one, and how each is to end.
+"""Hostile solutions of a function that adds one, with their expected outcomes.
 
 Every one answers wrongly, or answers rightly only if it got at something it must not get at; so
 `passed` would be a hole.
@@ -33,7 +33,7 @@ def tries(attempt: str) -> str:
     )
 
 
-# What a forger of messages would send: all that judge, keeper and solver say to each other.
+# Forged copies of all messages between the sandbox's processes.
 FORGE = """
 import json, os
 for content in ({"outcome": "passed", "detail": ""}, {"ready": True}, {"value": True},
@@ -79,8 +79,8 @@ EXPECTS = "for _ in range(2):\n  try: f(1)\n  except {}: pass"
 ANY = EXPECTS.format("BaseException")
 
 
-def says(content: str) -> str:
-    """A solution that writes an answer of its own making, in its call."""
+def forge(content: str) -> str:
+    """A solution whose call writes a forged answer."""
     return (
         "import json, os, time\n"
         "def f(x):\n"
@@ -98,7 +98,7 @@ HOSTILE: dict[str, Hostile] = {
     "sleep in the call": Hostile("def f(x):\n  import time\n  time.sleep(600)", "timeout"),
     "endless output": Hostile("while True: print('x' * 10_000)", "timeout"),
     "endless errors": Hostile("import sys\nwhile True: sys.stderr.write('é' * 10_000)", "failed"),
-    "memory at once": Hostile("x = bytearray(2**40)", "memory"),
+    "memory in one step": Hostile("x = bytearray(2**40)", "memory"),
     "memory by and by": Hostile("x = []\nwhile True: x.append(bytearray(2**20))", "memory"),
     "memory in the call": Hostile("def f(x): return [0] * 2**40", "memory"),
     "memory of many": Hostile(
@@ -229,7 +229,7 @@ HOSTILE: dict[str, Hostile] = {
         test="assert list(f(1)) == [2]",
     ),
     "an iterator that says more is to come, and has nothing": Hostile(
-        says("{'iterator': 0}").replace("  time.sleep(600)\n", "")
+        forge("{'iterator': 0}").replace("  time.sleep(600)\n", "")
         + "  body = json.dumps({'items': [], 'ended': False}).encode()\n"
         "  while True: os.write(4, len(body).to_bytes(8, 'big') + body)\n",
         "failed timeout",
@@ -331,7 +331,7 @@ HOSTILE: dict[str, Hostile] = {
         test=EXPECTS.format("KeyError"),
     ),
     **{
-        f"a keeper that gets signal {number}": Hostile(
+        f"an init that gets signal {number}": Hostile(
             f"import os, time\ndef f(x):\n  os.kill(os.getppid(), {number})\n  time.sleep(0.3)\n"
             "  os._exit(0)",
             "failed",
@@ -341,7 +341,7 @@ HOSTILE: dict[str, Hostile] = {
         for number in (1, 2, 3, 10, 14, 15, 25, 34)
     },
     **{
-        f"an answer that is {name}": Hostile(says(content), "failed timeout", test=ANY)
+        f"an answer that is {name}": Hostile(forge(content), "failed timeout", test=ANY)
         for name, content in {
             "no mapping": "[]",
             "without a value": "{}",
@@ -386,7 +386,7 @@ HOSTILE_TESTS = {
     "sees other processes": (
         "import os\ndone = sum(name.isdigit() for name in os.listdir('/proc')) > 4"
     ),
-    "is somebody": "import os\ndone = os.getuid() == 0",
+    "is a normal user": "import os\ndone = os.getuid() == 0",
     "leaves a file": "open('/var/tmp/prepare-left', 'w').close()\ndone = True",
     "writes among the libraries": "import os\nos.mkdir(os.__file__ + '.d')\ndone = True",
     "starts a program that stays": (

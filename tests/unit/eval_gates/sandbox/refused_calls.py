@@ -89,7 +89,7 @@ REFUSED_CALLS: dict[str, str] = {
     "perf": call(298, "None", 0, -1, -1, 0),
     "userfaultfd": call(323, 1),
     "io_uring": call(425, 1, "ctypes.create_string_buffer(120)"),
-    "a filter of its own": call(317, 2, 0, "None"),
+    "another filter": call(317, 2, 0, "None"),
     "segments": call(154, 0, "None", 0),
     "the kernel's log": call(103, 10, "None", 0),
     "the x32 way": call(0x4000_0000 | 39),

@@ -52,7 +52,7 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def runs(
     isolation: Isolation, temporary: Path, left_behind: Callable[[], list[str]]
 ) -> dict[str, Execution]:
-    """How each program ended, all run beside each other."""
+    """All programs, run concurrently."""
     os.environ["SOMEBODYS_TOKEN"] = "secret"
     ran = {}
     for seconds, endless in ((1, True), (20, False)):

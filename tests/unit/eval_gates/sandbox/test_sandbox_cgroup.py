@@ -22,7 +22,7 @@ BOTH = "cpuset memory pids"
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A mounted hierarchy whose group /ours/own is that of the process told of in `process`."""
+    """A mounted hierarchy whose group /ours/own is that of `process`."""
     monkeypatch.setattr(cgroup.Path, "rmdir", shutil.rmtree)  # limits are files here
     mounted = tmp_path / "mounted"
     for folder in (mounted, mounted / "ours", mounted / "ours" / "own"):
@@ -162,8 +162,8 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tree: Path) -> None:
 def test_the_kernel_tells_whom_it_killed(tmp_path: Path, events: str, killed: bool) -> None:
     (tmp_path / "memory.events").write_text(events)
 
-    assert cgroup.killed_for_memory(str(tmp_path)) == killed
-    assert not cgroup.killed_for_memory("")
+    assert cgroup.was_killed_for_memory(str(tmp_path)) == killed
+    assert not cgroup.was_killed_for_memory("")
 
 
 def test_a_group_that_cannot_be_made_any_more_is_no_verdict(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_it_is_said_which_of_the_two_holds() -> None:
 
 
 def test_the_kernel_stops_a_program_that_takes_too_much(sandbox: Isolation) -> None:
-    """With the keeper's own look at /proc switched off."""
+    """The init's own check of /proc is switched off."""
     if not sandbox.cgroup:
         pytest.skip("no cgroup can be made on this machine")
     program = Program(HOSTILE["memory of many"].solution, "f", TEST)

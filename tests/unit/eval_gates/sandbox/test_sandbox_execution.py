@@ -1,4 +1,4 @@
-"""Ordinary programs in every isolation: answers cross over whole, and failures are told as such."""
+"""Ordinary programs in every isolation: answers arrive complete, and failures are reported."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_nothing_outlives_a_worker(
     ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"running\n"
-        # A fork server, and judge, keeper and solver of two programs at least.
+        # A fork server, and the processes of at least two programs.
         await_descendants(worker.pid, 7)
         started = time.monotonic()
         worker.send_signal(number)

@@ -1,4 +1,4 @@
-"""Values and messages between judge and solver: they cross whole, and hostile ones harm nobody."""
+"""Values and messages between grader and code runner, also malicious ones."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_message_beyond_a_pipe_crosses_whole() -> None:
     content = "x" * 1_000_000
     thread = threading.Thread(target=write_message, args=(writer, content))
     thread.start()
-    assert read_message(reader, largest=2_000_000) == content
+    assert read_message(reader, max_bytes=2_000_000) == content
     thread.join()
     os.close(reader)
     os.close(writer)
@@ -253,5 +253,5 @@ def test_a_malformed_message_is_refused(sent: bytes, reason: str) -> None:
     os.write(writer, sent)
     os.close(writer)
     with pytest.raises(FramingError, match=reason):
-        read_message(reader, largest=80_000)
+        read_message(reader, max_bytes=80_000)
     os.close(reader)
