@@ -23,7 +23,7 @@ def first_of_the_ladder(passed: list[VariantReport], rungs: tuple[str, ...]) -> 
 def exit_code_of(verdicts: list[str]) -> ExitCode:
     """How a run ends by its variants' verdicts, with nothing left to do."""
     if "pass" in verdicts:
-        return ExitCode.PROMOTED
+        return ExitCode.SUCCESS
     if "error" in verdicts:
         return ExitCode.EXPECTED_ERROR
     if "fail" in verdicts:

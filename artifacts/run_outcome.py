@@ -15,7 +15,7 @@ from pipeline.core.errors import ExitCode, from_dict
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {
-    ExitCode.PROMOTED: "pass",
+    ExitCode.SUCCESS: "pass",
     ExitCode.EXPECTED_ERROR: "error",
     ExitCode.USAGE: "error",
     ExitCode.UNEXPECTED: "error",

@@ -18,7 +18,7 @@ from artifacts.evidence.card_text import (
     calibration_words,
     hardware_words,
     kv_cache_words,
-    licence_words,
+    license_words,
     noise_words,
     optimization_words,
     percent,
@@ -98,9 +98,9 @@ def front_matter(
     facts: dict[str, Any] = {
         "base_model": source.base_model or None,
         "base_model_relation": "quantized" if source.base_model else None,
-        "license": short(source.licence),
-        "license_name": short(source.licence_name),
-        "license_link": short(source.licence_link),
+        "license": short(source.license),
+        "license_name": short(source.license_name),
+        "license_link": short(source.license_link),
     }
     results = []
     for gate in verdict.variant.gates:
@@ -169,7 +169,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "recipe": verdict.recipe,
         "policy": judge.policy.name,
         "base_words": base_words(source),
-        "licence_words": licence_words(source),
+        "license_words": license_words(source),
         "gigabytes": f"{result.weights_bytes / 1e9:.3g}",
         "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
         "quantization_words": quantization_words(quantization, result),

@@ -42,13 +42,13 @@ def base_words(source: SourceInfo) -> str:
     return f"`{markdown_code(source.ref)}`"
 
 
-def licence_words(source: SourceInfo) -> str:
-    """The licence, or that nobody wrote it down where we looked."""
-    name = source.licence_name or source.licence
+def license_words(source: SourceInfo) -> str:
+    """The license, or that nobody wrote it down where we looked."""
+    name = source.license_name or source.license
     if not name:
         return "not known: the source's folder does not name it"
-    if source.licence_link:
-        return markdown_link(name, source.licence_link)
+    if source.license_link:
+        return markdown_link(name, source.license_link)
     return f"{markdown(name)}, as the source's"
 
 

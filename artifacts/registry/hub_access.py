@@ -49,7 +49,7 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
 
 
 def _namespaces(owner: dict[str, Any]) -> set[str]:
-    """The user's own and those of the organisations; the Hub takes them in any case."""
+    """The user's own and those of the organizations; the Hub takes them in any case."""
     named = [owner, *owner["orgs"]]
     return {str((each or {}).get("name")).lower() for each in named}
 

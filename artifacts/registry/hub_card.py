@@ -19,7 +19,7 @@ CARRIED_OVER = (
 
 
 def main_card(namespace: str, name: str, folder: Path) -> str:
-    """The text of README.md on `main`; licence and base model are the first version's."""
+    """The text of README.md on `main`; license and base model are the first version's."""
     import yaml
 
     card = front_matter(folder / "README.md")

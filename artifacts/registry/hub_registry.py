@@ -49,7 +49,7 @@ _URI = re.compile(rf"{SCHEME}([A-Za-z0-9][\w.-]*)/?(?:\?({PUBLIC}))?")
 
 
 class HubRegistry(Registry):
-    """Versions, aliases and histories in the model repositories of one user or organisation.
+    """Versions, aliases and histories in the model repositories of one user or organization.
 
     Args:
         uri: `hf://NAMESPACE`; new repositories are private, unless it ends in `?public`.
@@ -67,7 +67,7 @@ class HubRegistry(Registry):
             raise RegistryError(
                 f"'{uri}' is not a registry on the Hub",
                 where="--registry",
-                hint=f"write {SCHEME}NAMESPACE, a user or an organisation; "
+                hint=f"write {SCHEME}NAMESPACE, a user or an organization; "
                 f"{SCHEME}NAMESPACE?{PUBLIC} makes public repositories",
             )
         from huggingface_hub import HfApi

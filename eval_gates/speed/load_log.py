@@ -17,7 +17,7 @@ from pipeline.core.errors import StoreError
 from pipeline.core.record import Record
 from pipeline.core.store import write_atomically
 
-BEGUN = "begun.json"
+IN_PROGRESS = "in_progress.json"
 
 
 class MeasurementInProgress(Record):
@@ -37,7 +37,7 @@ class LoadLog:
     """The load log in a stage's directory."""
 
     def __init__(self, folder: Path) -> None:
-        self._loads, self._begun = folder / LOADS, folder / BEGUN
+        self._loads, self._begun = folder / LOADS, folder / IN_PROGRESS
 
     def open(self, rests_on: Mapping[str, str]) -> MeasurementInProgress:
         """Return the measurement in progress on these inputs; otherwise start one with a new seed.

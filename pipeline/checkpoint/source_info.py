@@ -30,9 +30,9 @@ class SourceInfo(Record):
     digest: str = Field(description="of its files' digests")
     revision: str = Field("", description="commit on the Hub")
     base_model: str = Field("", description="id on the Hub, if known")
-    licence: str = Field("", description="the Hub's license identifier, if known")
-    licence_name: str = Field("", description="of a licence that is called 'other'")
-    licence_link: str = Field("", description="of a licence that is called 'other'")
+    license: str = Field("", description="the Hub's license identifier, if known")
+    license_name: str = Field("", description="of a license that is called 'other'")
+    license_link: str = Field("", description="of a license that is called 'other'")
 
 
 class CheckpointReport(Record):
@@ -48,14 +48,14 @@ def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceI
     # Do not publish the path of a user's folder.
     facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
     if ref in DEMO_SOURCES:
-        facts["base_model"], facts["licence"] = DEMO_SOURCES[ref]
+        facts["base_model"], facts["license"] = DEMO_SOURCES[ref]
         return SourceInfo(**facts)
     if checkpoint is None:
         return SourceInfo(**facts)
     if checkpoint.kind == "hub":
         facts["base_model"] = parse_reference(checkpoint.ref).name
         facts["revision"] = checkpoint.revision or ""
-    return SourceInfo(**facts, **licence_in(checkpoint.path))
+    return SourceInfo(**facts, **license_in(checkpoint.path))
 
 
 def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
@@ -72,15 +72,15 @@ def is_path(ref: str) -> bool:
     return ref.startswith(("/", ".", "~"))
 
 
-def licence_in(folder: Path) -> dict[str, str]:
+def license_in(folder: Path) -> dict[str, str]:
     """Return the license from the folder's model card, or from its config."""
     card = front_matter(folder / "README.md")
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    licence = card.get("license") or config.get("license")
+    license = card.get("license") or config.get("license")
     found = {
-        "licence": licence,
-        "licence_name": card.get("license_name"),
-        "licence_link": card.get("license_link"),
+        "license": license,
+        "license_name": card.get("license_name"),
+        "license_link": card.get("license_link"),
     }
     return {name: value for name, value in found.items() if isinstance(value, str)}
 

@@ -125,7 +125,7 @@ def run(command: Callable[..., Any]) -> NoReturn:
     try:
         # Outside its standalone mode the parser returns what a command exits with, and makes
         # an exit of an interruption.
-        code = command(standalone_mode=False) or ExitCode.PROMOTED
+        code = command(standalone_mode=False) or ExitCode.SUCCESS
         sys.stdout.flush()  # what cannot be written is told below, not as the interpreter ends
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt

@@ -115,7 +115,7 @@ def tune(
                 print_json(found.to_dict())
             else:
                 print_lint(found)
-            raise typer.Exit(ExitCode.GATES_FAILED if found.fails else ExitCode.PROMOTED)
+            raise typer.Exit(ExitCode.GATES_FAILED if found.fails else ExitCode.SUCCESS)
         from pipeline.environments.settings import load_settings
         from pipeline.run.tune import TuneRequest, run_tune
 

@@ -109,7 +109,7 @@ def verify(
                 hint="name a folder: one that `prepare pull` made, or was published",
             )
         same = verify_run(reference, store, as_json=as_json)
-    raise typer.Exit(ExitCode.PROMOTED if same else ExitCode.EXPECTED_ERROR)
+    raise typer.Exit(ExitCode.SUCCESS if same else ExitCode.EXPECTED_ERROR)
 
 
 def is_folder(reference: str) -> bool:

@@ -42,7 +42,7 @@ MAX_PART_CHARACTERS = 20_000
 class ExitCode(IntEnum):
     """Exit code of the `prepare` command."""
 
-    PROMOTED = 0
+    SUCCESS = 0
     EXPECTED_ERROR = 1
     USAGE = 2
     UNEXPECTED = 3

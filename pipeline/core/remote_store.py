@@ -4,7 +4,7 @@ Layout, below the store's URL::
 
     stages/<stage>/<key>.json     a finished stage: its record, and its files by digest
     blobs/<sha256>                contents of files, each once
-    claims/<key>/...              leases.py
+    leases/<key>/...              leases.py
     answers/<digest>.*.jsonl      segments of answer logs
     unfinished/<stage>/...        partial results that must not be measured again
     attempts/, measurements/, runs/<run>.json      as in the directory
@@ -40,7 +40,7 @@ from pipeline.core.untrusted.file import MEBIBYTE
 from pipeline.core.untrusted.names import check_tree
 from pipeline.core.untrusted.record import parse_record
 
-FILE = "origin"
+FILE = "remote"
 """File in the cache with the store's URL."""
 MAX_PART_BYTES = 512 * MEBIBYTE
 """Limit of one file of partial results, or one segment of an answer log."""

@@ -4,7 +4,7 @@ Layout::
 
     STORE/stages/<stage>/<key>/           a finished stage: stage.json and its outputs
     STORE/stages/<stage>/<key>.*.partial/ in progress, or left by a killed run
-    STORE/claims/<key>/                   lease of the stage's writer: leases.py
+    STORE/leases/<key>/                   lease of the stage's writer: leases.py
     STORE/runs/<run id>/                  run.json and the logs of one run
 
 The store is private to its owner (0700) unless the owner shared it with a group (private_files.py).
@@ -111,8 +111,8 @@ class Store:
             UsageError: the variable for the lease duration is invalid.
         """
         if self.remote is not None:
-            return Leases(self.remote.objects.below("claims"))
-        return Leases(FileKeyValueStore(self.root / "claims"))
+            return Leases(self.remote.objects.below("leases"))
+        return Leases(FileKeyValueStore(self.root / "leases"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         """Return the record of a finished stage; None if it is not finished."""
@@ -306,8 +306,8 @@ class Store:
             return self.remote.find(stage, key) is not None
         return (self._folder(stage, key) / RECORD).is_file()
 
-    def _fetch(self, origin: RemoteStore, stage: str, key: str, folder: Path) -> None:
-        marker = origin.find(stage, key)
+    def _fetch(self, remote: RemoteStore, stage: str, key: str, folder: Path) -> None:
+        marker = remote.find(stage, key)
         if marker is None:
             return
         with self.explain_errors():
@@ -315,7 +315,7 @@ class Store:
                 stale = folder.with_name(f"{folder.name}.{os.getpid()}.discarded")
                 folder.rename(stale)  # recomputed on another node
                 shutil.rmtree(stale)
-            origin.fetch(marker, folder)
+            remote.fetch(marker, folder)
         self._here.add((stage, key))
 
     def _publish(

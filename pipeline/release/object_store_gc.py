@@ -33,13 +33,13 @@ def refuse_while_written(store: Store) -> None:
     """Raise StoreError while somebody writes a stage or an answer book, whoever's run that is."""
     if store.remote is None:
         return
-    names = map(PurePosixPath, store.remote.objects.names("claims"))
+    names = map(PurePosixPath, store.remote.objects.names("leases"))
     done = {key for _, key in store.remote.keys("*")}
     for key in {path.parts[0] for path in names} - done - {COLLECTION}:
         if store.leases.is_held(key):
             raise StoreError(
                 "something is being written, and what it will use is not known yet",
-                where=f"{store.remote.objects.url}/claims/{key}",
+                where=f"{store.remote.objects.url}/leases/{key}",
                 hint="wait until it is done",
             )
 
@@ -55,10 +55,10 @@ def objects_to_go(
 
     Records of promotions stay: they say which registries to ask, and are small.
     """
-    origin = store.remote
-    if origin is None:
+    remote = store.remote
+    if remote is None:
         return []
-    old = _ExpiredListing(origin, store.root, oldest)
+    old = _ExpiredListing(remote, store.root, oldest)
     stages = [
         each
         for each in old.objects("stages", "stage")
@@ -78,7 +78,7 @@ def objects_to_go(
         for each in old.objects("answers", "answers")
         if book_of_part(Path(each.name)) not in kept_books
     ]
-    used = _blobs_of_stages(origin, {each.name for each in stages})
+    used = _blobs_of_stages(remote, {each.name for each in stages})
     contents = [e for e in old.objects("blobs", "content") if e.path.name not in used]
     return [*stages, *old.objects("unfinished", "unfinished stage"), *runs, *answers, *contents]
 
@@ -100,21 +100,21 @@ def copies_to_go(store: Store, gone: Collection[str], oldest: datetime) -> Itera
 class _ExpiredListing:
     """What lies below a store's URL since before a time."""
 
-    def __init__(self, origin: RemoteStore, cache: Path, oldest: datetime) -> None:
-        self._origin, self._cache, self._oldest = origin, cache, oldest
+    def __init__(self, remote: RemoteStore, cache: Path, oldest: datetime) -> None:
+        self._remote, self._cache, self._oldest = remote, cache, oldest
 
     def objects(self, folder: str, kind: str) -> Iterator[GarbageObject]:
-        found: dict[str, ObjectInfo] = self._origin.objects.list_objects(folder)
+        found: dict[str, ObjectInfo] = self._remote.objects.list_objects(folder)
         for name, each in sorted(found.items()):
             if each.written < self._oldest:
                 path = self._cache / folder / name.removesuffix(".json")
                 yield GarbageObject(kind, path, each.size, f"{folder}/{name}")
 
 
-def _blobs_of_stages(origin: RemoteStore, gone: Collection[str]) -> set[str]:
+def _blobs_of_stages(remote: RemoteStore, gone: Collection[str]) -> set[str]:
     """Digests of what the stages have that stay."""
     used: set[str] = set()
-    for stage, key in origin.keys("*"):
-        marker = origin.find(stage, key) if f"stages/{stage}/{key}.json" not in gone else None
+    for stage, key in remote.keys("*"):
+        marker = remote.find(stage, key) if f"stages/{stage}/{key}.json" not in gone else None
         used |= {blob.sha256 for blob in marker.files.values()} if marker is not None else set()
     return used

@@ -81,7 +81,7 @@ class PlanReport:
     not_here: str
     forms: Mapping[str, str] = field(default_factory=dict)  # by suite, how it is asked
     faults: tuple[PrepareError, ...] = ()
-    exit_code: ExitCode = ExitCode.PROMOTED  # of `prepare model`, where it would refuse to begin
+    exit_code: ExitCode = ExitCode.SUCCESS  # of `prepare model`, where it would refuse to begin
     attempt: str = ""
     timeline: Timeline | None = None  # None while the later stages have no keys yet, or never fit
 
@@ -281,7 +281,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
             for name in environments_for(recipe.quantization for recipe in choices.recipes)
         ),
         faults=(*early, *late),
-        exit_code=refused.exit_code if refused is not None else ExitCode.PROMOTED,
+        exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
     )
 
 

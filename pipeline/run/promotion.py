@@ -82,7 +82,7 @@ class Promotion:
                     }
                 )
             )
-        return ExitCode.PROMOTED
+        return ExitCode.SUCCESS
 
 
 def start_of(run: RunReport) -> datetime:

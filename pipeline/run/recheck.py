@@ -104,7 +104,7 @@ class RecheckOutcome:
     def exit_code(self) -> int:
         """How the command ends."""
         if self.report is None:
-            return exit_code_of([self.refuted.verdict]) if self.refuted else ExitCode.PROMOTED
+            return exit_code_of([self.refuted.verdict]) if self.refuted else ExitCode.SUCCESS
         code = self.report.exit_code
         return ExitCode.UNEXPECTED if code is None else code
 

@@ -78,7 +78,7 @@ from recipes.tuning_candidates import (
 )
 from recipes.workload import named_in_full
 
-CODES = {"pass": ExitCode.PROMOTED, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
+CODES = {"pass": ExitCode.SUCCESS, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
 PROFILE = "tuned-profile.yaml"
 NOT_THERE = "the tuned profile cannot be written there"
 ELSEWHERE = "name a file in a folder that exists and that you may write"

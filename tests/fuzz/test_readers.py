@@ -30,7 +30,7 @@ from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
 from pipeline.checkpoint.reference import parse_reference
 from pipeline.checkpoint.safetensors_header import read_header
-from pipeline.checkpoint.source_info import licence_in
+from pipeline.checkpoint.source_info import license_in
 from pipeline.checkpoint.weight_files import read_index
 from pipeline.core.errors import PrepareError
 from pipeline.core.hardware import this_node
@@ -310,7 +310,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     ),
     "mbpp": ("mbpp.jsonl", json.dumps(MBPP).encode(), lambda p: mbpp.read_folder(p.parent)),
     "task": ("a.yaml", TASK.encode(), read_task_file),
-    "card": ("README.md", CARD, lambda p: licence_in(p.parent)),
+    "card": ("README.md", CARD, lambda p: license_in(p.parent)),
     "manifest": (
         MANIFEST,
         b'{"schema_version": 1, "files": []}',

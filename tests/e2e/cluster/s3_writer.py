@@ -23,7 +23,7 @@ def main(cache: Path, node: str, stages: int) -> None:
     """Do what is not done; what is taken from us is left to whoever took it."""
     store = Store(cache)
     assert store.remote is not None
-    store.leases = Leases(store.remote.objects.below("claims"), node=node or None)
+    store.leases = Leases(store.remote.objects.below("leases"), node=node or None)
     me = f"{node}-{time.time_ns()}"
     for number in range(stages):
         key = f"{number:064x}"

@@ -126,7 +126,7 @@ def test_many_threads_take_turns(url: str) -> None:
     objects, holders, most = ObjectStore(url), [0], [0]
 
     def take_turns(node: str) -> None:
-        claims = Leases(objects.below("claims"), node=node, seconds=60)
+        claims = Leases(objects.below("leases"), node=node, seconds=60)
         for _ in range(4):
             with claims.hold("key"):
                 holders[0] += 1
@@ -140,7 +140,7 @@ def test_many_threads_take_turns(url: str) -> None:
     for thread in threads:
         thread.join()
     assert most == [1]
-    with Leases(objects.below("claims")).hold("key") as last:
+    with Leases(objects.below("leases")).hold("key") as last:
         assert last.number == 17
 
 
@@ -186,7 +186,7 @@ def test_runs_beside_collections_that_are_killed(url: str, tmp_path: Path) -> No
         last.communicate(timeout=60)
         assert last.returncode == 0
         left = ObjectStore(url).names()
-        assert {name.partition("/")[0] for name in left} <= {"claims", "fetching"}
+        assert {name.partition("/")[0] for name in left} <= {"leases", "fetching"}
     finally:
         for process in (runs, collector):
             process.kill()

@@ -24,7 +24,7 @@ from artifacts.evidence.card_text import (
     calibration_words,
     hardware_words,
     kv_cache_words,
-    licence_words,
+    license_words,
     optimization_words,
     quantization_words,
 )
@@ -96,14 +96,14 @@ class TestFrontMatter:
         assert "base_model" not in data
         assert "base_model_relation" not in data
 
-    def test_an_unknown_licence_is_left_out_and_said(self, run: FakeRun) -> None:
-        card = card_of(run, licence="")
+    def test_an_unknown_license_is_left_out_and_said(self, run: FakeRun) -> None:
+        card = card_of(run, license="")
         assert "license" not in card.data.to_dict()
         assert "not known" in card.text
 
-    def test_a_licence_of_its_own(self, run: FakeRun) -> None:
-        link = "https://example.org/licence"
-        card = card_of(run, licence="other", licence_name="llama3.1", licence_link=link)
+    def test_a_license_of_its_own(self, run: FakeRun) -> None:
+        link = "https://example.org/license"
+        card = card_of(run, license="other", license_name="llama3.1", license_link=link)
         data = card.data.to_dict()
         assert (data["license"], data["license_name"], data["license_link"]) == (
             "other",
@@ -252,9 +252,9 @@ class TestHubResults:
 
 
 class TestSource:
-    def test_a_folder_gives_its_licence_and_no_path(self, run: FakeRun) -> None:
+    def test_a_folder_gives_its_license_and_no_path(self, run: FakeRun) -> None:
         source = find_source(str(run.checkpoint.path), "d", run.checkpoint)
-        assert (source.ref, source.licence, source.base_model) == ("source", "apache-2.0", "")
+        assert (source.ref, source.license, source.base_model) == ("source", "apache-2.0", "")
 
     def test_the_hub_gives_its_id(self, run: FakeRun) -> None:
         on_hub = run.checkpoint.model_copy(
@@ -304,9 +304,9 @@ class TestWords:
         assert "256 blocks of 512 tokens from `org/texts`" in calibration_words(recipe, MADE)
         assert calibration_words(NoQuantization(), MADE) == ""
 
-    def test_licence(self) -> None:
+    def test_license(self) -> None:
         assert (
-            licence_words(SourceInfo(ref="x", digest="d", licence="mit")) == "mit, as the source's"
+            license_words(SourceInfo(ref="x", digest="d", license="mit")) == "mit, as the source's"
         )
 
     def test_a_cache_in_16_bits_is_just_that(self, run: FakeRun) -> None:

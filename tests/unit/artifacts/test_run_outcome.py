@@ -30,7 +30,7 @@ from pipeline.core.untrusted.text import markdown
 @pytest.mark.parametrize(
     ("code", "verdict"),
     [
-        (ExitCode.PROMOTED, "pass"),
+        (ExitCode.SUCCESS, "pass"),
         (ExitCode.EXPECTED_ERROR, "error"),
         (ExitCode.USAGE, "error"),
         (ExitCode.UNEXPECTED, "error"),
@@ -47,7 +47,7 @@ def test_every_exit_code_has_a_verdict() -> None:
     for code in ExitCode:
         report = run_report(exit_code=int(code), variants=[])
         assert verdict_of(report)
-        if code != ExitCode.PROMOTED:
+        if code != ExitCode.SUCCESS:
             assert headline(report)
             assert next_steps(report)
 

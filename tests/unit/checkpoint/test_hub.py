@@ -160,7 +160,7 @@ def test_whole_download_then_offline(
     found = inspect_folder(folder, ref="org/name", kind="hub", revision=None, digests=digests)
     assert {file.name for file in found.files} == set(wanted) - set(CARD)
 
-    # The card counts for no digest, and tells the licence.
+    # The card counts for no digest, and tells the license.
     (tmp_path / "bare").mkdir()
     for name in set(wanted) - set(CARD):
         (tmp_path / "bare" / name).write_bytes(wanted[name])
@@ -168,7 +168,7 @@ def test_whole_download_then_offline(
         tmp_path / "bare", ref="bare", kind="folder", revision=None, digests=digests
     )
     assert bare.digest == found.digest
-    assert find_source("org/name", found.digest, found).licence == "apache-2.0"
+    assert find_source("org/name", found.digest, found).license == "apache-2.0"
 
     hub.requests.clear()
     with Child(hub.url, home, HF_HUB_OFFLINE="1") as offline:

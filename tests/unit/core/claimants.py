@@ -69,7 +69,7 @@ class Claimant:
         self._may, self._stands = threading.Semaphore(0), threading.Semaphore(0)
         self._killed = self.is_over = False
         self._beats = 0
-        self.raw = FileKeyValueStore(root / "claims")
+        self.raw = FileKeyValueStore(root / "leases")
         self.leases = KnownClaims(
             SteppedShelf(self.raw, self.pause),  # type: ignore[arg-type]
             seconds=SECONDS,

@@ -53,7 +53,7 @@ def test_the_documented_tree_names_class_and_exit_code(kind: type[PrepareError])
 
 def test_exit_codes_are_a_promise() -> None:
     assert {code.name: code.value for code in ExitCode} == {
-        "PROMOTED": 0,
+        "SUCCESS": 0,
         "EXPECTED_ERROR": 1,
         "USAGE": 2,
         "UNEXPECTED": 3,

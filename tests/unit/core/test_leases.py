@@ -448,7 +448,7 @@ from pipeline.core.store import Store, write_atomically
 
 root, node = sys.argv[1:]
 store = Store(Path(root))
-store.leases = Leases(FileKeyValueStore(Path(root) / "claims"), node=node or None)
+store.leases = Leases(FileKeyValueStore(Path(root) / "leases"), node=node or None)
 try:
     told = lambda text: print(text, flush=True)
     with store.open_for_writing("judge", "abc", waits=told) as folder:

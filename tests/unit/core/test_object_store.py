@@ -63,7 +63,7 @@ class Node:
         self.store = Store(cache_folder(url, tmp_path / name))
         assert self.store.remote is not None
         self.objects = self.store.remote.objects
-        self.store.leases = Leases(self.objects.below("claims"), node=name)
+        self.store.leases = Leases(self.objects.below("leases"), node=name)
 
     def finish(self, key: str = "abc", **files: str) -> None:
         with self.store.open_for_writing("judge", key) as folder:
@@ -181,22 +181,22 @@ def test_what_a_killed_process_fetched_in_part_does_not_stay(
 def test_cache_that_names_another_store_is_refused(here: Node, url: str, tmp_path: Path) -> None:
     """So no content of another store is taken, and no credential goes there."""
     here.finish(weights="w")
-    (here.store.root / "origin").write_text(f"file://{tmp_path}/planted\n")
+    (here.store.root / "remote").write_text(f"file://{tmp_path}/planted\n")
     with pytest.raises(StoreError, match="another folder"):
         cache_folder(url, tmp_path / "here")
     with pytest.raises(StoreError, match="another folder"):
         _ = Store(here.store.root).remote
 
 
-def test_folder_with_a_planted_origin_is_refused(url: str, tmp_path: Path) -> None:
+def test_folder_with_a_planted_remote_file_is_refused(url: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir(mode=0o700)
-    (store / "origin").write_text(url)
+    (store / "remote").write_text(url)
     with pytest.raises(StoreError, match="another folder"):
         _ = Store(store).remote
 
 
-@pytest.mark.parametrize("place", ["..", ".", "origin", "blobs", "stages"])
+@pytest.mark.parametrize("place", ["..", ".", "remote", "blobs", "stages"])
 def test_cache_is_refused_where_others_may_write(
     here: Node, url: str, tmp_path: Path, place: str
 ) -> None:
@@ -478,7 +478,7 @@ def test_an_outage_is_waited_for_and_told_once(url: str, monkeypatch: pytest.Mon
     objects = ObjectStore(url)
     objects.__dict__["_client"] = Outage(objects._client, 5)
     with log_outages(told.append):
-        assert objects.below("claims").put_if_absent("x", b"1")
+        assert objects.below("leases").put_if_absent("x", b"1")
     assert len(slept) == 5
     assert len(told) == 1
     assert url in told[0]

@@ -130,7 +130,7 @@ def test_runs_of_odd_names(bucket: Path, store: Store) -> None:
 @pytest.mark.parametrize("make", HOSTILE)
 def test_a_claim(make: Make, tmp_path: Path) -> None:
     store = Store(tmp_path / "folder")
-    lay(store.root / "claims" / "abc" / "000001", make)
+    lay(store.root / "leases" / "abc" / "000001", make)
     if make in (sparse, pipe, endless):
         with pytest.raises(StoreError), store.explain_errors():
             store.leases.read_latest("abc")
@@ -142,7 +142,7 @@ def test_a_claim(make: Make, tmp_path: Path) -> None:
 
 def test_a_claim_of_no_number(tmp_path: Path) -> None:
     store = Store(tmp_path / "folder")
-    lay(store.root / "claims" / "abc" / ("9" * 200), binary)
+    lay(store.root / "leases" / "abc" / ("9" * 200), binary)
     with store.hold("abc") as claim:
         assert claim.number == 1
 

@@ -63,7 +63,7 @@ def test_what_nobody_names_goes_from_the_store_and_the_cache(url: str, tmp_path:
     assert collect(site.store) == {"stage", "run", "answers", "content"}
     assert names(url) == []
     kept = [path for path in site.root.rglob("*") if path.is_file()]
-    assert {path.relative_to(site.root).parts[0] for path in kept} <= {"origin", "fetching"}
+    assert {path.relative_to(site.root).parts[0] for path in kept} <= {"remote", "fetching"}
 
 
 def test_what_a_promotion_rests_on_stays_for_every_node(url: str, tmp_path: Path) -> None:

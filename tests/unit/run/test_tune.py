@@ -115,7 +115,7 @@ def tried(root: Path, seconds: dict[str, float], **named: Any) -> Tried:
 
 def test_a_gain_is_confirmed_on_lives_and_prompts_of_its_own(tmp_path: Path) -> None:
     made = tried(tmp_path, {"fast": 0.7}, fast=FASTER, other=OTHER)
-    assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
+    assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
     report = made.report
     assert (report.winner, report.verdict) == ("fast", "pass")
     assert report.attempt is not None
@@ -163,7 +163,7 @@ def test_a_profile_that_is_not_stock_races_as_it_stands(tmp_path: Path) -> None:
     models = PretendModels(equal, seconds={"profile": 0.7})
     arguments = {"dtype": "bfloat16", "max-num-seqs": 32}
     made = Tried(tmp_path, models, candidates(fewer=fewer), engine_arguments=arguments)
-    assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
+    assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
     assert made.report.winner == "profile"
     assert "max-num-seqs" not in made.report.engine_defaults
     assert load_profile(str(tmp_path / "tuned.yaml")).engine_arguments["max-num-seqs"] == 32
@@ -172,7 +172,7 @@ def test_a_profile_that_is_not_stock_races_as_it_stands(tmp_path: Path) -> None:
 def test_where_two_servers_have_no_room_lives_alternate(tmp_path: Path) -> None:
     models = PretendModels(equal, seconds={"fast": 0.7})
     made = Tried(tmp_path, models, candidates(fast=FASTER), server_mode="interleaved")
-    assert made.run() == ExitCode.PROMOTED
+    assert made.run() == ExitCode.SUCCESS
     assert made.report.confirmation is not None
     assert made.report.confirmation.unit == "pairs of server runs"
     confirming = made.models.served[2:]
@@ -182,7 +182,7 @@ def test_where_two_servers_have_no_room_lives_alternate(tmp_path: Path) -> None:
 def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
     cached = {**FASTER, "kv_cache_dtype": "fp8_e5m2"}
     made = tried(tmp_path, {"fast": 0.7}, fast=cached)
-    if made.run(tmp_path / "tuned.yaml") != ExitCode.PROMOTED:
+    if made.run(tmp_path / "tuned.yaml") != ExitCode.SUCCESS:
         pytest.skip(made.entrant("fast").reason)  # no FP8 cache without AVX-512
     found = load_profile(str(tmp_path / "tuned.yaml"))
     assert found == load_profile(str(made.log.folder / PROFILE))
@@ -318,7 +318,7 @@ def test_a_loser_is_stopped_early(tmp_path: Path) -> None:
 def test_a_failed_start_is_a_fact_and_ends_nothing(tmp_path: Path, fault: str) -> None:
     made = tried(tmp_path, {"fast": 0.7}, bad=OTHER, fast=FASTER)
     setattr(made.models, fault, {"bad"})
-    assert made.run() == ExitCode.PROMOTED
+    assert made.run() == ExitCode.SUCCESS
     assert made.entrant("bad").outcome == "failed"
     assert made.entrant("bad").reason
 
@@ -351,7 +351,7 @@ def test_the_best_of_several_levers_race_together(tmp_path: Path) -> None:
     made = tried(
         tmp_path, {"step": 0.9, "memory": 0.8, "combined": 0.6}, step=FASTER, memory=MEMORY
     )
-    assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
+    assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
     assert made.report.winner == "combined"
     found = load_profile(str(tmp_path / "tuned.yaml")).engine_arguments
     assert found == {"dtype": "bfloat16", "max-num-batched-tokens": 512, "block-size": 64}
@@ -495,7 +495,7 @@ class TestSpeculation:
         made = tried(
             tmp_path, {"ngram": 0.7}, ngram={"parameter": "speculation", "speculative": self.NGRAM}
         )
-        assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
+        assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
         assert made.report.requires_regate
         assert "speculative-config" in made.entrant("ngram").arguments
         found = load_profile(str(tmp_path / "tuned.yaml")).speculative

@@ -23,8 +23,8 @@ from recipes.catalog import load_policy
 @pytest.mark.parametrize(
     ("verdicts", "code"),
     [
-        (["pass"], ExitCode.PROMOTED),
-        (["error", "fail", "pass"], ExitCode.PROMOTED),
+        (["pass"], ExitCode.SUCCESS),
+        (["error", "fail", "pass"], ExitCode.SUCCESS),
         (["fail", "error"], ExitCode.EXPECTED_ERROR),
         (["undecided", "fail", "skipped"], ExitCode.GATES_FAILED),
         (["undecided", "skipped"], ExitCode.UNDECIDED),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from measured_loads import blocks
 
-from eval_gates.speed.load_log import BEGUN, LoadLog
+from eval_gates.speed.load_log import IN_PROGRESS, LoadLog
 from pipeline.core.errors import StoreError
 
 
@@ -17,10 +17,10 @@ def test_a_damaged_beginning_is_no_other_chance(tmp_path: Path) -> None:
     book.start_server_run(begun, 0)
     book.append(blocks([0.9] * 3))
     assert book.open({}).seed == begun.seed
-    (tmp_path / BEGUN).write_text('{"seed": ')
+    (tmp_path / IN_PROGRESS).write_text('{"seed": ')
     with pytest.raises(StoreError) as caught:
         book.open({})
-    assert caught.value.where == str(tmp_path / BEGUN)
+    assert caught.value.where == str(tmp_path / IN_PROGRESS)
     assert len(book.loads()) == 6
 
 
