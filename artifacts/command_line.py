@@ -65,13 +65,13 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
             value = _show(asked[option], public=public, path=option in PATHS)
             words += [f"--{option.replace('_', '-')}", value]
     if options.trust_remote_code:
-        words.append("--yes-trust-remote-code")
+        words.append("--trust-remote-code")
     if kind == "recheck" and options.force:
         words.append("--force")
     for gate in (options.remeasured or ()) if kind == "recheck" else ():
         words += ["--remeasure", gate]
-    if kind == "model" and options.attribute:
-        words.append("--attribute")
+    if kind == "model" and options.ablate:
+        words.append("--ablate")
     if kind == "model" and options.promote is False:
         words.append("--no-promote")
     return shlex.join(without_password(word) for word in words)

@@ -62,7 +62,7 @@ class RecordedCommand(CommandOptions):
     speculation: str | None = None
     tuned: str | None = None
     tuned_claim: TuningProvenance | None = None
-    attribute: bool | None = None
+    ablate: bool | None = None
 
 
 def read_command(command: Mapping[str, Any]) -> RecordedCommand:

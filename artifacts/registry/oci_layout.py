@@ -241,5 +241,5 @@ def _damaged_blob(path: Path, what: str) -> RegistryError:
         f"a blob of the OCI layout {what}",
         where=str(path),
         hint="restore a copy of it: a file of the model is copied from the store again, once this "
-        "one is deleted, by `prepare promote RUN --replaces VERSION` with the run of the version",
+        "one is deleted, by `prepare promote RUN --if-current VERSION` with the run of the version",
     )

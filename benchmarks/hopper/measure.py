@@ -318,7 +318,7 @@ def quantize_again(arguments: argparse.Namespace) -> dict[str, Any]:
     copy = store / "spec.json"
     copy.write_text(json.dumps({**spec, "store": str(store)}))
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if arguments.cpu else {}
-    command = [sys.executable, "-P", "-m", "pipeline.cli.main", "stage", "run", str(copy)]
+    command = [sys.executable, "-P", "-m", "pipeline.cli.main", "task", "run", str(copy)]
     # Its standard output is for programs: events as JSON lines.
     subprocess.run(command, env={**os.environ, **hidden}, stdout=subprocess.DEVNULL, check=True)
     folder = store / "stages" / spec["stage"] / spec["key"]

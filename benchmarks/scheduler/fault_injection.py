@@ -244,7 +244,7 @@ def kind_of(title: str) -> str:
     """What a process with that command line is."""
     marks = {
         "supervisor.py": "supervisor",
-        "stage run": "stage",
+        "task run": "stage",
         "ray::": "worker",
     }
     return next((kind for mark, kind in marks.items() if mark in title), "")

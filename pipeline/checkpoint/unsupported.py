@@ -37,5 +37,5 @@ def own_code_error(config: str) -> PrepareError:
     return CheckpointError(
         "the checkpoint requires running its own Python code",
         where=f"{config}, key {CODE_KEY}",
-        hint="read that code; if you trust it, add --yes-trust-remote-code",
+        hint="read that code; if you trust it, add --trust-remote-code",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.display import open_display
-from pipeline.cli.options import MOST_DAYS
+from pipeline.cli.options import MAX_DAYS
 from pipeline.cli.tables import print_table
 from pipeline.core.errors import ExitCode
 from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, EnvironmentName
@@ -156,10 +156,13 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")
     ] = False,
-    keep_days: Annotated[
+    older_than: Annotated[
         float,
         typer.Option(
-            min=0, max=MOST_DAYS, help="Keep outdated environments used within this many days."
+            min=0,
+            max=MAX_DAYS,
+            metavar="DAYS",
+            help="Remove outdated environments that were not used for this long.",
         ),
     ] = 7,
     as_json: AsJson = False,
@@ -170,12 +173,12 @@ def gc(
 
       prepare env gc --dry-run
 
-      prepare env gc --keep-days 0
+      prepare env gc --older-than 0
     """
     from pipeline.environments.garbage_collection import collect
     from pipeline.environments.settings import load_settings
 
-    removed = collect(load_settings(), dry_run=dry_run, keep_days=keep_days)
+    removed = collect(load_settings(), dry_run=dry_run, older_than_days=older_than)
     if as_json:
         _print_json(map(dataclasses.asdict, removed))
         return

@@ -6,19 +6,20 @@ from typing import Annotated
 
 from artifacts.number_format import format_megabytes
 from pipeline.cli.display import open_display
-from pipeline.cli.options import MOST_DAYS, JsonOption, RegistryOption, StoreOption, option
+from pipeline.cli.options import MAX_DAYS, JsonOption, RegistryOption, StoreOption, option
 from pipeline.cli.tables import print_json, print_table
 
 
 def gc(
-    days: Annotated[
+    older_than: Annotated[
         float,
         option(
-            "--days",
+            "--older-than",
             "Keep what is younger, and what such runs used.",
+            metavar="DAYS",
             show_default=True,
             min=0,
-            max=MOST_DAYS,
+            max=MAX_DAYS,
         ),
     ] = 30,
     dry_run: Annotated[bool, option("--dry-run", "List it; remove nothing.")] = False,
@@ -29,7 +30,7 @@ def gc(
     """Remove stages, runs and answers that nothing refers to any more.
 
     It keeps what an alias or the history of a registry names, what a run younger
-    than --days used, and all that these rest on. It asks every registry that
+    than --older-than used, and all that these depend on. It asks every registry that
     promotions and rechecks of this store went to; --registry adds one. Of a store in
     an object store this node's cache is looked through, too.
 
@@ -37,7 +38,7 @@ def gc(
 
       prepare gc --dry-run
 
-      prepare gc --days 7
+      prepare gc --older-than 7
 
     Exit codes: 0 done, 1 error (a registry that does not answer, a run in
     progress), 2 usage.
@@ -50,10 +51,10 @@ def gc(
     registries = [registry] if registry else []
     with open_display(as_json=as_json) as progress:
         if dry_run:  # also of a store that may only be read
-            garbage = find_garbage(found, registries, days, progress)
+            garbage = find_garbage(found, registries, older_than, progress)
         else:
             with found.collect(progress.note) as claim:
-                garbage = find_garbage(found, registries, days, progress)
+                garbage = find_garbage(found, registries, older_than, progress)
                 for number, each in enumerate(garbage, start=1):
                     if not claim.is_current():
                         raise claim.lost_error()

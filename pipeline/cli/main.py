@@ -16,6 +16,7 @@ from pipeline.cli import (
     env,
     gate,
     gc,
+    lint,
     model,
     plan,
     policy,
@@ -30,7 +31,7 @@ from pipeline.cli import (
     runs,
     serve,
     sign,
-    stage,
+    task,
     tune,
     verify,
 )
@@ -61,6 +62,7 @@ app.command("model")(model.model)
 app.command("plan")(plan.plan)
 app.command("gate")(gate.gate)
 app.command("tune")(tune.tune)
+app.command("lint")(lint.lint)
 app.command("verify")(verify.verify)
 app.command("sign")(sign.sign)
 app.command("report")(report.report)
@@ -76,7 +78,7 @@ app.add_typer(recipes.app, name="recipes")
 app.add_typer(policy.app, name="policy")
 app.add_typer(runs.app, name="runs")
 app.add_typer(registry.app, name="registry")
-app.add_typer(stage.app, name="stage")
+app.add_typer(task.app, name="task", hidden=True)
 
 
 def show_version(wanted: bool) -> None:
@@ -104,7 +106,7 @@ def root(
     """Options of the command as a whole."""
     if settings is not None:
         context.with_resource(use_settings(settings))
-    elif context.invoked_subcommand != "stage" and (unread := unread_settings_file()):
+    elif context.invoked_subcommand != "task" and (unread := unread_settings_file()):
         words = f"prepare --settings {unread} {context.invoked_subcommand}"
         print(f"note: ./{unread} is not read; with it: {words} ...", file=sys.stderr)
 

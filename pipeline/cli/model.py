@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import (
-    AttributeOption,
+    AblateOption,
     CheckpointArgument,
     DryRunOption,
     EvalDataOption,
@@ -35,10 +35,10 @@ def model(
     executor: ExecutorOption = None,
     dry_run: DryRunOption = None,
     as_json: JsonOption = False,
-    yes_trust_remote_code: TrustOption = False,
+    trust_remote_code: TrustOption = False,
     promote: PromoteOption = True,
     sign: SignOption = False,
-    attribute: AttributeOption = False,
+    ablate: AblateOption = False,
     remeasure: RemeasureOption = None,
     ci: CiOption = None,
     junit: JunitOption = None,
@@ -58,7 +58,7 @@ def model(
       prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
 
     With --no-promote what passed is not registered, and `prepare promote RUN` does it
-    later. --attribute tells, of a variant that failed or came close, which of weights
+    later. --ablate tells, of a variant that failed or came close, which of weights
     and KV cache costs what; two more served models are asked for that. A gate that is
     undecided because the machine was disturbed is measured on by the same command;
     --remeasure measures any gate again. In a CI job
@@ -79,10 +79,10 @@ def model(
         name=name,
         registry=registry,
         eval_data=eval_data,
-        trust_remote_code=yes_trust_remote_code,
+        trust_remote_code=trust_remote_code,
         promote=promote,
         dry_run=dry_run,
-        attribute=attribute,
+        ablate=ablate,
         remeasured=tuple(remeasure or ()),
         sign=sign,
     )

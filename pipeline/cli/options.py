@@ -28,7 +28,7 @@ def parse_store(text: str) -> Path:
     return cache_folder(check_url(text, "--store, or PREPARE_STORE"), find_home())
 
 
-MOST_DAYS = 36_500  # that something is kept; a date so long ago there is
+MAX_DAYS = 36_500  # `datetime` represents a date so long ago
 
 PATH: Mapping[str, Any] = {"parser": parse_path, "metavar": "PATH"}
 """Of an option or argument that is a path."""
@@ -148,11 +148,11 @@ DryRunOption = Annotated[
         "Try each calibrated recipe on two layers first. Default: from 2 GB of weights on.",
     ),
 ]
-AttributeOption = Annotated[
+AblateOption = Annotated[
     bool,
     setting(
-        "--attribute",
-        "Of a variant that failed or came close: which of weights and KV cache costs what.",
+        "--ablate",
+        "Measure the loss by weights and by KV cache, if a variant failed or came close.",
     ),
 ]
 RemeasureOption = Annotated[
@@ -186,12 +186,11 @@ ReferenceArgument = Annotated[
 ]
 RegisteredArgument = Annotated[str, argument("Registered name.")]
 RunArgument = Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")]
-ReplacesOption = Annotated[
+IfCurrentOption = Annotated[
     str | None,
     option(
-        "--replaces",
-        "Only if the alias points to this version now. Default: whichever it points to when "
-        "the command starts.",
+        "--if-current",
+        "Only if the alias points to this version now. Default: the version at the start.",
         metavar="VERSION",
     ),
 ]
@@ -199,7 +198,7 @@ InsecureOption = Annotated[bool, option("--insecure", "The OCI registry speaks H
 JsonOption = Annotated[bool, setting("--json", "Print JSON on stdout.")]
 TrustOption = Annotated[
     bool,
-    setting("--yes-trust-remote-code", "Run Python code that comes with the checkpoint."),
+    setting("--trust-remote-code", "Run Python code that comes with the checkpoint."),
 ]
 PromoteOption = Annotated[
     bool,

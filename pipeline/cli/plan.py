@@ -44,7 +44,7 @@ def plan(
     gpus: GpusOption = 1,
     context: ContextOption = None,
     as_json: JsonOption = False,
-    yes_trust_remote_code: TrustOption = False,
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Say what `prepare model` with the same options would do; nothing is done.
 
@@ -90,7 +90,7 @@ def plan(
         name=name,
         registry=registry,
         eval_data=eval_data,
-        trust_remote_code=yes_trust_remote_code,
+        trust_remote_code=trust_remote_code,
         dry_run=dry_run,
     )
     if gpu is not None:

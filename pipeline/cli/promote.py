@@ -8,10 +8,10 @@ import typer
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
+    IfCurrentOption,
     JsonOption,
     NameOption,
     RegistryOption,
-    ReplacesOption,
     SignOption,
     StoreOption,
     option,
@@ -40,7 +40,7 @@ def promote(
     name: NameOption = None,
     registry: RegistryOption = None,
     alias: Annotated[str | None, option("--alias", "Alias to move. Default: the policy's.")] = None,
-    replaces: ReplacesOption = None,
+    if_current: IfCurrentOption = None,
     sign: SignOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -81,7 +81,7 @@ def promote(
         override=override,
         name=name,
         alias=alias,
-        replaces=replaces,
+        replaces=if_current,
         signer=find_signer(settings, sign=sign),
     )
     with report_recorded(as_json=as_json), open_display(as_json=as_json) as progress:

@@ -56,7 +56,7 @@ def recheck(
             metavar="CHECKPOINT",
         ),
     ] = None,
-    yes_trust_remote_code: TrustOption = False,
+    trust_remote_code: TrustOption = False,
     eval_data: EvalDataOption = None,
     public_key: PublicKeyOption = None,
     registry: RegistryOption = None,
@@ -96,7 +96,7 @@ def recheck(
         eval_data=eval_data,
         force=force,
         remeasured=tuple(remeasure or ()),
-        trust_remote_code=yes_trust_remote_code,
+        trust_remote_code=trust_remote_code,
     )
     with open_display(as_json=as_json) as progress:
         outcome = run_recheck(request, load_settings(store, executor, public_key), progress)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from pipeline.cli.options import (
+    IfCurrentOption,
     JsonOption,
     RegisteredArgument,
     RegistryOption,
-    ReplacesOption,
     StoreOption,
     option,
 )
@@ -24,7 +24,7 @@ def rollback(
     ] = None,
     reason: Annotated[str, option("--reason", "Kept in the history.")] = "",
     alias: Annotated[str, option("--alias", "Alias to move back.", show_default=True)] = "champion",
-    replaces: ReplacesOption = None,
+    if_current: IfCurrentOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -55,7 +55,7 @@ def rollback(
             alias,
             ChangeReason("rollback", who=who_am_i(), reason=reason),
             to=to,
-            replaces=replaces or found.aliases(name).get(alias),
+            replaces=if_current or found.aliases(name).get(alias),
         )
     if as_json:
         print_json({"schema_version": 1, "name": name, **entry.model_dump()})

@@ -31,20 +31,20 @@ def serve(
         str,
         option(
             "--host",
-            "IP address to listen on; any other than the loopback's asks for a key in "
+            "IP address to listen on. An address other than the loopback needs a key in "
             "VLLM_API_KEY.",
             show_default=True,
         ),
     ] = HOST,
     weights: WeightsOption = None,
-    draft: Annotated[
+    draft_model: Annotated[
         Path | None,
-        option("--draft", "Folder of the draft model, of a version that was judged with one."),
+        option("--draft-model", "Folder of the draft model, if the version was judged with one."),
     ] = None,
-    anyway: Annotated[
-        bool, option("--anyway", "Serve even if this machine is not the one judged on.")
+    allow_mismatch: Annotated[
+        bool, option("--allow-mismatch", "Serve even if this machine differs from the judged one.")
     ] = False,
-    yes_trust_remote_code: TrustOption = False,
+    trust_remote_code: TrustOption = False,
     check: Annotated[
         bool, option("--check", "Only check whether it would be the judged tuple.")
     ] = False,
@@ -59,14 +59,13 @@ def serve(
 ) -> None:
     """Serve a registered version with exactly the engine and arguments it was judged with.
 
-    Its files' digests are checked, and how it is served is taken from the
-    evidence beside its weights; tags that say otherwise are refused. Where
-    engine, environment or hardware are not those of the verdict, it refuses and
-    names what differs. Ctrl-C ends it.
+    The digests of its files are checked. The arguments come from the evidence next
+    to its weights; tags that differ are refused. If engine, environment or hardware
+    are not those of the verdict, it refuses and names the difference. Ctrl-C ends it.
 
-    It answers on this machine alone. With --host 0.0.0.0 it answers to whoever
-    reaches this machine and shows the key: in plain HTTP, and paths outside of
-    /v1, such as /metrics, without the key.
+    It listens on this machine only. With --host 0.0.0.0 it answers every client
+    that has the key, over plain HTTP. Paths outside of /v1, such as /metrics,
+    need no key.
 
     Examples
 
@@ -89,12 +88,12 @@ def serve(
             weights,
             settings,
             progress,
-            trust_remote_code=yes_trust_remote_code,
-            draft=draft,
+            trust_remote_code=trust_remote_code,
+            draft=draft_model,
         )
         differences = deployment.differences()
         deployment.check_host(host)
-        if differences and not anyway:
+        if differences and not allow_mismatch:
             deployment.refuse(differences)
         facts = {
             "schema_version": 1,

@@ -29,7 +29,7 @@ class WorkItem(Record):
 
 
 class StageSpec(WorkItem):
-    """Input of `prepare stage run`: what to do (part of the key) and where (not part)."""
+    """Input of `prepare task run`: what to do (part of the key) and where (not part)."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="of this record")
     stage: str = Field(description="name of the stage, a module of pipeline.stages")

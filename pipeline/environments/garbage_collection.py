@@ -34,8 +34,8 @@ class RemovedItem:
     size_bytes: int
 
 
-def collect(settings: Settings, *, dry_run: bool, keep_days: float) -> list[RemovedItem]:
-    """Remove incomplete environments, and outdated ones that were not used for `keep_days` days.
+def collect(settings: Settings, *, dry_run: bool, older_than_days: float) -> list[RemovedItem]:
+    """Remove incomplete environments, and outdated ones that were not used for so many days.
 
     Environments that are being built or used stay. Outdated ones stay for a while because another
     checkout of prepare may use them. Compile caches go after the same time without a server start.
@@ -44,10 +44,10 @@ def collect(settings: Settings, *, dry_run: bool, keep_days: float) -> list[Remo
     removed = []
     for folder in sorted(environments_folder(settings.home).glob("*")):
         if folder.is_dir() and _FOLDER_NAME.fullmatch(folder.name):
-            found = _collect_one(folder, folder in current, dry_run, keep_days)
+            found = _collect_one(folder, folder in current, dry_run, older_than_days)
             if found is not None:
                 removed.append(found)
-    caches = [_collect_cache(each, dry_run, keep_days) for each in _caches(settings.home)]
+    caches = [_collect_cache(each, dry_run, older_than_days) for each in _caches(settings.home)]
     return [*removed, *(found for found in caches if found is not None)]
 
 
@@ -62,9 +62,9 @@ def _caches(home: Path) -> list[Path]:
     return [each for each in found if each.is_dir() and not each.is_symlink()]
 
 
-def _collect_cache(folder: Path, dry_run: bool, keep_days: float) -> RemovedItem | None:
+def _collect_cache(folder: Path, dry_run: bool, older_than_days: float) -> RemovedItem | None:
     days = (time.time() - folder.stat().st_mtime) / _SECONDS_A_DAY
-    if days < keep_days or processes_using(folder):
+    if days < older_than_days or processes_using(folder):
         return None
     found = RemovedItem(
         folder, f"compiled code, not used for {days:.0f} days", folder_bytes(folder)
@@ -78,12 +78,12 @@ def _collect_cache(folder: Path, dry_run: bool, keep_days: float) -> RemovedItem
 
 
 def _collect_one(
-    folder: Path, is_current: bool, dry_run: bool, keep_days: float
+    folder: Path, is_current: bool, dry_run: bool, older_than_days: float
 ) -> RemovedItem | None:
     try:
         lock_file(folder).parent.mkdir(exist_ok=True)
         with FileLock(lock_file(folder), timeout=0):
-            reason = _reason_to_remove(folder, is_current, keep_days)
+            reason = _reason_to_remove(folder, is_current, older_than_days)
             if reason is None or processes_using(folder):
                 return None
             found = RemovedItem(folder, reason, folder_bytes(folder))
@@ -102,10 +102,10 @@ def _collect_one(
         ) from error
 
 
-def _reason_to_remove(folder: Path, is_current: bool, keep_days: float) -> str | None:
+def _reason_to_remove(folder: Path, is_current: bool, older_than_days: float) -> str | None:
     if read_record(folder) is None:
         return "half-built"
     if is_current:
         return None
     days = (time.time() - (folder / RECORD_NAME).stat().st_mtime) / _SECONDS_A_DAY
-    return f"outdated, not used for {days:.0f} days" if days >= keep_days else None
+    return f"outdated, not used for {days:.0f} days" if days >= older_than_days else None

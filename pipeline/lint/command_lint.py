@@ -24,7 +24,7 @@ from recipes.gpu import GpuType
 from recipes.schema import AcceleratorName
 
 Severity = Literal["fails", "harms", "idle", "note"]
-WHERE = "--lint"
+WHERE = "prepare lint"
 MOST_LETTERS = 20_000
 # Also as docker takes it.
 _VARIABLE = re.compile(r"(?:-e|--env=)?([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
@@ -143,7 +143,7 @@ def _take_line_apart(text: str) -> ParsedCommand:
         raise UsageError(
             "there is no vLLM server in that command line",
             where=WHERE,
-            hint="give it whole, in quotes: --lint 'vllm serve MODEL --max-num-seqs 256'",
+            hint="give it whole, in quotes: prepare lint 'vllm serve MODEL --max-num-seqs 256'",
         )
     before = (_VARIABLE.fullmatch(word) for word in words[:begin])
     return ParsedCommand(

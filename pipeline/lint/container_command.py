@@ -33,7 +33,7 @@ def command_lines(text: str) -> list[str]:
             if _LINE_OF_A_FILE.search(text):
                 raise UsageError(
                     f"this is a file of containers that cannot be read: {error}",
-                    where="--lint",
+                    where="prepare lint",
                     hint="mend the YAML; of a template give what it comes to (`helm template`)",
                 ) from error
             return []

@@ -47,7 +47,7 @@ class ModelRequest:
     trust_remote_code: bool
     promote: bool = True
     dry_run: bool | None = None
-    attribute: bool = False
+    ablate: bool = False
     remeasured: tuple[str, ...] = ()  # gates
     sign: bool = False  # what is promoted
 
@@ -87,7 +87,7 @@ class ResolvedOptions:
     rungs: tuple[str, ...] = ()
     promote: bool = True
     dry_run: bool | None = None
-    attribute: bool = False
+    ablate: bool = False
     remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
     start_spread: StartSpread | None = None  # of servers here, as the store has measured it
     tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
@@ -134,7 +134,7 @@ class ResolvedOptions:
             "trust_remote_code": self.trust_remote_code,
             "promote": self.promote,
             "dry_run": self.dry_run,
-            **({"attribute": True} if self.attribute else {}),
+            **({"ablate": True} if self.ablate else {}),
         }
 
 
@@ -189,7 +189,7 @@ def choose(
         rungs=rungs,
         promote=request.promote,
         dry_run=request.dry_run,
-        attribute=request.attribute,
+        ablate=request.ablate,
         remeasured=remeasured,
         start_spread=spread_of_starts(
             Store(settings.store).records(SPEED.name, leave_out_damaged=True),

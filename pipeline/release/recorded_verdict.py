@@ -23,7 +23,7 @@ from recipes.schema import Family, Recipe, ServingProfile
 from recipes.workload import read_pinned
 
 SHOWN = 100  # characters of a tag
-TRUST_OPTION = "--yes-trust-remote-code"
+TRUST_OPTION = "--trust-remote-code"
 
 
 @dataclass(frozen=True)

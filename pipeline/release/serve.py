@@ -120,7 +120,7 @@ class Deployment:
             where=f"{name} version {version}",
             hint=f"judge it here (`prepare recheck {name}@{version}` says whether its verdict "
             "stands; one that was made elsewhere counts where --store names its store), or add "
-            "--anyway to serve it without a verdict that holds",
+            "--allow-mismatch to serve it without a verdict that holds",
         )
 
     @contextmanager
@@ -198,8 +198,8 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
             f"it was judged with a draft model, of digest {str(wanted)[:12]}"
             if wanted
             else "it was judged without a draft model",
-            where="--draft",
-            hint="name its folder: --draft FOLDER" if wanted else "leave --draft out",
+            where="--draft-model",
+            hint="name its folder: --draft-model FOLDER" if wanted else "leave --draft-model out",
         )
     folder = draft.expanduser().absolute()
     found = inspect_folder(
@@ -214,7 +214,7 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
         raise UsageError(
             f"this is not the draft model that it was judged with: its digest is "
             f"{found.digest[:12]}, then it was {wanted[:12]}",
-            where=f"--draft {draft}",
+            where=f"--draft-model {draft}",
             hint="name the folder of the same checkpoint",
         )
     return folder

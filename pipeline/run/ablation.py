@@ -1,4 +1,4 @@
-"""Tells what of a variant's loss is its weights', and what its KV cache's: `--attribute`.
+"""Tells what of a variant's loss is its weights', and what its KV cache's: `--ablate`.
 
 Of each suite whose gate failed, stayed open or came close, two more served models are asked the
 questions that baseline and variant have answered: the variant's weights with the baseline's KV

@@ -89,7 +89,7 @@ def run_choices(
         session.log,
         progress,
     )
-    if choices.attribute:
+    if choices.ablate:
         AblationRun(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])

@@ -39,7 +39,7 @@ from recipes.engines import find_engine
 
 
 class ServingTask(WorkItem):
-    """What is asked of whom; `prepare stage run` does it."""
+    """What is asked of whom; `prepare task run` does it."""
 
     stage: Literal["serving_task"] = Field(
         "serving_task", description="where a stage's spec has its name"

@@ -95,7 +95,7 @@ class TuneRequest:
     candidates: str
     version: str | None = None  # registered, whose folder the checkpoint is
     trust_remote_code: bool = False
-    to: Path | None = None  # file of the tuned profile beside the one in the run's folder
+    output: Path | None = None  # further file for the tuned profile
 
 
 def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:
@@ -107,8 +107,8 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     Raises:
         PrepareError: the request itself is wrong, so there is no run.
     """
-    if request.to is not None:
-        check_place(request.to)
+    if request.output is not None:
+        check_place(request.output)
     candidates = load_candidates(request.candidates)
     executor = executor_of(settings)
     node = find_node(executor, request.profile, settings.store, progress)
@@ -166,17 +166,17 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
         )
         found = _inspection(checkpoint)
         tuning = TuningRun(planner, session.stages, session.log, profile, machine, found)
-        return tuning.run(request.to)
+        return tuning.run(request.output)
 
     return session.run(work)
 
 
 def check_place(file: Path) -> None:
     """See that a tuned profile can be written there; raises UsageError, hours before it is."""
-    with raise_as(UsageError, NOT_THERE, f"--to {file}", ELSEWHERE):
+    with raise_as(UsageError, NOT_THERE, f"--output {file}", ELSEWHERE):
         is_open = file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)
         if not (is_open and (file.is_file() or not os.path.lexists(file))):
-            raise UsageError(NOT_THERE, where=f"--to {file}", hint=ELSEWHERE)
+            raise UsageError(NOT_THERE, where=f"--output {file}", hint=ELSEWHERE)
 
 
 def _inspection(checkpoint: Checkpoint) -> CheckpointInspection | None:
@@ -227,11 +227,11 @@ class TuningRun:
         )
         self._entrants: dict[str, ScreeningCandidate] = {ENGINE_DEFAULTS: planner.engine_defaults}
 
-    def run(self, to: Path | None = None) -> ExitCode:
+    def run(self, output: Path | None = None) -> ExitCode:
         """Race, confirm the winner, write its profile.
 
         Args:
-            to: another file for the tuned profile; None for none.
+            output: another file for the tuned profile; None for none.
 
         Raises:
             PrepareError: stock failed, or what is no candidate's fault.
@@ -245,7 +245,7 @@ class TuningRun:
         if winner is None:
             self._note(verdict="fail", reason="nothing was faster than stock in the race")
         else:
-            self._confirm(winner, to)
+            self._confirm(winner, output)
         return CODES[self._report.verdict or "undecided"]
 
     def _enter(self, name: str, candidate: ServingCandidate | None, lever: str = "") -> None:
@@ -340,7 +340,7 @@ class TuningRun:
         best = max(raced, key=lambda each: each.output_tokens_per_s or 0.0)
         return None if best.name == ENGINE_DEFAULTS else self._entrants[best.name]
 
-    def _confirm(self, winner: ScreeningCandidate, to: Path | None) -> None:
+    def _confirm(self, winner: ScreeningCandidate, output: Path | None) -> None:
         """Claim that the winner is faster than stock, and measure that anew."""
         self._stages.progress.note(
             f"{winner.name} won the race; now it is measured against stock on fresh servers, with "
@@ -364,10 +364,10 @@ class TuningRun:
             text = dump_profile(self._tuned(winner, record))
             write_atomically(file, text)
             self._note(profile=str(file))
-            if to is not None:
-                with raise_as(UsageError, NOT_THERE, f"--to {to}", ELSEWHERE):
-                    write_atomically(to, text)
-                self._note(profile=str(to))
+            if output is not None:
+                with raise_as(UsageError, NOT_THERE, f"--output {output}", ELSEWHERE):
+                    write_atomically(output, text)
+                self._note(profile=str(output))
 
     def _ask_winner(self, winner: ScreeningCandidate) -> tuple[Attempt, VariantPlan]:
         """Measure the winner against stock, planned again where the ledger changes meanwhile."""

@@ -400,7 +400,7 @@ def test_the_alias_moves_back_and_forth(demo: Demo, tmp_path: Path) -> None:
     pulled = told("pull", f"{name}@champion", str(tmp_path / "pulled"))
     assert pulled["version"] == before
     assert told("serve", f"{name}@champion", "--check")["differences"] == []
-    garbage = told("gc", "--days", "0", "--dry-run")["removed"]
+    garbage = told("gc", "--older-than", "0", "--dry-run")["removed"]
     assert not [each for each in garbage if "/quantize/" in each["path"]]
 
 

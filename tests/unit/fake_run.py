@@ -180,7 +180,7 @@ class FakeRun:
         identities: of the environments.
         trust_remote_code: serve with code of the checkpoint's own.
         uri: of the registry that the run names; a file in the store if not given.
-        attribute: say which of weights and KV cache costs what.
+        ablate: measure the loss by weights and by KV cache.
         rooms: pieces of work that can be done side by side.
         start_spread: of servers, as the store is to have measured it.
         check_laid_out: sees what was laid out, before the first question.
@@ -197,7 +197,7 @@ class FakeRun:
     identities: Mapping[str, str] = field(default_factory=lambda: IDENTITIES)
     trust_remote_code: bool = False
     uri: str = ""
-    attribute: bool = False
+    ablate: bool = False
     rooms: int = 1
     start_spread: StartSpread | None = None
     check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
@@ -276,7 +276,7 @@ class FakeRun:
             log,
             stages.progress,
         )
-        if self.attribute:
+        if self.ablate:
             AblationRun(plan, stages, log, "queries are quantized, too").run()
         for served in ("baseline", *self.recipes):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")

@@ -1,6 +1,6 @@
 """What runs pieces of work somewhere: the shape of an executor.
 
-A piece of work is a file, and `prepare stage run FILE` does it, on whatever machine: one stage, or
+A piece of work is a file, and `prepare task run FILE` does it, on whatever machine: one stage, or
 a model's server with the stages that ask it. It may be done twice: what is done already is found in
 the store.
 """

@@ -59,7 +59,7 @@ class LocalAllocation:
         self._room = room
 
     def submit(self, task: Path, log: Path) -> LocalJob:
-        """Start `prepare stage run SPEC` as a guarded child, which sees its own GPUs only."""
+        """Start `prepare task run SPEC` as a guarded child, which sees its own GPUs only."""
         variables = stage_environment(
             {**os.environ, **credential_variables()}, stage_in(task), needs_of(task)
         )

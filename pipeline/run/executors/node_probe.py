@@ -1,4 +1,4 @@
-"""A node describes itself, as a piece of work that `prepare stage run` does there."""
+"""A node describes itself, as a piece of work that `prepare task run` does there."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from pipeline.run.executors.resources import (
     most_frequent,
     words_of,
 )
-from pipeline.run.executors.stage_process import STAGE_RUN, check_end, needs_of, stage_in
+from pipeline.run.executors.stage_process import TASK_RUN, check_end, needs_of, stage_in
 from pipeline.run.executors.work_events import pass_on
 
 SECONDS_BETWEEN_READS = 0.2
@@ -244,7 +244,7 @@ class SlurmAllocation:
             requeued=shlex.quote(json.dumps(requeued)),
             # Slurm itself leaves all of them to a job that asked for none.
             hide_gpus="" if self._needs.gpus else "export CUDA_VISIBLE_DEVICES=",
-            command=shlex.join([self._options.python, *STAGE_RUN, str(task)]),
+            command=shlex.join([self._options.python, *TASK_RUN, str(task)]),
         )
         files = {"output": events, "error": log, "chdir": task.parent}
         return [

@@ -1,4 +1,4 @@
-"""`prepare stage run` as a guarded child: what every executor starts, on its node."""
+"""`prepare task run` as a guarded child: what every executor starts, on its node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 from pipeline.core.untrusted.record import MAX_BYTES
 
 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
-STAGE_RUN = ("-P", "-m", "pipeline.cli.main", "stage", "run")
+TASK_RUN = ("-P", "-m", "pipeline.cli.main", "task", "run")
 
 
 def start(
@@ -37,7 +37,7 @@ def start(
     """
     with open_log(log) as log_file:
         return SupervisedProcess(
-            [sys.executable, *STAGE_RUN, str(task)],
+            [sys.executable, *TASK_RUN, str(task)],
             environment=variables,
             output=subprocess.PIPE,
             errors=log_file,

@@ -1,4 +1,4 @@
-"""What a piece of work tells of itself: JSON lines, as `prepare stage run` writes them."""
+"""What a piece of work tells of itself: JSON lines, as `prepare task run` writes them."""
 
 from __future__ import annotations
 

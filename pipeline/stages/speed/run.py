@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.speed.gate_rule import ClaimRule
-from eval_gates.speed.load_log import BEGUN, LoadLog, MeasurementInProgress
+from eval_gates.speed.load_log import IN_PROGRESS, LoadLog, MeasurementInProgress
 from eval_gates.speed.load_run import LOADS, LoadRun
 from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.screening import ScreeningRule
@@ -37,7 +37,7 @@ from recipes.traffic_file import prompts_of
 VARIABLES = {"PYTHONHASHSEED": "0"}
 Context = StageContext[SpeedParameters, SpeedRuntime]
 PROMPTS = "prompts.jsonl"
-RESUMED = (LOADS, BEGUN)  # blocks of a killed try are not drawn anew
+RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn anew
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def test_nothing_is_removed_beside_a_job_whose_driver_is_gone(
     task = run / "stages" / "kept.json"
     stages.task("kept").rename(task)
     job = submit(executor, task)
-    gc = [sys.executable, "-P", "-m", "pipeline.cli.main", "gc", "--days", "0", "--store"]
+    gc = [sys.executable, "-P", "-m", "pipeline.cli.main", "gc", "--older-than", "0", "--store"]
 
     def collect() -> int:
         return subprocess.run([*gc, str(stages.store.root)], check=False).returncode

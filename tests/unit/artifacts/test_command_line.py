@@ -88,7 +88,7 @@ def test_a_recheck() -> None:
         "requested": asked,
     }
     assert command_line("recheck", command) == (
-        "prepare recheck tiny@1 --profile h200 --source ./here --yes-trust-remote-code --force"
+        "prepare recheck tiny@1 --profile h200 --source ./here --trust-remote-code --force"
     )
     one_gate = {**command, "force": False, "remeasured": ["code", "speed.ratio.chat"]}
     assert command_line("recheck", one_gate).endswith(
@@ -101,7 +101,7 @@ def test_names_that_are_no_paths_stay(tmp_path: Path, checkpoint: str) -> None:
     command = chosen(tmp_path, checkpoint, trust_remote_code=True)
     line = command_line("model", command, public=True)
     assert line.startswith(f"prepare model {checkpoint} --recipe fp8-dynamic --recipe awq-w4a16 ")
-    assert line.endswith(" --yes-trust-remote-code")
+    assert line.endswith(" --trust-remote-code")
     assert line == command_line("model", command)
 
 
@@ -131,8 +131,8 @@ def test_of_two_endpoints() -> None:
 
 
 def test_attribution_is_asked_for_again(tmp_path: Path) -> None:
-    command = chosen(tmp_path, "org/model", attribute=True)
-    assert "--attribute" in shlex.split(command_line("model", command))
+    command = chosen(tmp_path, "org/model", ablate=True)
+    assert "--ablate" in shlex.split(command_line("model", command))
     without = chosen(tmp_path, "org/model")
-    assert "--attribute" not in command_line("model", without)
-    assert "attribute" not in without
+    assert "--ablate" not in command_line("model", without)
+    assert "ablate" not in without

@@ -22,7 +22,7 @@ from sample_reports import run_report
 from typer.testing import CliRunner
 
 from pipeline import __version__
-from pipeline.cli import stage
+from pipeline.cli import task
 from pipeline.cli.main import app, main, report_error
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.interruption import INTERRUPTIONS
@@ -101,7 +101,7 @@ def test_plan_takes_the_very_same_options_and_gpus() -> None:
     of_the_end = [
         ["--promote"],
         ["--sign"],
-        ["--attribute"],
+        ["--ablate"],
         ["--remeasure"],
         ["--ci"],
         ["--junit"],
@@ -229,7 +229,7 @@ def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path)
 
 def test_a_stage_whose_spec_is_a_pipe_waits_for_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "spec.json")
-    done = prepare(tmp_path, "stage", "run", str(tmp_path / "spec.json"))
+    done = prepare(tmp_path, "task", "run", str(tmp_path / "spec.json"))
     assert done.returncode == 2
     assert "named pipe" in done.stdout
 
@@ -239,7 +239,7 @@ def test_a_stage_with_a_bad_spec_is_2_and_an_event(tmp_path: Path, content: str 
     spec = tmp_path / "spec.json"
     if content is not None:
         spec.write_text(content, encoding="utf-8", errors="surrogateescape")
-    done = prepare(tmp_path, "stage", "run", str(spec))
+    done = prepare(tmp_path, "task", "run", str(spec))
     assert done.returncode == 2
     [event] = [json.loads(line) for line in done.stdout.splitlines()]
     assert event["event"] == "error"
@@ -263,7 +263,7 @@ def waiting_stage(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str
     (folder / "spec.json").write_text(spec.model_dump_json())
     with Store(store).hold(spec.key):
         child = subprocess.Popen(
-            [*PREPARE, "stage", "run", str(folder / "spec.json")],
+            [*PREPARE, "task", "run", str(folder / "spec.json")],
             stdout=subprocess.PIPE,
             text=True,
             **options,
@@ -348,9 +348,9 @@ def test_a_stage_that_is_interrupted_tells_of_no_defect(
     def interrupted(*_: Any) -> None:
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
-    monkeypatch.setattr("pipeline.cli.stage.run_stage", interrupted)
+    monkeypatch.setattr("pipeline.cli.task.run_stage", interrupted)
     with pytest.raises(RuntimeError):  # which the command makes 130 of
-        stage.run(tmp_path / "spec.json")
+        task.run(tmp_path / "spec.json")
     assert "event" not in capfd.readouterr().out
 
 
@@ -380,7 +380,7 @@ GATE = ("gate", "--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0
         ("pull", "a@1"),
         ("serve", "a@1", "--weights"),
         ("report", "--output"),
-        ("stage", "run"),
+        ("task", "run"),
         (*GATE, "--tokenizer"),
         (*GATE, "--tokenizer", ".", "--junit"),
     ],

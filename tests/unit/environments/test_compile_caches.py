@@ -90,11 +90,11 @@ def test_what_nobody_has_used_for_a_while_is_collected(tmp_path: Path) -> None:
     folder = Path(opened(tmp_path)["VLLM_CACHE_ROOT"])
     folder.mkdir()
     (folder / "compiled").write_bytes(b"x" * 100_000)
-    assert collect(settings, dry_run=False, keep_days=7) == []
+    assert collect(settings, dry_run=False, older_than_days=7) == []
     then = time.time() - 8 * 86_400
     os.utime(folder.parent, (then, then))
-    (found,) = collect(settings, dry_run=True, keep_days=7)
+    (found,) = collect(settings, dry_run=True, older_than_days=7)
     assert (found.path, folder.exists()) == (folder.parent, True)
     assert found.size_bytes >= 100_000
-    assert len(collect(settings, dry_run=False, keep_days=7)) == 1
+    assert len(collect(settings, dry_run=False, older_than_days=7)) == 1
     assert not folder.parent.exists()

@@ -54,12 +54,12 @@ def current(settings: Settings, *, finished: bool = True) -> Path:
 
 
 def test_nothing_there(settings: Settings) -> None:
-    assert collect(settings, dry_run=False, keep_days=0) == []
+    assert collect(settings, dry_run=False, older_than_days=0) == []
 
 
 def test_an_outdated_one_goes(settings: Settings) -> None:
     folder = old(settings, idle_days=30)
-    (removed,) = collect(settings, dry_run=False, keep_days=7)
+    (removed,) = collect(settings, dry_run=False, older_than_days=7)
     assert removed.path == folder
     assert removed.reason == "outdated, not used for 30 days"
     assert removed.size_bytes >= 100_000
@@ -68,28 +68,28 @@ def test_an_outdated_one_goes(settings: Settings) -> None:
 
 def test_a_dry_run_removes_nothing(settings: Settings) -> None:
     folder = old(settings, idle_days=30)
-    assert [item.path for item in collect(settings, dry_run=True, keep_days=7)] == [folder]
+    assert [item.path for item in collect(settings, dry_run=True, older_than_days=7)] == [folder]
     assert (folder / RECORD_NAME).exists()
     assert (folder / "payload").exists()
 
 
 def test_an_outdated_one_of_late_stays(settings: Settings) -> None:
     folder = old(settings, idle_days=3)
-    assert collect(settings, dry_run=False, keep_days=7) == []
+    assert collect(settings, dry_run=False, older_than_days=7) == []
     assert folder.exists()
-    assert collect(settings, dry_run=False, keep_days=0)
+    assert collect(settings, dry_run=False, older_than_days=0)
     assert not folder.exists()
 
 
 def test_a_current_one_stays_however_old(settings: Settings) -> None:
     folder = current(settings)
-    assert collect(settings, dry_run=False, keep_days=0) == []
+    assert collect(settings, dry_run=False, older_than_days=0) == []
     assert folder.exists()
 
 
 def test_a_half_built_one_goes_even_if_current(settings: Settings) -> None:
     folder = current(settings, finished=False)
-    (removed,) = collect(settings, dry_run=False, keep_days=7)
+    (removed,) = collect(settings, dry_run=False, older_than_days=7)
     assert (removed.path, removed.reason) == (folder, "half-built")
     assert not folder.exists()
 
@@ -97,7 +97,7 @@ def test_a_half_built_one_goes_even_if_current(settings: Settings) -> None:
 def test_one_that_is_being_built_stays(settings: Settings) -> None:
     folder = current(settings, finished=False)
     with hold(folder, "serve-cpu", NullProgress()):
-        assert collect(settings, dry_run=False, keep_days=0) == []
+        assert collect(settings, dry_run=False, older_than_days=0) == []
     assert folder.exists()
 
 
@@ -107,15 +107,15 @@ def test_one_that_a_process_runs_from_stays(settings: Settings) -> None:
     python.symlink_to(sys.executable)
     user = subprocess.Popen([python, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert collect(settings, dry_run=False, keep_days=0) == []
+        assert collect(settings, dry_run=False, older_than_days=0) == []
         assert folder.exists()
     finally:
         user.communicate(b"\n")
-    assert collect(settings, dry_run=False, keep_days=0)
+    assert collect(settings, dry_run=False, older_than_days=0)
 
 
 @pytest.mark.parametrize("name", ["mine", "serve-cpu", "serve-cpu-0123456789abcdeg", ".locks"])
 def test_folders_that_are_not_ours_stay(settings: Settings, name: str) -> None:
     folder = place(settings.home / "environments" / name, finished=False)
-    assert collect(settings, dry_run=False, keep_days=0) == []
+    assert collect(settings, dry_run=False, older_than_days=0) == []
     assert folder.exists()

@@ -185,7 +185,7 @@ def test_an_option_given_twice_is_told() -> None:
 def test_what_is_no_server_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as error:
         on_h100(text)
-    assert error.value.where == "--lint"
+    assert error.value.where == "prepare lint"
 
 
 @given(

@@ -55,7 +55,7 @@ class TestCheckpoint:
         checkpoints.write(auto_map={"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"})
         error = checkpoints.fault()
         assert "its own Python code" in error.message
-        assert "--yes-trust-remote-code" in error.hint
+        assert "--trust-remote-code" in error.hint
         allowed = checkpoints.choices(trust_remote_code=True)
         assert checkpoints.located(allowed).needs_remote_code
 

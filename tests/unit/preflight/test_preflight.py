@@ -139,7 +139,7 @@ class TestCheckpoint:
         found = preflight(LLAMA_3_8B | {"auto_map": {"AutoModel": "modeling_own.Own"}})
         (fault,) = found.faults()
         assert "its own Python code" in fault.message
-        assert "--yes-trust-remote-code" in fault.hint
+        assert "--trust-remote-code" in fault.hint
         assert replace(found, trust_remote_code=True).faults() == []
 
     def test_a_shape_that_is_not_told_is_no_fault_and_is_said(self) -> None:

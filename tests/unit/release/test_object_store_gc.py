@@ -156,7 +156,7 @@ def test_who_begins_meanwhile_waits(url: str, tmp_path: Path, what: str) -> None
 def test_the_command_says_what_it_removed(url: str, tmp_path: Path) -> None:
     sites = [node(url, tmp_path, name, ONE) for name in ("first", "second")]
     sites[0].run()
-    commands = [["gc", "--days", "0", "--json", "--store", str(site.root)] for site in sites]
+    commands = [["gc", "--older-than", "0", "--json", "--store", str(site.root)] for site in sites]
     told: list[dict[str, Any]] = []
 
     def remove_all(command: list[str]) -> None:

@@ -129,7 +129,7 @@ def test_a_lost_blob_is_copied_again_as_the_hint_says(site: OciSite, tmp_path: P
     site.layouts.blob_path("model", config.blob).unlink()
     with pytest.raises(RegistryError, match="missing") as caught:
         pull_version(site.layouts, version, tmp_path / "pulled", None)
-    assert "--replaces" in caught.value.hint
+    assert "--if-current" in caught.value.hint
     site.promote(variant=TWO, replaces="2")
     assert pull_version(site.layouts, version, tmp_path / "pulled", None) > 1
     assert len(site.layouts.history("model")) == 2

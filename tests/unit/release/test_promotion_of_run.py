@@ -268,7 +268,7 @@ def test_the_command(good: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTOR", "ann")
     result = CliRunner().invoke(app, ["promote", f"latest:{TWO}"], catch_exceptions=False)
     assert result.stdout.splitlines()[0] == f"model@champion is version 1 ({TWO})"
-    arguments = ["promote", f"{good.report.run}:{ONE}", "--json", "--replaces", "1"]
+    arguments = ["promote", f"{good.report.run}:{ONE}", "--json", "--if-current", "1"]
     told = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
     assert told["versions"] == {ONE: "2"}
     assert told["replaced"] == "1"
@@ -361,7 +361,7 @@ class TestCollection:
         log._alive.release()
 
     def test_the_command(self, good: FakeRun) -> None:
-        arguments = ["gc", "--days", "0", "--store", str(good.store.root), "--json"]
+        arguments = ["gc", "--older-than", "0", "--store", str(good.store.root), "--json"]
         told = json.loads(
             CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False).stdout
         )

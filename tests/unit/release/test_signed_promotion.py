@@ -97,7 +97,7 @@ class Site:
         self.command("push", "model@champion", target, key=key)
 
     def serve(self, key: Path | None) -> None:
-        self.command("serve", "model@champion", "--check", "--anyway", key=key)
+        self.command("serve", "model@champion", "--check", "--allow-mismatch", key=key)
 
     def recheck(self, key: Path | None) -> None:
         request = RecheckRequest("model@champion", registry=self.made.uri)

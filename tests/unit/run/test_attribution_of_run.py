@@ -1,4 +1,4 @@
-"""`--attribute`: two further served models are asked, and what they show is in the record."""
+"""`--ablate`: two further served models are asked, and what they show is in the record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def losing(*losers: str, every: int = 3) -> Callable[[str, str, int], float]:
 
 def attributed(root: Path, *losers: str, every: int = 3, **more: object) -> FakeRun:
     models = PretendModels(losing(*losers, every=every), questions=QUESTIONS)
-    options = {"serving": OTHER_CACHES, "attribute": True, **more}
+    options = {"serving": OTHER_CACHES, "ablate": True, **more}
     made = FakeRun(root / "store", models, policy(batch=16), (RECIPE,), **options)  # type: ignore[arg-type]
     made.run()
     return made
@@ -133,7 +133,7 @@ def test_a_server_that_fails_leaves_the_verdict_alone(tmp_path: Path) -> None:
         policy(batch=16),
         (RECIPE,),
         serving=OTHER_CACHES,
-        attribute=True,
+        ablate=True,
     )
     report = run.run()
     assert report.variants[0].verdict == "fail"

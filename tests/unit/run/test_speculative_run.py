@@ -89,7 +89,7 @@ def test_it_is_promoted_read_back_and_told(run: FakeRun, tmp_path: Path) -> None
     assert find_draft(past.deployable, None, settings) is None
     with pytest.raises(UsageError) as caught:
         find_draft(past.deployable, Path("somewhere"), settings)
-    assert caught.value.where == "--draft"
+    assert caught.value.where == "--draft-model"
 
 
 def test_what_accepts_by_chance_is_never_promoted(tmp_path: Path) -> None:

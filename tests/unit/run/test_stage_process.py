@@ -1,4 +1,4 @@
-"""What `prepare stage run` refuses to do on whatever node it is started."""
+"""What `prepare task run` refuses to do on whatever node it is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from pipeline import __version__
-from pipeline.cli import stage
+from pipeline.cli import task
 from pipeline.core.installation import this_prepare
 from pipeline.core.process_environment import forwarded_environment, stage_environment
 from pipeline.environments.definition import Accelerator
@@ -24,10 +24,10 @@ from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 def test_work_of_another_prepare_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, theirs: str
 ) -> None:
-    task = tmp_path / "task.json"
-    task.write_text(json.dumps({"prepare": theirs, "stage": kind, "a key of that version": 1}))
+    file = tmp_path / "task.json"
+    file.write_text(json.dumps({"prepare": theirs, "stage": kind, "a key of that version": 1}))
     with pytest.raises(typer.Exit):
-        stage.run(task)
+        task.run(file)
     error = json.loads(capfd.readouterr().out)
     assert error["kind"] == "StageError"
     assert theirs in error["message"]
@@ -43,7 +43,7 @@ def test_only_work_that_asks_an_endpoint_of_others_has_its_key(
     model = ServingSpec(
         name="a", folder="/f", arguments=None, ready_timeout_seconds=1, endpoint=endpoint
     )
-    task = ServingTask(
+    item = ServingTask(
         store=str(tmp_path),
         accelerator=Accelerator.CPU,
         folder=str(tmp_path),
@@ -52,7 +52,7 @@ def test_only_work_that_asks_an_endpoint_of_others_has_its_key(
         specs=[],
     )
     file = tmp_path / "task.json"
-    file.write_text(task.model_dump_json())
+    file.write_text(item.model_dump_json())
     shell = {"OPENAI_API_KEY": "key"}
     for given in (
         stage_environment(shell, stage_in(file), needs_of(file)),

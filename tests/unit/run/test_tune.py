@@ -140,7 +140,7 @@ def test_a_profile_that_cannot_be_written_where_it_was_wanted_is_in_the_runs_fol
     made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
     with pytest.raises(UsageError) as error:
         made.run(tmp_path / "gone" / "tuned.yaml")
-    assert error.value.where == f"--to {tmp_path / 'gone' / 'tuned.yaml'}"
+    assert error.value.where == f"--output {tmp_path / 'gone' / 'tuned.yaml'}"
     assert (made.report.verdict, made.report.profile) == ("pass", str(made.log.folder / PROFILE))
 
 

@@ -1,4 +1,4 @@
-"""`prepare stage run`: one piece of work from its file; what every executor runs, anywhere."""
+"""`prepare task run`: a work item, read from its file. Executors start it on a node."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ AnyTask = TypeVar("AnyTask", bound=WorkItem)
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Run a single stage; what `prepare model` runs for each step.",
+    help="Run one work item; executors start this command on a node.",
 )
 
 
 @app.callback()
-def stage() -> None:
+def task() -> None:
     """Keep `run` a subcommand."""
 
 
@@ -37,13 +37,11 @@ def run(
         Path, typer.Argument(metavar="SPEC.json", show_default=False, parser=parse_path)
     ],
 ) -> None:
-    """Run the stage that SPEC.json describes; events go to stdout as JSON lines.
-
-    Nothing else does: what is printed meanwhile goes to stderr.
+    """Run the work item in SPEC.json. Events go to stdout as JSON lines, all else to stderr.
 
     Example
 
-      prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
+      prepare task run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
     events = EventWriter(reserve_stdout_for_events())
     from pipeline.core.redaction import redact
