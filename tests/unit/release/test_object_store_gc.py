@@ -49,7 +49,7 @@ def collect(store: Store, days: float = 0) -> set[str]:
 
 def names(url: str) -> list[str]:
     """All objects but those that stay: leases, probes of the clock, and the ledger of attempts."""
-    stay = ("claims/", "attempts/", "measurements/")
+    stay = ("leases/", "attempts/", "measurements/")
     found = (name for name in ObjectStore(url).names() if not name.startswith(stay))
     return [name for name in found if not name.endswith("/.probe")]
 
@@ -122,7 +122,7 @@ def test_not_while_a_stage_is_written_without_a_run(url: str, tmp_path: Path) ->
         assert folder is not None
         with pytest.raises(StoreError) as caught, second.store.collect():
             find_garbage(second.store, [], 0, Listener())
-        assert caught.value.where.endswith("claims/abc")
+        assert caught.value.where.endswith("leases/abc")
         write_atomically(folder / RECORD, stage_record().model_dump_json())
     collect(second.store)
     assert second.store.find("judge", "abc") is None
