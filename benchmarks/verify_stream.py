@@ -24,7 +24,7 @@ import numpy as np
 from pipeline.verification.dequantize import StoredPart, layer_parts, layer_weights
 from pipeline.verification.quantization_noise import chunks
 from pipeline.verification.tensor_files import open_folder
-from pipeline.verification.weight_format import WeightFormat, expected_formats
+from recipes.weight_format import WeightFormat
 
 SHAPES = {
     "self_attn.q_proj": (4096, 4096),
@@ -48,10 +48,10 @@ import json, resource, sys, time
 from pathlib import Path
 from pydantic import TypeAdapter
 from pipeline.verification.verification import verify_variant
-from recipes.quantization import Quantization
+from recipes.quantization import AnyQuantization
 
 source, variant, recipe = sys.argv[1:]
-quantization = TypeAdapter(Quantization).validate_json(recipe)
+quantization = TypeAdapter(AnyQuantization).validate_json(recipe)
 started = time.perf_counter()
 found = verify_variant(Path(source), Path(variant), quantization, lambda done, total: None)
 seconds = time.perf_counter() - started
@@ -152,9 +152,9 @@ def measure(recipe: str, folder: Path, blocks: int) -> dict[str, Any]:
     """Write both checkpoints and verify one against the other in a process of its own."""
     from pydantic import TypeAdapter
 
-    from recipes.quantization import Quantization
+    from recipes.quantization import AnyQuantization
 
-    form = expected_formats(TypeAdapter(Quantization).validate_python(RECIPES[recipe]))[0]
+    form = TypeAdapter(AnyQuantization).validate_python(RECIPES[recipe]).weight_formats[0]
     source, variant = folder / "source", folder / "variant"
     for place in (source, variant):
         place.mkdir(parents=True)

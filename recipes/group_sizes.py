@@ -1,26 +1,35 @@
-"""Columns that share a scale; standard library only, since the quantizers' environments ask too."""
+"""Columns that share a scale; standard library only, because quantizers' environments import it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-# Of compressed-tensors' presets. FP8_BLOCK quantizes activations by 128 columns.
-OF_PRESETS = {"FP8_BLOCK": 128, "NVFP4": 16}
-# Rows that share a scale, where it is not one a row or one a matrix.
-ROWS_OF_PRESETS = {"FP8_BLOCK": 128}
+from pipeline.core.errors import StageError
 
 
-def sizes_to_try(quantization: Mapping[str, Any]) -> tuple[int, ...]:
-    """The group sizes to try, in order; empty where any number of columns will do."""
-    scheme = quantization.get("scheme")
-    if quantization["kind"] == "preset":
-        return (OF_PRESETS[scheme],) if scheme in OF_PRESETS else ()
-    if "group_size" not in quantization or scheme == "W8A8":
-        return ()
-    return (quantization["group_size"], *quantization["smaller_group_sizes"])
+def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
+    """Return the first size that divides all columns; None if none does."""
+    widths = set(columns)
+    return next((size for size in sizes if all(width % size == 0 for width in widths)), None)
 
 
-def rows_to_divide(quantization: Mapping[str, Any]) -> int | None:
-    """Rows of a block, which have to divide those of layers that the engine puts together."""
-    return ROWS_OF_PRESETS.get(str(quantization.get("scheme")))
+def dividing_group_size(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
+    """Return the group size to use; None without sizes.
+
+    Args:
+        sizes: of the recipe, in the order to try; empty for a recipe without groups.
+        columns: of all quantized matrices.
+
+    Raises:
+        StageError: no size divides all columns.
+    """
+    widths = set(columns)
+    size = find_dividing(sizes, widths)
+    if sizes and size is None:
+        raise StageError(
+            f"no group size of {list(sizes)} divides layers with {sorted(widths)} columns",
+            where="recipe key quantization.group_size",
+            hint="use a recipe whose quantization.smaller_group_sizes has one that divides them, "
+            "or one without groups, such as fp8-dynamic",
+        )
+    return size

@@ -1,13 +1,25 @@
-"""The ways to quantize that a recipe can ask for; a recipe names one by its `kind`."""
+"""What a kind of quantization is: its keys in a recipe, and what every other package asks of it.
+
+A kind is a subclass of :class:`Quantization`, found by the entry point of its name in the group
+`prepare.quantizers`. Only the core imports it. The worker that it names runs in another environment
+and gets plain data.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
+from pipeline.core.plugins import QUANTIZERS, find_plugin, load_class
 from recipes.config_model import ConfigModel, Seed
+from recipes.group_sizes import find_dividing
+from recipes.of_kind import OfKind
+from recipes.weight_format import WeightFormat
+
+Rounding = Literal["nearest", "compensated", "rescaled"]
 
 
 class Calibration(ConfigModel):
@@ -35,22 +47,115 @@ class Calibration(ConfigModel):
     seed: Seed = Field(20240814, description="of the shuffle, and of torch while quantizing")
 
 
-class NoQuantization(ConfigModel):
-    """The checkpoint as it is: the recipe of the baseline."""
+class Quantization(ConfigModel):
+    """One kind of quantization. A subclass sets `kind`, `worker`, `weight_formats` and
+    `sqnr_floor_db`, and overrides what differs.
+    """
 
-    kind: Literal["none"] = "none"
-    ignore: list[str] = Field(default=[], max_length=0)
-    calibration: None = None
-
-
-class _LinearLayers(ConfigModel):
-    """What all ways to quantize have in common: they take linear layers, and leave some alone."""
-
+    kind: str
     ignore: list[str] = Field(
         default=["lm_head"],
         max_length=2_000,
         description="modules kept in 16 bits: names, shell patterns, or 're:' expressions",
     )
+    calibration: Calibration | None = None
+
+    quantizes: ClassVar[bool] = True  # False for the baseline
+    # Managed environment that the worker runs in: `quantize` has llm-compressor and torch.
+    environment: ClassVar[str] = "quantize"
+
+    @property
+    def worker(self) -> str:
+        """Module with `run(spec, progress, output) -> facts of QuantizeResult`.
+
+        `spec` has checkpoint (folder), quantization (the recipe's keys, with `ignore` resolved),
+        group_sizes, calibration_file (None for a Hub dataset), trust_remote_code, compute_dtype.
+        At module level it may import the standard library and what `environment` has.
+        """
+        raise NotImplementedError
+
+    @property
+    def weight_formats(self) -> tuple[WeightFormat, ...]:
+        """Possible formats of the weights: one for each group size, in the order to try."""
+        raise NotImplementedError
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether weights are cast file by file, without the model, and a killed try is resumed."""
+        return False
+
+    # What verification expects (docs/explanation/weight-verification.md).
+
+    @property
+    def sqnr_floor_db(self) -> float:
+        """Minimum SQNR of a sound layer. A swapped layer has -3 or 0."""
+        raise NotImplementedError
+
+    @property
+    def rounding(self) -> Rounding:
+        """What is done to weights in addition to rounding.
+
+        nearest: nothing. compensated: later weights absorb an error, so rows may differ in places.
+        rescaled: columns are scaled, and the layers before them by the inverse.
+        """
+        return "nearest"
+
+    @property
+    def stores_kv_scales(self) -> bool:
+        """Whether scales of an FP8 KV cache are stored with the weights."""
+        return False
+
+    # Whether unquantized tensors are stored in the source's types.
+    keeps_types: ClassVar[bool] = True
+
+    # Resources and time.
+
+    # Bytes for each weight of a matrix that verification must hold completely.
+    checked_bytes: ClassVar[float] = 0.0
+
+    @property
+    def forward_passes(self) -> float | None:
+        """How often the calibration's tokens go through the layers; None where it is not known."""
+        return None
+
+    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
+        """Return memory of `size` bytes of weights on a CPU server.
+
+        Args:
+            wide: the profile serves in float32.
+        """
+        return size
+
+    # Words for a model card.
+
+    def format_words(self, group_size: int | None) -> str:
+        """Number formats of weights and activations, with the group size that was used."""
+        return self.weight_formats[0].label
+
+    @property
+    def method_words(self) -> str:
+        """How weights are quantized, as sentences."""
+        return ""
+
+    # Consequences of the formats.
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Columns that may share a scale, in the order to try; empty if any number will do."""
+        sizes = (form.shared_columns for form in self.weight_formats)
+        return tuple(size for size in sizes if size is not None)
+
+    @property
+    def rows_of_block(self) -> int | None:
+        """Rows that share a scale, which must divide those of layers that the engine merges."""
+        block = self.weight_formats[0].block
+        return block[0] if block else None
+
+    def choose_format(self, columns: Iterable[int]) -> WeightFormat:
+        """Return the first format whose groups divide these columns, else the first of all."""
+        size = find_dividing(self.group_sizes, columns)
+        formats = self.weight_formats
+        return next((form for form in formats if form.shared_columns == size), formats[0])
 
     @field_validator("ignore")
     @classmethod
@@ -63,83 +168,14 @@ class _LinearLayers(ConfigModel):
         return ignore
 
 
-class PresetQuantization(_LinearLayers):
-    """A preset of compressed-tensors, weights rounded to nearest, by llm-compressor."""
-
-    kind: Literal["preset"]
-    scheme: Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4"] = Field(
-        description="FP8_DYNAMIC: per-channel weights, per-token activations. FP8_BLOCK: weights "
-        "in blocks of 128 x 128. FP8: one static scale a tensor, calibrated. NVFP4: 4-bit floats "
-        "in groups of 16"
-    )
-    kv_cache_scales: bool = Field(
-        False, description="calibrate the scales of an FP8 KV cache and keep them with the weights"
-    )
-    calibration: Calibration | None = Field(
-        None, description="needed where activations or KV cache have static scales, else absent"
-    )
-
-    @model_validator(mode="after")
-    def _static_scales_are_calibrated(self) -> PresetQuantization:
-        static = self.kv_cache_scales or self.scheme in ("FP8", "NVFP4")
-        if static and self.calibration is None:
-            raise ValueError(f"{self.scheme} has static scales here: add the key 'calibration'")
-        if not static and self.calibration is not None:
-            raise ValueError(f"{self.scheme} needs no data: remove the key 'calibration'")
-        return self
+def _model(kind: str) -> type[Quantization]:
+    found: type[Quantization] = load_class(QUANTIZERS, kind, Quantization)
+    return found
 
 
-class _InGroups(_LinearLayers):
-    """Columns of a weight that share a scale."""
-
-    group_size: int = Field(128, description="columns that share a scale", ge=1, le=65_536)
-    smaller_group_sizes: list[Annotated[int, Field(ge=1, le=65_536)]] = Field(
-        default=[64, 32],
-        max_length=16,
-        description="tried in this order when group_size does not divide; reported",
-    )
-    calibration: Calibration
+AnyQuantization = Annotated[Quantization, OfKind(QUANTIZERS, _model)]
 
 
-class AwqQuantization(_InGroups):
-    """Activation-aware weight quantization (arXiv 2306.00978) by llm-compressor."""
-
-    kind: Literal["awq"]
-    bits: Literal[4, 8] = 4
-    symmetric: bool = False
-    observer: Literal["minmax", "mse"] = Field(
-        "minmax", description="how a group's range is found: its extremes, or the least error"
-    )
-    # llm-compressor 0.14 divides by this less two.
-    grid_points: int = Field(20, ge=3, le=1_000, description="candidate scales tried per layer")
-
-
-class GptqQuantization(_InGroups):
-    """GPTQ (arXiv 2210.17323), with SmoothQuant (arXiv 2211.10438) before it where asked for."""
-
-    kind: Literal["gptq"]
-    scheme: Literal["W4A16", "W8A8"] = Field(
-        description="W4A16: 4-bit weights in groups, symmetric. W8A8: 8-bit weights per channel "
-        "(no groups), 8-bit activations per token"
-    )
-    dampening: float = Field(
-        0.01, ge=1e-9, lt=1, description="added to the Hessian's diagonal, as a share of its mean"
-    )
-    smoothing_strength: float | None = Field(
-        None, ge=1e-6, lt=1, description="of SmoothQuant; absent: not used"
-    )
-
-
-class AutoAwqQuantization(_InGroups):
-    """AWQ by AutoAWQ itself, in its own checkpoint format (GEMM): 4 bits with zero points."""
-
-    kind: Literal["autoawq"]
-    clip_search: bool = Field(
-        False, description="search for clipping of the weights too: about ten times slower"
-    )
-
-
-Quantization = Annotated[
-    NoQuantization | PresetQuantization | AwqQuantization | GptqQuantization | AutoAwqQuantization,
-    Field(discriminator="kind"),
-]
+def for_worker(quantization: Quantization) -> dict[str, str]:
+    """Return what a worker imports the kind's package by."""
+    return find_plugin(QUANTIZERS, quantization.kind).for_worker()

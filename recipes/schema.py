@@ -19,7 +19,7 @@ from pipeline.core.hardware import Hardware
 from recipes.config_model import ConfigModel, Name
 from recipes.engine_arguments import check_arguments, check_counts, check_variables
 from recipes.engines import DEFAULT, find_engine
-from recipes.quantization import Calibration, Quantization
+from recipes.quantization import AnyQuantization, Calibration
 from recipes.speculative import SpeculativeConfig, Word
 from recipes.workload import AnyWorkload
 
@@ -34,7 +34,7 @@ class Recipe(ConfigModel):
     name: Name
     summary: str = Field(description="one line for `prepare recipes list`")
     family: Literal["baseline"] | Family = Field(description="which margins a policy applies")
-    quantization: Quantization
+    quantization: AnyQuantization
     minimum_compute_capability: float | None = Field(
         None,
         ge=1,

@@ -22,7 +22,6 @@ from artifacts.evidence.card_text import (
     noise_words,
     optimization_words,
     percent,
-    quantization_words,
     speculative_words,
 )
 from artifacts.gate_row import gate_row, speed_row
@@ -172,7 +171,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "license_words": license_words(source),
         "gigabytes": f"{result.weights_bytes / 1e9:.3g}",
         "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
-        "quantization_words": quantization_words(quantization, result),
+        "quantization_words": quantization.format_words(result.group_size),
         "optimization_words": optimization_words(quantization, result),
         "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.ignore),
         "calibration_words": calibration_words(quantization, result),

@@ -9,25 +9,7 @@ from pipeline.core.untrusted.text import markdown, markdown_code, markdown_link
 from pipeline.serving.serving_arguments import KV_DTYPE
 from pipeline.stages.check_weights import CheckWeightsResult
 from pipeline.stages.quantize import QuantizeResult
-from recipes.quantization import (
-    AutoAwqQuantization,
-    AwqQuantization,
-    GptqQuantization,
-    PresetQuantization,
-    Quantization,
-)
-
-PRESETS = {
-    "FP8_DYNAMIC": "FP8 weights (one scale an output channel), FP8 activations (one scale a token, "
-    "found while serving)",
-    "FP8_BLOCK": "FP8 weights (one scale a block of 128 x 128), FP8 activations",
-    "FP8": "FP8 weights and activations, one static scale a tensor",
-    "NVFP4": "4-bit floats (NVFP4) in groups of 16, weights and activations",
-}
-GPTQ_SCHEMES = {
-    "W4A16": "4-bit weights, 16-bit activations",
-    "W8A8": "8-bit weights (one scale an output channel), 8-bit activations (one scale a token)",
-}
+from recipes.quantization import Quantization
 
 
 def percent(score: float) -> float:
@@ -52,41 +34,12 @@ def license_words(source: SourceInfo) -> str:
     return f"{markdown(name)}, as the source's"
 
 
-def quantization_words(quantization: Quantization, result: QuantizeResult) -> str:
-    """Number format and granularity, as far as the recipe's kind is known here."""
-    groups = f" in groups of {result.group_size}" if result.group_size else ""
-    if isinstance(quantization, PresetQuantization):
-        return PRESETS[quantization.scheme]
-    if isinstance(quantization, GptqQuantization):
-        return f"{GPTQ_SCHEMES[quantization.scheme]}{groups}"
-    if isinstance(quantization, AwqQuantization):
-        points = "" if quantization.symmetric else ", with zero points"
-        return f"{quantization.bits}-bit weights{groups}{points}, 16-bit activations"
-    if isinstance(quantization, AutoAwqQuantization):
-        return f"4-bit weights{groups}, with zero points, 16-bit activations"
-    return quantization.kind
-
-
 def optimization_words(quantization: Quantization, result: QuantizeResult) -> str:
     """How the weights of the linear layers were quantized, as sentences."""
-    ways = {
-        "preset": "Weights are rounded to nearest, by llm-compressor.",
-        "awq": "AWQ (arXiv 2306.00978), by llm-compressor: channels that matter to the activations "
-        "are scaled up before rounding.",
-        "autoawq": "AWQ (arXiv 2306.00978), by AutoAWQ.",
-        "gptq": "GPTQ (arXiv 2210.17323), by llm-compressor: each rounding is compensated by the "
-        "weights that follow.",
-    }
     modules = result.quantized_modules
     count = f" of {modules} linear layers" if modules else " of the linear layers"
-    smoothed = (
-        quantization.smoothing_strength if isinstance(quantization, GptqQuantization) else None
-    )
-    smoothing = (
-        f" SmoothQuant (arXiv 2211.10438) before it, strength {smoothed:g}." if smoothed else ""
-    )
-    way = ways.get(quantization.kind, "")
-    return f"{quantization_words(quantization, result)}{count}. {way}{smoothing}".strip()
+    words = quantization.format_words(result.group_size)
+    return f"{words}{count}. {quantization.method_words}".strip()
 
 
 def calibration_words(quantization: Quantization, result: QuantizeResult) -> str:
@@ -112,7 +65,7 @@ def kv_cache_words(deployable: Deployable, quantization: Quantization) -> str:
         return name
     scales = (
         "queries' scales are 1.0, keys' and values' are calibrated"
-        if isinstance(quantization, PresetQuantization) and quantization.kv_cache_scales
+        if quantization.stores_kv_scales
         else "the scales of queries, keys and values are 1.0"
     )
     return f"{name}, and so is attention: queries are quantized as well; {scales}"

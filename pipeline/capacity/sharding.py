@@ -117,7 +117,7 @@ def shards(inspection: CheckpointInspection, weights: VariantWeights) -> Sharded
         columns=frozenset(columns),
         grouped_columns=frozenset(grouped),
         rows=frozenset(rows),
-        group=weights.precision.group if weights.precision else None,
+        group=weights.form.shared_columns if weights.form else None,
         latent=inspection.cache.attention == "mla",
         read_per_token=read,
         mxfp4=mxfp4,

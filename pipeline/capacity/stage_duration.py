@@ -18,7 +18,6 @@ from pipeline.capacity.stage_resources import limit_calibration
 from pipeline.core.record import Record
 from pipeline.core.stage import TypedStageRecord
 from pipeline.core.store import Store
-from pipeline.environments.quantizers import is_streamed
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.serving.served_model import ServedModel
@@ -29,24 +28,12 @@ from pipeline.stages.dry_run import DryRunParameters
 from pipeline.stages.quantize import QuantizeParameters, QuantizeResult
 from pipeline.stages.speed import SpeedParameters
 from recipes.gpu import GpuType
-from recipes.quantization import (
-    AutoAwqQuantization,
-    AwqQuantization,
-    NoQuantization,
-    PresetQuantization,
-    Quantization,
-)
 from recipes.schema import Recipe, ServingProfile
 
 NOT_KNOWN = "not known"
 DISK_BYTES_PER_S = 1e9
 SHARE_OF_PEAK = 0.3
 FLOP_PER_PARAMETER = 2  # one multiplication and one addition a token
-SEQUENTIAL_PASSES = 2  # layer by layer: once to see activations, once to pass them on
-# A candidate scale of AWQ runs the parts of a layer that are smoothed: attention, MLP and, a second
-# time, what comes after the products inside of them.
-AWQ_SHARE_OF_LAYER = 1.3
-AUTOAWQ_GRID_POINTS = 20  # fixed in AutoAWQ 0.2.9
 SAME_SIZE = 0.02  # a variant of the same model differs by no more
 Known = TypedStageRecord[Record, Record]
 
@@ -118,8 +105,8 @@ def stage_minutes(
     """Every variant's stages, the baseline's first; it has neither quantize nor check_weights."""
     found = []
     for recipe in recipes:
-        is_baseline = isinstance(recipe.quantization, NoQuantization)
-        for stage in (*(() if is_baseline else ("quantize", "check_weights")), "serve", "measure"):
+        made_by = ("quantize", "check_weights") if recipe.quantization.quantizes else ()
+        for stage in (*made_by, "serve", "measure"):
             known = seen.minutes(stage, recipe.name)
             if known is not None:
                 found.append(StageDuration(stage, recipe.name, known, "seen here"))
@@ -142,9 +129,9 @@ def estimate(
     moved = inspection.source.weights_bytes + weights.bytes
     disk = f"{moved / 1e9:,.1f} GB of disk at an assumed {DISK_BYTES_PER_S / 1e9:g} GB/s"
     seconds = moved / DISK_BYTES_PER_S
-    if is_streamed(recipe.quantization.model_dump()):
+    if recipe.quantization.is_streamed:
         return StageDuration("quantize", recipe.name, seconds / 60, f"lower estimate: {disk}")
-    passes = forward_passes(recipe.quantization)
+    passes = recipe.quantization.forward_passes
     calibration = limit_calibration(recipe.quantization.calibration, profile)
     if passes is None or calibration is None or gpu.tflops_16_bit is None:
         return StageDuration("quantize", recipe.name, None, NOT_KNOWN)
@@ -160,22 +147,6 @@ def estimate(
         f"{parameters / 1e9:,.1f} B parameters at {100 * SHARE_OF_PEAK:.0f} % of "
         f"{gpu.tflops_16_bit:g} TFLOPS; {disk}",
     )
-
-
-def forward_passes(quantization: Quantization) -> float | None:
-    """How often the calibration's tokens go through the layers; None where more than that counts.
-
-    GPTQ's solver and AutoAWQ's clip search take most of their time elsewhere.
-    """
-    if isinstance(quantization, PresetQuantization):
-        return SEQUENTIAL_PASSES if quantization.calibration else None
-    if isinstance(quantization, AwqQuantization):
-        points = quantization.grid_points
-    elif isinstance(quantization, AutoAwqQuantization) and not quantization.clip_search:
-        points = AUTOAWQ_GRID_POINTS
-    else:
-        return None
-    return SEQUENTIAL_PASSES + AWQ_SHARE_OF_LAYER * (points + 1)  # and once as it is
 
 
 def _is_on(of: Record, gpu: GpuType) -> TypeGuard[ServedModel]:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pipeline.capacity.sharding import WIDE_TYPES
-from pipeline.environments.quantizers import is_streamed
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
@@ -18,27 +17,17 @@ from pipeline.verification.dequantize import ROW_STEP
 from pipeline.verification.quantization_noise import CHUNK_ELEMENTS
 from pipeline.verification.verification import MAX_THREADS
 from recipes.engines import find_engine
-from recipes.quantization import (
-    AutoAwqQuantization,
-    Calibration,
-    GptqQuantization,
-    NoQuantization,
-    PresetQuantization,
-    Quantization,
-)
+from recipes.quantization import Calibration
 from recipes.schema import Recipe, ServingProfile
 
 LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB beside the demo's weights
 CHECKING_BYTES = GIB // 8  # Python with numpy
 COMPARED_COPIES = 8  # of the rows that a thread compares, in 32 bits
-AUTOAWQ_BYTES = 5 / 8  # a weight, of a matrix held whole: 4 bits, its group's numbers in 32 bits
 SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache
 STREAMED_SHARDS = 2  # one being read or cast, one being written
 ELEMENT_BYTES = 2  # of the type that models are loaded in
 CACHED_COPIES = 2  # the inputs of a layer, and its outputs, of all samples
 LAYER_COPIES = 4  # of one batch inside a layer, in 32 bits: input, gate, up and their product
-FP8_BYTES_ON_CPU = 4  # the serving plugin widens FP8 weights to 32 bits
-FOUR_BITS_IN_FLOAT32 = 8  # it does so with 4-bit weights where the profile serves in float32
 SMALL_FILES_BYTES = 50_000_000  # tokenizer, config, record and logs of a variant
 
 
@@ -81,10 +70,10 @@ def quantize_need(
 ) -> StageResources | None:
     """Memory and disk of a recipe's `quantize`; None for the baseline, which has none."""
     quantization = recipe.quantization
-    if isinstance(quantization, NoQuantization):
+    if not quantization.quantizes:
         return None
     disk = weights.bytes + SMALL_FILES_BYTES
-    if is_streamed(quantization.model_dump()):
+    if quantization.is_streamed:
         # A published model whose files' sizes are not known counts as one file: rather too much.
         shard = inspection.source.largest_file_bytes or inspection.source.weights_bytes
         host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
@@ -108,13 +97,13 @@ def quantize_need(
 
 def check_need(recipe: Recipe, weights: VariantWeights) -> StageResources | None:
     """Memory of a recipe's `check_weights`, whatever the size; None for the baseline."""
-    if isinstance(recipe.quantization, NoQuantization):
+    if not recipe.quantization.quantizes:
         return None
     matrices = [each.tensor for each in weights.tensors if each.quantized]
     widest = max((each.shape[-1] for each in matrices), default=0)
     thread = COMPARED_COPIES * 4 * max(CHUNK_ELEMENTS, ROW_STEP * widest)
-    if isinstance(recipe.quantization, AutoAwqQuantization):
-        thread += int(AUTOAWQ_BYTES * max((each.elements for each in matrices), default=0))
+    largest = max((each.elements for each in matrices), default=0)
+    thread += int(recipe.quantization.checked_bytes * largest)
     host = CHECKING_BYTES + MAX_THREADS * thread
     return StageResources(
         "check_weights", recipe.name, host, 0, "some rows for each of four threads"
@@ -133,7 +122,7 @@ def serve_need(
         return StageResources("serve", recipe.name, None, 0, "weights and cache are on the GPU")
     wide = profile.engine_arguments.get("dtype") in ("float32", "float")
     served = sum(
-        _quantized_bytes_on_cpu(each.bytes, recipe.quantization, wide=wide)
+        recipe.quantization.bytes_on_cpu(each.bytes, wide=wide)
         if each.quantized
         else _plain_bytes_on_cpu(each.bytes, each.tensor.dtype, wide=wide)
         for each in weights.tensors
@@ -170,10 +159,3 @@ def limit_calibration(
 def _plain_bytes_on_cpu(size: int, dtype: str, *, wide: bool) -> int:
     sixteen = size // 2 if dtype in WIDE_TYPES else size
     return 2 * sixteen if wide else sixteen
-
-
-def _quantized_bytes_on_cpu(size: int, quantization: Quantization, *, wide: bool) -> int:
-    if isinstance(quantization, PresetQuantization) and quantization.scheme.startswith("FP8"):
-        return FP8_BYTES_ON_CPU * size
-    eight_bits = isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8"
-    return FOUR_BITS_IN_FLOAT32 * size if wide and not eight_bits else size

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def print_capacity(plan: CapacityPlan) -> None:
     """The checkpoint, its bytes, each variant on the GPUs, and what to do."""
-    from pipeline.inspection.precision import PRECISIONS
+    from pipeline.inspection.inspection import SHOWN_FORMATS
 
     inspection = plan.site.inspection
     print(headline(inspection))
@@ -29,7 +29,7 @@ def print_capacity(plan: CapacityPlan) -> None:
     )
     print_table(
         ["all matrices of attention, MLP and experts in", "weights"],
-        [[p.name, gigabytes(inspection.bytes_at(p))] for p in PRECISIONS],
+        [[form.label, gigabytes(inspection.bytes_at(form))] for form in SHOWN_FORMATS],
     )
     print(site_line(plan))
     print_table(
@@ -81,8 +81,8 @@ def treatment(plan: CapacityPlan, kind: str) -> list[str]:
         if not quantized:
             words.append("as it is" if left else "-")
         else:
-            precision = weights.precision.name if weights.precision else ""
-            words.append(f"{precision}{'; in part' if left else ''}")
+            label = weights.form.label if weights.form else ""
+            words.append(f"{label}{'; in part' if left else ''}")
     return words
 
 

@@ -1,4 +1,4 @@
-"""Capabilities that packages declare as entry points: suites, engines, executors, registries.
+"""Capabilities that packages declare as entry points, such as suites, engines and registries.
 
 An entry point is ``name = "module:class"`` in a group such as ``prepare.suites``; ours stand in
 pyproject.toml as those of any other package do. Listing them reads metadata only; a module is
@@ -23,6 +23,7 @@ SUITES = "prepare.suites"
 ENGINES = "prepare.engines"
 EXECUTORS = "prepare.executors"
 REGISTRIES = "prepare.registries"
+QUANTIZERS = "prepare.quantizers"
 PLUGINS = "plugins"  # key of a worker's specification
 OURS = "prepare-model"
 _TREE = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -46,6 +47,19 @@ class EnvironmentName(StrEnum):
 
 RUN_ENVIRONMENTS = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
 """Environments of every run; others are built for the recipes that need them."""
+
+
+def environments_for(quantizers: Iterable[str]) -> tuple[EnvironmentName, ...]:
+    """Return the environments of a run, in the order of EnvironmentName.
+
+    Args:
+        quantizers: names of the environments that its recipes quantize in.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    required = {*RUN_ENVIRONMENTS, *map(environment_name, quantizers)}
+    return tuple(name for name in EnvironmentName if name in required)
 
 
 @dataclass(frozen=True)

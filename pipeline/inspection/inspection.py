@@ -15,12 +15,20 @@ from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.kv_cache import KvCacheSpec, kv_cache
 from pipeline.inspection.model_shape import ModelShape, model_shape
 from pipeline.inspection.module_kind import MODULE_KINDS, ModuleKind, module_kind
-from pipeline.inspection.precision import PRECISIONS, Precision
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from recipes.quantization import Quantization
+from recipes.weight_format import WeightFormat
 
 # The decoder's matrices; embeddings, routers and vision towers usually keep 16 bits.
 MATRICES: tuple[ModuleKind, ...] = ("attention", "mlp", "experts")
+# Formats that inspection shows for every checkpoint.
+SHOWN_FORMATS = (
+    WeightFormat("dense", 16, "float", "none"),
+    WeightFormat("float-quantized", 8, "float", "channel"),
+    WeightFormat("int-quantized", 8, "int", "channel"),
+    WeightFormat("pack-quantized", 4, "int", "group", group=128, symmetric=False),
+    WeightFormat("pack-quantized", 4, "int", "group", group=128),
+)
 
 
 @dataclass(frozen=True)
@@ -50,13 +58,13 @@ class CheckpointInspection:
         """Elements of all tensors."""
         return sum(self.parameters.values())
 
-    def bytes_at(self, precision: Precision) -> int:
-        """Return the size with attention, MLP and expert matrices at this precision.
+    def bytes_at(self, form: WeightFormat) -> int:
+        """Return the size with attention, MLP and expert matrices in this format.
 
         All other tensors have 16 bits. Fused experts count as one matrix with the rows of all.
         """
         return sum(
-            precision.matrix_bytes(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+            form.matrix_bytes(math.prod(tensor.shape[:-1]), tensor.shape[-1])
             if self._is_matrix(name, tensor)
             else 2 * tensor.elements
             for name, tensor in self.source.tensors.items()
@@ -89,7 +97,7 @@ class CheckpointInspection:
             "parameters": self.parameters_total,
             "parameters_by_kind": self.parameters,
             "weights_bytes": self.source.weights_bytes,
-            "bytes_at": {p.name: self.bytes_at(p) for p in PRECISIONS},
+            "bytes_at": {form.label: self.bytes_at(form) for form in SHOWN_FORMATS},
             "kv_cache": {
                 "attention": cache.attention,
                 "heads": cache.heads,

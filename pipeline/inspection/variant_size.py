@@ -11,9 +11,9 @@ from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.divisibility import find_undivided_columns
 from pipeline.inspection.header_source import read_folder
 from pipeline.inspection.linear_layers import is_head, is_quantizable, is_tied
-from pipeline.inspection.precision import Precision, choose_precision
 from pipeline.inspection.unquantized_modules import ignore_list
-from recipes.quantization import NoQuantization, Quantization
+from recipes.quantization import Quantization
+from recipes.weight_format import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class VariantWeights:
     """All tensors of a variant."""
 
     tensors: tuple[VariantTensor, ...]  # in the source's order
-    precision: Precision | None  # of quantized tensors; None without any
+    form: WeightFormat | None  # of quantized tensors; None without any
     # Columns that no group size of the recipe divides; quantization will fail.
     undivided: tuple[int, ...]
 
@@ -59,23 +59,23 @@ def variant_weights(
     tied = is_tied(config)
     kept = {name: tensor for name, tensor in tensors.items() if not (tied and is_head(name))}
     chosen = set()
-    if not isinstance(quantization, NoQuantization):
+    if quantization.quantizes:
         ignore = ignore_list(tensors, config, quantization.ignore)
         chosen = {n for n, t in kept.items() if is_quantizable(n, t, ignore)}
     columns = {kept[name].shape[1] for name in chosen}
-    precision = choose_precision(quantization, columns) if chosen else None
+    form = quantization.choose_format(columns) if chosen else None
     return VariantWeights(
         tensors=tuple(
-            VariantTensor(name, tensor, _bytes(tensor, precision, name in chosen), name in chosen)
+            VariantTensor(name, tensor, _bytes(tensor, form, name in chosen), name in chosen)
             for name, tensor in kept.items()
         ),
-        precision=precision,
+        form=form,
         undivided=find_undivided_columns(quantization, columns),
     )
 
 
-def _bytes(tensor: TensorEntry, precision: Precision | None, chosen: bool) -> int:
-    if precision is None or not chosen:
+def _bytes(tensor: TensorEntry, form: WeightFormat | None, chosen: bool) -> int:
+    if form is None or not chosen:
         return tensor.size
     rows, columns = tensor.shape
-    return precision.matrix_bytes(rows, columns)
+    return form.matrix_bytes(rows, columns)

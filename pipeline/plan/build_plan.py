@@ -10,8 +10,8 @@ from pipeline.checkpoint.folder import (
 )
 from pipeline.core.errors import UsageError
 from pipeline.core.events import NullProgress, Progress
+from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, identity
-from pipeline.environments.quantizers import environments_for
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan.data_sources import SourceResolver
@@ -82,7 +82,7 @@ def make_planner(
     """What plans these choices."""
     accelerator = Accelerator(choices.profile.accelerator)
     environments = {
-        *environments_for(recipe.quantization for recipe in choices.recipes),
+        *environments_for(recipe.quantization.environment for recipe in choices.recipes),
         find_engine(choices.profile.engine).environment,
     }
     return ModelPlanner(

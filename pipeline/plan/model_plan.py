@@ -12,7 +12,7 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
-from pipeline.environments.quantizers import is_streamed, quantizer_of
+from pipeline.environments.definition import environment_name
 from pipeline.inspection.header_source import HeaderSource, read_folder
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
 from pipeline.plan.data_sources import SourceResolver
@@ -285,14 +285,12 @@ class ModelPlanner:
         )
 
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
-        environment = quantizer_of(quantization.kind).environment
+        environment = environment_name(quantization.environment)
         tensors, config = self.source.tensors, self.source.config
         data: dict[str, Any] = {}
         file: Path | None = None
         needs_hub = False
-        compute = (
-            CalibrationCompute() if is_streamed(quantization.model_dump()) else self._compute()
-        )
+        compute = CalibrationCompute() if quantization.is_streamed else self._compute()
         if quantization.calibration is not None:
             calibration, data, file = self.sources.calibration(
                 quantization.calibration, self.profile.calibration_limit, recipe.name

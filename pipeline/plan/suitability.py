@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import StageError, UsageError
-from pipeline.environments.quantizers import is_streamed
 from pipeline.inspection.divisibility import find_undivided_rows
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.unquantized_modules import decoder_layers
@@ -114,7 +113,7 @@ def check_experts(recipe: Recipe, tensors: Mapping[str, TensorEntry]) -> None:
         StageError: the source has the experts of a layer in one tensor, and the recipe would have
             to take them apart.
     """
-    if is_streamed(recipe.quantization.model_dump()):
+    if recipe.quantization.is_streamed:
         return
     for name, tensor in tensors.items():
         if is_expert_stack(name, len(tensor.shape)):
@@ -138,7 +137,7 @@ def check_mtp(
     Raises:
         StageError: the source has such layers, and the recipe is not streamed.
     """
-    if is_streamed(recipe.quantization.model_dump()):
+    if recipe.quantization.is_streamed:
         return
     layers = decoder_layers(config)
     for name, tensor in tensors.items():

@@ -44,7 +44,7 @@ from recipes.engine_arguments import (
 )
 from recipes.engines import find_engine
 from recipes.policy import Policy
-from recipes.quantization import NoQuantization
+from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import Recipe, ServingProfile
 from recipes.speed import SpeedPolicy, ThroughputRatioGate
 from recipes.tuning_candidates import (

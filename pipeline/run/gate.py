@@ -54,7 +54,7 @@ from pipeline.stages.attempts import AttemptLedger, AttemptScope, Remeasured, va
 from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import load_policy
 from recipes.policy import Policy
-from recipes.quantization import NoQuantization
+from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import Family, Recipe
 
 

@@ -21,8 +21,8 @@ from pipeline.core.record import Record
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
+from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
-from pipeline.environments.quantizers import environments_for
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft
@@ -278,7 +278,9 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         else {},
         environments=tuple(
             status(name, accelerator, settings)
-            for name in environments_for(recipe.quantization for recipe in choices.recipes)
+            for name in environments_for(
+                recipe.quantization.environment for recipe in choices.recipes
+            )
         ),
         faults=(*early, *late),
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,

@@ -101,9 +101,10 @@ class StageContext(Generic[Parameters, Runtime]):
         needs: Collection[NetworkAccess] = (),
         plugins: Sequence[Mapping[str, str]] = (),
     ) -> dict[str, Any]:
-        """Run `pipeline.workers.<worker>` in the stage's environment and return its result.
+        """Run a worker in the stage's environment and return its result.
 
         Args:
+            worker: module with `run(spec, progress, output)`.
             output: existing folder that it writes into; the stage's own when None.
             environment: variables of its process, beside those that every worker has.
             needs: what it has to reach; it is given the credentials for that, and no others.
@@ -131,7 +132,7 @@ class StageContext(Generic[Parameters, Runtime]):
                     [
                         python,
                         str(BOOTSTRAP),
-                        f"pipeline.workers.{worker}",
+                        worker,
                         *(str(path) for path in (spec_file, result_file, output or self.folder)),
                     ],
                     environment=variables,

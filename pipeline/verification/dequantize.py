@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.core.errors import VerificationError
 from pipeline.verification.number_types import Floats, unpack_awq, unpack_fp4, unpack_integers
 from pipeline.verification.tensor_files import StoredTensor
-from pipeline.verification.weight_format import AWQ_GEMM, WeightFormat
+from recipes.weight_format import AWQ_GEMM, WeightFormat
 
 SCALE_TYPES = ("BF16", "F16", "F32")
 WORD_BITS = 32
@@ -65,15 +65,6 @@ def layer_weights(
     return READERS[form.name](form, shape, parts)
 
 
-def scale_shape(form: WeightFormat, rows: int, columns: int) -> tuple[int, ...]:
-    """Return the shape of a matrix's scales in compressed-tensors' layout."""
-    if form.strategy == "tensor":
-        return (1,)
-    if form.block is not None:
-        return (-(-rows // form.block[0]), -(-columns // form.block[1]))
-    return (rows, -(-columns // form.group) if form.group else 1)
-
-
 class EightBitWeights:
     """FP8 or INT8 weights, scaled by tensor, row or block."""
 
@@ -86,7 +77,7 @@ class EightBitWeights:
         stored = "F8_E4M3" if form.number == "float" else "I8"
         parts = [
             StoredPart("weight", (stored,), ((rows, columns),)),
-            StoredPart("weight_scale", SCALE_TYPES, (scale_shape(form, rows, columns),)),
+            StoredPart("weight_scale", SCALE_TYPES, (form.scale_shape(rows, columns),)),
         ]
         if form.static_input:
             parts.append(StoredPart("input_scale", SCALE_TYPES, ((1,), ())))
@@ -129,7 +120,7 @@ class PackedIntWeights:
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
         """Return the tensors of a layer."""
         words = -(-columns * form.bits // WORD_BITS)
-        groups = scale_shape(form, rows, columns)[1]
+        groups = form.scale_shape(rows, columns)[1]
         parts = [
             StoredPart("weight_packed", ("I32",), ((rows, words),)),
             StoredPart("weight_scale", SCALE_TYPES, ((rows, groups),)),
@@ -186,7 +177,7 @@ class Nvfp4:
         """Return the tensors of a layer."""
         parts = [
             StoredPart("weight_packed", ("U8",), ((rows, columns // 2),)),
-            StoredPart("weight_scale", ("F8_E4M3",), (scale_shape(form, rows, columns),)),
+            StoredPart("weight_scale", ("F8_E4M3",), (form.scale_shape(rows, columns),)),
             StoredPart("weight_global_scale", ("F32",), ((1,), ())),
         ]
         if form.static_input:
@@ -225,7 +216,7 @@ class AwqGemm:
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
         """Return the tensors of a layer."""
-        groups = scale_shape(form, rows, columns)[1]
+        groups = form.scale_shape(rows, columns)[1]
         parts = [
             StoredPart("qweight", ("I32",), ((columns, rows * 4 // WORD_BITS),)),
             StoredPart("scales", ("F16", "BF16"), ((groups, rows),)),

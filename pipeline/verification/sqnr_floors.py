@@ -1,8 +1,8 @@
-"""Minimum SQNR of a layer by format and algorithm, and detection of outliers.
+"""Layers below the minimum SQNR of a recipe, and detection of outliers.
 
-With rounding to nearest the SQNR depends little on the model. It varies more where an algorithm
-trades weight error for output error (GPTQ) or rescales columns (AWQ, SmoothQuant).
-docs/explanation/weight-verification.md has the underlying measurements.
+The floors stand beside each kind in `recipes/quantizers`. With rounding to nearest the SQNR depends
+little on the model. It varies more where an algorithm trades weight error for output error or
+rescales columns. docs/explanation/weight-verification.md has the underlying measurements.
 """
 
 from __future__ import annotations
@@ -11,34 +11,15 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pipeline.core.errors import VerificationError
-from recipes.quantization import (
-    AutoAwqQuantization,
-    AwqQuantization,
-    GptqQuantization,
-    Quantization,
-)
+from recipes.quantization import Rounding
 
-Method = Literal["nearest", "gptq", "rescaled"]
-
-# Minimum SQNR of a sound layer in dB, by type and bits. The demo's lowest layers have: FP8 31.3,
-# NVFP4 20.4, GPTQ with 4 bits 9.7, AWQ with 4 bits 13.4, SmoothQuant and GPTQ with 8 bits 16.6. A
-# swapped layer has -3 or 0.
-FLOORS: dict[tuple[str, int, Method], float] = {
-    ("float", 8, "nearest"): 25.0,
-    ("float", 4, "nearest"): 15.0,
-    ("int", 4, "gptq"): 5.0,
-    ("int", 8, "gptq"): 12.0,
-    ("int", 4, "rescaled"): 7.0,
-    ("int", 8, "rescaled"): 10.0,
-}
 # dB below the median of the layers of its kind (q_proj, down_proj, ...).
 OUTLIER_DB = 10.0
-# Fraction of rows where GPTQ may leave a noisy piece: it moves errors to where outputs do not
-# depend on them. Measured: up to 12 of 576 rows in one place.
-GPTQ_MAX_ROW_FRACTION = 0.1
+# Fraction of rows where compensation may leave a noisy piece: GPTQ moves errors to where outputs do
+# not depend on them. Measured: up to 12 of 576 rows in one place.
+MAX_ROW_FRACTION = 0.1
 WORST = 5
 
 
@@ -57,15 +38,6 @@ class LayerStats:
     def kind(self) -> str:
         """Last part of the name."""
         return self.name.rpartition(".")[2]
-
-
-def rounding_method(recipe: Quantization) -> Method:
-    """Return how the recipe's algorithm changes weights in addition to rounding."""
-    if isinstance(recipe, AwqQuantization | AutoAwqQuantization):
-        return "rescaled"
-    if isinstance(recipe, GptqQuantization):
-        return "gptq" if recipe.smoothing_strength is None else "rescaled"
-    return "nearest"
 
 
 def median_db(facts: Sequence[LayerStats]) -> float | None:
@@ -115,10 +87,10 @@ def outliers(facts: Sequence[LayerStats]) -> list[tuple[LayerStats, float]]:
 
 
 def check_pieces(
-    fact: LayerStats, damaged: Sequence[tuple[int, int]], method: Method, where: str
+    fact: LayerStats, damaged: Sequence[tuple[int, int]], rounding: Rounding, where: str
 ) -> None:
     """Raise VerificationError if pieces of rows differ from the source's weights."""
-    if not damaged or (method == "gptq" and not _is_beyond_gptq(fact, damaged)):
+    if not damaged or (rounding == "compensated" and not _is_beyond_compensation(fact, damaged)):
         return
     row, column = damaged[0]
     places = "1 place" if len(damaged) == 1 else f"{len(damaged)} places, the first"
@@ -131,6 +103,6 @@ def check_pieces(
     )
 
 
-def _is_beyond_gptq(fact: LayerStats, damaged: Sequence[tuple[int, int]]) -> bool:
+def _is_beyond_compensation(fact: LayerStats, damaged: Sequence[tuple[int, int]]) -> bool:
     in_one_place = max(Counter(column for _, column in damaged).values())
-    return in_one_place > GPTQ_MAX_ROW_FRACTION * fact.rows
+    return in_one_place > MAX_ROW_FRACTION * fact.rows

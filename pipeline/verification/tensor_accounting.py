@@ -15,7 +15,7 @@ from pipeline.inspection.linear_layers import is_head, is_quantizable
 from pipeline.verification.dequantize import SCALE_TYPES, StoredPart, layer_parts
 from pipeline.verification.number_types import FLOATING
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles
-from pipeline.verification.weight_format import WeightFormat
+from recipes.weight_format import WeightFormat
 
 KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
 KV_SCALES = ("k_scale", "v_scale")

@@ -30,7 +30,7 @@ from pipeline.verification.dequantize import check_scale, layer_weights
 from pipeline.verification.function_equivalence import check_preserved
 from pipeline.verification.quantization_noise import QuantizationNoise, measure
 from pipeline.verification.rescaling import RescalingFit, measure_rescaled
-from pipeline.verification.sqnr_floors import FLOORS, LayerStats, rounding_method
+from pipeline.verification.sqnr_floors import LayerStats
 from pipeline.verification.tensor_accounting import TensorAccounting, account
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
 from pipeline.verification.unquantized_tensors import (
@@ -39,8 +39,9 @@ from pipeline.verification.unquantized_tensors import (
     check_equal,
     check_rescaled,
 )
-from pipeline.verification.weight_format import WeightFormat, check_format, has_kv_cache_scales
-from recipes.quantization import AutoAwqQuantization, PresetQuantization, Quantization
+from pipeline.verification.weight_format import check_format, has_kv_cache_scales
+from recipes.quantization import Quantization
+from recipes.weight_format import WeightFormat
 
 MAX_THREADS = 4
 # Relative to the planned size.
@@ -101,7 +102,7 @@ def verify_variant(
 def _accounts(
     before: TensorFiles, after: TensorFiles, form: WeightFormat, recipe: Quantization
 ) -> TensorAccounting:
-    kv_scales = isinstance(recipe, PresetQuantization) and recipe.kv_cache_scales
+    kv_scales = recipe.stores_kv_scales
     config = read_json(after.folder / "config.json")
     if kv_scales != has_kv_cache_scales(config):
         raise VerificationError(
@@ -169,7 +170,7 @@ class _Comparison:
         advance: Advance,
     ) -> None:
         self.accounts, self.form, self.recipe, self.after = accounts, form, recipe, after
-        self.method = rounding_method(recipe)
+        self.rounding = recipe.rounding
         self.where = str(after.folder)
         self.total = before.size
         self._done, self._advance, self._lock = 0, advance, threading.Lock()
@@ -186,12 +187,12 @@ class _Comparison:
         layers: list[Layer] = results[:count]
         kept: list[UnquantizedTensor] = results[count : count + kept_count]
         found.layers = [fact for fact, _, _ in layers]
-        found.floor_db = FLOORS[self.form.number, self.form.bits, self.method]
+        found.floor_db = self.recipe.sqnr_floor_db
         found.kept, found.merged = len(kept), len(self.accounts.merged)
         found.altered = {tensor.name: tensor.altered for tensor in kept if tensor.altered}
         found.scales += count
         self._check_layers(layers, found)
-        if self.method == "rescaled":
+        if self.rounding == "rescaled":
             self._check_function(layers, kept)
         found.notes += _notes(found)
 
@@ -199,7 +200,7 @@ class _Comparison:
         module = source.name.removesuffix(".weight")
         rows, columns = source.shape
         stored = layer_weights(self.form, module, (rows, columns), self.after.tensors)
-        rescaled = measure_rescaled(source, stored) if self.method == "rescaled" else None
+        rescaled = measure_rescaled(source, stored) if self.rounding == "rescaled" else None
         noise = rescaled.noise if rescaled else measure(source, stored)
         lossless = noise.sqnr_db == float("inf")
         fact = LayerStats(
@@ -225,10 +226,8 @@ class _Comparison:
             ) from error
 
     def _check_unquantized(self, source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
-        if self.method == "rescaled":
-            # AutoAWQ converts unquantized tensors to float16; other quantizers keep types.
-            rounds = isinstance(self.recipe, AutoAwqQuantization)
-            found = check_rescaled(source, variant, rounds=rounds)
+        if self.rounding == "rescaled":
+            found = check_rescaled(source, variant, rounds=not self.recipe.keeps_types)
         else:
             found = check_equal(source, variant)
         self._note_compared(source)
@@ -247,7 +246,7 @@ class _Comparison:
                 f"'{fact.name}' has an SQNR of {fact.sqnr_db:.1f} dB, and layers of its kind have "
                 f"{middle:.1f} dB in the median"
             )
-            if self.method == "nearest":
+            if self.rounding == "nearest":
                 raise VerificationError(
                     words,
                     where=self.where,
@@ -255,7 +254,7 @@ class _Comparison:
                 )
             found.notes.append(words)
         for fact, noise, _ in layers:
-            sqnr_floors.check_pieces(fact, noise.damaged, self.method, self.where)
+            sqnr_floors.check_pieces(fact, noise.damaged, self.rounding, self.where)
 
     def _check_function(self, layers: Sequence[Layer], kept: Sequence[UnquantizedTensor]) -> None:
         fitted = {fact.name: rescaled for fact, _, rescaled in layers if rescaled}

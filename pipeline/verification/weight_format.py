@@ -7,47 +7,13 @@ It comes from `quantization_config`, by which an engine selects kernels: compres
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import VerificationError
-from recipes.group_sizes import sizes_to_try
-from recipes.quantization import (
-    AutoAwqQuantization,
-    AwqQuantization,
-    GptqQuantization,
-    PresetQuantization,
-    Quantization,
-)
-
-BLOCK = (128, 128)
-NVFP4_GROUP = 16
-AWQ_GEMM = "awq-gemm"  # name of AutoAWQ's layout here; others are compressed-tensors'
-
-
-@dataclass(frozen=True)
-class WeightFormat:
-    """Storage format of a layer's weights."""
-
-    name: str  # compressed-tensors' format, or `awq-gemm`
-    bits: int  # of a weight
-    number: str  # int or float
-    # Unit of a scale: tensor, channel (a row), block, group, tensor_group (groups, and one more
-    # scale for the matrix).
-    strategy: str
-    group: int | None = None  # columns of a group, if any
-    block: tuple[int, int] | None = None  # rows and columns of a block, if any
-    symmetric: bool = True  # without zero points
-    reordered: bool = False  # each column has a group index (`weight_g_idx`)
-    static_input: bool = False  # activations also have a stored scale
-
-    def __str__(self) -> str:
-        shared = {"group": f"groups of {self.group}", "block": f"blocks of {self.block}"}
-        words = [self.name, f"{self.bits}-bit {self.number}"]
-        words.append(shared.get(self.strategy, f"a scale a {self.strategy}"))
-        words.append("symmetric" if self.symmetric else "zero points")
-        return ", ".join(words + ["static activations"] * self.static_input)
+from recipes.quantization import Quantization
+from recipes.weight_format import AWQ_GEMM, WeightFormat
 
 
 def stored_format(config: Any, where: str) -> WeightFormat:
@@ -110,55 +76,13 @@ def _pair(block: Any) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def expected_formats(recipe: Quantization) -> tuple[WeightFormat, ...]:
-    """Return the possible formats of a recipe, one for each group size.
-
-    Raises:
-        VerificationError: for the baseline's recipe.
-    """
-    if isinstance(recipe, PresetQuantization):
-        return (PRESET_FORMATS[recipe.scheme],)
-    if isinstance(recipe, GptqQuantization) and recipe.scheme == "W8A8":
-        return (WeightFormat("int-quantized", 8, "int", "channel"),)
-    if isinstance(recipe, AwqQuantization | GptqQuantization):
-        bits, symmetric = (
-            (recipe.bits, recipe.symmetric) if isinstance(recipe, AwqQuantization) else (4, True)
-        )
-        return tuple(
-            WeightFormat("pack-quantized", bits, "int", "group", group=size, symmetric=symmetric)
-            for size in sizes_to_try(recipe.model_dump())
-        )
-    if isinstance(recipe, AutoAwqQuantization):
-        return tuple(
-            WeightFormat(AWQ_GEMM, 4, "int", "group", group=size, symmetric=False)
-            for size in sizes_to_try(recipe.model_dump())
-        )
-    raise VerificationError("a recipe without quantization cannot be verified")
-
-
-PRESET_FORMATS = {
-    "FP8_DYNAMIC": WeightFormat("float-quantized", 8, "float", "channel"),
-    "FP8_BLOCK": WeightFormat("float-quantized", 8, "float", "block", block=BLOCK),
-    "FP8": WeightFormat("float-quantized", 8, "float", "tensor", static_input=True),
-    "NVFP4": WeightFormat(
-        "nvfp4-pack-quantized",
-        4,
-        "float",
-        "tensor_group",
-        group=NVFP4_GROUP,
-        static_input=True,
-    ),
-}
-
-
 def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> WeightFormat:
     """Return the variant's format; raise VerificationError if it is not the recipe's."""
     where = f"{variant / 'config.json'}, key quantization_config"
     found = stored_format(config.get("quantization_config"), where)
-    wanted = expected_formats(recipe)
+    wanted = recipe.weight_formats
     # The quantizer may reorder columns for any recipe with groups.
-    plain = WeightFormat(**{**vars(found), "reordered": False})
-    if plain not in wanted:
+    if replace(found, reordered=False) not in wanted:
         raise VerificationError(
             f"config.json has the weight format '{found}', "
             f"and the recipe requires '{' or '.join(map(str, wanted))}'",

@@ -34,4 +34,4 @@ if __name__ == "__main__":
     from pipeline.workers.protocol import main
 
     sys.argv.pop(0)  # its own name: the worker's takes its place
-    main(importlib.import_module(sys.argv[0]).run)
+    main(lambda: importlib.import_module(sys.argv[0]).run)

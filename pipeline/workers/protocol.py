@@ -54,8 +54,10 @@ def explain(error: Exception) -> PrepareError:
     return WorkerError(f"{type(error).__name__}: {str(error)[:2000]}")
 
 
-def main(run: Run) -> None:
+def main(load: Callable[[], Run]) -> None:
     """Run a worker's `run(spec, progress, output_folder)` as its command line asks.
+
+    It is loaded after the packages of plugins are registered, because it may be in one of them.
 
     The command line is ``SPEC.json RESULT.json OUTPUT_FOLDER``.
     """
@@ -66,7 +68,7 @@ def main(run: Run) -> None:
         spec = json.loads(spec_path.read_text())
         for plugin in spec.pop(PLUGINS, ()):
             use_given(plugin)
-        result = run(spec, worker_progress(), output)
+        result = load()(spec, worker_progress(), output)
         answer = {"ok": True, "result": result}
     except PrepareError as error:
         answer = {"ok": False, "error": error.to_dict()}

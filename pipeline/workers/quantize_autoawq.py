@@ -11,13 +11,13 @@ from typing import Any
 from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
-from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.checked_autoawq import CURE, ScalingDiagnostics, guard_quantizer
 from pipeline.workers.compute_dtype import ComputeDtype
 from pipeline.workers.protocol import versions_of
 from pipeline.workers.transformers4_compat import transformers4_view
+from recipes.group_sizes import dividing_group_size
 
 PACKED_ROWS = 8
 """Output rows that share an int32; AutoAWQ packs no rest."""
@@ -29,8 +29,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Write the quantized checkpoint into `output`.
 
     Args:
-        spec: checkpoint (folder), quantization (as in a recipe of kind autoawq), calibration_file
-            (JSONL or text, None for a Hub dataset), trust_remote_code.
+        spec: as of `Quantization.worker`.
 
     Returns:
         facts for the record: what was quantized, with what, and what the checks saw.
@@ -80,7 +79,7 @@ def quantize(
     linears = linear_layers(model)
     check_rows(linears.values())
     columns = {linear.in_features for linear in linears.values()}
-    group_size = dividing_group_size(quantization, columns)
+    group_size = dividing_group_size(spec["group_sizes"], columns)
     if group_size != quantization["group_size"]:
         progress.note(
             f"group size {quantization['group_size']} does not divide every layer's columns; "

@@ -6,13 +6,13 @@ In compressed-tensors' checkpoint format. What needs no data is streamed (worker
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
-from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.compute_dtype import ComputeDtype
 from pipeline.workers.moe_experts import (
@@ -21,15 +21,26 @@ from pipeline.workers.moe_experts import (
     load_with_separate_experts,
 )
 from pipeline.workers.protocol import versions_of
+from recipes.group_sizes import dividing_group_size
 
-# How a group's range is found. Both look at the weights alone, anew every time.
-OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
+# (model, group size) to llm-compressor's modifiers, in the order in which they run. The group size
+# is None for a recipe without groups.
+Modifiers = Callable[[Any, int | None], list[Any]]
+MINMAX = "memoryless_minmax"  # the extremes of a group's weights, looked at anew every time
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 """Those whose change can change the weights."""
 
 
-def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+def quantize_whole_model(
+    spec: dict[str, Any], progress: Progress, output: Path, modifiers: Modifiers
+) -> dict[str, Any]:
     """Load the model, quantize it, and save it.
+
+    Args:
+        spec: as of `Quantization.worker`.
+
+    Returns:
+        facts of QuantizeResult, with the digest of the calibration texts.
 
     Raises:
         StageError: the architecture, the group sizes or the calibration texts do not suit.
@@ -46,20 +57,22 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
     compute = ComputeDtype(spec.get("compute_dtype"))
     compute.widen(model)
     tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
-    group_size = dividing_group_size(quantization, linear_columns(model, quantization["ignore"]))
+    group_size = dividing_group_size(
+        spec["group_sizes"], linear_columns(model, quantization["ignore"])
+    )
     wanted = quantization.get("group_size")
     if group_size is not None and wanted is not None and group_size != wanted:
         progress.note(
             f"group size {wanted} does not divide every layer's columns; using {group_size}"
         )
-    modifiers = modifiers_of(quantization, group_size, smoothed_layers(model))
+    chosen = modifiers(model, group_size)
     follow_bars(progress, quantization["kind"])
     facts: dict[str, Any] = {"scheme": quantization.get("scheme"), "group_size": group_size}
     if not torch.accelerator.is_available():
         leave_memory_unpinned()
     blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
     tokens = ExpertTokenCounter(model)
-    calibrate(model, modifiers, blocks, calibration["batch_size"])
+    calibrate(model, chosen, blocks, calibration["batch_size"])
     facts |= {**block_facts(blocks), **tokens.check_counts()}
     compute.narrow(model)
     progress.note("saving the quantized checkpoint")
@@ -96,72 +109,8 @@ def load_model(checkpoint: str, trust: bool) -> Any:
         ) from error
 
 
-def smoothed_layers(model: Any) -> list[tuple[list[str], str]] | None:
-    """What SmoothQuant scales together, where llm-compressor's own table is wrong; else None.
-
-    Gemma 2 and 3 have a norm of its own before the MLP, and `post_attention_layernorm`, which the
-    table takes for it, after the attention.
-    """
-    before_mlp = "pre_feedforward_layernorm"
-    if not any(name.endswith(f".{before_mlp}") for name, _ in model.named_modules()):
-        return None
-    return [
-        (["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$"], "re:.*input_layernorm$"),
-        (["re:.*gate_proj$", "re:.*up_proj$"], f"re:.*{before_mlp}$"),
-    ]
-
-
-def modifiers_of(
-    quantization: dict[str, Any],
-    group_size: int | None,
-    smoothed: list[tuple[list[str], str]] | None,
-) -> list[Any]:
-    """llm-compressor's modifiers for the recipe, in the order in which they run.
-
-    Args:
-        group_size: columns that share a scale, where the recipe leaves a choice.
-        smoothed: layers and the norm before them, for SmoothQuant; None for its own table.
-    """
-    from llmcompressor.modifiers.gptq import GPTQModifier
-    from llmcompressor.modifiers.quantization import QuantizationModifier
-    from llmcompressor.modifiers.transform.awq import AWQModifier
-    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
-
-    kind, ignore = quantization["kind"], quantization["ignore"]
-    if kind == "preset":
-        scales = kv_cache_scales() if quantization["kv_cache_scales"] else None
-        return [
-            QuantizationModifier(
-                targets="Linear",
-                scheme=quantization["scheme"],
-                ignore=ignore,
-                kv_cache_scheme=scales,
-            )
-        ]
-    if kind == "awq":
-        groups = weights_in_groups(
-            quantization["bits"],
-            group_size,
-            symmetric=quantization["symmetric"],
-            observer=OBSERVERS[quantization["observer"]],
-        )
-        return [
-            AWQModifier(n_grid=quantization["grid_points"]),
-            QuantizationModifier(config_groups=groups, ignore=ignore),
-        ]
-    made: list[Any] = []
-    if quantization["smoothing_strength"] is not None:
-        strength = quantization["smoothing_strength"]
-        made.append(SmoothQuantModifier(smoothing_strength=strength, mappings=smoothed))
-    how: dict[str, Any] = {"targets": "Linear", "scheme": quantization["scheme"]}
-    if group_size is not None:
-        how = {"config_groups": weights_in_groups(4, group_size, symmetric=True)}
-    made.append(GPTQModifier(dampening_frac=quantization["dampening"], ignore=ignore, **how))
-    return made
-
-
 def weights_in_groups(
-    bits: int, group_size: int | None, *, symmetric: bool, observer: str = OBSERVERS["minmax"]
+    bits: int, group_size: int | None, *, symmetric: bool, observer: str = MINMAX
 ) -> dict[str, Any]:
     """A scheme of whole-number weights that share a scale by groups of columns."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -175,20 +124,6 @@ def weights_in_groups(
         observer=observer,
     )
     return {"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}
-
-
-def kv_cache_scales() -> Any:
-    """An FP8 KV cache with one static scale a layer, which vLLM reads as k_scale and v_scale."""
-    from compressed_tensors.quantization import QuantizationArgs
-
-    return QuantizationArgs(
-        num_bits=8,
-        type="float",
-        strategy="tensor",
-        symmetric=True,
-        dynamic=False,
-        observer="static_minmax",
-    )
 
 
 def calibrate(model: Any, modifiers: list[Any], blocks: list[list[int]], batch_size: int) -> None:

@@ -34,7 +34,7 @@ from pipeline.stages.quantize import (
 from pipeline.stages.quantize.run import copy_carried_over
 from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe
-from recipes.quantization import Quantization
+from recipes.quantization import AnyQuantization, Quantization
 from recipes.schema import ServingProfile
 
 pytestmark = pytest.mark.of_everything
@@ -127,7 +127,8 @@ from pipeline.workers.quantize_autoawq import run
 told = {}
 for checkpoint in sorted(Path(sys.argv[1]).iterdir()):
     spec = {"checkpoint": str(checkpoint), "quantization": json.loads(sys.argv[2]),
-            "calibration_file": sys.argv[3], "trust_remote_code": False}
+            "group_sizes": json.loads(sys.argv[5]), "calibration_file": sys.argv[3],
+            "trust_remote_code": False}
     output = Path(sys.argv[4], checkpoint.name)
     output.mkdir(parents=True)
     try:
@@ -268,7 +269,7 @@ def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> in
         source, ref=name, kind="folder", revision=None, digests=digests, progress=NullProgress()
     )
     copy_carried_over(checkpoint, output)
-    asked: Quantization = TypeAdapter(Quantization).validate_python(quantization)
+    asked: Quantization = TypeAdapter(AnyQuantization).validate_python(quantization)
     try:
         return len(verify_variant(source, output, asked, lambda done, total: None).layers)
     except PrepareError as error:
@@ -303,6 +304,7 @@ def test_every_architecture_that_the_recipe_names(
         json.dumps(quantization),
         TEXTS,
         tmp_path / "outputs",
+        json.dumps(recipe.quantization.group_sizes),
     )
     assert "changed what layer 0 computes" in told.pop(SHARED_HEADS)["error"]
     assert sorted(told) == sorted(wanted)

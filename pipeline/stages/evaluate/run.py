@@ -92,7 +92,7 @@ def run(context: Context) -> EvaluateResult:
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             facts |= context.run_worker(
-                "evaluate",
+                "pipeline.workers.evaluate",
                 {**worker_spec(context, todo), "part": claim.number},
                 plugins=[for_worker(context.parameters.suite)],
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],

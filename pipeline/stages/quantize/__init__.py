@@ -9,14 +9,14 @@ from pydantic import Field
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
-from recipes.quantization import Quantization
+from recipes.quantization import AnyQuantization
 
 
 class WeightsProvenance(Record):
     """How weights are made, or were that are taken in."""
 
     checkpoint: str = Field(description="digest of the source")
-    quantization: Quantization
+    quantization: AnyQuantization
     calibration_data: dict[str, Any] = Field({}, description="identity of the texts")
     environment: str = Field(description="identity of the one that quantizes")
 

@@ -11,11 +11,10 @@ from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import StoreError
 from pipeline.core.process_environment import NetworkAccess
-from pipeline.environments.quantizers import is_streamed, quantizer_of
 from pipeline.inspection.variant_size import estimated_bytes
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeParameters, QuantizeResult, QuantizeRuntime
-from recipes.quantization import Quantization
+from recipes.quantization import Quantization, for_worker
 
 RESUMED = ("output",)  # a stream keeps the files that a killed try has finished
 RESOLVED_RECIPE = "recipe.json"
@@ -29,20 +28,21 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
     """
     output = context.output_folder()
     parameters, runtime = context.parameters, context.runtime
-    quantization = parameters.quantization.model_dump()
-    if not is_streamed(quantization):
+    quantization = parameters.quantization
+    if not quantization.is_streamed:
         shutil.rmtree(output)
         output.mkdir()
     source = runtime.checkpoint
-    check_space(output, source.path, parameters.quantization)
+    check_space(output, source.path, quantization)
     keep_recipe(context)
     if runtime.left_alone:
         context.note(f"left in 16 bits besides the recipe's own list: {runtime.left_alone}")
     facts = context.run_worker(
-        quantizer_of(parameters.quantization.kind).worker,
+        quantization.worker,
         {
             "checkpoint": str(source.path),
-            "quantization": quantization,
+            "quantization": quantization.model_dump(),
+            "group_sizes": quantization.group_sizes,
             "calibration_file": runtime.calibration_file,
             "trust_remote_code": parameters.trust_remote_code,
             "compute_dtype": parameters.compute.dtype,
@@ -50,6 +50,7 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
         output=output,
         environment=parameters.compute.environment,
         needs=[NetworkAccess.HUB] if runtime.needs_hub else [],
+        plugins=[for_worker(quantization)],
     )
     copy_carried_over(source, output)
     return QuantizeResult(

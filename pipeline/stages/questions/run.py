@@ -17,7 +17,7 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
     """Write questions.jsonl; worked examples stand in each question's own row."""
     parameters, source = context.parameters, context.parameters.source
     facts = context.run_worker(
-        "questions",
+        "pipeline.workers.questions",
         {
             "suite": parameters.suite.model_dump(),
             "source": source.model_dump(),

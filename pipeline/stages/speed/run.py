@@ -144,7 +144,7 @@ def measure(context: Context, course: MeasurementProgress, life: ServerRun) -> d
     with PromptFile(context) as workload:
         try:
             return context.run_worker(
-                "speed",
+                "pipeline.workers.speed",
                 worker_spec(context, workload, course, life),
                 environment=VARIABLES,
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],

@@ -32,6 +32,20 @@ LIBRARIES = ("compressed-tensors", "torch")
 GENERATION_CONFIG = "generation_config.json"
 
 
+def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Worker: write the quantized checkpoint; see :func:`stream_fp8`."""
+    quantization, sizes = spec["quantization"], spec["group_sizes"]
+    facts = stream_fp8(
+        Path(spec["checkpoint"]),
+        output,
+        quantization["scheme"],
+        quantization["ignore"],
+        progress,
+    )
+    groups = {"group_size": sizes[0]} if sizes else {}
+    return {**facts, **groups, "versions": versions_of("llmcompressor", "transformers", *LIBRARIES)}
+
+
 def stream_fp8(
     source: Path, output: Path, scheme: str, ignore: list[str], progress: Progress
 ) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from artifacts.evidence.card_text import (
     kv_cache_words,
     license_words,
     optimization_words,
-    quantization_words,
 )
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.source_info import SourceInfo, find_source, front_matter
@@ -35,7 +34,10 @@ from pipeline.core.hardware import Hardware
 from pipeline.core.stage import TypedStageRecord
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.quantize import QuantizeResult
-from recipes.quantization import AwqQuantization, Calibration, GptqQuantization, NoQuantization
+from recipes.quantization import Calibration
+from recipes.quantizers.awq import AwqQuantization
+from recipes.quantizers.gptq import GptqQuantization
+from recipes.quantizers.unquantized import NoQuantization
 
 RECIPE = "fp8-dynamic"
 
@@ -287,7 +289,7 @@ MADE = QuantizeResult(weights_digest="d", weights_bytes=1)
 
 class TestWords:
     def test_group_size_is_the_one_that_was_used(self) -> None:
-        words = quantization_words(AWQ, MADE.model_copy(update={"group_size": 64}))
+        words = AWQ.format_words(64)
         assert words == "4-bit weights in groups of 64, with zero points, 16-bit activations"
 
     def test_gptq_with_smoothquant(self) -> None:

@@ -12,13 +12,13 @@ from sample_stages import PARAMETERS as ASKED
 from sample_stages import RESULTS
 
 from pipeline.capacity.gpu_plan import CapacityPlan, capacity_plan
-from pipeline.capacity.stage_duration import forward_passes
 from pipeline.capacity.stage_resources import check_need, stage_needs
 from pipeline.core.store import Store
 from pipeline.inspection.inspection import CheckpointInspection
 from recipes import catalog
 from recipes.gpu import GpuType
-from recipes.quantization import Calibration, GptqQuantization
+from recipes.quantization import Calibration
+from recipes.quantizers.gptq import GptqQuantization
 
 FP8, AWQ = "fp8-dynamic", "awq-w4a16"
 GIB = 2**30
@@ -149,7 +149,7 @@ class TestEstimates:
     def test_what_is_not_modelled(self) -> None:
         calibration = Calibration(samples=8, max_tokens=64)
         gptq = GptqQuantization(kind="gptq", scheme="W4A16", calibration=calibration)
-        assert forward_passes(gptq) is None
+        assert gptq.forward_passes is None
 
     def test_serving_and_measuring_are_not_estimated(self, llama: CheckpointInspection) -> None:
         plan = planned(llama)

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pipeline.core.errors import StageError
 from pipeline.inspection.divisibility import (
-    dividing_group_size,
-    find_dividing,
     find_undivided_columns,
     find_undivided_rows,
 )
 from recipes.catalog import load_recipe
 
-ROOT = Path(__file__).parents[3]
 DEMO_COLUMNS = {576, 1536}
-sizes_tried = st.lists(st.integers(1, 256), max_size=4)
-widths = st.sets(st.integers(1, 4096), max_size=6)
-
-
-@given(sizes_tried, widths)
-def test_the_first_that_divides_all(sizes: list[int], columns: set[int]) -> None:
-    dividing = [size for size in sizes if all(width % size == 0 for width in columns)]
-    assert find_dividing(sizes, columns) == (dividing[0] if dividing else None)
 
 
 @pytest.mark.parametrize(
@@ -62,44 +43,3 @@ def test_rows_above_a_seam_have_to_be_whole_blocks() -> None:
     block = find_undivided_rows(load_recipe("fp8-block").quantization, shapes)
     assert block == {"model.layers.0.self_attn.k_proj.weight": 64}
     assert find_undivided_rows(load_recipe("awq-w4a16").quantization, shapes) == {}
-
-
-def test_it_needs_the_standard_library_only() -> None:
-    """The quantizers' environments import it, without this project's packages."""
-    program = "import pipeline.inspection.divisibility, sys; print('pydantic' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert done.stdout.strip() == "False"
-
-
-def plain(recipe: str) -> dict[str, Any]:
-    return load_recipe(recipe).quantization.model_dump()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "columns", "size"),
-    [
-        ("awq-w4a16", {4096, 14336}, 128),
-        ("awq-w4a16", {576, 1536}, 64),
-        ("gptq-w4a16", {576, 96}, 32),
-        ("awq-w4a16-g64", {4096}, 64),
-        ("nvfp4", {576}, 16),
-        ("fp8-block", {4096}, 128),
-        ("fp8-dynamic", {7}, None),
-        ("fp8-static", {7}, None),
-        ("int8-w8a8", {7}, None),
-    ],
-)
-def test_the_group_size_that_divides(recipe: str, columns: set[int], size: int | None) -> None:
-    assert dividing_group_size(plain(recipe), columns) == size
-
-
-@pytest.mark.parametrize(
-    ("recipe", "columns"), [("awq-w4a16", {48, 128}), ("nvfp4", {24}), ("fp8-block", {576, 1536})]
-)
-def test_none_divides(recipe: str, columns: set[int]) -> None:
-    with pytest.raises(StageError) as caught:
-        dividing_group_size(plain(recipe), columns)
-    assert caught.value.where == "recipe key quantization.group_size"
-    assert "fp8-dynamic" in caught.value.hint

@@ -18,9 +18,8 @@ from published_models import (
 
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.header_source import HeaderSource
-from pipeline.inspection.inspection import CheckpointInspection, inspect
+from pipeline.inspection.inspection import SHOWN_FORMATS, CheckpointInspection, inspect
 from pipeline.inspection.module_kind import EXPERT_COUNTS
-from pipeline.inspection.precision import PRECISIONS
 from recipes import catalog
 
 
@@ -40,16 +39,16 @@ def test_published_sizes_in_16_bits(
 ) -> None:
     assert model.parameters_total == parameters
     assert model.source.weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
-    assert model.bytes_at(PRECISIONS[0]) == model.source.weights_bytes
+    assert model.bytes_at(SHOWN_FORMATS[0]) == model.source.weights_bytes
 
 
 def test_a_72b_at_4_bits_is_near_40_gb() -> None:
     model = inspected(QWEN_25_72B, dense(QWEN_25_72B, bias=True))
     awq = model.variant(catalog.load_recipe("awq-w4a16").quantization)
     assert awq.bytes / 1e9 == pytest.approx(41.5, rel=0.01)  # the published AWQ files: 41.6
-    assert awq.precision is not None
-    assert awq.precision.group == 128
-    of_4_bits = [p for p in PRECISIONS if p.bits == 4]
+    assert awq.form is not None
+    assert awq.form.group == 128
+    of_4_bits = [p for p in SHOWN_FORMATS if p.bits == 4]
     assert [model.bytes_at(p) / 1e9 for p in of_4_bits] == pytest.approx([41.5, 41.2], rel=0.01)
 
 
@@ -93,7 +92,7 @@ def test_stacked_experts_are_left_and_shown() -> None:
     fp8 = model.variant(catalog.load_recipe("fp8-dynamic").quantization)
     assert model.count_unquantized(fp8)["experts"] == model.parameters["experts"]
     # At a precision they are counted as what they are: 4 bits of each weight, and scales.
-    assert model.bytes_at(PRECISIONS[1]) < model.source.weights_bytes
+    assert model.bytes_at(SHOWN_FORMATS[1]) < model.source.weights_bytes
 
 
 def test_what_no_group_divides_is_said() -> None:
@@ -133,4 +132,4 @@ def test_no_weights_at_all() -> None:
 def test_float32_is_counted_as_stored() -> None:
     model = inspect(source(LLAMA_3_8B, dense(LLAMA_3_8B), "F32"))
     assert model.source.weights_bytes == 4 * model.parameters_total
-    assert model.bytes_at(PRECISIONS[0]) == 2 * model.parameters_total
+    assert model.bytes_at(SHOWN_FORMATS[0]) == 2 * model.parameters_total

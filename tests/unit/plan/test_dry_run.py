@@ -105,7 +105,7 @@ class StandIns:
     def run_worker(
         self, context: StageContext, worker: str, spec: dict[str, Any], output: Path
     ) -> dict[str, Any]:
-        assert worker == "quantize"
+        assert worker == context.parameters.quantization.worker
         self.given = spec
         self.source_files = {file.name for file in Path(spec["checkpoint"]).iterdir()}
         (context.folder / "worker.log").write_text("what the library said")

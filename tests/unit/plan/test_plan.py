@@ -24,7 +24,7 @@ from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan, VariantPlan, repeat_role
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
-from recipes.quantization import AwqQuantization
+from recipes.quantizers.awq import AwqQuantization
 from recipes.schema import Recipe, ServingProfile
 
 BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from recipes.fallback_chain import FallbackChain
 from recipes.gpu import GpuType
 from recipes.policy import Margin, Policy, PromotionRule
-from recipes.quantization import GptqQuantization
+from recipes.quantizers.gptq import GptqQuantization
 from recipes.schema import Recipe, ServingProfile
 from recipes.speed import ThroughputRatioGate
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
 from recipes import catalog
-from recipes.quantization import AwqQuantization, GptqQuantization, PresetQuantization
+from recipes.quantizers.awq import AwqQuantization
+from recipes.quantizers.gptq import GptqQuantization
+from recipes.quantizers.preset import PresetQuantization
 
 
 def write(path: Path, **data: Any) -> str:

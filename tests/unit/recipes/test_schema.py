@@ -9,21 +9,19 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import recipes.policy as policy
 import recipes.schema as schema
+from pipeline.core.plugins import QUANTIZERS, find_plugin, plugin_names
 from recipes import quantization
 from recipes.config_model import ConfigModel
-from recipes.group_sizes import sizes_to_try
-from recipes.quantization import (
-    AutoAwqQuantization,
-    AwqQuantization,
-    GptqQuantization,
-    NoQuantization,
-    PresetQuantization,
-    Quantization,
-)
+from recipes.quantization import AnyQuantization
+from recipes.quantizers.autoawq import AutoAwqQuantization
+from recipes.quantizers.awq import AwqQuantization
+from recipes.quantizers.gptq import GptqQuantization
+from recipes.quantizers.preset import PresetQuantization
+from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import CpuOverride, Recipe, ServingProfile
 
 CALIBRATION = {"dataset": "builtin"}
-quantizations: TypeAdapter[Any] = TypeAdapter(Quantization)
+quantizations: TypeAdapter[Any] = TypeAdapter(AnyQuantization)
 
 
 def described() -> list[type[ConfigModel]]:
@@ -33,6 +31,7 @@ def described() -> list[type[ConfigModel]]:
         for kind in {**vars(schema), **vars(quantization), **vars(policy)}.values()
         if isinstance(kind, type) and issubclass(kind, ConfigModel) and kind is not ConfigModel
     ]
+    found += [find_plugin(QUANTIZERS, name).load() for name in plugin_names(QUANTIZERS)]
     assert len(found) >= 16
     return found
 
@@ -105,7 +104,7 @@ def test_lm_head_is_left_alone_unless_said_otherwise() -> None:
     ],
 )
 def test_group_sizes_are_tried_in_order(data: dict[str, Any], sizes: tuple[int, ...]) -> None:
-    assert sizes_to_try(quantizations.validate_python(data).model_dump()) == sizes
+    assert quantizations.validate_python(data).group_sizes == sizes
 
 
 @pytest.mark.parametrize("name", ["", "../up", "Upper", "a b", "-a", "a/b", "[red]", "a\n"])

@@ -43,7 +43,7 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
     disturbed: int = 0  # blocks that are, from the first on
 
     def run_worker(self, worker: str, worker_spec: dict[str, Any], **given: Any) -> dict[str, Any]:
-        assert worker == "speed"
+        assert worker == "pipeline.workers.speed"
         worker_spec = json.loads(json.dumps(worker_spec))  # as it reaches the worker
         self.asked, self.given = worker_spec, given
         life = ServerRun(**worker_spec["server_run"])

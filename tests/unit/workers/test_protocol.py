@@ -195,7 +195,7 @@ class TestImports:
     OURS = ("pipeline", "recipes", "eval_gates")
     NOT_OURS = ("artifacts", "pydantic", "mlflow", "httpx", "pytest", "listener")
     # Files beside bootstrap.py and beside the packages, which must not be modules of their own.
-    NEIGHBOURS = ("protocol", "quantize", "evaluate", "bootstrap", "errors", "tests")
+    NEIGHBOURS = ("protocol", "quantize_awq", "evaluate", "bootstrap", "errors", "tests")
 
     def test_exactly_three_packages(self, worker: TinyWorker, bare_python: str) -> None:
         names = [*self.OURS, *self.NOT_OURS, *self.NEIGHBOURS, "json"]
@@ -215,7 +215,11 @@ class TestImports:
         "module",
         [
             "pipeline.workers.convert_gguf",
-            "pipeline.workers.quantize",
+            "pipeline.workers.fp8_stream.stream",
+            "pipeline.workers.quantize_autoawq",
+            "pipeline.workers.quantize_awq",
+            "pipeline.workers.quantize_gptq",
+            "pipeline.workers.quantize_preset",
         ],
     )
     def test_every_worker_starts_with_the_standard_library_alone(
@@ -257,7 +261,7 @@ class TestRunWorker:
         data.mkdir()
         (data / "summarization.jsonl").write_text('{"document": "Long.", "summary": "Short."}\n')
         context = self.context(tmp_path)
-        assert context.run_worker("questions", self.spec(data))["questions"] == 1
+        assert context.run_worker("pipeline.workers.questions", self.spec(data))["questions"] == 1
         assert (context.folder / "questions.jsonl").is_file()
         assert context.peak_memory_bytes is not None
         assert context.peak_memory_bytes > 2**20
@@ -265,14 +269,14 @@ class TestRunWorker:
     def test_an_expected_error_is_raised_here_as_there(self, tmp_path: Path) -> None:
         context = self.context(tmp_path)
         with pytest.raises(EvaluationDataError) as caught:
-            context.run_worker("questions", self.spec(tmp_path / "none"))
+            context.run_worker("pipeline.workers.questions", self.spec(tmp_path / "none"))
         assert caught.value.where == str(tmp_path / "none")
         assert context.peak_memory_bytes is not None
 
     def test_an_unexpected_one_names_the_log(self, tmp_path: Path) -> None:
         context = self.context(tmp_path)
         with pytest.raises(WorkerError, match="'suite'") as caught:
-            context.run_worker("questions", {})
+            context.run_worker("pipeline.workers.questions", {})
         log = context.folder / "worker.log"
         assert caught.value.where == str(log)
         assert "Traceback" in log.read_text()
@@ -290,7 +294,7 @@ class TestRunWorker:
         python.chmod(0o755)
         context = self.context(tmp_path, str(python))
         with pytest.raises(WorkerError, match=words) as caught:
-            context.run_worker("questions", {})
+            context.run_worker("pipeline.workers.questions", {})
         assert Path(caught.value.where).read_text() == "last words\n"
 
     def test_progress_and_notes_arrive_by_the_descriptor(self, tmp_path: Path) -> None:
@@ -298,7 +302,7 @@ class TestRunWorker:
         python.write_text(f"#!{sys.executable}\n{TELLING}")
         python.chmod(0o755)
         context = self.context(tmp_path, str(python))
-        assert context.run_worker("questions", {}) == {"a": 1}
+        assert context.run_worker("pipeline.workers.questions", {}) == {"a": 1}
         listener = context.progress
         assert isinstance(listener, Listener)
         assert listener.events == [("mmlu: t", 1, 2, "u")]

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from listener import Listener
 
-from pipeline.core.errors import UsageError
 from pipeline.workers.calibration_blocks import block_facts
 from pipeline.workers.moe_experts import expert_count
-from pipeline.workers.quantize import run
-from pipeline.workers.quantize_llm_compressor import OBSERVERS
-from recipes.catalog import load_recipe
-from recipes.quantization import AwqQuantization
-
-
-def quantization(name: str) -> dict[str, Any]:
-    return load_recipe(name).quantization.model_dump()
+from pipeline.workers.quantize_awq import OBSERVERS
+from recipes.quantizers.awq import AwqQuantization
 
 
 def test_every_observer_of_a_recipe_is_known() -> None:
     schema = AwqQuantization.model_json_schema()["properties"]["observer"]
     assert set(schema["enum"]) == set(OBSERVERS)
-
-
-def test_an_unknown_kind(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'none'"):
-        run({"quantization": {"kind": "none"}}, Listener(), tmp_path)
 
 
 @pytest.mark.parametrize(

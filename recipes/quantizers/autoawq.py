@@ -1,0 +1,55 @@
+"""AWQ by AutoAWQ, in an environment of its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from recipes.quantization import Rounding
+from recipes.quantizers.in_groups import InGroups, awq_passes, groups_of
+from recipes.weight_format import AWQ_GEMM, WeightFormat
+
+GRID_POINTS = 20  # fixed in AutoAWQ 0.2.9
+
+
+class AutoAwqQuantization(InGroups):
+    """AWQ by AutoAWQ itself, in its own checkpoint format (GEMM): 4 bits with zero points."""
+
+    kind: Literal["autoawq"]
+    clip_search: bool = Field(
+        False, description="search for clipping of the weights too: about ten times slower"
+    )
+
+    environment: ClassVar[str] = "quantize-autoawq"
+    keeps_types: ClassVar[bool] = False  # AutoAWQ converts unquantized tensors to float16
+    checked_bytes: ClassVar[float] = 5 / 8  # 4 bits, and its group's numbers in 32 bits
+
+    @property
+    def worker(self) -> str:
+        return "pipeline.workers.quantize_autoawq"
+
+    @property
+    def weight_formats(self) -> tuple[WeightFormat, ...]:
+        return self.in_each_size(
+            lambda size: WeightFormat(AWQ_GEMM, 4, "int", "group", group=size, symmetric=False)
+        )
+
+    @property
+    def sqnr_floor_db(self) -> float:
+        return 7.0
+
+    @property
+    def rounding(self) -> Rounding:
+        return "rescaled"
+
+    @property
+    def forward_passes(self) -> float | None:
+        return None if self.clip_search else awq_passes(GRID_POINTS)
+
+    def format_words(self, group_size: int | None) -> str:
+        return f"4-bit weights{groups_of(group_size)}, with zero points, 16-bit activations"
+
+    @property
+    def method_words(self) -> str:
+        return "AWQ (arXiv 2306.00978), by AutoAWQ."

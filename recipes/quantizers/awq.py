@@ -1,0 +1,59 @@
+"""AWQ by llm-compressor, in compressed-tensors' packed integers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from recipes.quantization import Rounding
+from recipes.quantizers.in_groups import InGroups, awq_passes, groups_of
+from recipes.weight_format import WeightFormat
+
+
+class AwqQuantization(InGroups):
+    """Activation-aware weight quantization (arXiv 2306.00978) by llm-compressor."""
+
+    kind: Literal["awq"]
+    bits: Literal[4, 8] = 4
+    symmetric: bool = False
+    observer: Literal["minmax", "mse"] = Field(
+        "minmax", description="how a group's range is found: its extremes, or the least error"
+    )
+    # llm-compressor 0.14 divides by this less two.
+    grid_points: int = Field(20, ge=3, le=1_000, description="candidate scales tried per layer")
+
+    @property
+    def worker(self) -> str:
+        return "pipeline.workers.quantize_awq"
+
+    @property
+    def weight_formats(self) -> tuple[WeightFormat, ...]:
+        return self.in_each_size(
+            lambda size: WeightFormat(
+                "pack-quantized", self.bits, "int", "group", group=size, symmetric=self.symmetric
+            )
+        )
+
+    @property
+    def sqnr_floor_db(self) -> float:
+        return 7.0 if self.bits == 4 else 10.0  # the demo's lowest layer in 4 bits has 13.4 dB
+
+    @property
+    def rounding(self) -> Rounding:
+        return "rescaled"
+
+    @property
+    def forward_passes(self) -> float:
+        return awq_passes(self.grid_points)
+
+    def format_words(self, group_size: int | None) -> str:
+        points = "" if self.symmetric else ", with zero points"
+        return f"{self.bits}-bit weights{groups_of(group_size)}{points}, 16-bit activations"
+
+    @property
+    def method_words(self) -> str:
+        return (
+            "AWQ (arXiv 2306.00978), by llm-compressor: channels that matter to the activations "
+            "are scaled up before rounding."
+        )

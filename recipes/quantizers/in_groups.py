@@ -1,0 +1,51 @@
+"""What several kinds have in common: groups of columns, and the arithmetic of calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import Field
+
+from recipes.quantization import Calibration, Quantization
+from recipes.weight_format import WeightFormat
+
+SEQUENTIAL_PASSES = 2.0  # layer by layer: once to see activations, once to pass them on
+# A candidate scale of AWQ runs the parts of a layer that are smoothed: attention, MLP and, a second
+# time, what comes after the products inside of them.
+AWQ_SHARE_OF_LAYER = 1.3
+FOUR_BITS_IN_FLOAT32 = 8  # the serving plugin widens 4-bit weights where it serves in float32
+
+
+class InGroups(Quantization):
+    """Columns of a weight that share a scale."""
+
+    group_size: int = Field(128, description="columns that share a scale", ge=1, le=65_536)
+    smaller_group_sizes: list[Annotated[int, Field(ge=1, le=65_536)]] = Field(
+        default=[64, 32],
+        max_length=16,
+        description="tried in this order when group_size does not divide; reported",
+    )
+    calibration: Calibration
+
+    def in_each_size(self, form: Callable[[int], WeightFormat]) -> tuple[WeightFormat, ...]:
+        """Return a format for each group size, in the order to try."""
+        return tuple(form(size) for size in (self.group_size, *self.smaller_group_sizes))
+
+    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
+        return widened_bytes(size, wide=wide)
+
+
+def widened_bytes(size: int, *, wide: bool) -> int:
+    """Return memory of `size` bytes of 4-bit weights on a CPU server."""
+    return FOUR_BITS_IN_FLOAT32 * size if wide else size
+
+
+def awq_passes(candidates: int) -> float:
+    """Return the passes of a search over this many scales, and one pass as it is."""
+    return SEQUENTIAL_PASSES + AWQ_SHARE_OF_LAYER * (candidates + 1)
+
+
+def groups_of(size: int | None) -> str:
+    """Return words for a model card."""
+    return f" in groups of {size}" if size else ""

@@ -1,0 +1,28 @@
+"""The checkpoint as it is: the kind of the baseline."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from recipes.quantization import Quantization
+from recipes.weight_format import WeightFormat
+
+
+class NoQuantization(Quantization):
+    """The checkpoint as it is: the recipe of the baseline."""
+
+    kind: Literal["none"] = "none"
+    ignore: list[str] = Field(default=[], max_length=0)
+    calibration: None = None
+
+    quantizes: ClassVar[bool] = False
+
+    @property
+    def weight_formats(self) -> tuple[WeightFormat, ...]:
+        return ()
+
+    @property
+    def rows_of_block(self) -> None:
+        return None

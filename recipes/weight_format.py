@@ -1,0 +1,76 @@
+"""Storage format of quantized weights, and the bytes that it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+AWQ_GEMM = "awq-gemm"  # name of AutoAWQ's layout here; others are compressed-tensors'
+SCALE_BYTES = 2  # scales have the source's 16-bit type
+# Other bytes of a matrix: the unpacked shape (two 64-bit integers), the 32-bit scale of a matrix.
+EXTRA_BYTES = {"pack-quantized": 16, "nvfp4-pack-quantized": 4}
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """Storage format of a layer's weights."""
+
+    name: str  # compressed-tensors' format, or `awq-gemm`
+    bits: int  # of a weight
+    number: str  # int or float
+    # Unit of a scale: tensor, channel (a row), block, group, tensor_group (groups, and one more
+    # scale for the matrix); none for unquantized weights.
+    strategy: str
+    group: int | None = None  # columns of a group, if any
+    block: tuple[int, int] | None = None  # rows and columns of a block, if any
+    symmetric: bool = True  # without zero points
+    reordered: bool = False  # each column has a group index (`weight_g_idx`)
+    static_input: bool = False  # activations also have a stored scale
+
+    def __str__(self) -> str:
+        shared = {"group": f"groups of {self.group}", "block": f"blocks of {self.block}"}
+        words = [self.name, f"{self.bits}-bit {self.number}"]
+        words.append(shared.get(self.strategy, f"a scale a {self.strategy}"))
+        words.append("symmetric" if self.symmetric else "zero points")
+        return ", ".join(words + ["static activations"] * self.static_input)
+
+    @property
+    def label(self) -> str:
+        """Short name for tables."""
+        if self.strategy == "none":
+            return f"{self.bits}-bit"
+        if self.strategy == "group":
+            points = "symmetric" if self.symmetric else "zero points"
+            return f"{self.bits}-bit, groups of {self.group}, {points}"
+        unit = {"channel": "a scale a row", "tensor": "a scale a matrix"}.get(self.strategy)
+        if self.block:
+            unit = f"a scale a block of {self.block[0]} x {self.block[1]}"
+        number = "fp" if self.number == "float" else "int"
+        return f"{number}{self.bits}, {unit or f'groups of {self.group}'}"
+
+    @property
+    def shared_columns(self) -> int | None:
+        """Columns that share a scale, which must divide a matrix's; None for all of them."""
+        return self.block[1] if self.block else self.group
+
+    def scale_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """Return the shape of a matrix's scales in compressed-tensors' layout."""
+        if self.strategy == "tensor":
+            return (1,)
+        if self.block is not None:
+            return (-(-rows // self.block[0]), -(-columns // self.block[1]))
+        return (rows, -(-columns // self.group) if self.group else 1)
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        """Return bytes of a matrix with these rows (outputs) and columns (inputs)."""
+        weights = rows * columns * self.bits // 8
+        if self.strategy == "none":
+            return weights
+        scales = math.prod(self.scale_shape(rows, columns))
+        in_two_levels = self.strategy == "tensor_group"  # 8-bit scales, and 32-bit ones above
+        scale_bytes = scales * (1 if in_two_levels else SCALE_BYTES)
+        zero_points = 0 if self.symmetric else scales * self.bits // 8
+        extra = EXTRA_BYTES.get(self.name, 0)
+        if self.static_input:
+            extra += 4 if in_two_levels else SCALE_BYTES
+        return weights + scale_bytes + zero_points + extra

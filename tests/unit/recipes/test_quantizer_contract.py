@@ -1,0 +1,118 @@
+"""What every kind of quantization in the group `prepare.quantizers` has to fulfill."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.core.plugins import QUANTIZERS, plugin_names
+from pipeline.environments.definition import EnvironmentName
+from pipeline.verification.dequantize import layer_parts
+from recipes.catalog import load_recipe, recipe_names
+from recipes.quantization import AnyQuantization, Quantization, for_worker
+
+CALIBRATION = {"dataset": "builtin", "samples": 4, "max_tokens": 64}
+# Settings that decide over formats, floors or workers, of each kind.
+SETTINGS = {
+    "autoawq": [{}, {"clip_search": True}],
+    "awq": [{}, {"bits": 8}, {"symmetric": True}, {"observer": "mse", "group_size": 256}],
+    "gptq": [
+        {"scheme": scheme, "smoothing_strength": strength}
+        for scheme in ("W4A16", "W8A8")
+        for strength in (None, 0.5)
+    ],
+    "preset": [
+        {"scheme": "FP8_DYNAMIC", "calibration": None},
+        {"scheme": "FP8_BLOCK", "calibration": None},
+        {"scheme": "FP8_DYNAMIC", "kv_cache_scales": True},
+        {"scheme": "FP8"},
+        {"scheme": "NVFP4"},
+    ],
+}
+EXAMPLES = [
+    {"kind": kind, "calibration": CALIBRATION, **each}
+    for kind, examples in SETTINGS.items()
+    for each in examples
+]
+ROWS, COLUMNS = 256, 1024
+
+quantizations: TypeAdapter[Quantization] = TypeAdapter(AnyQuantization)
+every_example = pytest.mark.parametrize(
+    "example",
+    [quantizations.validate_python(keys) for keys in EXAMPLES],
+    ids=[" ".join(str(v) for v in keys.values() if isinstance(v, str)) for keys in EXAMPLES],
+)
+
+
+def test_every_kind_has_examples() -> None:
+    assert sorted([*SETTINGS, "none"]) == plugin_names(QUANTIZERS)
+
+
+def test_every_kind_has_a_recipe() -> None:
+    kinds = {load_recipe(name).quantization.kind for name in recipe_names()}
+    assert kinds == set(SETTINGS)
+
+
+def test_the_baselines() -> None:
+    none = quantizations.validate_python({"kind": "none"})
+    assert not none.quantizes
+    assert (none.weight_formats, none.group_sizes, none.rows_of_block) == ((), (), None)
+    with pytest.raises(ValidationError):
+        quantizations.validate_python({"kind": "none", "ignore": ["lm_head"]})
+
+
+@every_example
+class TestKind:
+    def test_a_record_brings_it_back(self, example: Quantization) -> None:
+        text = json.dumps(example.model_dump(mode="json"))
+        assert quantizations.validate_json(text) == example
+        assert type(quantizations.validate_json(text)) is type(example)
+
+    def test_unknown_keys_are_refused(self, example: Quantization) -> None:
+        with pytest.raises(ValidationError):
+            quantizations.validate_python({**example.model_dump(), "no_such_key": 1})
+
+    def test_its_worker_is_there(self, example: Quantization) -> None:
+        assert example.quantizes
+        assert find_spec(example.worker) is not None
+        assert example.environment in set(EnvironmentName)
+        plugin = for_worker(example)
+        assert (plugin["group"], plugin["name"]) == (QUANTIZERS, example.kind)
+
+    def test_its_formats_can_be_read(self, example: Quantization) -> None:
+        formats = example.weight_formats
+        assert len(set(formats)) == len(formats) > 0
+        for form in formats:
+            assert layer_parts(form, ROWS, COLUMNS)
+            assert form.label
+
+    def test_it_takes_less_than_16_bits(self, example: Quantization) -> None:
+        for form in example.weight_formats:
+            assert 0 < form.matrix_bytes(ROWS, COLUMNS) < 2 * ROWS * COLUMNS
+
+    def test_the_group_size_follows_the_columns(self, example: Quantization) -> None:
+        for size in example.group_sizes:
+            assert example.choose_format([size]).shared_columns in example.group_sizes
+        assert example.choose_format([COLUMNS]) == example.weight_formats[0]
+
+    def test_its_floor_is_between_noise_and_the_lossless(self, example: Quantization) -> None:
+        """Wrong weights have 0 dB or less, and rounding to `b` bits gains about 6 dB a bit."""
+        bits = example.weight_formats[0].bits
+        assert 3 < example.sqnr_floor_db < 6 * bits
+
+    def test_memory_and_time(self, example: Quantization) -> None:
+        assert example.bytes_on_cpu(100, wide=False) >= 100
+        assert example.bytes_on_cpu(100, wide=True) >= example.bytes_on_cpu(100, wide=False)
+        assert 0 <= example.checked_bytes < 2
+        passes = example.forward_passes
+        assert passes is None or passes >= 1
+        if example.is_streamed:
+            assert example.calibration is None
+            assert passes is None
+
+    def test_a_card_has_words(self, example: Quantization) -> None:
+        assert str(example.weight_formats[0].bits) in example.format_words(64)
+        assert example.method_words.endswith(".")
