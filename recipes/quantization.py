@@ -128,12 +128,12 @@ class Quantization(ConfigModel):
 
     # Words for a model card.
 
-    def format_words(self, group_size: int | None) -> str:
+    def format_description(self, group_size: int | None) -> str:
         """Number formats of weights and activations, with the group size that was used."""
         return self.weight_formats[0].label
 
     @property
-    def method_words(self) -> str:
+    def method_description(self) -> str:
         """How weights are quantized, as sentences."""
         return ""
 

@@ -171,7 +171,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "license_words": license_words(source),
         "gigabytes": f"{result.weights_bytes / 1e9:.3g}",
         "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
-        "quantization_words": quantization.format_words(result.group_size),
+        "quantization_words": quantization.format_description(result.group_size),
         "optimization_words": optimization_words(quantization, result),
         "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.ignore),
         "calibration_words": calibration_words(quantization, result),

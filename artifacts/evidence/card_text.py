@@ -38,8 +38,8 @@ def optimization_words(quantization: Quantization, result: QuantizeResult) -> st
     """How the weights of the linear layers were quantized, as sentences."""
     modules = result.quantized_modules
     count = f" of {modules} linear layers" if modules else " of the linear layers"
-    words = quantization.format_words(result.group_size)
-    return f"{words}{count}. {quantization.method_words}".strip()
+    words = quantization.format_description(result.group_size)
+    return f"{words}{count}. {quantization.method_description}".strip()
 
 
 def calibration_words(quantization: Quantization, result: QuantizeResult) -> str:

@@ -1,6 +1,6 @@
 """Layers below the minimum SQNR of a recipe, and detection of outliers.
 
-The floors stand beside each kind in `recipes/quantizers`. With rounding to nearest the SQNR depends
+The floors are part of each kind in `recipes/quantizers`. With rounding to nearest the SQNR depends
 little on the model. It varies more where an algorithm trades weight error for output error or
 rescales columns. docs/explanation/weight-verification.md has the underlying measurements.
 """

@@ -1,4 +1,4 @@
-"""AWQ by AutoAWQ, in an environment of its own."""
+"""AWQ by AutoAWQ, in a separate environment."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class AutoAwqQuantization(InGroups):
     def forward_passes(self) -> float | None:
         return None if self.clip_search else awq_passes(GRID_POINTS)
 
-    def format_words(self, group_size: int | None) -> str:
+    def format_description(self, group_size: int | None) -> str:
         return f"4-bit weights{groups_of(group_size)}, with zero points, 16-bit activations"
 
     @property
-    def method_words(self) -> str:
+    def method_description(self) -> str:
         return "AWQ (arXiv 2306.00978), by AutoAWQ."

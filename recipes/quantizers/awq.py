@@ -47,12 +47,12 @@ class AwqQuantization(InGroups):
     def forward_passes(self) -> float:
         return awq_passes(self.grid_points)
 
-    def format_words(self, group_size: int | None) -> str:
+    def format_description(self, group_size: int | None) -> str:
         points = "" if self.symmetric else ", with zero points"
         return f"{self.bits}-bit weights{groups_of(group_size)}{points}, 16-bit activations"
 
     @property
-    def method_words(self) -> str:
+    def method_description(self) -> str:
         return (
             "AWQ (arXiv 2306.00978), by llm-compressor: channels that matter to the activations "
             "are scaled up before rounding."

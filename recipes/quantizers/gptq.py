@@ -52,13 +52,13 @@ class GptqQuantization(InGroups):
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         return size if self.scheme == "W8A8" else super().bytes_on_cpu(size, wide=wide)
 
-    def format_words(self, group_size: int | None) -> str:
+    def format_description(self, group_size: int | None) -> str:
         if self.scheme == "W4A16":
             return f"4-bit weights, 16-bit activations{groups_of(group_size)}"
         return "8-bit weights (one scale an output channel), 8-bit activations (one scale a token)"
 
     @property
-    def method_words(self) -> str:
+    def method_description(self) -> str:
         strength = self.smoothing_strength
         words = (
             "GPTQ (arXiv 2210.17323), by llm-compressor: each rounding is compensated by the "

@@ -100,11 +100,11 @@ class PresetQuantization(Quantization):
         is_fp8 = SCHEMES[self.scheme].form.bits == 8
         return FP8_BYTES_ON_CPU * size if is_fp8 else widened_bytes(size, wide=wide)
 
-    def format_words(self, group_size: int | None) -> str:
+    def format_description(self, group_size: int | None) -> str:
         return SCHEMES[self.scheme].words
 
     @property
-    def method_words(self) -> str:
+    def method_description(self) -> str:
         return "Weights are rounded to nearest, by llm-compressor."
 
     @model_validator(mode="after")

@@ -27,10 +27,13 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.run.executors import executor_of
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import BOOTSTRAP
+from pipeline.stages.quantize import WeightsProvenance
 from pipeline.stages.questions import QuestionsParameters
-from recipes.catalog import load_policy, load_profile
+from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.engines import LaunchSpec, find_engine
 from recipes.policy import Policy
+from recipes.quantization import for_worker as for_quantizer
+from recipes.schema import Recipe
 
 
 @pytest.fixture
@@ -99,6 +102,42 @@ class TestExecutor:
         with pytest.raises(UsageError) as caught:
             executor_of(load_settings(tmp_path / "store"))
         assert caught.value.where.endswith("key executor.partitions")
+
+
+class TestQuantization:
+    def read_recipe(self, folder: Path, **keys: Any) -> Recipe:
+        file = folder / "int8.yaml"
+        quantization = {"kind": "nearest_int8", **keys}
+        names = {"name": "int8", "summary": "s", "family": "int8"}
+        file.write_text(json.dumps({**names, "quantization": quantization}))
+        return load_recipe(str(file))
+
+    def test_a_recipe_with_it(self, installed: Path, tmp_path: Path) -> None:
+        quantization = self.read_recipe(tmp_path).quantization
+        assert quantization.weight_formats[0].bits == 8
+        asked = WeightsProvenance(checkpoint="c", quantization=quantization, environment="e")
+        assert WeightsProvenance.model_validate_json(asked.model_dump_json()) == asked
+
+    def test_its_keys_are_checked(self, installed: Path, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            self.read_recipe(tmp_path, bits=4)
+        assert caught.value.where.endswith("key quantization.bits")
+
+    def test_without_its_package(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            self.read_recipe(tmp_path)
+        assert caught.value.where.endswith("key quantization")
+
+    def test_its_worker_is_found_by_its_file(self, installed: Path, tmp_path: Path) -> None:
+        """In an interpreter that has neither the package nor llm-compressor."""
+        quantization = self.read_recipe(tmp_path).quantization
+        spec = {"quantization": quantization.model_dump(), PLUGINS: [for_quantizer(quantization)]}
+        (tmp_path / "spec.json").write_text(json.dumps(spec))
+        paths = [tmp_path / "spec.json", tmp_path / "result.json", tmp_path]
+        command = [sys.executable, str(BOOTSTRAP), quantization.worker, *map(str, paths)]
+        subprocess.run(command, check=False, timeout=60)
+        error = json.loads((tmp_path / "result.json").read_text())["error"]
+        assert "llmcompressor" in error["message"]
 
 
 class TestRegistry:

@@ -289,7 +289,7 @@ MADE = QuantizeResult(weights_digest="d", weights_bytes=1)
 
 class TestWords:
     def test_group_size_is_the_one_that_was_used(self) -> None:
-        words = AWQ.format_words(64)
+        words = AWQ.format_description(64)
         assert words == "4-bit weights in groups of 64, with zero points, 16-bit activations"
 
     def test_gptq_with_smoothquant(self) -> None:

@@ -114,5 +114,5 @@ class TestKind:
             assert passes is None
 
     def test_a_card_has_words(self, example: Quantization) -> None:
-        assert str(example.weight_formats[0].bits) in example.format_words(64)
-        assert example.method_words.endswith(".")
+        assert str(example.weight_formats[0].bits) in example.format_description(64)
+        assert example.method_description.endswith(".")

@@ -23,4 +23,4 @@ class NearestInt8(Quantization):
 
     @property
     def sqnr_floor_db(self) -> float:
-        return 20.0
+        return 30.0  # SmolLM2-135M has 38.5 dB in its worst layer

@@ -8,11 +8,13 @@ from typing import Any
 
 from pipeline.core.events import Progress
 
+EMBEDDINGS = "re:.*embed_tokens$"  # the library would quantize them too
+
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     from llmcompressor import model_free_ptq
 
     progress.note("rounding to nearest")
-    ignore = spec["quantization"]["ignore"]
+    ignore = [*spec["quantization"]["ignore"], EMBEDDINGS]
     model_free_ptq(spec["checkpoint"], str(output), scheme="W8A8", ignore=ignore)
     return {"scheme": "W8A8", "versions": {"llmcompressor": version("llmcompressor")}}
