@@ -49,6 +49,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/check_imports.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

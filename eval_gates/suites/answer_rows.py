@@ -1,4 +1,4 @@
-"""Parts of which suites make rows of answers out of lm-eval's samples."""
+"""Fields that suites copy from lm-eval's samples to rows of answers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ NO_ANSWER = "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER"
 
 
 def partners_of(questions: list[dict[str, Any]]) -> dict[str, int]:
-    """By a question's id, the place of another question, which its answer does not answer."""
+    """Map each question's id to the position of an unrelated question."""
     ids = [question["id"] for question in questions]
     return dict(zip(ids, partners(labels_of(questions)), strict=True))
 
 
 def common_fields(question: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
-    """Fields of every row: the question's id and cluster, and the digest of what was sent."""
+    """Return the fields of every row: the question's id and cluster, and the prompt's digest."""
     sent = json.dumps(sample["arguments"], sort_keys=True, default=str)
     row = {"id": question["id"], "prompt_sha256": hashlib.sha256(sent.encode()).hexdigest()}
     return {**row, "cluster": question["cluster"]} if "cluster" in question else row
 
 
 def likelihoods(sample: dict[str, Any]) -> list[float]:
-    """The log-likelihood of each choice."""
+    """Return the log-likelihood of each choice."""
     return [float(response[0]) for response in sample["filtered_resps"]]
 
 
 def texts_of(sample: dict[str, Any]) -> list[str]:
-    """The generated texts, one a sample drawn; raises StageError where the server gave none."""
+    """Return the generated texts, one per sample; a StageError if the server gave none."""
     return [check_text(text, sample) for text in sample["filtered_resps"]]
 
 
 def check_text(text: Any, sample: dict[str, Any]) -> str:
-    """The text, if it is one; raises StageError where the server gave none."""
+    """Return the text, if it is one; a StageError if the server gave none."""
     if not isinstance(text, str) or text == NO_ANSWER:
         raise StageError(
             f"the server gave no answer to question {sample['doc_id']}",
@@ -47,5 +47,5 @@ def check_text(text: Any, sample: dict[str, Any]) -> str:
 
 
 def unwrap(values: list[Any]) -> Any:
-    """The value itself where there is one only."""
+    """Return the only value itself, or several as a list."""
     return values[0] if len(values) == 1 else values

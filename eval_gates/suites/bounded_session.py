@@ -1,8 +1,7 @@
-"""HTTP sessions as lm-eval's models and vLLM's load generator use them, whose answers have an end.
+"""HTTP sessions with limits, for lm-eval's models and vLLM's load generator.
 
-These read what a server sends, all of it, and follow it to other hosts. An endpoint may be somebody
-else's: an answer without an end, gigabytes packed into megabytes, a redirect that would hand the
-questions on. Here these are errors of that request, as any other is.
+These libraries read complete answers and follow redirects. Here an endless answer, gigabytes
+compressed into megabytes, and a redirect to another host are errors of that request.
 """
 
 from __future__ import annotations
@@ -17,27 +16,26 @@ from pipeline.core.untrusted.json import parse_json
 
 # The log-probabilities of a prompt of 100,000 tokens are 10 MB.
 MAX_BYTES = 16 * MEBIBYTE
-LONGEST_TEXT = 2000  # letters of an answer that is an error
+MAX_REASON_BYTES = 2000  # of an error answer
 
 
 class BadResponseError(Exception):
-    """A server's answer that is not used; says why, without the request and its headers."""
+    """A rejected answer; the message omits the request and its headers."""
 
 
 @dataclass(frozen=True)
 class BufferedResponse:
-    """A server's answer, whole; with what lm-eval asks of aiohttp's."""
+    """A complete answer, with the part of aiohttp's interface that lm-eval uses."""
 
     status: int
     content: bytes
 
     @property
     def ok(self) -> bool:
-        """Whether it is no error."""
         return self.status < 400
 
     def raise_for_status(self) -> None:
-        """Raise BadResponseError where it is an error."""
+        """Raise BadResponseError for an error status."""
         if not self.ok:
             raise BadResponseError(f"the endpoint answered {self.status}: {self._said}")
 
@@ -54,7 +52,7 @@ class BufferedResponse:
 
     @property
     def _said(self) -> str:
-        return self.content[:LONGEST_TEXT].decode(errors="replace")
+        return self.content[:MAX_REASON_BYTES].decode(errors="replace")
 
 
 @asynccontextmanager
@@ -86,24 +84,21 @@ async def post_bounded(
 
 @dataclass(frozen=True)
 class StreamedResponse:
-    """A server's answer as it comes; with what vLLM's load generator asks of aiohttp's."""
+    """A streamed answer, with the part of aiohttp's interface that vLLM's load generator uses."""
 
     response: Any
     most: int
 
     @property
     def status(self) -> int:
-        """Of HTTP."""
         return int(self.response.status)
 
     @property
     def reason(self) -> str:
-        """The words beside the status."""
-        return str(self.response.reason or f"HTTP {self.status}")[:LONGEST_TEXT]
+        return str(self.response.reason or f"HTTP {self.status}")[:MAX_REASON_BYTES]
 
     @property
     def content(self) -> StreamedResponse:
-        """Itself: what is read from."""
         return self
 
     async def iter_any(self) -> AsyncIterator[bytes]:
@@ -117,11 +112,11 @@ class StreamedResponse:
 
 
 class BoundedSession:
-    """Posts as an aiohttp session does.
+    """A session that posts as an aiohttp session does.
 
     Args:
-        session: of aiohttp, which bounds the seconds of a request.
-        most: bytes that an answer may have.
+        session: of aiohttp, which limits the seconds of a request.
+        most: bytes of an answer.
     """
 
     def __init__(self, session: Any, most: int = MAX_BYTES) -> None:

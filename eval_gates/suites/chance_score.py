@@ -1,4 +1,4 @@
-"""What a model scores that knows nothing of a question but its choices."""
+"""Chance-level score of a multiple-choice suite."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 from eval_gates.clusters import labels_of
 
 Choices = Sequence[tuple[str, float]]
-"""Of one question: each choice's text, and the score of who takes it."""
+"""Each choice's text and score."""
 
 
 def guessing(rows: Sequence[Mapping[str, Any]], choices: Mapping[str, Choices]) -> float:
-    """The mean score by chance, or of always giving one answer such as 'A' or 'yes', if it is more.
+    """Return the mean score by chance, or of always giving one answer such as 'A', if it is higher.
 
-    Where a question lacks that answer, chance is taken. Each cluster of questions counts as one, as
-    it does in the scores that are compared with this.
+    Chance applies to a question without that answer. Each cluster of questions counts as one.
 
     Args:
-        choices: by question's id; empty where answers are not chosen, and so guessing scores 0.
+        choices: by question's id; empty if answers are not chosen: then guessing scores 0.
     """
     labels = labels_of(rows)
     sizes = Counter(labels)

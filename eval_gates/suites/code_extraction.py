@@ -1,7 +1,6 @@
-"""From what a model wrote to the code that it means: HumanEval's answers come in many wrappings.
+"""Extracts code from a model's answer, with the same rules for baseline and variant.
 
-The rules are the same for baseline and variant, and lean to the model's side: a right function is
-to be found whatever stands around it, and nothing is invented.
+A correct function must be found regardless of the text around it, and nothing is invented.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ _THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
 
 
 def extract_code(completion: str, problem_prompt: str, entry_point: str, form: str) -> str:
-    """The code that a completion means, complete with what the problem's prompt defines.
+    """Return a completion's code, complete with what the problem's prompt defines.
 
-    Base form: the prompt goes on as the completion, cut at the first stop.
+    Base form: the prompt and its completion, cut at the first stop.
 
-    Chat form: thoughts between <think> and </think> are left out. Then the first fenced block
-    that defines the function, with other blocks that only define what it uses; else the first
-    block, else the answer without the prose around it. In front goes what the prompt has before
-    the function (imports, other functions). Code that lacks the function's header is taken for
-    its body. An answer that broke off (no closing fence) loses its last lines until it parses; a
-    closed block is taken as it is, wrong syntax and all.
+    Chat form: thoughts between <think> and </think> are omitted. Next comes the first fenced block
+    that defines the function, with other blocks that only define names that it uses; otherwise the
+    first block; otherwise the answer without prose. The prompt's imports and other functions
+    precede it. Code without the function's header is its body. An answer that broke off (no closing
+    fence) loses its last lines until it parses; a closed block is unchanged, even if it does not
+    parse.
     """
     if form == "completion":
         return problem_prompt + _cut_at_stops(completion)
@@ -54,21 +53,21 @@ def extract_code(completion: str, problem_prompt: str, entry_point: str, form: s
 
 
 def preamble(problem_prompt: str, entry_point: str) -> str:
-    """What the prompt has before the function: imports and functions that it builds on."""
+    """Return what the prompt has before the function: imports and other functions."""
     header = _header(entry_point).search(problem_prompt)
     return problem_prompt[: header.start()] if header else ""
 
 
 def _cut_at_stops(completion: str) -> str:
-    """The server cuts here already; an endpoint that ignores stops is brought to the same."""
+    """Cut at the first stop, because an endpoint may ignore stops."""
     ends = [at for stop in STOPS["completion"] if (at := completion.find(stop)) >= 0]
     return completion[: min(ends)] if ends else completion
 
 
 def _without_thoughts(completion: str) -> str:
-    """What follows the thoughts; nothing where they were cut off, for then there is no answer.
+    """Return the text after the thoughts; '' if they were cut off.
 
-    A chat template may have opened the thoughts itself, so the opening mark may be missing.
+    A chat template may have written the opening mark, so it may be missing.
     """
     _, closed, answer = completion.rpartition(_THINKING_ENDS)
     if closed:
@@ -87,7 +86,7 @@ def _choose_code(completion: str, entry_point: str) -> str:
 
 
 def _blocks(text: str) -> list[str]:
-    """The code of each fenced block, in order; a block that holds blocks gives those instead."""
+    """Return the code of each fenced block in order; nested blocks replace the outer one."""
     blocks: list[str] = []
     at = 0
     while (opening := _FENCE_OPENS.search(text, at)) is not None:
@@ -98,10 +97,10 @@ def _blocks(text: str) -> list[str]:
 
 
 def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
-    """The code from this opening fence, and where it ends.
+    """Return the code from this opening fence, and its end.
 
-    A docstring may have fences in it, so of the fences that could close the block the first is
-    taken with which the code parses, or else the first.
+    A docstring may contain fences, so the block ends at the first fence with which it parses,
+    otherwise at the first fence.
     """
     fence = opening["fence"]
     closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
@@ -117,12 +116,12 @@ def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
 
 
 def _dedent(code: str, before_fence: str) -> str:
-    """A block inside a list is indented as its fence is."""
+    """Remove the fence's indentation, as of a block in a list."""
     return textwrap.dedent(code) if before_fence else code
 
 
 def _with_other_definitions(code: str, blocks: list[str], entry_point: str) -> str:
-    """`code` after those blocks that define a name which it uses and does not define."""
+    """Return `code` after the blocks that define names which it only uses."""
     wanted = _missing_names(code)
     helpers = []
     for block in blocks:
@@ -135,7 +134,6 @@ def _with_other_definitions(code: str, blocks: list[str], entry_point: str) -> s
 
 
 def _only_defines(code: str) -> bool:
-    """Whether it can be run for its definitions' sake alone."""
     return _parses(code) and all(isinstance(node, _DEFINING) for node in ast.parse(code).body)
 
 
@@ -146,13 +144,13 @@ def _missing_names(code: str) -> set[str]:
 
 
 def names_read(tree: ast.AST) -> set[str]:
-    """The names whose values the code asks for, wherever in it."""
+    """Return the names that the code reads."""
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     return {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
 def _defined_names(code: str) -> set[str]:
-    """Names that the code's own top level binds."""
+    """Return the names that the code binds at its top level."""
     names: set[str] = set()
     for node in ast.parse(code).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -166,7 +164,7 @@ def _defined_names(code: str) -> set[str]:
 
 
 def _without_prose(text: str, entry_point: str) -> str:
-    """Unfenced code: from its first import, class or function to where it stops parsing."""
+    """Return unfenced code: from its first import, class or function to where it stops parsing."""
     header = _header(entry_point).search(text)
     if header is None:
         return text
@@ -181,7 +179,7 @@ def _without_prose(text: str, entry_point: str) -> str:
 
 
 def _definitions(code: str) -> str:
-    """`code` up to its last definition: prose such as 'That is it' can be an expression."""
+    """Return `code` up to its last definition: prose such as 'That is it' can be an expression."""
     if not _parses(code):
         return code
     last = max(
@@ -192,7 +190,7 @@ def _definitions(code: str) -> str:
 
 
 def _find_longest_parsing(code: str) -> str:
-    """`code` without as many last lines as it takes to parse; whole if that never happens."""
+    """Return the longest beginning of `code` that parses, by lines; all if none does."""
     lines = code.splitlines(keepends=True)
     for end in range(len(lines), 0, -1):
         kept = "".join(lines[:end])
@@ -220,11 +218,10 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _with_body(problem_prompt: str, body: str) -> str:
-    """The prompt's header and docstring with `body` under it, indented as a body must be.
+    """Return the prompt's header and docstring with `body` under it.
 
-    Models give a body as it stands in the function, or at the left margin, or (a stripped
-    answer) with its first line alone at the left margin; or with tabs, which cannot follow the
-    docstring's spaces.
+    Models write a body as in the function, at the left margin, or with only its first line there;
+    or with tabs, which cannot follow the docstring's spaces.
     """
     body = body.strip("\n").expandtabs(4)
     head = problem_prompt if problem_prompt.endswith("\n") else problem_prompt + "\n"

@@ -1,8 +1,4 @@
-"""Suites of programs that a model writes: their settings, prompts, task and scores.
-
-:mod:`eval_gates.suites.code_extraction` finds the code in an answer, and :mod:`eval_gates.sandbox`
-runs it with the problem's test.
-"""
+"""Suites of model-written programs: settings, prompts, task and scores."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ _REQUEST = (
 
 
 class CodeTask(EvalTask):
-    """Functions to write, how many of each, and how their tests are run."""
+    """Functions to write, their number, and limits of their tests."""
 
     prompt_format: Form = "auto"
     max_tokens: int = Field(512, ge=16, le=1_000_000)
@@ -68,7 +64,7 @@ class CodeTask(EvalTask):
 
 
 class CodeSuite(CodeTask, Suite):
-    """Functions that a model writes, judged by running their tests in a sandbox."""
+    """Model-written functions, tested in a sandbox."""
 
     batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
 
@@ -86,7 +82,7 @@ Code = TypeVar("Code", bound=CodeTask)
 
 
 class Problem(NamedTuple):
-    """One problem; `test` defines `check(candidate)`, which raises where the solution is wrong."""
+    """One problem; `test` defines `check(candidate)`, which raises if the solution is wrong."""
 
     task_id: str
     prompt: str
@@ -96,18 +92,17 @@ class Problem(NamedTuple):
 
 
 ProgramOf = Callable[[Problem, str], Program]
-"""Of a problem and an answer's code."""
+"""Makes the program of a problem and an answer's code."""
 
 
 class CodeKind(SuiteKind[Code]):
     """A suite of programs; a subclass implements `read` and `program`."""
 
     def program(self, problem: Problem, code: str) -> Program:
-        """What shows whether `code` solves the problem."""
+        """Return the program that tests whether `code` solves the problem."""
         raise NotImplementedError
 
     def open(self, task: Code, questions: Rows, folder: Path) -> SuiteTask:
-        """Scored by running the programs, isolated as the policy wants."""
         # The questions lie in a stage's folder of the store, so with them goes the store.
         isolation = choose_isolation(task.sandbox, hidden=[folder, *folder.parents[:3]])
         config = task_config(task.prompt_format, task.max_tokens, task.samples, task.temperature)
@@ -119,11 +114,11 @@ class CodeKind(SuiteKind[Code]):
         return f"pass@{task.k}"
 
     def typical_change(self, task: Code) -> float:
-        # Of several samples: a standard deviation of 0.2 where 55 % of the problems' scores move.
+        # With several samples: a standard deviation of 0.2 if 55 % of the problems' scores change.
         return 0.27 if task.samples > 1 else 1.0
 
     def check_machine(self, task: Code) -> None:
-        """Raise SandboxError if nothing here isolates model-written code as the policy wants."""
+        """Raise SandboxError if this machine cannot isolate programs as the policy requires."""
         choose_isolation(task.sandbox)
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
@@ -132,7 +127,7 @@ class CodeKind(SuiteKind[Code]):
 
 
 def question_rows(task: CodeTask, problems: list[Problem], benchmark: str) -> Rows:
-    """The problems, all or those that the policy names, each with what the model is sent."""
+    """Return the problems, or those that the policy names, each with its prompt."""
     named = {problem.task_id: problem for problem in problems}
     unknown = [name for name in task.problems if name not in named]
     if unknown:
@@ -152,16 +147,16 @@ def question_rows(task: CodeTask, problems: list[Problem], benchmark: str) -> Ro
 
 
 def prompt_of(problem: Problem, form: str) -> str:
-    """What the model is given: the bare function header to go on from, or a user's message."""
+    """Return the function header to complete, or a user's message."""
     return problem.prompt if form == "completion" else _REQUEST.format(prompt=problem.prompt)
 
 
 def task_config(form: str, max_tokens: int, samples: int, temperature: float) -> dict[str, Any]:
-    """The configuration of an lm-eval `ConfigurableTask` that asks for the problems' functions.
+    """Return the configuration of an lm-eval `ConfigurableTask` that requests the functions.
 
     Args:
-        samples: answers drawn for each problem; greedy when 1.
-        temperature: of the samples, when there are several.
+        samples: answers for each problem; greedy when 1.
+        temperature: of several samples.
     """
     sampling = {"do_sample": True, "temperature": temperature}
     greedy = {"do_sample": False, "temperature": 0.0}
@@ -189,16 +184,16 @@ def _count_answers(document: dict[str, Any], answers: list[str]) -> dict[str, fl
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Unbiased estimate that one of k samples is right: 1 - C(n - c, k) / C(n, k).
+    """Unbiased estimate that one of k samples is correct: 1 - C(n - c, k) / C(n, k).
 
     Chen et al. 2021 (arXiv 2107.03374), section 2.1.
 
     Args:
-        samples: n, answers drawn for one problem.
-        correct: c, those of them that passed.
+        samples: n, answers for one problem.
+        correct: c, the answers that passed.
 
     Raises:
-        ValueError: the numbers do not fit together.
+        ValueError: the numbers are inconsistent.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {correct} right in {samples} samples has no meaning")
@@ -213,9 +208,9 @@ def answer_rows(
     samples: Rows,
     progress: Progress,
 ) -> Rows:
-    """Run every answer against its problem's tests; a problem's score is its pass@k.
+    """Run each answer against its problem's tests; a problem's score is its pass@k.
 
-    `answer`, `code`, `outcome` and `detail` are lists where several answers were drawn.
+    `answer`, `code`, `outcome` and `detail` are lists if there are several answers.
     """
     fields = Problem._fields
     problems = [Problem(*(question[f] for f in fields)) for question in questions]

@@ -1,15 +1,13 @@
-"""lm-eval's client of a completions endpoint, asking a multiple-choice question by one request.
+"""lm-eval's client of a completions endpoint, with one request per multiple-choice question.
 
-lm-eval scores every choice by a prompt of its own, and a server cannot take a scored prompt from
-its prefix cache: four choices are four whole prompts, computed again. Where each choice is a single
-token, all of them stand in one distribution, that of the token after the question. So one request
-asks for one token and the log-probabilities of the choices' tokens (vLLM: `logprob_token_ids`);
-the worked examples before the question then come from the prefix cache.
+lm-eval scores each choice by its own prompt, and a server cannot score a prompt from its prefix
+cache: four choices are four complete prompts. If each choice is one token, all are in the
+distribution of the token after the question. So one request asks for one token and the
+log-probabilities of the choices' tokens (vLLM: `logprob_token_ids`), and the worked examples come
+from the prefix cache.
 
-These are the numbers that scored prompts give, of the whole vocabulary's distribution: metrics
-that divide by a choice's length or look at the greedy token hold as well. What cannot be asked so
-(longer choices, another kind of server) is asked as lm-eval does. All choices after one context
-always go the same way.
+The numbers are those of scored prompts, over the complete vocabulary. Other questions (longer
+choices, another server) are asked as by lm-eval. All choices after one context use the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _ROUNDING = 0.01  # above 0, of a sum of log-probabilities
 
 
 class OneTokenItem(NamedTuple):
-    """Continuations of one context, each of one token."""
+    """One-token continuations of one context."""
 
     context: tuple[int, ...]  # token ids
     # For each of lm-eval's requests, its number and the id of its continuation.
@@ -47,15 +45,15 @@ class OneTokenItem(NamedTuple):
 
 
 class RejectedRequest(NamedTuple):
-    """The endpoint does not answer such a request; why, in its words or ours."""
+    """The reason why an endpoint does not answer such a request."""
 
     reason: str
 
 
 def one_token_items(requests: list[ScoredRequest]) -> list[OneTokenItem]:
-    """The requests of contexts whose every continuation is one token, in order of the contexts.
+    """Return the contexts whose every continuation is one token, in order of the contexts.
 
-    In that order neighbours have the longest common prefixes, which a prefix cache serves.
+    Neighbors in this order have the longest common prefixes, as a prefix cache needs.
     """
     by_context: dict[tuple[int, ...], list[int]] = {}
     for number, (_, context, _) in enumerate(requests):
@@ -68,14 +66,14 @@ def one_token_items(requests: list[ScoredRequest]) -> list[OneTokenItem]:
 
 
 def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
-    """The request's body: one token, and the log-probabilities of the continuations' tokens."""
+    """Return the request's body: one token, and the log-probabilities of the continuations."""
     ids = sorted({token for _, token in item.places})
     return {
         "model": model,
         "prompt": list(item.context),
         "max_tokens": 1,
         "seed": seed,
-        "logprobs": len(ids),  # vLLM wants it beside the ids
+        "logprobs": len(ids),  # vLLM requires it in addition to the ids
         "logprob_token_ids": ids,
         "return_tokens_as_token_ids": True,
         **_PLAIN_SAMPLING,
@@ -83,10 +81,9 @@ def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
 
 
 def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRequest:
-    """By the number of lm-eval's request, its answer; a Refusal where any token is missing.
+    """Return answers by the number of lm-eval's request; a rejection if any token is missing.
 
-    A continuation is greedy when no token is more probable: the server's own choice is the
-    most probable of all.
+    A continuation is greedy if no token is more probable.
     """
     try:
         scored = body["choices"][0]["logprobs"]
@@ -101,12 +98,12 @@ def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRe
 def read_scored(
     body: Any, prompts: list[list[int]], lengths: list[int]
 ) -> list[Answer] | RejectedRequest:
-    """The log-probability of what follows in each scored prompt; a Refusal where any is missing.
+    """Return the log-probability of each scored prompt's continuation, or a rejection.
 
     Args:
-        body: the endpoint's answer, a choice for each prompt with its tokens scored, and often one
-            token more that was generated.
-        prompts: token ids, each of a context and what follows.
+        body: the endpoint's answer: a choice per prompt with scored tokens, often with one
+            generated token more.
+        prompts: token ids of context and continuation.
         lengths: tokens of each context.
     """
     try:
@@ -129,7 +126,7 @@ def _read_continuation(scored: dict[str, Any], end: int, begin: int) -> Answer:
 
 
 def read_texts(body: Any) -> list[str | None] | RejectedRequest:
-    """The texts of an answer, in their order; a Refusal where it has none."""
+    """Return an answer's texts in order; a rejection if it has none."""
     try:
         texts = {int(choice["index"]): choice["text"] for choice in body["choices"]}
         return [texts[number] for number in range(max(len(texts), 1))]
@@ -138,9 +135,9 @@ def read_texts(body: Any) -> list[str | None] | RejectedRequest:
 
 
 def check_fit(lengths: list[int], limit: int) -> None:
-    """Raise StageError where a prompt with its answer is longer than `limit` tokens.
+    """Raise StageError if a prompt with its answer is longer than `limit` tokens.
 
-    lm-eval would cut its beginning, and with it the worked examples, and only log that.
+    lm-eval would cut the worked examples at its beginning, and only log that.
     """
     too_long = [length for length in lengths if length > limit]
     if too_long:
@@ -153,7 +150,7 @@ def check_fit(lengths: list[int], limit: int) -> None:
 
 
 def check_numbers(values: list[float]) -> None:
-    """Raise StageError where one is no log-probability: a choice would be picked nevertheless."""
+    """Raise StageError if a value is no log-probability."""
     wrong = [value for value in values if not value <= _ROUNDING]  # NaN, too
     if wrong:
         raise StageError(
@@ -176,16 +173,16 @@ def completions_model(
     note: Callable[[str], None],
     asks_once: bool = True,
 ) -> Any:
-    """An lm-eval model (`lm=` of its `evaluate`) that asks an OpenAI-compatible endpoint.
+    """Return an lm-eval model (`lm=` of its `evaluate`) for an OpenAI-compatible endpoint.
 
     Args:
-        url: the server's, without `/v1/completions`.
-        max_length: tokens that the server takes, prompt and answer together.
-        answered: called with the number of lm-eval's requests just answered; one item with four
-            choices is four, whichever way it was asked.
+        url: without `/v1/completions`.
+        max_length: tokens that the server accepts, prompt and answer together.
+        answered: called with the number of lm-eval's requests just answered; an item with four
+            choices is four requests.
 
     Raises (its methods):
-        StageError: a prompt does not fit, or a log-probability is none.
+        StageError: a prompt is too long, or a value is no log-probability.
     """
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
@@ -202,7 +199,7 @@ def completions_model(
         return found
 
     class OneRequestCompletions(LocalCompletionsAPI):  # type: ignore[misc]
-        """lm-eval's `local-completions`, with one request an item where that can be."""
+        """lm-eval's `local-completions`, with one request per item if possible."""
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
@@ -214,19 +211,18 @@ def completions_model(
         def parse_logprobs(
             outputs: Any, tokens: Any = None, ctxlens: Any = None, **_: Any
         ) -> list[Answer]:
-            """lm-eval's reader of scored prompts, which would end in a bare TypeError."""
+            """Parse scored prompts; lm-eval's own parser ends in a bare TypeError."""
             return accept(read_scored(outputs, tokens, ctxlens))
 
         @staticmethod
         def parse_generations(outputs: Any, **_: Any) -> list[str | None]:
-            """lm-eval's reader of generated texts, which would end in a bare KeyError."""
+            """Parse generated texts; lm-eval's own parser ends in a bare KeyError."""
             return accept(read_texts(outputs))
 
         def statistics(self) -> dict[str, int]:
-            """Of all calls so far: `requests` sent, and items by the way they were asked.
+            """Count all calls so far: `requests` sent, and items (contexts) by way.
 
-            `one_request` and `scored` are items (contexts); `fallen_back` are those of the scored
-            ones that would have been asked by one request, had the endpoint answered it.
+            `fallen_back` are the `scored` items whose one request the endpoint rejected.
             """
             return dict(self._counts)
 
@@ -259,7 +255,6 @@ def completions_model(
             return texts
 
         def _ask_once(self, items: list[OneTokenItem]) -> dict[int, Answer]:
-            """The answers to as many items as the endpoint answers by one request."""
             if not items or self._asks_once is False:
                 return {}
             found: list[dict[int, Answer] | RejectedRequest] = []
@@ -270,7 +265,7 @@ def completions_model(
                 if isinstance(found[0], RejectedRequest):
                     note(
                         "the endpoint does not give the log-probabilities of chosen tokens "
-                        f"({found[0].reason}): every choice is scored by a request of its own"
+                        f"({found[0].reason}): every choice is scored by its own request"
                     )
                     return {}
             found += self._send(items[len(found) :])
@@ -279,7 +274,7 @@ def completions_model(
             return {number: value for answer in known for number, value in answer.items()}
 
         def _send(self, items: list[OneTokenItem]) -> list[dict[int, Answer] | RejectedRequest]:
-            """Send through lm-eval's own machinery: session, concurrency, tries, timeout."""
+            """Send through lm-eval's own session, concurrency, retries and timeout."""
             import asyncio
 
             if not items:

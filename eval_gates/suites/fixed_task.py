@@ -1,12 +1,11 @@
-"""lm-eval tasks whose documents are fixed beforehand, so that any batch of them can be asked.
+"""lm-eval tasks with documents in memory, of which any batch can be requested.
 
-lm-eval is made to ask a whole task at once: it reads the dataset through a cache in the user's
-home, walks through all documents to find a few, and draws worked examples from one stream of
-random numbers, so that a question's prompt depends on which were asked before it. Here the
-documents lie in memory, each is found by its number, and its examples depend on itself alone.
+lm-eval itself reads the dataset through a cache in the user's home, iterates over all documents to
+find a few, and draws worked examples from one random stream, so a prompt depends on earlier
+questions. Here a document is found by its number, and its examples depend on it alone.
 
-Several samples of one answer are requests with seeds of their own: lm-eval's `repeats` sends one
-request several times, with one constant seed, to which a server gives one answer several times.
+Several samples of one answer are requests with different seeds: lm-eval's `repeats` uses one
+constant seed, so a server returns the same answer several times.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ Document = dict[str, Any]
 
 
 class InMemoryDataset(list[Document]):
-    """Rows in memory, with what lm-eval asks of a dataset: the names of its columns."""
+    """Rows in memory, with the part of a dataset's interface that lm-eval uses."""
 
     @property
     def features(self) -> Mapping[str, None]:
-        """The columns, as the first row has them."""
+        """The columns of the first row."""
         return dict.fromkeys(self[0])
 
 
 def task_of(config: dict[str, Any], documents: list[Document], samples: int = 1) -> Any:
-    """An lm-eval task over rows in memory; the numbers to ask for are the rows' own.
+    """Return an lm-eval task over rows in memory, numbered by position.
 
     Args:
         documents: at least one.
-        samples: answers drawn for each document; more than one only where text is generated.
+        samples: answers per document; several only for generated text.
     """
     return fixed_task(config, {"test": InMemoryDataset(documents)}, samples=samples)
 
@@ -49,21 +48,20 @@ def fixed_task(
     order: Sequence[int] | None = None,
     samples: int = 1,
 ) -> Any:
-    """An lm-eval task over splits that are already here, whatever dataset the config names.
+    """Return an lm-eval task over given splits; the config's dataset is ignored.
 
     Args:
         config: of an lm-eval `ConfigurableTask`.
         splits: by name; each a dataset of the `datasets` library, or :class:`InMemoryDataset`.
-        order: which documents of the evaluated split, in the order of their new numbers; all in
-            their own order when absent.
-        samples: answers drawn for each document; with several each document has an `id`.
+        order: documents of the evaluated split, in their new order; None: all in their own order.
+        samples: answers per document; with several each document has an `id`.
     """
     from lm_eval.api.task import ConfigurableTask
 
     wanted_samples = samples
 
     class FixedTask(ConfigurableTask):  # type: ignore[misc]
-        """Overrides what would read a dataset, or make one document depend on others."""
+        """Overrides that read no dataset and make documents independent."""
 
         documents: InMemoryDataset | None = None
 
@@ -82,7 +80,7 @@ def fixed_task(
             world_size: int = 1,
             samples: list[int] | None = None,
         ) -> Iterator[tuple[int, Document]]:
-            """Number within the batch, and document: lm-eval looks its own number up itself."""
+            """Yield the number within the batch, and the document."""
             numbers = range(len(self.eval_docs)) if samples is None else samples
             return enumerate(self.eval_docs[number] for number in numbers)
 
@@ -107,7 +105,7 @@ def fixed_task(
             ]
 
         def aggregation(self) -> dict[str, Any]:
-            """Nothing: some means over a batch do not exist, and none is used."""
+            """Return nothing: some means over a batch do not exist, and none is used."""
             return defaultdict(lambda: len)
 
     # Some of lm-eval's tasks shuffle an item's choices with the global generator.
@@ -121,17 +119,17 @@ def fixed_task(
 
 
 def sample_seed(question: str, number: int) -> int:
-    """The seed by which a question's answer of that number is drawn.
+    """Return the seed of a question's answer of that number.
 
-    Each question has seeds of its own: with the same ones everywhere, one lucky stream of random
-    numbers would favour one side in all of them, and the questions would not be independent.
+    With common seeds, one lucky random stream would favor one side in all questions, and questions
+    would not be independent.
     """
     content = hashlib.sha256(f"{number}/{question}".encode()).hexdigest()
     return int(content[:12], 16) % SEEDS
 
 
 def digest_of(document: Document) -> str:
-    """SHA-256 of a document's content, in hex."""
+    """Return the SHA-256 of a document's content, in hex."""
     content = json.dumps(document, sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 

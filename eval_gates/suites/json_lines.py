@@ -1,4 +1,4 @@
-"""Reading the evaluation data that a user lays in a folder: JSON Lines, plain or gzipped."""
+"""Readers of a user's evaluation data: JSON Lines, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 
 
 def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[Path]:
-    """Files of `folder` called `<stem>*.jsonl` or `<stem>*.jsonl.gz`, by name."""
+    """Return the files `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name."""
     if not folder.is_dir():
         raise EvaluationDataError(
             "the folder of evaluation data does not exist",
@@ -50,13 +50,13 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
 def rows_of_files(
     folder: Path, stem: str, *, but_not: str | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of all files that :func:`find_files` finds, each as :func:`read_rows` gives it."""
+    """Yield the rows of all files that :func:`find_files` finds, as :func:`read_rows` does."""
     for path in find_files(folder, stem, but_not=but_not):
         yield from read_rows(path)
 
 
 def package_file(package: str, *parts: str) -> Path | None:
-    """A data file of an installed package, found without importing it; None without it."""
+    """Return an installed package's data file without an import; None without the package."""
     found = find_spec(package)
     folders = (found.submodule_search_locations or []) if found else []
     files = (Path(folder, *parts) for folder in folders)
@@ -64,7 +64,7 @@ def package_file(package: str, *parts: str) -> Path | None:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line's place (`file, line 3`) and its object; empty lines are passed over."""
+    """Yield each line's place (`file, line 3`) and object; empty lines are skipped."""
     for number, line in enumerate(data_lines(path), start=1):
         if line.strip():
             place = f"{path}, line {number}"
@@ -72,7 +72,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def data_lines(path: Path) -> Iterator[str]:
-    """The lines of a file of evaluation data, empty ones too."""
+    """Yield the lines of a file of evaluation data, including empty ones."""
     with raise_as(
         EvaluationDataError,
         "cannot read the evaluation data",
@@ -84,7 +84,7 @@ def data_lines(path: Path) -> Iterator[str]:
 
 
 def text_of(row: dict[str, Any], key: str, place: str, hint: str) -> str:
-    """The text under `key`, which must be there and not be empty."""
+    """Return the non-empty string under `key`."""
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         problem = "is missing" if key not in row else "is not a non-empty text"
@@ -93,7 +93,7 @@ def text_of(row: dict[str, Any], key: str, place: str, hint: str) -> str:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as JSON Lines, for a task configuration to point at."""
+    """Write rows as JSON Lines."""
     # A model may write half of a surrogate pair, which is no UTF-8: JSON can hold it anyway.
     with path.open("w", encoding="utf-8", errors="backslashreplace") as lines:
         for row in rows:

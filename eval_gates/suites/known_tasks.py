@@ -1,8 +1,7 @@
-"""Facts about lm-eval's common tasks that are needed before their datasets are read.
+"""Facts about lm-eval's common tasks for planning, before their datasets are read.
 
-lm-eval's own files name a task's dataset and split, and not how many questions these have. The
-numbers here are therefore estimates: a plan uses them, and once the questions are laid out the
-gates are checked again by what is there (`gate_power.check_counted`).
+Numbers of questions are estimates. Once the questions are laid out, gates are checked with the real
+numbers (`gate_power.check_counted`).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class KnownTask(SparseRecord):
 
 
 def known_task(name: str) -> KnownTask:
-    """What is known of the task; nothing of one that is not listed."""
+    """Return the facts about a task; empty if it is not listed."""
     return known_tasks().get(name, KnownTask())
 
 
 @cache
 def known_tasks() -> dict[str, KnownTask]:
-    """All listed tasks by name."""
+    """Return all listed tasks by name."""
     listed = json.loads(_FILE.read_text(encoding="utf-8"))
     return {name: KnownTask.model_validate(facts) for name, facts in listed.items()}

@@ -1,4 +1,4 @@
-"""The dataset of an lm-eval task: read once, and kept with the splits that the task uses."""
+"""Dataset of an lm-eval task: read once, and stored with the splits that the task uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.core.errors import EvaluationDataError, raise_as
 
 
 def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> str | None:
-    """Keep the splits that the task uses; the Hub's revision that they are of, if any.
+    """Store the splits that the task uses; return the Hub dataset's revision, if any.
 
     Args:
         config: of the task, with absolute paths of local data.
@@ -50,7 +50,7 @@ def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> 
 
 
 def used_splits(config: dict[str, Any]) -> dict[str, int | None]:
-    """The splits that the task reads, and how many rows of each are enough (None: all)."""
+    """Return the splits that the task reads, and how many rows are enough (None: all)."""
     asked = config.get("test_split") or config.get("validation_split")
     examples = (
         (config.get("fewshot_config") or {}).get("split")

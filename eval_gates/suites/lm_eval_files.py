@@ -1,8 +1,7 @@
-"""A task of lm-eval in a YAML file of the user's: which files it is made of, and where its data is.
+"""An lm-eval task in a user's YAML file: its files and its data.
 
-The core reads this much to name the task by its content; lm-eval itself, in the evaluate
-environment, makes the task of it. Where lm-eval looks for local data from the folder it was
-started in, here paths are relative to the YAML file.
+The core reads this to identify the task by content; lm-eval itself makes the task. Paths are
+relative to the YAML file, while lm-eval's are relative to the working folder.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ _ENDINGS = (".yaml", ".yml")
 
 
 class TaskYaml(NamedTuple):
-    """What a task's YAML file brings in."""
+    """Files and data of a task's YAML file."""
 
     path: Path  # the YAML file, absolute
     # Its content with that of the files it includes; functions are their names.
     config: dict[str, Any]
-    code: list[Path]  # the YAML files and the Python modules beside them that they name, absolute
+    code: list[Path]  # the YAML files and the Python modules next to them that they name, absolute
     data: list[Path]  # the local data files, absolute; empty where the data is on the Hub
     dataset: str | None  # id of the Hub's dataset, or None where the data is local
 
 
 def is_task_file(task: str) -> bool:
-    """Whether a policy's `task` is a YAML file, not a name."""
+    """Return whether a policy's `task` is a YAML file, not a name."""
     return task.endswith(_ENDINGS)
 
 
 def read_task_file(path: Path) -> TaskYaml:
-    """Read a task's YAML file, and what it includes; no code of it is run."""
+    """Read a task's YAML file and its includes; runs no code."""
     path = user_path(path, "key task").resolve()
     code: list[Path] = []
     config = _read_yaml(path, code)
@@ -62,10 +61,10 @@ def read_task_file(path: Path) -> TaskYaml:
 
 
 def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The configuration with the paths of local data made absolute, globs expanded.
+    """Return the configuration with absolute paths of local data, globs expanded.
 
     Args:
-        folder: what its paths are relative to.
+        folder: base of relative paths.
     """
     dataset, options = config.get("dataset_path"), dict(config.get("dataset_kwargs") or {})
     if dataset in LOCAL_FORMATS:
@@ -84,7 +83,7 @@ def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _make_absolute(files: Any, folder: Path) -> Any:
-    """`data_files` as the `datasets` library takes it: a path, a list, or either by split."""
+    """Convert `data_files` in the forms of `datasets`: a path, a list, or either by split."""
     if isinstance(files, dict):
         return {split: _make_absolute(names, folder) for split, names in files.items()}
     if isinstance(files, list):
@@ -111,7 +110,7 @@ def _match(folder: Path, pattern: str) -> Iterable[Path]:
 
 
 def _data_files(config: dict[str, Any]) -> list[Path]:
-    """The local files of a :func:`localize`d configuration."""
+    """Return the local files of a :func:`localize`d configuration."""
     dataset = config.get("dataset_path")
     if dataset in LOCAL_FORMATS:
         names = _flatten(config["dataset_kwargs"]["data_files"])
@@ -128,7 +127,7 @@ def _flatten(files: Any) -> list[str]:
 
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
-    """A YAML file merged with what it includes, as lm-eval merges; adds the files to `code`."""
+    """Read a YAML file merged with its includes, as by lm-eval; append the files to `code`."""
     from pipeline.core.untrusted.yaml import MAX_BYTES, parse_yaml
 
     modules: list[Path] = []

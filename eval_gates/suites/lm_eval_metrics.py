@@ -1,4 +1,4 @@
-"""Which metric of an lm-eval task can be a gate's: a number in [0, 1] for each document."""
+"""Metrics of lm-eval tasks that a gate can use: a number in [0, 1] per document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pipeline.core.errors import EvaluationDataError
 
 NO_FILTER = "none"  # lm-eval's name where a task has no filters
-# Per document lm-eval gives these as a pair, or as nothing, whatever the aggregation is called.
+# Per document lm-eval gives these as a pair or as nothing, for any name of the aggregation.
 _NOT_NUMBERS = frozenset({"likelihood", "bypass", "brier_score", "mcc"})
 _SLACK = 1e-9  # of floating-point numbers about 0 and 1
 
@@ -25,12 +25,12 @@ class Metric(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether it is a mean of numbers, one a document; their range shows in the answers."""
+        """Whether it is a mean of one number per document; the answers show the range."""
         return self.aggregation == "mean" and self.name not in _NOT_NUMBERS and not self.needs_hub
 
     @property
     def label(self) -> str:
-        """Its name in reports; `1 - x` where lower values of x are better."""
+        """Name in reports; `1 - x` if lower values of x are better."""
         name = self.name if self.filter == NO_FILTER else f"{self.name},{self.filter}"
         return name if self.higher_is_better else f"1 - {name}"
 
@@ -38,15 +38,15 @@ class Metric(NamedTuple):
 def choose_metric(
     task: str, metrics: Sequence[Metric], filters: Sequence[str], wanted: str | None
 ) -> Metric:
-    """The metric to gate by: the one asked for, or the task's first.
+    """Return the requested metric, or the task's first.
 
     Args:
-        filters: names of the task's answer filters, in its order; empty when it has none.
-        wanted: `metric` or `metric,filter`; the first filter when it names none.
+        filters: names of the task's answer filters, in its order; may be empty.
+        wanted: `metric` or `metric,filter`; the default is the first filter.
 
     Raises:
-        EvaluationDataError: the task has no such metric or filter, or the metric is not a mean
-            over documents.
+        EvaluationDataError: the task has no such metric or filter, or the metric is not a mean over
+            documents.
     """
     filters = list(filters) or [NO_FILTER]
     name, _, filter_name = (wanted or metrics[0].name).partition(",")
@@ -78,10 +78,10 @@ def choose_metric(
 
 
 def score_of(value: Any, metric: Metric, question: str) -> float:
-    """A document's score, higher better, in [0, 1].
+    """Return a document's score, higher better, in [0, 1].
 
     Args:
-        value: what lm-eval gave for the document; None when it gave nothing.
+        value: of lm-eval for the document; None without one.
     """
     try:
         number = float(value)

@@ -1,4 +1,4 @@
-"""The suite `lm_eval`: any task that lm-eval has by name, or that a YAML file describes."""
+"""The suite `lm_eval`: any lm-eval task, by name or as a YAML file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LmEvalTask(EvalTask):
 
 
 class LmEvalSuite(LmEvalTask, Suite):
-    """Any task that lm-eval knows by name, or describes in a YAML file."""
+    """Any lm-eval task, by name or as a YAML file."""
 
     sources: list[Source] = Field(default=["hub"])
 
@@ -60,7 +60,6 @@ class LmEval(SuiteKind[LmEvalTask]):
     task, policy = LmEvalTask, LmEvalSuite
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
-        """A task by name, which the environment's lm-eval has, or the user's file of one."""
         task = _task_of(suite)
         if not is_task_file(task):
             identity = QuestionSource(kind="hub", task=task, environment=lookup.environment)
@@ -88,7 +87,6 @@ class LmEval(SuiteKind[LmEvalTask]):
         return SuiteSource(identity, folder)
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> None:
-        """None: only its environment reads the documents."""
         return
 
     def local_files(
@@ -99,14 +97,12 @@ class LmEval(SuiteKind[LmEvalTask]):
         return [path for path in local if path.name.endswith((".jsonl", ".jsonl.gz"))]
 
     def read(self, task: LmEvalTask, order: QuestionOrder) -> Read:
-        """The task's documents, by number; what else it needs is laid beside them."""
         is_file = order.source.kind == "task"
         file = order.folder / Path(task.task).name if order.folder and is_file else None
         laid_out = lay_out(task.model_dump(), file, order.source.revision, order.output)
         return laid_out.rows, laid_out.facts
 
     def open(self, task: LmEvalTask, questions: Rows, folder: Path) -> SuiteTask:
-        """Scored by one of the task's metrics."""
         opened = open_task(task.model_dump(), questions, folder)
         others = partners_of(questions)
         places = {question["id"]: place for place, question in enumerate(questions)}
@@ -115,20 +111,20 @@ class LmEval(SuiteKind[LmEvalTask]):
             found = opened.task.process_results(opened.task.eval_docs[place], [answer])
             return score_of(found.get(opened.metric.name), opened.metric, question)
 
-        def score_uninformed(answer: Any, question: str) -> dict[str, float]:
+        def score_by_chance(answer: Any, question: str) -> dict[str, float]:
             return {
                 EMPTY: score_at(places[question], "", question),
                 UNRELATED: score_at(others[question], answer, question),
             }
 
-        rows_of = partial(answer_rows, opened.metric, opened.task.OUTPUT_TYPE, score_uninformed)
+        rows_of = partial(answer_rows, opened.metric, opened.task.OUTPUT_TYPE, score_by_chance)
         return SuiteTask(opened.task, opened.metric.label, rows_of, opened.requests_per_question)
 
     def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
         return str(laid_out)
 
     def output_type(self, task: LmEvalTask) -> None:
-        """Of the task itself, whose configuration is read when its questions are laid out."""
+        """Return None: only laying out reads the task's configuration."""
         return
 
     def known_cluster(self, task: LmEvalTask) -> str | None:
@@ -141,7 +137,7 @@ class LmEval(SuiteKind[LmEvalTask]):
         return task.task
 
     def prompt(self, task: LmEvalTask, question: Row) -> None:
-        """None: only the task's environment reads its documents."""
+        """Return None: only the task's environment reads its documents."""
         return
 
 
@@ -152,16 +148,16 @@ def _task_of(suite: Suite) -> str:
 def answer_rows(
     metric: Metric,
     output_type: str,
-    uninformed: Callable[[Any, str], dict[str, float]],
+    chance_scores: Callable[[Any, str], dict[str, float]],
     questions: Rows,
     samples: Rows,
     progress: Progress,
 ) -> Rows:
-    """`answer` is likelihoods, or the text as it came; then `filtered` is what the filter left.
+    """Return rows whose `answer` is likelihoods, or the raw text with `filtered` from the filter.
 
     Args:
-        uninformed: of an answer that was generated, and its question's id, what an empty one
-            scores there, and what this one does on another question.
+        chance_scores: for a generated answer and its question's id: scores of an empty answer and
+            of this answer on another question.
     """
     rows = []
     for question, sample in zip(questions, samples, strict=True):
@@ -169,7 +165,7 @@ def answer_rows(
         if output_type == "generate_until":
             row["answer"] = check_text(sample["resps"][0][0], sample)
             row["filtered"] = str(sample["filtered_resps"][0])
-            row |= uninformed(sample["filtered_resps"][0], question["id"])
+            row |= chance_scores(sample["filtered_resps"][0], question["id"])
         else:
             row["answer"] = likelihoods(sample)
         row["score"] = score_of(sample.get(metric.name), metric, question["id"])

@@ -1,8 +1,8 @@
-"""Any one task of lm-eval as a suite: found by name or in a YAML file, laid out, and opened again.
+"""One lm-eval task as a suite: found, laid out, and opened again.
 
-Laying out keeps, beside the questions, all that asking needs: the splits of the dataset that the
-task uses and, of a task in a file, its YAML files and modules. So asking needs neither the Hub
-nor the user's files, and a dataset that changes meanwhile changes nothing.
+Laying out stores all that serving needs: the questions, the used splits of the dataset, and the
+YAML files and modules of a task in a file. Later changes of the Hub or the user's files have no
+effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN = 8  # names of a group's members in an error
 
 
 class LoadedTask(NamedTuple):
-    """A task whose documents are the questions, in their order, and how they score."""
+    """A task over its questions, in their order, and their scores."""
 
     task: Any
     metric: Metric
@@ -40,7 +40,7 @@ class LoadedTask(NamedTuple):
 
 
 class PreparedQuestions(NamedTuple):
-    """A task's documents as questions, and what the record should say of them."""
+    """A task's documents as questions, and facts for the record."""
 
     rows: list[dict[str, Any]]
     facts: dict[str, Any]
@@ -53,7 +53,7 @@ def lay_out(
 
     Args:
         suite: task, metric, num_fewshot, max_tokens, as in the policy.
-        file: the task's YAML file, if it is not one of lm-eval's own.
+        file: the task's YAML file, unless it is one of lm-eval's.
         revision: of the Hub's dataset; the newest when None.
         folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
 
@@ -97,7 +97,7 @@ def lay_out(
 
 
 def asked_digest(task: Any, document: dict[str, Any]) -> str:
-    """Of what a document asks: the same for copies, whatever their numbers and references."""
+    """Return a digest of a document's prompt, which is the same for copies."""
     choices = task.OUTPUT_TYPE == "multiple_choice"
     # What is scored as a text to follow belongs to the question; a reference does not.
     is_asked = task.multiple_input or task.OUTPUT_TYPE not in ("multiple_choice", "generate_until")
@@ -111,7 +111,7 @@ def asked_digest(task: Any, document: dict[str, Any]) -> str:
 
 
 def scored_choices(task: Any, metric: Metric, document: dict[str, Any]) -> list[tuple[str, float]]:
-    """Each choice of a document, and the task's own score of who is sure of it."""
+    """Return each choice of a document, and the task's score for choosing it with certainty."""
     texts = [str(text) for text in task.doc_to_choice(document)]
     found = []
     for taken, text in enumerate(texts):
@@ -126,7 +126,7 @@ def scored_choices(task: Any, metric: Metric, document: dict[str, Any]) -> list[
 def open_task(
     suite: dict[str, Any], rows: Sequence[dict[str, Any]] | None, folder: Path
 ) -> LoadedTask:
-    """The task over the laid-out questions, in their order; over all documents without them."""
+    """Return the task over laid-out questions, in their order; None: all documents."""
     from datasets import load_from_disk
 
     config = _config(folder, suite)
@@ -151,7 +151,7 @@ def open_task(
 
 
 def _find_installed(name: str) -> str:
-    """Where lm-eval has that task, relative to its folder of tasks."""
+    """Return the task's path relative to lm-eval's folder of tasks."""
     from lm_eval import tasks
     from lm_eval.tasks import TaskManager
 
@@ -179,7 +179,7 @@ def _find_installed(name: str) -> str:
 
 
 def _copy(file: Path, folder: Path) -> str:
-    """Copy the task's YAML files and modules; the path of the copy, relative to the folder."""
+    """Copy the task's YAML files and modules; return the copy's path relative to the folder."""
     found = read_task_file(file)
     root = Path(os.path.commonpath([path.parent for path in found.code]))
     for path in found.code:
@@ -190,7 +190,7 @@ def _copy(file: Path, folder: Path) -> str:
 
 
 def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
-    """The task's whole configuration with the policy's settings, functions and all."""
+    """Return the task's complete configuration with the policy's settings."""
     from lm_eval import tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -201,7 +201,7 @@ def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
         path = Path(tasks.__file__).parent / place["installed"]
     _refuse(load_yaml(path, resolve_func=False))  # before its code is run
     try:
-        with _leave_no_bytecode():  # beside a module in the store
+        with _leave_no_bytecode():  # next to a module in the store
             config: dict[str, Any] = load_yaml(path)
     except Exception as error:  # the task's own modules may raise anything
         raise EvaluationDataError(
@@ -263,7 +263,7 @@ def _set_shots(config: dict[str, Any], shots: int) -> None:
 
 
 def _generation(config: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-    """The task's generation settings, greedy and of bounded length where it says nothing."""
+    """Return the task's generation settings; greedy and of bounded length by default."""
     given = dict(config.get("generation_kwargs") or {"do_sample": False, "temperature": 0.0})
     length = given.pop("max_new_tokens", max_tokens)
     if not any(key in given for key in _LENGTH_KEYS):
@@ -273,7 +273,6 @@ def _generation(config: dict[str, Any], max_tokens: int) -> dict[str, Any]:
 
 
 def _metric_of(config: dict[str, Any], suite: dict[str, Any]) -> Metric:
-    """The policy's metric among the task's, or the task's first."""
     from lm_eval.api import registry
 
     entries = config.get("metric_list") or [

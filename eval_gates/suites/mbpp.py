@@ -1,12 +1,10 @@
-"""MBPP+ (Liu et al. 2023): short Python tasks, each with many tests, as HumanEval's problems.
+"""MBPP+ (Liu et al. 2023): short Python tasks with many tests, as HumanEval's problems.
 
-A row has the sentence that describes a function, asserts that show how it is called, reference
-code, and a program that calls the function by its name. It becomes a :class:`.humaneval.Problem`
-whose prompt is the function's header and docstring, so that asking and extracting are HumanEval's.
+A row has a sentence that describes a function, asserts that show calls, reference code, and a test
+program that calls the function by name. Its prompt is the function's header and docstring.
 
-The program runs in the sandbox's judge, to which the solution's function is a callable that takes
-and gives plain values. So it must ask for nothing else of the solution's, and call that function:
-both are seen to here, before anything is asked.
+In the sandbox's grader the function is a callable of plain values. So the test program must use
+nothing else of the solution, and must call the function; both are checked before serving.
 """
 
 from __future__ import annotations
@@ -68,22 +66,22 @@ class MbppTask(CodeTask):
 
 
 class MbppSuite(MbppTask, CodeSuite):
-    """MBPP+: Python functions from a sentence and an assert, judged as HumanEval's are."""
+    """MBPP+: Python functions from a sentence and an assert, tested in a sandbox."""
 
     # Its tests are code that runs outside the sandbox: from the Hub only where a policy says so.
     sources: list[Source] = Field(default=["eval-data"])
 
 
 def read_folder(folder: Path) -> list[Problem]:
-    """The problems of the folder's files `mbpp*.jsonl[.gz]`, in order."""
+    """Return the problems of the folder's files `mbpp*.jsonl[.gz]`, in order."""
     return [problem_of(row, place) for place, row in rows_of_files(folder, "mbpp")]
 
 
 def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:
-    """The problems of a Hub dataset that can be judged here, and why the others cannot.
+    """Return a Hub dataset's usable problems, and why others are not.
 
     Raises:
-        EvaluationDataError: more than a few cannot, so it has another form.
+        EvaluationDataError: more than a few are not, so the dataset has another format.
     """
     problems: list[Problem] = []
     left_out: list[EvaluationDataError] = []
@@ -98,7 +96,7 @@ def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Proble
 
 
 def problem_of(row: dict[str, Any], place: str) -> Problem:
-    """One row as a problem; `test` is the whole program, with what it imports."""
+    """Convert a row; `test` is the complete program with its imports."""
     sentence, code = (text_of(row, key, place, _CURE) for key in ("prompt", "code"))
     asserts = _texts_of(row, "test_list", place)
     if not asserts:
@@ -117,17 +115,17 @@ def problem_of(row: dict[str, Any], place: str) -> Problem:
 
 
 def from_humaneval(problem: Problem) -> Problem:
-    """A problem of HumanEval's with a test that calls its function by name, as the others do."""
+    """Convert a HumanEval problem: its test calls the function by name."""
     return problem._replace(test=humaneval.program(problem, "").test)
 
 
 def program(problem: Problem, code: str) -> Program:
-    """What shows whether `code` solves the problem: its test calls the function by name."""
+    """Return the program that tests whether `code` solves the problem."""
     return Program(solution=code, entry_point=problem.entry_point, test=problem.test)
 
 
 def _guard(test: str) -> str:
-    """The test with numpy's comparisons of floats asking for equal shapes first."""
+    """Return the test, where numpy's float comparisons require equal shapes first."""
     stretching = [name for name in _STRETCHING if name in test]
     if not stretching:
         return test
@@ -136,7 +134,7 @@ def _guard(test: str) -> str:
 
 
 def _id_of(row: dict[str, Any], place: str) -> str:
-    """`Mbpp/2` for the Hub's number 2, as EvalPlus calls it; a text as it is."""
+    """Return `Mbpp/2` for the Hub's number 2, as EvalPlus does; a string is unchanged."""
     number = row.get("task_id")
     if isinstance(number, int) and not isinstance(number, bool):
         return f"Mbpp/{number}"
@@ -163,7 +161,7 @@ def _parse(text: str, key: str, place: str) -> ast.Module:
 
 
 def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
-    """The reference's function that the first assert calls."""
+    """Return the reference's function that the first assert calls."""
     defined = {node.name: node for node in code.body if isinstance(node, ast.FunctionDef)}
     called = sorted(names_read(_parse(shown, "test_list", place)) & defined.keys())
     if len(called) != 1:
@@ -177,7 +175,7 @@ def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
 
 
 def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) -> str:
-    """The header, and a docstring of the sentence and one assert, without a closing body."""
+    """Return the header, and a docstring of the sentence and one assert."""
     for argument in ast.walk(function.args):
         if isinstance(argument, ast.arg):
             argument.annotation = None  # its names may be the reference's own
@@ -196,15 +194,15 @@ def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) ->
 
 
 def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
-    """Raises EvaluationDataError where the test would not judge the function, or ask for more."""
+    """Raise EvaluationDataError if the test does not call the function, or uses other names."""
     bound, read = _names_bound(test), names_read(test)
     problem = ""
     if function not in read:
         problem = f"does not use the function '{function}'"
     elif function in bound:
-        problem = f"has a '{function}' of its own, which would be judged in the solution's place"
+        problem = f"defines '{function}' itself, which would be tested instead of the solution"
     elif "*" in bound:
-        problem = "imports whatever a module has (*), which may be such a function, too"
+        problem = "imports all names of a module (*), which may include such a function"
     elif unknown := read - bound - set(dir(builtins)) - {function}:
         problem = f"uses names that it does not define: {', '.join(sorted(unknown)[:5])}"
     if problem:
@@ -216,7 +214,7 @@ def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
 
 
 def _names_bound(tree: ast.Module) -> set[str]:
-    """Every name that the code binds, wherever in it; `*` where an import binds any."""
+    """Return every name that the code binds; `*` for a star import."""
     names: set[str] = set()
     for node in ast.walk(tree):
         match node:
@@ -241,7 +239,7 @@ class Mbpp(CodeKind[MbppTask]):
     )
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
-        """Where HumanEval's problems are asked with the others, what carries them counts, too."""
+        """Return the source, including that of HumanEval's problems if these are requested."""
         found = super().find_source(name, suite, lookup)
         if not _asks_humaneval(suite):
             return found
@@ -263,7 +261,6 @@ class Mbpp(CodeKind[MbppTask]):
         return humaneval.PROBLEMS + (found or 0)
 
     def read(self, task: MbppTask, order: QuestionOrder) -> Read:
-        """The problems, and HumanEval's if wanted; of the Hub's, those that can be judged."""
         source, left_out = order.source, list[str]()
         if source.kind == "folder" and order.folder:
             problems = read_folder(order.folder)

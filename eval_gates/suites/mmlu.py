@@ -1,12 +1,11 @@
-"""MMLU (Hendrycks et al. 2021): 57 subjects, four choices a question, through lm-eval.
+"""MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question, through lm-eval.
 
-Where the questions come from (a folder, the development questions that lm-eval carries, or the
-project's own easy ones, which are not MMLU's), and the lm-eval task that asks them: in the letter
-form, with the very prompt of lm-eval's own `mmlu` tasks, or in the cloze form of its
-`mmlu_continuation`, in which small models are above chance.
+Questions come from a folder, the development questions in lm-eval, or the project's own easy ones,
+which are not MMLU's. The letter form has the exact prompt of lm-eval's `mmlu` tasks; the cloze form
+that of `mmlu_continuation`, in which small models are above chance.
 
-lm-eval makes one task a subject; ours is one task for all. So what differs by subject travels
-with the question: the description is a template, and the worked examples are a field of the row.
+lm-eval has one task per subject, this module one for all. So descriptions and worked examples are
+fields of the question.
 """
 
 from __future__ import annotations
@@ -80,16 +79,16 @@ class MmluSuite(MmluTask, Suite):
 
 
 class BuiltinQuestions(NamedTuple):
-    """What could be read surely, and where and why the rest could not."""
+    """Questions that were parsed with certainty, and where and why others were not."""
 
     questions: list[Question]
     skipped: list[str]
 
 
 def read_folder(folder: Path) -> list[Question]:
-    """The questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in the files' own order.
+    """Return the questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in the files' order.
 
-    Each has `subject`, `question`, `choices` (four texts) and `answer` (0 to 3).
+    Each has `subject`, `question`, `choices` (four strings) and `answer` (0 to 3).
     """
     rows = rows_of_files(folder, "mmlu", but_not=EXAMPLES_STEM)
     questions = [_question(row, place) for place, row in rows]
@@ -103,17 +102,17 @@ def read_folder(folder: Path) -> list[Question]:
 
 
 def read_examples(folder: Path) -> list[Question]:
-    """The development questions of `mmlu_dev*.jsonl[.gz]`, for worked examples; may be none."""
+    """Return the development questions of `mmlu_dev*.jsonl[.gz]`; may be none."""
     return [_question(row, place) for place, row in rows_of_files(folder, EXAMPLES_STEM)]
 
 
 def read_quiz() -> list[Question]:
-    """The easy questions of general knowledge that were written for this project."""
+    """Return the project's easy questions of general knowledge."""
     return [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
 
 
 def read_builtin() -> BuiltinQuestions:
-    """MMLU's development questions as the installed lm-eval carries them."""
+    """Return MMLU's development questions from the installed lm-eval."""
     path = package_file("lm_eval", "tasks", "mmlu", "flan_cot_fewshot", "_cot_prompts.json")
     if path is not None:
         return parse_cot_prompts(json.loads(path.read_text(encoding="utf-8")))
@@ -125,10 +124,10 @@ def read_builtin() -> BuiltinQuestions:
 
 
 def parse_cot_prompts(prompts: dict[str, str]) -> BuiltinQuestions:
-    """MMLU's development questions out of lm-eval's chain-of-thought prompts.
+    """Parse MMLU's development questions from lm-eval's chain-of-thought prompts.
 
-    Nothing is guessed: an item is skipped unless it has each of (A) to (D) exactly once, in
-    order, no (E), and one sentence 'The answer is (X).' after it.
+    An item is skipped unless it has each of (A) to (D) exactly once, in order, no (E), and one
+    sentence 'The answer is (X).' after it.
 
     Args:
         prompts: by subject, a description and then items `Q: question, choices, A: reasoning`.
@@ -148,10 +147,10 @@ def parse_cot_prompts(prompts: dict[str, str]) -> BuiltinQuestions:
 def with_examples(
     questions: list[Question], pool: list[Question], form: Form, shots: int
 ) -> list[Question]:
-    """The questions, each with a field `examples`: the worked examples its prompt begins with.
+    """Return the questions with a field `examples`, the worked examples of its prompt.
 
-    As lm-eval does, these are the first `shots` of the pool in the question's own subject. A
-    question never is its own example, so the pool may be the questions themselves.
+    As in lm-eval, these are the first `shots` of the pool in the question's subject. A question is
+    never its own example.
     """
     if shots == 0:
         return [{**question, "examples": ""} for question in questions]
@@ -165,7 +164,7 @@ def with_examples(
 
 
 def scored_choices(questions: list[Question], form: Form) -> dict[str, list[tuple[str, float]]]:
-    """By question's id, each choice as the form scores it, and whether it is right."""
+    """Return each choice as the form scores it, and whether it is correct, by question's id."""
     return {
         question["id"]: [
             (text, float(number == question["answer"]))
@@ -176,11 +175,11 @@ def scored_choices(questions: list[Question], form: Form) -> dict[str, list[tupl
 
 
 def task_config(form: Form) -> dict[str, Any]:
-    """The configuration of an lm-eval `ConfigurableTask` over what :func:`with_examples` returns.
+    """Return the configuration of an lm-eval `ConfigurableTask` over :func:`with_examples`.
 
     Args:
-        form: `letter` scores the letters A to D, metric `acc`; `cloze` scores the texts of the
-            choices, metrics `acc` and `acc_norm` (likelihood per character).
+        form: `letter` scores the letters A to D, metric `acc`; `cloze` scores the choices' texts,
+            metrics `acc` and `acc_norm` (likelihood per character).
     """
     metrics = ["acc"] if form == "letter" else ["acc", "acc_norm"]
     prompt = _LETTER_PROMPT if form == "letter" else _CLOZE_PROMPT
@@ -247,7 +246,7 @@ def _examples_for(
 
 
 def _example(example: Question, form: Form) -> str:
-    """One worked example, as lm-eval renders a few-shot question with its target."""
+    """Return one worked example, rendered as by lm-eval."""
     question, choices = example["question"].strip(), example["choices"]
     if form == "cloze":
         return f"Question: {question}\nAnswer: {choices[example['answer']]}\n\n"
@@ -256,7 +255,7 @@ def _example(example: Question, form: Form) -> str:
 
 
 def _parse_item(subject: str, item: str) -> tuple[Question | None, str]:
-    """A question, or None and why it cannot be read surely."""
+    """Return a question, or None and why it cannot be parsed with certainty."""
     asked, separator, reasoning = item.partition("\nA: ")
     if not separator or "\nA: " in reasoning:
         return None, "not one question with one answer"
@@ -294,7 +293,6 @@ class Mmlu(SuiteKind[MmluTask]):
     benchmark = HubBenchmark("cais/mmlu", "all", "MMLU", 14_042)
 
     def read(self, task: MmluTask, order: QuestionOrder) -> Read:
-        """Each question with the examples that its prompt begins with."""
         source, dropped = order.source, 0
         if source.kind == "folder" and order.folder:
             questions, pool = read_folder(order.folder), read_examples(order.folder)
@@ -324,7 +322,6 @@ class Mmlu(SuiteKind[MmluTask]):
         }
 
     def open(self, task: MmluTask, questions: Rows, folder: Path) -> SuiteTask:
-        """The metric of the cloze form is by length-normalised likelihood."""
         metric = self.metric(task, None)
         asked = task_of(task_config(task.prompt_format), questions)
         return SuiteTask(asked, metric, partial(answer_rows, metric), len(LETTERS))
@@ -348,7 +345,7 @@ class Mmlu(SuiteKind[MmluTask]):
     def choice_values(
         self, task: MmluTask, likelihoods: Sequence[float], choices: Sequence[str]
     ) -> list[float]:
-        """Of the cloze form, the likelihood by character of the choice's text."""
+        """Return log-likelihoods; per character of the choice's text in the cloze form."""
         if task.prompt_format == "cloze" and len(choices) == len(likelihoods):
             return [value / len(text) for value, text in zip(likelihoods, choices, strict=True)]
         return list(likelihoods)
@@ -356,12 +353,11 @@ class Mmlu(SuiteKind[MmluTask]):
     def groups(
         self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
     ) -> list[GroupReport]:
-        """By group of subjects, then by subject."""
         return report_by_subject(baseline, candidate)
 
 
 def answer_rows(metric: str, questions: Rows, samples: Rows, progress: Progress) -> Rows:
-    """`answer` is each choice's log-likelihood."""
+    """Return rows whose `answer` is each choice's log-likelihood."""
     return [
         {
             **common_fields(question, sample),
@@ -376,7 +372,7 @@ def answer_rows(metric: str, questions: Rows, samples: Rows, progress: Progress)
 def report_by_subject(
     baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
 ) -> list[GroupReport]:
-    """Scores and flips of both sides by group of subjects, then by subject."""
+    """Return scores and flips of both sides by group of subjects, then by subject."""
     pairs = list(zip(baseline, candidate, strict=True))
     changed = [{"subject": b["subject"], "score": b["score"] != c["score"]} for b, c in pairs]
     before, after, flips = (

@@ -1,4 +1,4 @@
-"""MMLU's 57 subjects in their four groups, as lm-eval groups them, and scores by both."""
+"""MMLU's 57 subjects in lm-eval's four groups, and scores by both."""
 
 from __future__ import annotations
 
@@ -77,24 +77,23 @@ GROUP_OF = {subject: group for group, subjects in GROUPS.items() for subject in 
 
 
 class Score(NamedTuple):
-    """How many questions, and their mean score (0 to 1)."""
+    """Number of questions, and their mean score (0 to 1)."""
 
     n: int
     score: float
 
 
 class GroupedScores(NamedTuple):
-    """Scores by subject and by group, in GROUPS' order; only of what was asked."""
+    """Scores by subject and by group, in GROUPS' order; only of answered questions."""
 
     subjects: dict[str, Score]
     groups: dict[str, Score]
 
 
 def score_by_group(rows: Iterable[Mapping[str, Any]]) -> GroupedScores:
-    """Mean scores of answered MMLU questions by subject and by group.
+    """Return mean scores of answered MMLU questions by subject and by group.
 
-    A group's mean is over its questions, not over its subjects' means, as lm-eval's is
-    (`weight_by_size`).
+    A group's mean is over its questions, as lm-eval's is (`weight_by_size`).
 
     Args:
         rows: answers, each with `subject` and `score` (0 to 1).

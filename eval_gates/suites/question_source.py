@@ -1,4 +1,4 @@
-"""Where a suite's questions are read from, by what decides their content."""
+"""Identity of a source of questions, by what decides its content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.core.record import SparseRecord
 
 
 class QuestionSource(SparseRecord):
-    """One source; where it lies on a machine is of no account."""
+    """One source, without its place on a machine."""
 
     kind: Literal["folder", "hub", "packages", "builtin", "task"]
     digest: str | None = Field(None, description="of what a folder, a file or a task's files hold")
@@ -27,7 +27,7 @@ class QuestionSource(SparseRecord):
 
 
 def hub_rows(source: QuestionSource, split: str | None) -> list[dict[str, Any]]:
-    """The rows of a Hub dataset at the pinned revision."""
+    """Return the rows of a Hub dataset at the pinned revision."""
     from datasets import load_dataset
 
     with raise_as(

@@ -1,10 +1,7 @@
-"""Summaries against references by ROUGE (Lin 2004) and BLEU, generated through lm-eval.
+"""Summaries scored by ROUGE (Lin 2004) and BLEU, generated through lm-eval.
 
-Where the documents come from (a folder, or the project's own short texts), the lm-eval task that
-asks for a summary of each, and its scores.
-
-ROUGE is by rouge-score with Porter stemming, whose tokens are runs of a-z and 0-9: texts in other
-scripts have none and score 0, so gate those by BLEU.
+ROUGE is by rouge-score with Porter stemming, whose tokens are runs of a-z and 0-9. Texts in other
+scripts score 0, so gate those by BLEU.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ class RougeTask(EvalTask):
 
 
 class RougeSuite(RougeTask, Suite):
-    """Summaries against references, scored by rouge-score or sacrebleu through lm-eval."""
+    """Summaries, scored by rouge-score or sacrebleu."""
 
     batch: int = Field(32, ge=1, le=1_000_000, description="documents asked between two looks")
     expected_flips: float = Field(
@@ -83,10 +80,9 @@ class RougeSuite(RougeTask, Suite):
 
 
 def read_folder(folder: Path) -> list[Document]:
-    """The documents of `summarization*.jsonl[.gz]`, in the files' own order.
+    """Return the documents of `summarization*.jsonl[.gz]`, in the files' order.
 
-    Each has `document` and `references` (one text or more), and `id` and `title`, which may be
-    empty.
+    Each has `document`, `references` (at least one string), and optional `id` and `title`.
     """
     documents = [_document(row, place) for place, row in rows_of_files(folder, STEM)]
     if not documents:
@@ -99,17 +95,16 @@ def read_folder(folder: Path) -> list[Document]:
 
 
 def read_builtin() -> list[Document]:
-    """The short documents that were written for this project, with their summaries."""
+    """Return the project's short documents with their summaries."""
     return [_document(row, place) for place, row in read_rows(CARRIED_FILE)]
 
 
 def score(candidate: str, references: list[str]) -> dict[str, float]:
-    """A summary's ROUGE-1, -2, -L and -Lsum F-measures and its BLEU, each in [0, 1].
+    """Return a summary's ROUGE-1, -2, -L and -Lsum F-measures and its BLEU, each in [0, 1].
 
-    With several references a ROUGE metric takes its best reference, as SciTLDR's protocol does
-    (Cachola et al. 2020); BLEU counts against all of them at once, as it is defined (Papineni et
-    al. 2002), by sacrebleu for one sentence (exponential smoothing, effective order). Lsum wants
-    a sentence a line: :func:`a_sentence_a_line` makes it so. Needs the evaluate environment.
+    With several references a ROUGE metric is that of its best reference (Cachola et al. 2020). BLEU
+    uses all of them (Papineni et al. 2002), by sacrebleu for one sentence (exponential smoothing,
+    effective order). Needs the evaluate environment.
 
     Raises:
         ValueError: there is no reference.
@@ -123,20 +118,19 @@ def score(candidate: str, references: list[str]) -> dict[str, float]:
 
 
 def a_sentence_a_line(text: str) -> str:
-    """The text with a line break after each sentence, for ROUGE-Lsum; its words stay.
+    """Return the text with a line break after each sentence, as ROUGE-Lsum needs.
 
-    Line breaks that are there (CNN/DailyMail's highlights have them) stay too. A sentence ends at
-    `.`, `!` or `?` before space and a capital, digit or quote: no model of the language, which
-    would have to be downloaded, so `Dr. Who` is cut in two, in candidate and reference alike.
+    A sentence ends at `.`, `!` or `?` before space and a capital, digit or quote. Without a
+    language model `Dr. Who` is cut in two, in candidate and reference alike.
     """
     return _SENTENCE_END.sub(r"\1\n", text.strip())
 
 
 def task_config(form: Form, max_tokens: int) -> dict[str, Any]:
-    """The configuration of an lm-eval `ConfigurableTask` that asks for a summary of each document.
+    """Return the configuration of an lm-eval `ConfigurableTask` that requests summaries.
 
     Args:
-        form: `chat` for a user's message, `base` for a text to go on from.
+        form: `chat` for a user's message, `base` for a text to complete.
     """
     return {
         "task": "rouge",
@@ -161,7 +155,7 @@ def task_config(form: Form, max_tokens: int) -> dict[str, Any]:
 
 
 def score_answer(document: Document, answers: list[str]) -> dict[str, float]:
-    """lm-eval's hook: the scores of the one answer to a document."""
+    """Return the scores of the one answer to a document (lm-eval's hook)."""
     return score(answers[0], list(document["references"]))
 
 
@@ -215,7 +209,6 @@ class Rouge(SuiteKind[RougeTask]):
     scores_unrelated = True
 
     def read(self, task: RougeTask, order: QuestionOrder) -> Read:
-        """Documents with their reference summaries."""
         source = order.source
         if source.kind == "folder" and order.folder:
             documents = read_folder(order.folder)
@@ -231,7 +224,6 @@ class Rouge(SuiteKind[RougeTask]):
         ], {}
 
     def open(self, task: RougeTask, questions: Rows, folder: Path) -> SuiteTask:
-        """Summaries, scored by the policy's metric."""
         others = partners_of(questions)
 
         def score_elsewhere(text: str, question: str) -> float:
@@ -262,10 +254,10 @@ def answer_rows(
     samples: Rows,
     progress: Progress,
 ) -> Rows:
-    """All metrics are in the row; one of them is its score.
+    """Return rows with all metrics; one of them is the score.
 
     Args:
-        elsewhere: (text, id of its question) to its score as the answer to another question.
+        elsewhere: the score of a text as the answer to another question than that of the id.
     """
     return [
         {

@@ -1,9 +1,7 @@
-"""What a kind of suite is: its settings, questions, task, scores, and words for people.
+"""Interface of a kind of suite: settings, questions, task, scores and texts.
 
-A kind is a subclass of :class:`SuiteKind` in a module of its own, found by the entry point of its
-name in the group `prepare.suites`. The core and a worker in the `evaluate` environment both import
-the module: pydantic is in both, anything else that is not in the standard library is imported
-inside functions.
+A kind is a subclass of :class:`SuiteKind`, found by its entry point in the group `prepare.suites`.
+The core and the workers of the environment `evaluate` import its module.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class SuiteSource:
 
 
 class SourceLookup(Protocol):
-    """What resolving a source may ask of the run."""
+    """Facts of the run, for finding a source."""
 
     @property
     def eval_data(self) -> Path | None:
@@ -48,27 +46,27 @@ class SourceLookup(Protocol):
 
     @property
     def environment(self) -> str:
-        """Identity of the environment `evaluate`, whose packages carry questions."""
+        """Identity of the environment `evaluate`, whose packages contain questions."""
 
     def digest_of(self, file: Path) -> str:
-        """Of the file's content."""
+        pass
 
     def revision_of(self, dataset: str) -> str | None:
-        """The dataset's newest commit on the Hub; None if the Hub cannot be reached."""
+        """Return the dataset's newest commit on the Hub; None if the Hub is unreachable."""
 
     def note(self, text: str) -> None:
         """Report that a preferred source is unavailable."""
 
 
 class HubQuestions(NamedTuple):
-    """A dataset on the Hub, and its number of questions, for planning before it is read."""
+    """A Hub dataset, and its number of questions for planning."""
 
     source: QuestionSource
     questions: int
 
 
 class HubBenchmark(NamedTuple):
-    """What the Hub's leaderboards call a benchmark."""
+    """A benchmark's name on the Hub's leaderboards."""
 
     dataset: str
     task: str
@@ -78,11 +76,11 @@ class HubBenchmark(NamedTuple):
 
 @dataclass(frozen=True)
 class QuestionOrder:
-    """What is to be laid out."""
+    """Input of laying out."""
 
     source: QuestionSource
     folder: Path | None  # of --eval-data, or of an lm-eval task's YAML file
-    output: Path  # existing; what asking needs beside the questions goes there
+    output: Path  # existing; for what serving needs in addition to the questions
     progress: Progress
 
 
@@ -91,9 +89,9 @@ RowsOf = Callable[[Rows, Rows, Progress], Rows]
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One suite, ready to be asked in batches."""
+    """One suite, ready for batches."""
 
-    # Of lm-eval, over all questions; `samples=` takes their numbers in the questions file.
+    # lm-eval's task, over all questions; `samples=` takes their numbers in the questions file.
     task: Any
     metric: str  # what `score` is
     # (questions, lm-eval's samples of them in the same order, progress) to rows of answers, each
@@ -103,9 +101,7 @@ class SuiteTask:
 
 
 class SuiteKind(SuiteModels, Generic[Task]):
-    """One kind of suite. A subclass sets `task`, `policy` and what differs, and implements
-    `read` and `open`.
-    """
+    """One kind of suite; a subclass sets `task` and `policy`, and implements `read` and `open`."""
 
     # Sources of questions.
     folder_stem: str = ""  # how the names of its files in a folder of evaluation data begin
@@ -121,7 +117,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
     benchmark: HubBenchmark | None = None
 
     def read(self, task: Task, order: QuestionOrder) -> Read:
-        """All questions of the source; runs in the `evaluate` environment.
+        """Return all questions of the source; runs in the `evaluate` environment.
 
         Raises:
             EvaluationDataError: there are none, or they are malformed.
@@ -129,48 +125,48 @@ class SuiteKind(SuiteModels, Generic[Task]):
         raise NotImplementedError
 
     def open(self, task: Task, questions: Rows, folder: Path) -> SuiteTask:
-        """The task over laid-out questions, which lie in the folder; runs in `evaluate`.
+        """Return the task over laid-out questions in the folder; runs in `evaluate`.
 
         Raises:
             EvaluationDataError: the questions are not those that were laid out.
-            SandboxError: programs cannot be isolated as the policy wants.
+            SandboxError: programs cannot be isolated as the policy requires.
         """
         raise NotImplementedError
 
     def metric(self, task: Task, laid_out: str | None) -> str:
-        """What a score is, as the field calls it.
+        """Return the score's standard name.
 
         Args:
-            laid_out: the metric that `read` put into the record, if it did.
+            laid_out: the metric that `read` put into the record, if any.
         """
         raise NotImplementedError
 
     def output_type(self, task: Task) -> str | None:
-        """What is asked of the model, as lm-eval calls it; None until questions are laid out."""
+        """Return lm-eval's output type; None until questions are laid out."""
         return "generate_until"
 
     def typical_change(self, task: Task) -> float:
-        """How far a score moves when it moves; under 1 where scores are graded."""
+        """Return the typical size of a score's change; under 1 for graded scores."""
         return 1.0
 
     def check_machine(self, task: Task) -> None:
         """Raise PrepareError if this machine cannot score the answers."""
 
     def known_cluster(self, task: Task) -> str | None:
-        """A field that several questions are known to have in common, before they are read."""
+        """Return a field that several questions have in common, known before they are read."""
         return None
 
     def estimate(self, task: Task) -> int | None:
-        """Number of questions that planning takes, if laying them out may find another."""
+        """Return the number of questions for planning, if laying them out may find another."""
         return None
 
     # Where questions come from.
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
-        """The first available one of the suite's sources.
+        """Return the suite's first available source.
 
         Raises:
-            EvaluationDataError: none can, or a local file is missing or damaged.
+            EvaluationDataError: none is available, or a local file is missing or damaged.
         """
         for source in suite.sources:
             found = self._try(source, suite, lookup)
@@ -192,10 +188,10 @@ class SuiteKind(SuiteModels, Generic[Task]):
         )
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        """How many questions a source has; None where only reading it would show.
+        """Return a source's number of questions; None if only reading it would show.
 
         Raises:
-            EvaluationDataError: the folder's files cannot be read, or hold nothing.
+            EvaluationDataError: the folder's files cannot be read, or contain nothing.
         """
         if identity.kind == "hub":
             return self.hub.questions if self.hub else None
@@ -215,13 +211,13 @@ class SuiteKind(SuiteModels, Generic[Task]):
     def local_files(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> list[Path]:
-        """The local files whose lines are the questions; none where they lie elsewhere."""
+        """Return the local files whose lines are the questions; may be none."""
         if identity.kind == "builtin" and self.carried is not None:
             return [self.carried]
         return self.folder_files(folder) if folder is not None else []
 
     def folder_files(self, folder: Path) -> list[Path]:
-        """The files of a folder of evaluation data whose lines are questions of this kind.
+        """Return a folder's files whose lines are questions of this kind.
 
         Raises:
             EvaluationDataError: a file is there both plain and gzipped.
@@ -257,11 +253,11 @@ class SuiteKind(SuiteModels, Generic[Task]):
     # Words for people.
 
     def title(self, task: Task) -> str | None:
-        """What a model card calls the questions; None: the policy's name of the suite."""
+        """Return the questions' name in a model card; None: the policy's name of the suite."""
         return None
 
     def prompt(self, task: Task, question: Row) -> str | None:
-        """The prompt of a question; None where the question has no text here.
+        """Return a question's prompt; None if it is not stored as text.
 
         Raises:
             KeyError: the row has no such field.
@@ -269,33 +265,33 @@ class SuiteKind(SuiteModels, Generic[Task]):
         return str(question["request"])
 
     def expected(self, task: Task, question: Row) -> str | None:
-        """What would have been right; None where that is not a text."""
+        """Return the correct answer; None if it is not a text."""
         return None
 
     def choice_values(
         self, task: Task, likelihoods: Sequence[float], choices: Sequence[str]
     ) -> list[float]:
-        """What the taken choice has the most of."""
+        """Return the values of which the chosen answer has the largest."""
         return list(likelihoods)
 
     def groups(
         self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
     ) -> list[GroupReport]:
-        """Scores by groups of questions; none where there are no groups."""
+        """Return scores by groups of questions, if there are groups."""
         return []
 
 
 def kind_named(name: str) -> SuiteKind[Any]:
-    """The kind of that name; raises as :func:`load_class`."""
+    """Return the kind of that name; raises as :func:`load_class`."""
     found: type[SuiteKind[Any]] = load_class(SUITES, name, SuiteKind)
     return found()
 
 
 def kind_of(task: EvalTask) -> SuiteKind[Any]:
-    """The kind of a policy's suite, or of what an answer depends on."""
+    """Return the kind of a policy's suite or of a task."""
     return kind_named(task.kind)
 
 
 def for_worker(task: EvalTask) -> dict[str, str]:
-    """What a worker imports the suite's kind by."""
+    """Return how a worker imports the suite's kind."""
     return find_plugin(SUITES, task.kind).for_worker()

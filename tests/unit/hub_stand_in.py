@@ -12,9 +12,10 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from urllib.parse import unquote, urlsplit
+
+from http_stand_in import HttpStandIn, SilentHandler
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class HubStandIn:
+class HubStandIn(HttpStandIn):
     """The server; a context manager.
 
     Attributes:
@@ -87,9 +88,7 @@ class HubStandIn:
         class Handler(_Handler):
             hub = stand_in
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        super().__init__(Handler)
 
     def reset(self) -> None:
         """Back to an empty server in normal service."""
@@ -107,18 +106,9 @@ class HubStandIn:
         return int(self._server.server_address[1])
 
     @property
-    def url(self) -> str:
-        """For HF_ENDPOINT."""
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
     def cdn(self) -> str:
         """The same server by another host name, where large files are."""
         return f"http://localhost:{self.port}"
-
-    def __enter__(self) -> HubStandIn:
-        self._thread.start()
-        return self
 
     def __exit__(
         self,
@@ -127,17 +117,12 @@ class HubStandIn:
         traceback: TracebackType | None,
     ) -> None:
         self.ending.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__exit__(kind, error, traceback)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SilentHandler):
     protocol_version = "HTTP/1.1"
     hub: HubStandIn
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are kept, not printed."""
 
     def do_HEAD(self) -> None:
         self.route()

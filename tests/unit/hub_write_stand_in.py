@@ -17,13 +17,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import yaml
+from http_stand_in import HttpStandIn, SilentHandler
 from hub_stand_in import git_blob_id, sha256
 
 WRITER, STRANGER = "hf_writer", "hf_stranger"
@@ -93,7 +92,7 @@ class Fault:
     done: bool = False
 
 
-class HubWriteStandIn:
+class HubWriteStandIn(HttpStandIn):
     """The server; a context manager.
 
     Attributes:
@@ -120,32 +119,11 @@ class HubWriteStandIn:
         class Handler(_Handler):
             hub = stand_in
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-
-    @property
-    def url(self) -> str:
-        """For HF_ENDPOINT."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(Handler)
 
     def count(self, what: str) -> int:
         """How many requests of that pattern came."""
         return sum(fnmatchcase(request, what) for request in self.requests)
-
-    def __enter__(self) -> HubWriteStandIn:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 def point_there(patch: pytest.MonkeyPatch, url: str, token: str | None = WRITER) -> None:
@@ -178,14 +156,11 @@ class _Refusal(Exception):  # noqa: N818
 Answer = tuple[int, bytes, dict[str, str]]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SilentHandler):
     protocol_version = "HTTP/1.1"
     # Headers and body in one packet; else the other side waits 40 ms before it acknowledges.
     wbufsize = 1 << 16
     hub: HubWriteStandIn
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are kept, not printed."""
 
     def do_HEAD(self) -> None:
         self.serve()

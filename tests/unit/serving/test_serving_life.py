@@ -282,7 +282,7 @@ class Stranger(HttpStandIn):
 
     def __init__(self, port: int, model: str, asked: list[str]) -> None:
         class Handler(SilentHandler):
-            def do_GET(self) -> None:  # noqa: N802
+            def do_GET(self) -> None:
                 asked.append(self.path)
                 self.send(200, json.dumps({"data": [{"id": "model", "root": model}]}).encode())
 

@@ -56,7 +56,7 @@ class CompletionsStandIn(HttpStandIn):
 class _Handler(SilentHandler):
     server_told: CompletionsStandIn
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server_told.requests.append(asked)
         self.server_told.headers.append(dict(self.headers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from loose_stage import stage_spec
 from pipeline.core.errors import EvaluationDataError, WorkerError
 from pipeline.core.events import EVENTS_FD_VARIABLE
 from pipeline.core.store import Store
+from pipeline.environments.definition import Accelerator, define
 from pipeline.stages.context import BOOTSTRAP, StageContext
 
 # A worker with many ways to end; its spec says which.
@@ -236,6 +238,19 @@ class TestImports:
         assert what.startswith("KeyError:") or any(
             f"No module named '{name}'" in what for name in installed_later
         )
+
+    @pytest.mark.parametrize("module", ["pipeline.workers.evaluate", "pipeline.workers.questions"])
+    def test_an_evaluation_worker_imports_what_its_environment_requires(
+        self, worker: TinyWorker, bare_python: str, module: str
+    ) -> None:
+        """A site's interpreter without it is refused by name before a worker starts."""
+        (worker.folder / "spec.json").write_text("{}")
+        paths = [worker.folder / "spec.json", worker.folder / "result.json", worker.output]
+        command = [bare_python, str(BOOTSTRAP), module, *map(str, paths)]
+        ended = subprocess.run(command, env={}, capture_output=True, timeout=30, check=False)
+        missing = re.search("No module named '(\\w+)'", ended.stderr.decode())
+        assert missing
+        assert missing[1] in define("evaluate", Accelerator.CPU).modules
 
 
 class TestRunWorker:

@@ -38,7 +38,7 @@ class Host:
                 self.rfile.read(int(self.headers["Content-Length"] or 0))
                 outer.answer(self)
 
-            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = handle_any  # noqa: N815
+            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = handle_any
 
             def log_message(self, *_: Any) -> None:
                 """Nothing on the terminal."""

@@ -48,7 +48,7 @@ def test_prompts() -> None:
     ],
 )
 def test_programs_show_what_solves_the_problem(code: str, outcome: str) -> None:
-    """The test's own `half` is the prompt's, whatever the model's code makes of it."""
+    """The test's `half` is the prompt's, also if the model's code redefines it."""
     execution = run_program(
         program(PROBLEM, code),
         seconds=10,

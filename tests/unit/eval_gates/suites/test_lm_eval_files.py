@@ -66,9 +66,9 @@ def test_the_file_wins_over_what_it_includes(folder: Path) -> None:
 
 
 def test_data_on_the_hub(folder: Path) -> None:
-    (folder / "hub.yaml").write_text("task: hub\ndataset_path: somebody/something\n")
+    (folder / "hub.yaml").write_text("task: hub\ndataset_path: owner/dataset\n")
     found = read_task_file(folder / "hub.yaml")
-    assert (found.data, found.dataset) == ([], "somebody/something")
+    assert (found.data, found.dataset) == ([], "owner/dataset")
 
 
 def test_data_in_a_folder(folder: Path) -> None:

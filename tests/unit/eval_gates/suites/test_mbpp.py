@@ -199,9 +199,9 @@ def test_a_problem_of_humanevals_beside_the_others() -> None:
         ({"test": "(" * 5000}, "'test' is not Python"),
         ({"test": "assert 1 + 1 == 2"}, "'test' does not use the function 'spread'"),
         ({"test": "assert spread([largest([1])]) == 0"}, "does not define: largest"),
-        ({"test": "def spread(n): return 0\nassert spread([1]) == 0"}, "of its own"),
-        ({"test": "from os import spread\nassert spread([1]) == 0"}, "of its own"),
-        ({"test": "from numpy import *\nassert spread([1]) == 0"}, "'test' imports whatever"),
+        ({"test": "def spread(n): return 0\nassert spread([1]) == 0"}, "itself"),
+        ({"test": "from os import spread\nassert spread([1]) == 0"}, "itself"),
+        ({"test": "from numpy import *\nassert spread([1]) == 0"}, "'test' imports all names"),
         ({"code": f"def spread(n, m={'1+' * 3000}1): pass"}, "'code'"),
     ],
 )

@@ -106,7 +106,7 @@ def test_an_item_is_parsed_whole() -> None:
     [
         ("(D) None of them", "(D) None (E) All", "not exactly the choices"),
         ("(D) None of them", "", "not exactly the choices"),
-        ("Which (i)", "Of (A) and the rest, which", "not exactly the choices"),
+        ("Which (i)", "Which (A) or which", "not exactly the choices"),
         ("(B) The ulna (C) The tibia", "(C) The ulna (B) The tibia", "not in order"),
         ("(B) The ulna", "(B)", "not in order"),
         ("longest?\n(A)", "longest? (A)", "not in order"),
