@@ -28,6 +28,7 @@ import argparse
 import json
 import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -97,7 +98,6 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from pipeline.cli.display import open_display
     from pipeline.environments.environment import Accelerator
     from pipeline.serving.server import Server
-    from pipeline.serving.server_address import free_port
     from pipeline.serving.serving_arguments import ServingArguments
     from pipeline.serving.serving_names import SERVED_NAME
     from recipes.catalog import load_profile
@@ -129,6 +129,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         server.stop()
     line = next(line for line in answer.stdout.splitlines() if line.startswith(RESULT))
     return {**json.loads(line.removeprefix(RESULT)), "engine_arguments": serving.engine_arguments}
+
+
+def free_port() -> int:
+    """Return a port of the loopback that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def environment(name: str, accelerator: Accelerator, progress: Progress) -> Environment:

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -37,7 +38,6 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
-from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import BOOTSTRAP
@@ -370,6 +370,12 @@ class RunningServer:
     side: BenchmarkSide
     server: Server
     seconds: float
+
+
+def free_port() -> int:
+    """Return a port of the loopback that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 @contextmanager

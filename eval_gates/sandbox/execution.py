@@ -74,7 +74,7 @@ def run_program(
         SandboxError: there is no result: the sandbox failed, or the tests are broken.
     """
     with ForkServer(str(interpreter())) as server:
-        return _Runner(server, seconds, memory_bytes, isolation).run(program)
+        return _ProgramRunner(server, seconds, memory_bytes, isolation).run(program)
 
 
 def run_many(
@@ -104,7 +104,7 @@ def run_many(
         ForkServer(str(interpreter())) as server,
         ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool,
     ):
-        runner = _Runner(server, seconds, memory_bytes, isolation)
+        runner = _ProgramRunner(server, seconds, memory_bytes, isolation)
         runs = [pool.submit(runner.run, program) for program in programs]
         try:
             for done, run in enumerate(as_completed(runs), start=1):
@@ -121,7 +121,7 @@ class _StoppedError(Exception):
     """Another program's failure, or the user, ended this one."""
 
 
-class _Runner:
+class _ProgramRunner:
     """Runs programs with the same limits; thread-safe."""
 
     def __init__(

@@ -46,19 +46,19 @@ MAX_PART_BYTES = 512 * MEBIBYTE
 """Limit of one file of partial results, or one segment of an answer log."""
 
 
-class Blob(Record):
+class StoredFile(Record):
     """Content of one file."""
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0, description="bytes")
 
 
-def _check_files(files: dict[str, Blob]) -> dict[str, Blob]:
+def _check_files(files: dict[str, StoredFile]) -> dict[str, StoredFile]:
     check_tree(files)
     return files
 
 
-Files = Annotated[dict[str, Blob], AfterValidator(_check_files)]
+Files = Annotated[dict[str, StoredFile], AfterValidator(_check_files)]
 """Contents of a directory by relative path."""
 
 
@@ -267,7 +267,7 @@ class RemoteStore:
                 if self.objects.download(f"{folder}/{name}", temporary, MAX_PART_BYTES):
                     temporary.replace(path)
 
-    def _upload(self, file: Path) -> Blob:
+    def _upload(self, file: Path) -> StoredFile:
         blob = upload_blob(self.objects, file)
         kept = self._blob(blob)
         if not file.is_symlink():
@@ -275,7 +275,7 @@ class RemoteStore:
                 os.link(file, kept)
         return blob
 
-    def _fetch_blob(self, blob: Blob) -> Path:
+    def _fetch_blob(self, blob: StoredFile) -> Path:
         kept = self._blob(blob)
         if _has_size(kept, blob):
             return kept
@@ -290,7 +290,7 @@ class RemoteStore:
             temporary.rename(kept)
         return kept
 
-    def _blob(self, blob: Blob) -> Path:
+    def _blob(self, blob: StoredFile) -> Path:
         folder = self._cache / "blobs"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder / blob.sha256
@@ -302,7 +302,7 @@ class RemoteStore:
             shutil.copyfile(kept, path)
 
 
-def _has_size(file: Path, blob: Blob) -> bool:
+def _has_size(file: Path, blob: StoredFile) -> bool:
     return file.is_file() and file.stat().st_size == blob.size
 
 
@@ -316,10 +316,10 @@ def _abandoned(found: Iterable[Path]) -> list[Path]:
     ]
 
 
-def upload_blob(objects: ObjectStore, file: Path) -> Blob:
+def upload_blob(objects: ObjectStore, file: Path) -> StoredFile:
     """Upload the file's content unless it exists."""
     with file.open("rb") as content:
-        blob = Blob(
+        blob = StoredFile(
             sha256=hashlib.file_digest(content, "sha256").hexdigest(), size=file.stat().st_size
         )
     if not objects.has(f"blobs/{blob.sha256}"):
@@ -327,7 +327,7 @@ def upload_blob(objects: ObjectStore, file: Path) -> Blob:
     return blob
 
 
-def fetch_blob(objects: ObjectStore, blob: Blob, file: Path) -> None:
+def fetch_blob(objects: ObjectStore, blob: StoredFile, file: Path) -> None:
     """Download the content into a new file; raise StoreError if it is missing or damaged."""
     where = f"{objects.url}/blobs/{blob.sha256}"
     if not objects.download(f"blobs/{blob.sha256}", file, blob.size):

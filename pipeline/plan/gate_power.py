@@ -221,7 +221,7 @@ def check_counted(
 
 
 @dataclass(frozen=True)
-class _Gate:
+class _PlannedGate:
     """One suite for one family, with what its decidability depends on."""
 
     name: str
@@ -385,17 +385,17 @@ class _Gate:
 
 def _gates(
     policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None
-) -> Iterator[_Gate]:
+) -> Iterator[_PlannedGate]:
     families: dict[Family, None] = {
         recipe.family: None for recipe in recipes if recipe.family != "baseline"
     }
     alpha = gate_level(policy.alpha, policy.attempts, 1, len(recipes)) if level is None else level
     for name, suite in policy.suites.items():
         for family in families:
-            yield _Gate(name, suite, family, alpha, counts[name])
+            yield _PlannedGate(name, suite, family, alpha, counts[name])
 
 
-def _power_of(gate: _Gate) -> GatePower:
+def _power_of(gate: _PlannedGate) -> GatePower:
     suite, plan = gate.suite, _plan_of(gate)
     decidable = gate.can_see() and gate.is_decidable() if plan else None
     return GatePower(
@@ -418,7 +418,7 @@ def _power_of(gate: _Gate) -> GatePower:
     )
 
 
-def _plan_of(gate: _Gate) -> SequentialGatePower | None:
+def _plan_of(gate: _PlannedGate) -> SequentialGatePower | None:
     """From the real gate's imagined runs; None where the number of questions is not known."""
     if gate.questions is None:
         return None
@@ -444,7 +444,7 @@ def _plan_of(gate: _Gate) -> SequentialGatePower | None:
     )
 
 
-def _expect_questions(gate: _Gate) -> float:
+def _expect_questions(gate: _PlannedGate) -> float:
     return expected_questions(
         gate.comparison,
         gate.alpha,
@@ -454,7 +454,7 @@ def _expect_questions(gate: _Gate) -> float:
     )
 
 
-def _words(gate: _Gate, plan: SequentialGatePower | None, decidable: bool | None) -> str:
+def _words(gate: _PlannedGate, plan: SequentialGatePower | None, decidable: bool | None) -> str:
     if plan is None:
         return (
             f"{gate.comparison.words}: about {_expect_questions(gate):.0f} questions decide; "
@@ -468,7 +468,7 @@ def _words(gate: _Gate, plan: SequentialGatePower | None, decidable: bool | None
     return plan.words + assumed + _sight_words(gate)
 
 
-def _sight_words(gate: _Gate) -> str:
+def _sight_words(gate: _PlannedGate) -> str:
     """Describe what the baseline must exceed; empty if that is a score of 0."""
     least = f"{100 * gate.must_exceed:.3g} %"
     above = f"; insensitive unless the baseline is shown to score more than {least}"

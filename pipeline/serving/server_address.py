@@ -105,19 +105,6 @@ def open_client(
     )
 
 
-def free_port(host: str = HOST) -> int:
-    """Return a free port of the address; raise ServingError if there is none."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.bind((host, 0))
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise ServingError(
-            f"there is no free port on {host}: {error.strerror}",
-            hint="stop processes with many connections, then run the command again",
-        ) from error
-
-
 def port_is_free(port: int, host: str = HOST) -> bool:
     """Return whether no process listens on the port."""
     asked = reachable_address(host)

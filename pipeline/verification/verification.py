@@ -95,7 +95,7 @@ def verify_variant(
     for scale in accounts.kv_scales:
         check_scale(scale, scale.floats())
     found.scales = len(accounts.kv_scales)
-    _Comparison(accounts, form, recipe, before, after, advance).run(found)
+    _WeightComparison(accounts, form, recipe, before, after, advance).run(found)
     return found
 
 
@@ -157,7 +157,7 @@ def check_planned_size(
     return planned
 
 
-class _Comparison:
+class _WeightComparison:
     """Comparison of all bytes in a few threads."""
 
     def __init__(

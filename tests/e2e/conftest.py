@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from free_port import free_port
 
 from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.core.events import NullProgress
@@ -18,7 +19,6 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
-from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import BOOTSTRAP
 from recipes.schema import ServingProfile

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from free_port import free_port
 from pydantic import TypeAdapter
 
 import pipeline
@@ -22,7 +23,6 @@ from pipeline.core.file_digests import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
-from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import (

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+from free_port import free_port
 from store_processes import left_after, processes_of
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
@@ -30,7 +31,6 @@ from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import element_bytes
 from pipeline.release.deployment import find_version
 from pipeline.release.recheck_record import rechecks_of
-from pipeline.serving.server_address import free_port
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]

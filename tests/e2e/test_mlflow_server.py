@@ -17,13 +17,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from free_port import free_port
 
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason
 from artifacts.registry.registry_address import check_registry, still_has
 from pipeline.environments.installer import installer_variables, run_uv
-from pipeline.serving.server_address import free_port
 
 # Who moves in a race is the same process as in the unit tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts" / "registry"))

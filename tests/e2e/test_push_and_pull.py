@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 import yaml
+from free_port import free_port
 from typer.testing import CliRunner
 
 from artifacts.registry import oci_repository
@@ -43,7 +44,6 @@ from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError
-from pipeline.serving.server_address import free_port
 
 PROGRAM = shutil.which("docker-registry")
 SKOPEO = shutil.which("skopeo")

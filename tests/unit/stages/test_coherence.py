@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from completions_stand_in import CompletionsStandIn
 from finished_stage import put_record, stage_record
+from free_port import free_port
 from listener import Listener
 from loose_stage import stage_spec
 
 from pipeline.core.errors import ServingError
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
-from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.coherence.run import MAXIMUM_PERPLEXITY_RATIO, PASSAGE, incoherence
 from pipeline.stages.context import execute

@@ -13,12 +13,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from free_port import free_port
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason, HistoryEntry, Version
 from artifacts.registry.registry_address import still_has
 from pipeline.core.errors import RegistryError
-from pipeline.serving.server_address import free_port
 
 
 @pytest.fixture(scope="module")
