@@ -54,7 +54,7 @@ def false_passes(
     lost = chance.random((replays, most)) < np.where(good, above, below)
     needed = -math.log(ALPHA)
     passed = np.zeros(replays, dtype=bool)
-    # Each run ends where its budget does; the next one begins a bet of its own there.
+    # Each run ends where its budget does; the next one begins another bet there.
     for row in range(replays):
         starts: list[int] = []
         for run in range(1, RUNS + 1):

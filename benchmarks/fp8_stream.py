@@ -1,10 +1,10 @@
-"""FP8 by our stream beside llm-compressor's model_free_ptq and beside bare reading and writing.
+"""FP8 by our stream, compared with llm-compressor's model_free_ptq and with plain copying.
 
     .venv/bin/python benchmarks/fp8_stream.py
     .venv/bin/python benchmarks/fp8_stream.py --gigabytes 6 --rounds 2 --folder /data/scratch
 
 A synthetic bf16 checkpoint (layers of an 8B Llama's shapes cut down, three shards) lies in the page
-cache. In turn, each in a process of its own in the managed quantize environment, and for some
+cache. In turn, each in a separate process in the managed quantize environment, and for some
 rounds, it is quantized to FP8_DYNAMIC by model_free_ptq and by us, and the roof is measured: as
 many bytes read as the checkpoint has, as many written as the variant has, side by side in two
 threads with a third that flushes, nothing computed. It is done in pieces of several sizes, through
@@ -135,7 +135,7 @@ def measure_fastest(
 def measure_way(
     python: Path, way: str, source: Path, output: Path, sizes: list[int], **kind: Any
 ) -> dict[str, Any]:
-    """Measure one way, into a folder of its own that is removed again."""
+    """Measure one way, into a separate folder that is removed again."""
     output.mkdir()
     os.sync()
     spec = {"way": way, "source": str(source), "output": str(output), "sizes": sizes, **kind}
@@ -363,7 +363,7 @@ def peak_memory_bytes() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of what is compared."""
+    """Sizes and types of what is compared."""
     from importlib.metadata import version
 
     return {name: version(name) for name in ("llmcompressor", "compressed-tensors", "torch")}

@@ -1,4 +1,4 @@
-"""What MMLU questions cost a server: our way of asking beside lm-eval's, in one run.
+"""What MMLU questions cost a server: our way of asking and lm-eval's, in one run.
 
     .venv/bin/python benchmarks/gate_cost.py
     .venv/bin/python benchmarks/gate_cost.py --eval-data DIR --questions 120
@@ -10,13 +10,13 @@ tokens that it computed and those that it took from its prefix cache
 (`vllm:prompt_tokens_by_source_total`: `local_compute`, `local_cache_hit`).
 
 Our way goes first, on an empty prefix cache. Scored prompts cannot read that cache (vLLM computes
-them anew, since a cached token has no score left) but they do fill it, so the other order would
+them again, since a cached token has no score left) but they do fill it, so the other order would
 make us a present. The model is served in float32: in bf16 a prompt's neighbours in a batch turn the
 answers of near-ties, lm-eval's own from run to run too, which is no matter of how one asks.
 
-How much the cache saves hangs on the questions a subject: a gate over MMLU's 57 subjects that stops
-after 1,700 questions has asked 30 of each, all 14,042 are 246 of each. Here it is 30 of each of a
-few seeded subjects. Without --eval-data the questions are those that lm-eval carries, too few of a
+How much the cache saves depends on the questions per subject: a gate over MMLU's 57 subjects that
+stops after 1,700 questions has asked 30 of each, all 14,042 are 246 of each. Here it is 30 of each
+of a few seeded subjects. Without --eval-data the questions are those that lm-eval carries, too few of a
 subject; then 30 are asked as if they were of one. Takes about 5 minutes on 2 cores, nearly all of
 it lm-eval's. The last line is JSON with the ratios and whether the targets are met: at most a tenth
 of the computed prompt tokens, and the same answers.
@@ -252,7 +252,7 @@ def ask_both_ways(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Tell whoever is waiting."""
+    """Show progress."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -13,7 +13,7 @@ The gates:
 - ours, population: the sequential gate in batches of 64, questions drawn from an endless stock;
                     its bet is planned for 5 % of flips;
 - ours, benchmark:  the same about this benchmark alone, drawn without replacement; here the drop is
-                    of 141 questions, the least whole number that is the margin or more;
+                    of 141 questions, the smallest integer that is at least the margin;
 - fixed n:          the project's fixed gate: all questions, Gaffke's bound once at the end;
 - limit 1000:       1,000 questions, promoted if the score fell by less than the margin;
 - two stderr:       all questions, promoted if score +- 2 stderr of both overlap, unpaired;

@@ -14,7 +14,7 @@ The variants:
 - awq:       4-bit weights: 10 % flip, 0.8 points of MMLU, 0.5 of ROUGE-L and 2 of code are lost;
 - margin:    every suite truly loses its FP8 margin, so each pass is an error of that suite.
 
-Right-or-wrong answers: MMLU, baseline 65 %. Of ROUGE-L, 80 % of the scores move by a normal change
+Right-or-wrong answers: MMLU, baseline 65 %. In ROUGE-L, 80 % of the scores move by a normal change
 with standard deviation 0.1. A code problem's chance of a right answer is drawn from beta(0.35,
 0.25), as nearly always or nearly never solved; one in ten has another chance on the variant. What
 is lost is lost by problems that the variant never solves. The standard deviation of a problem's
@@ -146,7 +146,7 @@ def code_passes(
 
 
 def measure(policy: Policy, variant: Variant, tried: int, runs: int, seed: int) -> dict[str, float]:
-    """By blocking suite, the share of runs let through; `all`: by every one of them at once."""
+    """By blocking suite, the share of runs let through; `all`: by all of them together."""
     alpha, together, found = (
         gate_level(policy.alpha, policy.attempts, 1, tried),
         np.ones(runs, dtype=bool),

@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/recipe_table.py --recipe fp8-dynamic --recipe gptq-w4a16
 
 One real `prepare model` makes, verifies, serves and measures a variant by every recipe that the
-package carries, all on the same questions (recipe_table.yaml), beside the unquantized baseline.
+package carries, all on the same questions (recipe_table.yaml), next to the unquantized baseline.
 What cannot be served here is made and verified only, and the table says so. A run that was stopped
 goes on where it was. Takes about 5 minutes a recipe on 2 cores; prints the table of
 docs/how-to/recipes-and-profiles.md, and last a JSON line.

@@ -77,7 +77,7 @@ def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float
     arguments = ServingArguments.of(profile, is_baseline=True)
     server = Server(python, model, arguments, folder / "server.log")
     spec = {
-        # A life of those that alternate measures a given number of loads, whatever they show.
+        # A server run of a pair measures a given number of loads, independent of the results.
         **{"name": "chat", "sides": ["candidate"]},
         "server_run": asdict(ServerRun(0, ("candidate",), 0, seed)),
         "workload": profile.workloads["chat"].model_dump(),

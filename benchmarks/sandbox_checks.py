@@ -6,7 +6,7 @@ Runs all 164 canonical solutions against their tests in every isolation that wor
 many workers as there are cores to use; the isolations take turns, problem set by problem set. By
 default in the real evaluation environment (built if needed), whose interpreter runs the programs.
 The last line is JSON: by isolation, checks a second (median over the rounds), how many of the
-solutions passed, the speed as a ratio to `none`, and processor time a check, which other work on
+solutions passed, the speed as a ratio to `none`, and CPU time a check, which other work on
 the machine disturbs less.
 """
 
@@ -74,7 +74,7 @@ def measure() -> int:
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and of all children that have ended."""
+    """CPU time of this process and of all children that have ended."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

@@ -1,4 +1,4 @@
-r"""What the scheduler makes of several GPUs, what a stage costs beside its work, what kills cost.
+r"""The scheduler's use of several GPUs, its overhead per stage, and the cost of kills.
 
 Stages sleep instead of working (`scheduler/`). All else is real: scheduler, store, node locks,
 processes and signals. GPUs are an `nvidia-smi` that lists them, or what Ray's nodes are told.
@@ -55,23 +55,21 @@ from pipeline.run.executors.ray import RayOptions  # noqa: E402
 from pipeline.run.executors.work_events import ProgressListener  # noqa: E402
 from pipeline.run.run_recorder import RecordingProgress  # noqa: E402
 
-LEAST_EFFICIENCY = 0.9
-MOST_OVERHEAD_SECONDS = {"local": 0.05, "ray": 0.3}
-SECONDS_TO_QUANTIZE, SECONDS_TO_CHECK, SECONDS_TO_ASK = 4.0, 0.3, 6.0
+MIN_EFFICIENCY = 0.9
+MAX_OVERHEAD_SECONDS = {"local": 0.05, "ray": 0.3}
+QUANTIZE_SECONDS, CHECK_SECONDS, ASK_SECONDS = 4.0, 0.3, 6.0
 SECONDS_AWAY = 1.0  # of a server of the store that was killed
 
 
 def recipes(number: int) -> list[SleepStage]:
     """A run: weights made and checked, the baseline asked, then each variant, a verdict on it."""
     names = [f"recipe-{n}" for n in range(number)]
-    made = [SleepStage(f"{n} quantize", SECONDS_TO_QUANTIZE, ON_A_GPU) for n in names]
-    checked = [
-        SleepStage(f"{n} check", SECONDS_TO_CHECK, LITTLE, (f"{n} quantize",)) for n in names
-    ]
-    baseline = SleepStage("baseline asked", SECONDS_TO_ASK, ON_A_GPU)
+    made = [SleepStage(f"{n} quantize", QUANTIZE_SECONDS, ON_A_GPU) for n in names]
+    checked = [SleepStage(f"{n} check", CHECK_SECONDS, LITTLE, (f"{n} quantize",)) for n in names]
+    baseline = SleepStage("baseline asked", ASK_SECONDS, ON_A_GPU)
     before = ("baseline asked",)
     asked = [
-        SleepStage(f"{n} asked", SECONDS_TO_ASK, ON_A_GPU, (*before, f"{n} check")) for n in names
+        SleepStage(f"{n} asked", ASK_SECONDS, ON_A_GPU, (*before, f"{n} check")) for n in names
     ]
     judged = [SleepStage(f"{n} judge", 0.0, LITTLE, (f"{n} asked",)) for n in names]
     return [baseline, *made, *checked, *asked, *judged]
@@ -158,7 +156,7 @@ def site_of(asked: argparse.Namespace, *, nodes: int, gpus: int) -> Iterator[Exe
 
 @contextmanager
 def killing_of(asked: argparse.Namespace) -> Iterator[FaultInjector]:
-    """Where plans are run that are killed, and what is killed beside their own processes."""
+    """Where plans are run that are killed, and what is killed in addition to their processes."""
     with ExitStack() as opened:
         victims: dict[str, FaultTarget] = {}
         options, store, roots = ExecutionSite().options, asked.store, _no_roots
@@ -236,12 +234,12 @@ def main() -> int:
     for gpus in asked.gpus:
         found["efficiency"].append(measure_efficiency(asked.recipes, gpus, asked))
         print(found["efficiency"][-1], flush=True)
-    met = [each["efficiency"] >= LEAST_EFFICIENCY for each in found["efficiency"]]
+    met = [each["efficiency"] >= MIN_EFFICIENCY for each in found["efficiency"]]
     if asked.stages:
         found["overhead"] = measure_overhead(asked.stages, asked)
         print(found["overhead"], flush=True)
         if not asked.store:  # the target is of a folder
-            most = MOST_OVERHEAD_SECONDS[asked.executor]
+            most = MAX_OVERHEAD_SECONDS[asked.executor]
             met.append(found["overhead"]["median_seconds"] < most)
     if asked.kills:
         multiprocessing.set_start_method("forkserver")

@@ -19,7 +19,7 @@ claims are measured and judged by `prepare gate` itself, on endpoints of which t
            passes at half of the knee and fails at twice the knee.
 
 With --work, a part that is done is not done again, and one that was stopped goes on: servers are
-started again on the ports of before, and `prepare` continues its run. Nothing else should run
+started again on the same ports, and `prepare` continues its run. Nothing else should run
 on the machine: what disturbs a load is refused, rightly. On 2 cores all takes about 40 minutes with
 20 tries. The last line is JSON; exit 1 where a part is not right.
 """
@@ -69,7 +69,7 @@ SHARED = {
     **{"kind": "shared_prefix", "prefix_tokens": 128, "suffix_tokens": 16, "output_tokens": 4},
     "hit_rate": 0.88,
 }
-# Nothing hangs on them: all that a claim said is read from the run's record.
+# Nothing depends on them: all results of a gate are read from the run's record.
 TIER = {"tier": "advisory"}
 
 Reports = dict[str, SpeedGateReport]

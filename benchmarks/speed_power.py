@@ -5,15 +5,15 @@
 
 Every rule judges a server exactly at the boundary of what ours claims (half of all blocks), where
 a pass is a false pass, at a nominal 5 %. Nothing is served; it takes about two minutes of one core.
-The last line is JSON; exit 1 where one of ours is wrong in more than 5 %, give or take 2 standard
-errors.
+The last line is JSON; exit 1 where one of our tests is wrong in more than 5 %, give or take 2
+standard errors.
 
 Ratios (candidate over baseline, at least 1.0; the two are equally fast):
 - ours:        paired blocks in an order drawn by chance, two of warm-up and at most 20 that count,
                until the rule decides;
 - one load:    a load test a side, the bare ratio (what nearly every tool does);
 - AAABBB:      six loads of the one, then six of the other, Student's t on two samples;
-- paired t:    Student's t on all 20 of our blocks, looked at once.
+- paired t:    Student's t on all 20 of our blocks, tested one time.
 
 Drift and dependence: the candidate is half a percent below the minimum, or will be; what is passed
 is told, and by how much less often than without the warm-up and the look for drift. No target: what
@@ -205,7 +205,7 @@ def of_blocks(blocks: Floats, loads: Loads, chance: Chance) -> dict[str, float]:
 def baseline_slowed(chance: Chance, runs: int, share: float) -> tuple[Loads, Floats]:
     """The baseline alone is slower by 15 % in that share of blocks; half of all are at the minimum.
 
-    Of the others, the second half of the loads is the candidate's.
+    In the others, the second half of the loads is the candidate's.
     """
     units = WARM_UP + BLOCKS
     shift = _median_of_slowed(share)
@@ -221,7 +221,7 @@ def baseline_slowed(chance: Chance, runs: int, share: float) -> tuple[Loads, Flo
 
 
 def _median_of_slowed(share: float) -> float:
-    """Of ln(candidate / baseline) where both are as fast but for the slowed loads."""
+    """Noise of ln(candidate / baseline) where both are as fast but for the slowed loads."""
     spread = 0.02 * math.sqrt(2)
 
     def below(y: float) -> float:
@@ -634,7 +634,7 @@ def show_power(title: str, rows: dict[str, dict[str, list[float]]]) -> Iterator[
 
 
 def targets_met(rows: dict[str, dict[str, float]], runs: int) -> bool:
-    """False passes of ours at most alpha, give or take 2 standard errors."""
+    """False passes of our tests at most alpha, give or take 2 standard errors."""
     most = ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / runs)
     return all(shares["ours"] <= most for shares in rows.values())
 
@@ -675,7 +675,7 @@ def main() -> int:
     met = targets_met(ratios, runs) and targets_met(limits, rounds_runs)
     met = met and targets_met(arrivals, runs) and targets_met(starts, runs)
     print(
-        "\nTarget: false passes of ours at most 5 %, give or take 2 standard errors "
+        "\nTarget: false passes of our tests at most 5 %, give or take 2 standard errors "
         f"({runs} replays of ratios, {rounds_runs} of limits).\n"
     )
     figures = {

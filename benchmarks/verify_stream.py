@@ -149,7 +149,7 @@ def config_of(form: WeightFormat) -> dict[str, Any]:
 
 
 def measure(recipe: str, folder: Path, blocks: int) -> dict[str, Any]:
-    """Write both checkpoints and verify one against the other in a process of its own."""
+    """Write both checkpoints and verify one against the other in a separate process."""
     from pydantic import TypeAdapter
 
     from recipes.quantization import AnyQuantization

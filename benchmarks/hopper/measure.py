@@ -111,7 +111,7 @@ def main() -> int:
     stages = add("stages", help="seconds and memory of all stages in the store")
     stages.set_defaults(run=list_stages)
 
-    start = add("start", help="a server's start: time, log, KV tokens, beside the plan's")
+    start = add("start", help="a server's start: time, log, KV tokens, compared with the plan's")
     start.add_argument(
         "sides", nargs="+", type=BenchmarkSide.read, metavar="NAME=FOLDER[,KEY=VALUE]..."
     )
@@ -145,7 +145,7 @@ def main() -> int:
     pair.add_argument("--tokenizer", type=Path, required=True)
     pair.add_argument("--work", type=Path, required=True, help="keeps the loads")
     pair.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64, 256])
-    pair.add_argument("--blocks", type=int, default=2, help="beside the warm-up's")
+    pair.add_argument("--blocks", type=int, default=2, help="in addition to the warm-up's")
     pair.add_argument("--input-tokens", type=int, default=256)
     pair.add_argument("--output-tokens", type=int, default=64)
     pair.add_argument("--seconds", type=float, default=3.0, help="of a load, at least")
@@ -197,7 +197,7 @@ class BenchmarkSide:
 
 
 def tell(line: str) -> None:
-    """To whoever waits."""
+    """Show progress."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -251,7 +251,7 @@ def engine_version(python: Path, engine: str) -> str:
 
 
 def make_checkpoint(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Speed hangs on the shapes, not on what the weights say."""
+    """Speed depends on the shapes, not on the values of the weights."""
     output: Path = arguments.output
     vocabulary = 128256 if arguments.shape == "8b" else 0
     shape = json.dumps(SHAPES[arguments.shape])
@@ -290,7 +290,7 @@ def convert_demo(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_weights(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of the newest run that made them; the folder alone goes to standard output."""
+    """Find the weights of the newest run that made them; print only the folder."""
     model = str(arguments.model.resolve())
     store = load_settings().store
     specs = store.glob(f"runs/*/stages/{arguments.recipe}.quantize.*.json")
@@ -311,7 +311,7 @@ def list_stages(_: argparse.Namespace) -> dict[str, Any]:
 
 
 def quantize_again(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The same stage once more, in a store of its own; what its record says of time and memory."""
+    """Run the same stage again in a separate store; return time and memory from its record."""
     spec = json.loads(arguments.spec.read_text())
     store: Path = arguments.store.resolve()
     store.mkdir(parents=True, exist_ok=True)
@@ -380,7 +380,7 @@ def free_port() -> int:
 
 @contextmanager
 def serve(sides: list[BenchmarkSide], profile: str, logs: Path) -> Iterator[list[RunningServer]]:
-    """All of them at once, on ports of the loopback."""
+    """Start all of them concurrently, on ports of the loopback."""
     python = serving_python(profile)
     logs.mkdir(parents=True, exist_ok=True)
     up: list[RunningServer] = []
@@ -431,7 +431,7 @@ def warnings_in(log: Path) -> list[str]:
 
 
 def prepare(*words: str) -> Any:
-    """What the command says as JSON, whatever its exit code is."""
+    """The command's JSON output, for any exit code."""
     command = [sys.executable, "-P", "-m", "pipeline.cli.main", *words, "--json"]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     try:
@@ -444,7 +444,7 @@ def prepare(*words: str) -> Any:
 
 
 def count_flips(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of each suite, how many scores changed; the first side is the baseline of all others."""
+    """By suite, how many scores changed; the first side is the baseline of all others."""
     logs = load_settings().store / "served"
     data = ("--eval-data", str(arguments.eval_data)) if arguments.eval_data else ()
     found: dict[str, Any] = {}
@@ -494,7 +494,7 @@ def compare_speed(arguments: argparse.Namespace) -> dict[str, Any]:
         for at_once in arguments.concurrency:
             loads = measure_blocks(arguments, endpoints, at_once)
             found[str(at_once)] = summarize(loads, [side.name for side in arguments.sides])
-            tell(f"{at_once} at once: {found[str(at_once)]}")
+            tell(f"{at_once} concurrent: {found[str(at_once)]}")
     return {"starts": starts, "driver": driver_facts(), "concurrency": found}
 
 

@@ -29,16 +29,16 @@ from pipeline.core.errors import PrepareError
 STAGES_OF_A_PLAN = 40
 MAX_TINY_SLEEP_S = 0.03
 MEAN_SECONDS_TO_KILL = 0.7
-MOST_SECONDS_OF_A_COMMAND = 300.0
-SECONDS_TO_BE_GONE = 40.0
-MOST_KILLS_OF_A_PLAN = 40
-MOST_COMMANDS = 500
+COMMAND_TIMEOUT_S = 300.0
+EXIT_TIMEOUT_S = 40.0
+MAX_KILLS_PER_PLAN = 40
+MAX_COMMANDS = 500
 EVERYWHERE = ("driver", "stage", "supervisor")
 
 
 @dataclass(frozen=True)
 class FaultTarget:
-    """A kind of process that is killed, beside those of the command's own.
+    """A kind of process that is killed, in addition to the command's processes.
 
     Attributes:
         find: its processes.
@@ -78,8 +78,8 @@ class FaultInjector:
     """Plans with kills, and where they run.
 
     Attributes:
-        victims: kinds of processes beside those of the command.
-        roots: processes below which the command's own are found, beside the driver itself.
+        victims: kinds of processes in addition to those of the command.
+        roots: processes below which the command's own are found, in addition to the driver itself.
     """
 
     site: ExecutionSite
@@ -96,7 +96,7 @@ class FaultInjector:
         killed, done = Counter[str](), set[str]()
         with make_node(0) as folder:
             plan = tiny_plan(folder, seed, self.site)
-            while len(done) < STAGES_OF_A_PLAN and result.commands < MOST_COMMANDS:
+            while len(done) < STAGES_OF_A_PLAN and result.commands < MAX_COMMANDS:
                 result.commands += 1
                 result.hung += self._one_command(folder, seed, drawn, most, killed)
                 whole = plan.whole()
@@ -133,7 +133,7 @@ class FaultInjector:
                 if kind := self._kill(driver.pid, driver.is_alive, drawn):
                     killed[kind] += 1
                     driver.join(0.1)
-            driver.join(MOST_SECONDS_OF_A_COMMAND)
+            driver.join(COMMAND_TIMEOUT_S)
             return driver.is_alive()
         finally:
             driver.kill()
@@ -170,7 +170,7 @@ def measure_kills(wanted: int, killing: FaultInjector, book: Path) -> dict[str, 
     """
     while (had := sum(sum(each.killed.values()) for each in read(book))) < wanted:
         seed = len(read(book))
-        most = min(wanted - had, MOST_KILLS_OF_A_PLAN)
+        most = min(wanted - had, MAX_KILLS_PER_PLAN)
         plan = killing.run(seed, most, book.with_name(f"{book.name}.{seed}"))
         with book.open("a") as lines:
             lines.write(json.dumps(asdict(plan)) + "\n")
@@ -212,7 +212,7 @@ def tiny_plan(folder: Path, seed: int, site: ExecutionSite, *, cache: str = "nod
 
 
 def drive(folder: Path, seed: int, site: ExecutionSite, variables: Mapping[str, str]) -> None:
-    """In a process of its own: the command."""
+    """Run the command, in a separate process."""
     os.environ.clear()
     os.environ.update(variables)
     with (folder / "drivers.log").open("ab") as log:
@@ -252,7 +252,7 @@ def kind_of(title: str) -> str:
 
 def left_of(folder: Path) -> list[str]:
     """Command lines that still name the folder, after some time."""
-    deadline = time.monotonic() + SECONDS_TO_BE_GONE
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     while True:
         found = []
         for entry in Path("/proc").glob("[0-9]*"):

@@ -136,7 +136,7 @@ class SleepPlan:
 
 
 def raise_on(work: ScheduledWork, error: PrepareError | None) -> None:
-    """Of work without which there is no going on."""
+    """The run cannot continue without this work."""
     if error is not None:
         raise error
 

@@ -85,7 +85,7 @@ def configured(parser, words):
 
 
 def kv_tokens(config, memory):
-    """Tokens that the engine would say fit, of its own model class on no device."""
+    """Tokens that fit by the engine's own computation, for its model class on no device."""
     from vllm.config import set_current_vllm_config
     from vllm.config.vllm import get_layers_from_vllm_config
     from vllm.distributed import destroy_model_parallel, initialize_model_parallel

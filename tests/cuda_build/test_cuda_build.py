@@ -115,7 +115,7 @@ QWEN_3_235B = GPT_OSS | {
     "num_experts_per_tok": 8,
 }
 MIXTRAL = GPT_OSS | {"hidden_size": 4096, "intermediate_size": 14336, "num_experts_per_tok": 2}
-MIXTURES = {"qwen3-235b": QWEN_3_235B, "mixtral-8x7b": MIXTRAL, "gpt-oss": GPT_OSS}
+MOE_MODELS = {"qwen3-235b": QWEN_3_235B, "mixtral-8x7b": MIXTRAL, "gpt-oss": GPT_OSS}
 BODIES = {
     "one request a question": payload("model", OneTokenItem((5, 6, 7), ((0, 319), (1, 350))), 1234),
     "coherence": {"model": "model", "prompt": "x", "max_tokens": 1, "echo": True, "logprobs": 1},
@@ -164,7 +164,7 @@ def serve() -> Environment:
 
 @pytest.fixture(scope="module")
 def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What vLLM says to all questions at once; loading it takes most of the time."""
+    """vLLM's answers to all questions in one process; loading it takes most of the time."""
     folder = tmp_path_factory.mktemp("cuda")
     for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
         subprocess.run(
@@ -182,11 +182,11 @@ def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dic
         "memory": MEMORY,
         "experts": [
             (STEP_TOKENS, shape.experts_per_token, shape.hidden, shape.expert_inner)
-            for shape in (model_shape(config, "config.json") for config in MIXTURES.values())
+            for shape in (model_shape(config, "config.json") for config in MOE_MODELS.values())
         ],
     }
     (folder / "questions.json").write_text(json.dumps(questions))
-    # As on a host with a driver, and neither nvcc nor ninja of its own.
+    # As on a host with a driver, and neither nvcc nor ninja.
     variables = server_environment(
         {"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         {**catalog.load_profile("h100").environment, "LD_LIBRARY_PATH": str(folder)},
@@ -207,7 +207,7 @@ def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 def test_its_modules_for_cuda_import(serve: Environment) -> None:
-    # A cuda-python of before 13 overwrites cuda.bindings, which then lacks this.
+    # A cuda-python older than 13 overwrites cuda.bindings, which then lacks this.
     code = (
         "import cuda.bindings.runtime as runtime, torch\n"
         "assert runtime.cudaLibrary_t\nprint(torch.version.cuda)"
@@ -247,9 +247,9 @@ def test_tokens_of_cache_are_counted_as_the_engine_does(answers: dict[str, Any],
     assert answers["kv_tokens"][name] == ours.tokens
 
 
-@pytest.mark.parametrize("number", range(len(MIXTURES)), ids=list(MIXTURES))
+@pytest.mark.parametrize("number", range(len(MOE_MODELS)), ids=list(MOE_MODELS))
 def test_experts_work_in_what_is_kept_for_them(answers: dict[str, Any], number: int) -> None:
-    shape = model_shape(list(MIXTURES.values())[number], "config.json")
+    shape = model_shape(list(MOE_MODELS.values())[number], "config.json")
     kept = ServingLimits.of(catalog.load_gpu("h100"), None).workspace_bytes(shape, 1)
     found = answers["workspaces"][number]
     assert found == dict.fromkeys(

@@ -211,7 +211,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 
 def compare_rows(seed: int, scheme: str, dtype: str, shapes: list[list[int]]) -> dict[str, Any]:
-    """Our cast of matrices beside the library's own steps that oneshot takes for a linear layer."""
+    """Compare our cast of matrices with the steps that oneshot takes for a linear layer."""
     import torch
     from compressed_tensors.compressors import compress_module
     from compressed_tensors.quantization import (

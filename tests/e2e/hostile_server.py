@@ -1,4 +1,4 @@
-"""An endpoint of somebody's, whose answers are named by the first part of the path."""
+"""A hostile endpoint, whose answers are named by the first part of the path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent to whoever asks for it."""
+    """What is sent as an answer."""
 
     body: bytes = b""
     status: int = 200

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `prepare` to its end, whatever that is."""
+    """Run `prepare` to its end, with any exit code."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
         env={**os.environ, "PREPARE_STORE": str(store)},

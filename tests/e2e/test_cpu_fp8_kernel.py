@@ -1,7 +1,7 @@
 """The CPU FP8 plugin against vLLM's own kernel, in the real serving environment.
 
 The numbers have to be the same within rounding: FP8 quality gates on machines without a GPU
-rest on that.
+depend on that.
 """
 
 from __future__ import annotations

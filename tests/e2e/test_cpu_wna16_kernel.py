@@ -1,6 +1,6 @@
-"""The CPU plugin's 4-bit kernel beside plain arithmetic and vLLM's own, in the real environment.
+"""The CPU plugin's 4-bit kernel against plain arithmetic and vLLM's own, in the real environment.
 
-On a CPU without AVX-512 vLLM has none, so there quality gates of 4-bit variants rest on it.
+On a CPU without AVX-512 vLLM has none, so there quality gates of 4-bit variants depend on it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_bfloat16_is_off_by_its_rounding_alone(result: dict[str, Any]) -> None:
 
 def test_same_numbers_as_vllms_own_within_a_step_of_bfloat16(result: dict[str, Any]) -> None:
     if "avx512f" not in cpu_features(environ={}):
-        pytest.skip("vLLM has no kernel of its own to compare with on this CPU")
+        pytest.skip("vLLM has no kernel to compare with on this CPU")
     for each in of_type(result, "torch.bfloat16"):
         # A sum in another order may fall to the other side of a step: 1/128 of the number.
         assert each["off_stock"] <= each["largest"] / 128, each

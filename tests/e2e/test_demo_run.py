@@ -74,7 +74,7 @@ def start(store: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell's background jobs, and so whatever CI starts there, inherit it as ignored.
+        # A shell's background jobs, and so all that CI starts there, inherit it as ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -330,11 +330,11 @@ def test_a_changed_recipe_runs_only_its_own_branch(demo: Demo, tmp_path: Path) -
         "--json",
     )
     stages = json.loads(planned.stdout)["stages"]
-    # The other is tried once more, so it has a smaller share of the error rate: judged anew, and
+    # The other is tried once more, so it has a smaller share of the error rate: judged again, and
     # perhaps asked more, for which it is served, as for its speed, whose rule has that share; but
     # nothing is made, nor checked, again.
-    anew = [s["name"] for s in stages if not s["cached"] and s["variant"] != "own"]
-    assert {name.partition(" ")[0] for name in anew} <= {
+    again = [s["name"] for s in stages if not s["cached"] and s["variant"] != "own"]
+    assert {name.partition(" ")[0] for name in again} <= {
         "evaluate",
         "judge",
         "serve",
@@ -405,7 +405,7 @@ def test_the_alias_moves_back_and_forth(demo: Demo, tmp_path: Path) -> None:
 
 
 def test_a_champion_is_rechecked_where_something_changed(demo: Demo, tmp_path: Path) -> None:
-    """The version's tag says another machine, so variant and baseline are to be judged anew.
+    """The version's tag says another machine, so variant and baseline are to be judged again.
 
     The machine is the same, so what is kept of the baseline, and the variant's answers, hold.
     """
@@ -441,7 +441,7 @@ def test_a_champion_is_rechecked_where_something_changed(demo: Demo, tmp_path: P
     assert not [stage for stage, _ in status if stage == "quantize"]
     recipe = outcome["recipe"]
     assert status["adopt", recipe] == status["speed ratio.short", recipe] == "ran"
-    # The baseline is served beside the variant; its answers hold.
+    # The baseline is served next to the variant; its answers hold.
     assert {n for (n, variant), s in status.items() if (variant, s) == ("baseline", "ran")} == {
         "serve"
     }

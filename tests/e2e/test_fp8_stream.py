@@ -1,4 +1,4 @@
-"""The FP8 stream beside llm-compressor: every tensor to the bit, in the real environment."""
+"""The FP8 stream against llm-compressor: every tensor to the bit, in the real environment."""
 
 from __future__ import annotations
 

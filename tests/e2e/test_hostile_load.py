@@ -1,4 +1,4 @@
-"""Somebody's endpoint may answer a load with anything: it is a failed request, and goes nowhere."""
+"""A foreign endpoint may answer a load with anything: it is a failed request, and goes nowhere."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def chunks(usage: object) -> bytes:
 
 ANSWERS = {
     "sound": Answer(chunks({"completion_tokens": 2, "prompt_tokens": 1})),
-    "counted_in_words": Answer(chunks({"completion_tokens": "two", "prompt_tokens": 1})),
+    "counted_in_text": Answer(chunks({"completion_tokens": "two", "prompt_tokens": 1})),
     "nested": Answer(b"data: " + b"[" * 100_000 + b"\n\n"),
     "no_text": Answer(b"data: \xff\n\n"),
     "packed": Answer(

@@ -1,4 +1,4 @@
-"""Somebody's endpoint may answer anything where counters are read: the load goes on without."""
+"""A foreign endpoint may answer anything where counters are read: the load goes on without."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everyth
 
 
 def sums(numbers: range) -> str:
-    """Questions with three choices, the first of which lies beside the right one."""
+    """Questions with three choices, the first of which is next to the right one."""
     rows = [
         {
             "question": f"What is {n} plus {n}?",

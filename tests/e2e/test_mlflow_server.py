@@ -1,6 +1,6 @@
 """The registry on a real `mlflow server`: races, kills, upload and pull, without a lock.
 
-The server runs in an environment of its own, made here from the lock in `mlflow_server/`.
+The server runs in a separate environment, made here from the lock in `mlflow_server/`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ processes = multiprocessing.get_context("fork")
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that has the server, whatever packages are installed for the tests."""
+    """An interpreter that has the server, independent of the packages of the tests."""
     folder = tmp_path_factory.mktemp("environment")
     variables = installer_variables()
     run_uv(

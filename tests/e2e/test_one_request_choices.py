@@ -136,7 +136,7 @@ PreTrainedTokenizerFast(tokenizer_object=spell, unk_token="zero", eos_token="zer
 
 
 def logprob(before, token):
-    '''Of a token after others: any number will do that hangs on all of them.'''
+    '''Score a token after others: any number that depends on all of them.'''
     return -0.1 - (sum((n + 2) * t for n, t in enumerate(before)) * 7 + token * 31) % 97 / 16
 
 
@@ -240,7 +240,7 @@ def generation(room):
 
 behaviour, seen = "answers", []
 small = ours(url, lambda count: None, lambda text: None, max_length=6)
-# Of a server that ignores `logprobs`, as of one that has no texts at all.
+# A server that ignores `logprobs`, or one that has no texts at all.
 for behaviour in ("null", "no text"):
     seen = []
     found[behaviour] = {

@@ -119,7 +119,7 @@ def wait_for(remote: Remote) -> None:
 
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings and logins of whoever runs the tests."""
+    """No settings and logins of the user who runs the tests."""
     for name in ("PREPARE_STORE", "PREPARE_SETTINGS", "PREPARE_REGISTRY", "DOCKER_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))

@@ -316,7 +316,7 @@ def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:
 
 
 def test_experts_that_nobody_can_calibrate(workshop: Workshop) -> None:
-    """JetMoe's are stacked in a way of its own; refused before the weights are loaded."""
+    """JetMoe stacks them as no other class does; refused before the weights are loaded."""
     with pytest.raises(StageError, match="cannot calibrate the experts of JetMoe") as caught:
         workshop.quantize("jetmoe", "gptq-w4a16")
     assert "fp8-dynamic" in caught.value.hint

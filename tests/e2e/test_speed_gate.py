@@ -54,7 +54,7 @@ SPEED = {
 def narrow(
     demo_model: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """As the shared server, with two requests at once and no prefix cache."""
+    """As the shared server, with two concurrent requests and no prefix cache."""
     arguments = ServingArguments.of(cpu_profile, is_baseline=True)
     changes = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
     arguments.engine_arguments.update(

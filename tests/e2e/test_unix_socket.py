@@ -1,4 +1,4 @@
-"""A worker's HTTP clients go through the server's socket, whatever host their URL names."""
+"""A worker's HTTP clients go through the server's socket, for any host that their URL names."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def compare(source: str, variants: list[str]) -> dict[str, float]:
 
 
 def logits(folder: str, tokens: Any) -> Any:
-    """Of a checkpoint, quantized or not, loaded by transformers."""
+    """Logits of a checkpoint, quantized or not, loaded by transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Run in the serve environment: our 4-bit kernel beside vLLM's own, and beside plain arithmetic.
+"""Run in the serve environment: compare our 4-bit kernel with vLLM's own and with plain arithmetic.
 
 Prints one line of JSON. Not a test itself: tests/e2e/test_cpu_wna16_kernel.py starts it.
 """
@@ -93,7 +93,7 @@ def compare(
         "shape": list(ours.shape),
         "largest": float(abs(exact).max()),
         "off": float(abs(ours.double().numpy() - exact).max()),
-        # Of the products' sizes: what rounding each of them to the type could come to.
+        # From the products' sizes: what rounding each of them to the type could come to.
         "rounding": float(eps * (abs(x.double().numpy()) @ abs(weight).T).max()),
         "off_stock": None if stock is None else float((ours - stock).abs().max()),
         "stock_off": None if stock is None else float(abs(stock.double().numpy() - exact).max()),

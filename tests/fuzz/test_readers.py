@@ -149,7 +149,7 @@ COMMAND = {
 
 
 def tags_of(path: Path) -> object:
-    """Tags are texts, whatever a registry has: what is no object of texts is no version."""
+    """Tags are texts in every registry: what is no object of texts is no version."""
     try:
         tags = json.loads(path.read_bytes())
     except (ValueError, RecursionError):

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from artifacts.registry import embedded_database
 
-# A machine that others use too is slow for a moment now and then; that is no fault of ours.
+# A machine that others use too is slow for a moment now and then; that is not our fault.
 # The same examples in each run, so that a failure belongs to the change under test; `make fuzz`
 # draws new ones.
 settings.register_profile("repeatable", deadline=None, derandomize=True)

@@ -2,7 +2,7 @@
 
 What a model would answer is up to the test; quantizing, serving and asking are pretended
 (`pretend_stages.py`). All else is the real code: planning, the runner, the evaluate stage with its
-answer book, judging, evidence, promotion. So a run of any shape is made by saying how it answers::
+answer log, judging, evidence, promotion. So a run of any shape is made by saying how it answers::
 
     FakeRun(folder / "store").run()                        # one variant, passes
     FakeRun(store, PretendModels(lost(2))).run()           # fails
@@ -171,7 +171,7 @@ class FakeRun:
     """One store, and runs on it.
 
     Args:
-        root: of the store; the checkpoint is made beside it.
+        root: of the store; the checkpoint is made next to it.
         models: what answers.
         policy: gates and margins.
         recipes: names of the variants.
@@ -318,7 +318,7 @@ class FakeRun:
         return versions[number].tags["prepare.recipe"]
 
     def evidence(self, recipe: str = RECIPE, **order: Any) -> StageRecord:
-        """Of the stage that bundles the evidence on a variant of the last run."""
+        """The output of the stage that bundles the evidence on a variant of the last run."""
         return write_evidence(self.report, recipe, self.store, Listener(), **order)
 
     def bundle(self, recipe: str = RECIPE, **order: Any) -> Path:

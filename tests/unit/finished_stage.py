@@ -26,7 +26,7 @@ def stage_record(**changes: Any) -> StageRecord:
 
 
 def put_record(store: Store, record: StageRecord) -> None:
-    """Lay the record into its folder, beside outputs that a test put there."""
+    """Lay the record into its folder, next to outputs that a test put there."""
     folder = store.stage_folder(record.stage, record.key)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECORD, record.model_dump_json())

@@ -1,4 +1,4 @@
-"""What stand-ins for HTTP services have in common: a server in a thread, on a port of its own."""
+"""What stand-ins for HTTP services have in common: a server in a thread, on a separate port."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small real HTTP server that speaks the Hub's interface for writing, as huggingface_hub uses it.
 
 Model repositories with commits, branches and tags; uploads by LFS (not Xet, which
-HF_HUB_DISABLE_XET turns off in the client). As on the real Hub every write happens at once or not:
+HF_HUB_DISABLE_XET turns off in the client). As on the real Hub every write is atomic:
 here under one lock. A commit whose parent is not the branch's head is refused with status 412, a
 tag or branch that is there already with 409.
 """

@@ -1,4 +1,4 @@
-"""Runs a reader of ours on something hostile, in a process whose time and memory count."""
+"""Runs one of our readers on something hostile, in a process whose time and memory count."""
 
 from __future__ import annotations
 

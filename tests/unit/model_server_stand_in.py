@@ -12,7 +12,7 @@ asked for. How it behaves is said by variables of its environment, as a profile 
     STAND_IN=drafts        counts four drafted tokens a stream, of which one is accepted
     STAND_IN=slow          opens the port after a second, and ends with 1 where it is taken
 
-It always has a child of its own, as vLLM has its engine's process. GET /facts tells what it was
+It always has a child process, as vLLM has its engine's process. GET /facts tells what it was
 started with; POST /die ends it with exit code 9.
 """
 
@@ -32,7 +32,7 @@ from typing import Any
 
 
 def stand_in_python(folder: Path) -> Path:
-    """An executable that takes a Python's place and runs this module, whatever it is asked."""
+    """An executable that takes a Python's place and runs this module for any arguments."""
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "{Path(__file__).resolve()}" "$@"\n')
     script.chmod(0o755)

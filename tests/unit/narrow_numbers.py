@@ -83,7 +83,7 @@ def words(numbers: Any, bits: int) -> Any:
     return np.array(packed, np.int32)
 
 
-def awq_words(numbers: Any) -> Any:
+def pack_awq(numbers: Any) -> Any:
     """Each row's unsigned 4-bit numbers packed in the order of AWQ's GEMM kernel."""
     ordered = np.asarray(numbers).reshape(len(numbers), -1, 8)[:, :, AWQ_ORDER]
     return words(ordered.reshape(len(numbers), -1), 4)

@@ -1,7 +1,7 @@
 """An executor that runs stages in this process, with models whose every answer a test decides.
 
 What is pretended is what needs other environments: quantizing, serving, asking. Evaluating (the
-answer book, when to stop), judging and everything between stages are the real code.
+answer log, when to stop), judging and everything between stages are the real code.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PretendModels:
         return rows
 
     def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:
-        """What a suite's worker keeps of an answer, beside the question's id."""
+        """What a suite's worker keeps of an answer, in addition to the question's id."""
         score = self.score(variant, suite, int(question["id"]))
         return {"answer": "x", "score": score, "subject": "anatomy"}
 
@@ -103,7 +103,7 @@ class PretendModels:
             raise ServingError(f"the server of {model.name} does not come up")
         if model.name not in self.open_now:
             self.open_now.add(model.name)
-            assert len(self.open_now - {"baseline"}) <= 1, "two variants at once"
+            assert len(self.open_now - {"baseline"}) <= 1, "two variants concurrently"
             self.served.append(model.name)
         return {"url": "http://127.0.0.1:1", "model": "model", "server": {"ready_seconds": 1.0}}
 
@@ -129,7 +129,7 @@ class PretendExecutor:
     taken: int = 0
 
     def find_room(self, needs: ResourceRequest) -> PretendExecutor | None:
-        """Room for so many at once."""
+        """Capacity for this number of concurrent tasks."""
         if self.taken == self.rooms:
             return None
         self.taken += 1
@@ -165,8 +165,8 @@ class PretendExecutor:
                     job,
                     Listener(),
                 )
-                sitting = ServingTask.model_validate_json(task.read_text())
-                ServingTaskRunner(stages, self.models).hold(sitting)
+                task_read = ServingTask.model_validate_json(task.read_text())
+                ServingTaskRunner(stages, self.models).hold(task_read)
             else:
                 run_stage(StageSpec.model_validate_json(task.read_text()), self.store, self.models)
         except PrepareError as error:
@@ -176,7 +176,7 @@ class PretendExecutor:
 
 @dataclass
 class PretendJob:
-    """Work that is done, and what became of a sitting's stages."""
+    """Work that is done, and the outcome of a serving task's stages."""
 
     folder: Path
     failure: PrepareError | None = None
@@ -318,7 +318,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
 
 
 def quantized(output: Path, variant: str, name: str = "weight") -> dict[str, Any]:
-    """Write weights that no other variant has, beside what a checkpoint has besides."""
+    """Write weights that no other variant has, and a checkpoint's other files."""
     weights = safetensors({f"{variant}.{name}": ("BF16", (2, 2))})
     write_files(output, checkpoint_files() | {"model.safetensors": weights})
     return {

@@ -173,7 +173,7 @@ def dense(config: dict[str, Any], *, bias: bool = False) -> Shapes:
 
 
 def mixtral(config: dict[str, Any]) -> Shapes:
-    """A mixture of experts as Mistral publishes them."""
+    """A MoE model as Mistral publishes them."""
     shapes = around(config)
     hidden, inner, experts = (
         config[key] for key in ("hidden_size", "intermediate_size", "num_local_experts")
@@ -191,7 +191,7 @@ def mixtral(config: dict[str, Any]) -> Shapes:
 
 
 def qwen3_moe(config: dict[str, Any]) -> Shapes:
-    """A mixture of experts as Qwen publishes them since the third."""
+    """A MoE model as Qwen publishes them since the third."""
     shapes = around(config)
     hidden, experts = config["hidden_size"], config["num_experts"]
     for layer in range(config["num_hidden_layers"]):

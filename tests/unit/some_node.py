@@ -1,4 +1,4 @@
-"""A node that tests lay runs out for, whatever machine they run on."""
+"""A node that tests plan runs for, on any machine."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ import numpy as np
 from narrow_numbers import (
     FP8_VALUES,
     Stored,
-    awq_words,
     bf16,
     floating,
     fp4_pairs,
     fp8,
     from_bf16,
     from_fp8,
+    pack_awq,
     widened,
     words,
 )
@@ -234,9 +234,9 @@ def _packed(weights: Any, bits: int, asymmetric: bool, scale: str) -> Tensors:
 def _autoawq(weights: Any) -> Tensors:
     numbers, steps, zeros = _in_groups(weights, 4, True, "F16")
     return {
-        "qweight": Stored("I32", awq_words(numbers.reshape(weights.shape).T)),
+        "qweight": Stored("I32", pack_awq(numbers.reshape(weights.shape).T)),
         "scales": Stored("F16", steps.array.T),
-        "qzeros": Stored("I32", awq_words(zeros.T)),
+        "qzeros": Stored("I32", pack_awq(zeros.T)),
     }
 
 

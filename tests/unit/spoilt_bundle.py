@@ -1,4 +1,4 @@
-"""A bundle of a judged run, and what somebody may do to it."""
+"""A bundle of a judged run, and changes that an attacker may make to it."""
 
 from __future__ import annotations
 

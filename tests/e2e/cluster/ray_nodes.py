@@ -21,7 +21,7 @@ class RayNodes:
 
     Args:
         count: of the nodes.
-        own: a folder of which each node is to see one of its own, as nodes of a real cluster do
+        own: a folder that each node is to see as a separate one, as nodes of a real cluster do
             that share no file system; needs root.
         cpus: that each is told of.
         gpus: likewise.
@@ -114,7 +114,7 @@ class RayNodes:
 
     @contextmanager
     def _own_folder(self) -> Iterator[None]:
-        """What is started meanwhile sees a folder of its own in the place of the one."""
+        """Processes that are started meanwhile see a separate folder in its place."""
         if self._own is None:
             yield
             return

@@ -59,7 +59,7 @@ class S3Server:
 
     @property
     def pid(self) -> int:
-        """Of the process that serves, which its guard has started."""
+        """The pid of the serving process, which its supervisor has started."""
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         return int(children.read_text().split()[0])

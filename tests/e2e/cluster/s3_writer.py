@@ -20,7 +20,7 @@ FILES = ("a", "b", "c")
 
 
 def main(cache: Path, node: str, stages: int) -> None:
-    """Do what is not done; what is taken from us is left to whoever took it."""
+    """Do what is not done; what another process took over is left to it."""
     store = Store(cache)
     assert store.remote is not None
     store.leases = Leases(store.remote.objects.below("leases"), node=node or None)

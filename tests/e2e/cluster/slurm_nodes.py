@@ -1,6 +1,6 @@
 """A real Slurm of two nodes on this machine: controller, munge and two slurmd, with faked GPUs.
 
-Of Debian's packages; no systemd, no cgroups. A GPU is a copy of /dev/null by another name.
+Slurm from Debian's packages; no systemd, no cgroups. A GPU is a copy of /dev/null by another name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SlurmNodes:
     Args:
         folder: for all its files; its path is short, since a socket is in it.
         kinds: of the nodes' GPUs.
-        own: a folder of which each node is to see one of its own, as nodes do that share none.
+        own: a folder that each node is to see as a separate one, as nodes do that share none.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class SlurmNodes:
             process = parent_of(process)
 
     def states(self) -> list[str]:
-        """Of the nodes, as sinfo tells them."""
+        """States of the nodes, from sinfo."""
         command = ["sinfo", "--Node", "--noheader", "--format=%t"]
         answer = subprocess.run(
             command, env=self.environment(), capture_output=True, text=True, check=False, timeout=30

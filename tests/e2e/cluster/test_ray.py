@@ -218,7 +218,7 @@ def test_a_lost_node_s_stage_is_done_on_another(
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, heard)
         stages.wait_begun(1, end)
-        wait_until(lambda: len(nodes.busy()) == 1)  # room of before is kept for a moment
+        wait_until(lambda: len(nodes.busy()) == 1)  # the earlier allocation is kept for a moment
         (busy,) = nodes.busy()
         nodes.kill(busy)
         try:

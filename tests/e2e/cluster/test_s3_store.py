@@ -35,7 +35,7 @@ def url(s3: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 class Nodes:
-    """Processes on one store, each of a node with a cache of its own."""
+    """Processes on one store, each on a node with a separate cache."""
 
     def __init__(self, url: str, folder: Path, stages: int) -> None:
         self.url, self.folder, self.stages = url, folder, stages

@@ -198,7 +198,7 @@ def on_s3(
             **server.variables,
             REMOTE_STORE_VARIABLE: "",
             "PREPARE_HOME": str(home),
-            # A folder that all machines have: the store has no registry of its own.
+            # A folder that all machines have: the store has no registry.
             "PREPARE_REGISTRY": f"oci://{server.folder}/registry",
         },
     )
@@ -277,16 +277,16 @@ def test_a_pair_under_load_has_a_node_alone_and_goes_on_on_another(
     with told(s3):
         send_stages(tmp_path / "so-far", Store(run.place))
     monkeypatch.setenv("SLURM_CONF", str(slurm.configuration))
-    beside, seen = TinyStages(tmp_path), []
+    others, seen = TinyStages(tmp_path), []
 
     def look_and_kill() -> None:
         guards = guards_of_servers(run.place)
         seen.append([slurm.node_above(guard) for guard in guards])
         [node] = set(seen[0])
-        jobs = [submit_little(beside, f"beside{n}") for n in range(3)]
-        beside.wait_begun(2)
+        jobs = [submit_little(others, f"other{n}") for n in range(3)]
+        others.wait_begun(2)
         seen.append([node_of(job) for job in jobs])
-        beside.let_go()
+        others.let_go()
         wait_until(lambda: not any(map(node_of, jobs)))
         slurm.kill(node)
         begin_again_at_once(RECIPE)
@@ -296,7 +296,7 @@ def test_a_pair_under_load_has_a_node_alone_and_goes_on_on_another(
     slurm.start(first)
     assert len(seen[0]) == 2  # the baseline's and the variant's
     [other] = {"n1", "n2"} - {first}
-    assert seen[1] == [other, other, ""]  # nothing beside the pair, though it left cores there
+    assert seen[1] == [other, other, ""]  # nothing next to the pair, though it left cores there
     check_promoted(run, ended)
     [claim] = ended.report["variants"][0]["speed"]
     assert claim["verdict"] == "pass"

@@ -120,7 +120,7 @@ class TinyStages:
         return self.begun()
 
     def processes(self) -> list[int]:
-        """Running processes, of whatever node, that have to do with these stages."""
+        """Running processes, on all nodes, that have to do with these stages."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:

@@ -73,7 +73,7 @@ class WholeRun:
         folder: for its policy and its output.
         executor: as the settings file has it.
         store: its folder or URL.
-        variables: of its process, beside our own.
+        variables: of its process, in addition to ours.
         profile: name or file of how it serves.
         policy: that it is judged by.
     """

@@ -36,19 +36,19 @@ def calibration() -> list[Record]:
     return read_records("recipes", "calibration", "general.jsonl")
 
 
-def length_in_words(text: str) -> int:
+def text_length(text: str) -> int:
     """Words between blanks; two characters count as a word where a script writes no blanks."""
     characters = len(CJK_CHARACTER.findall(text))
     return characters // 2 if characters > len(text) // 2 else len(text.split())
 
 
-def bare_words(text: str) -> list[str]:
+def split_text(text: str) -> list[str]:
     return re.findall(r"\w+", text.casefold())
 
 
 def sequences(text: str) -> set[Sequence8]:
-    """Every run of eight words, whatever stands between them."""
-    words = bare_words(text)
+    """Every run of eight words, with anything between them."""
+    words = split_text(text)
     return {
         tuple(words[start : start + SHARED_WORDS]) for start in range(len(words) - SHARED_WORDS + 1)
     }
@@ -66,8 +66,8 @@ def test_sequences_find_a_shared_run_across_case_and_punctuation() -> None:
 
 
 def test_length_counts_pairs_of_characters_without_blanks() -> None:
-    assert length_in_words("one two three") == 3
-    assert length_in_words("竹林の朝の霧") == 3
+    assert text_length("one two three") == 3
+    assert text_length("竹林の朝の霧") == 3
 
 
 def test_summaries_have_their_fields_and_ids(summaries: list[Record]) -> None:
@@ -89,9 +89,9 @@ def test_lengths_stay_within_their_limits(
     summaries: list[Record], calibration: list[Record]
 ) -> None:
     lengths = {
-        **{f"{r['id']} document": (110, length_in_words(r["document"]), 170) for r in summaries},
-        **{f"{r['id']} summary": (20, length_in_words(r["summary"]), 40) for r in summaries},
-        **{f"{r['id']} text": (120, length_in_words(r["text"]), 220) for r in calibration},
+        **{f"{r['id']} document": (110, text_length(r["document"]), 170) for r in summaries},
+        **{f"{r['id']} summary": (20, text_length(r["summary"]), 40) for r in summaries},
+        **{f"{r['id']} text": (120, text_length(r["text"]), 220) for r in calibration},
     }
     outside = {
         name: length
@@ -106,17 +106,17 @@ def test_a_summary_is_one_or_two_sentences_and_under_a_third_of_its_document(
 ) -> None:
     for record in summaries:
         assert len(sentences(record["summary"])) in (1, 2), record["id"]
-        assert 3 * length_in_words(record["summary"]) < length_in_words(record["document"])
+        assert 3 * text_length(record["summary"]) < text_length(record["document"])
 
 
-def test_a_summary_speaks_of_its_document_in_its_own_words(summaries: list[Record]) -> None:
+def test_a_summary_paraphrases_its_document(summaries: list[Record]) -> None:
     """It shares terms (ROUGE needs them) but copies neither a sentence nor eight words in a row."""
     for record in summaries:
         document, summary = record["document"], record["summary"]
         assert all(sentence not in document for sentence in sentences(summary)), record["id"]
         assert sequences(document).isdisjoint(sequences(summary)), record["id"]
-        terms = {word for word in bare_words(summary) if len(word) >= 5}
-        assert len(terms & set(bare_words(document))) >= len(terms) / 2, record["id"]
+        terms = {word for word in split_text(summary) if len(word) >= 5}
+        assert len(terms & set(split_text(document))) >= len(terms) / 2, record["id"]
 
 
 def test_no_two_texts_share_eight_words_in_a_row(

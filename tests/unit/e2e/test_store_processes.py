@@ -17,7 +17,7 @@ Start = Callable[..., int]
 
 @pytest.fixture
 def processes_of() -> Callable[[Path], list[str]]:
-    """The function, which lies beside the tests that it is for and not on this folder's path."""
+    """The function, which lies next to the tests that it is for and not on this folder's path."""
     spec = importlib.util.spec_from_file_location("store_processes_under_test", HELPER)
     assert spec is not None
     assert spec.loader is not None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from narrow_numbers import FP4_VALUES, FP8_VALUES, awq_words, bf16, words
+from narrow_numbers import FP4_VALUES, FP8_VALUES, bf16, pack_awq, words
 
 from pipeline.verification.number_types import (
     round_to,
@@ -90,5 +90,5 @@ def test_packed_integers(bits: int, count: int, data: st.DataObject) -> None:
 
 @given(st.lists(st.integers(0, 15), min_size=8, max_size=8), st.integers(1, 4))
 def test_awqs_order(numbers: list[int], times: int) -> None:
-    packed = awq_words([numbers * times])
+    packed = pack_awq([numbers * times])
     assert unpack_awq(packed.view(np.uint8).reshape(-1)).tolist() == numbers * times
