@@ -17,9 +17,9 @@ answers of near-ties, lm-eval's own from run to run too, which is no matter of h
 How much the cache saves depends on the questions per subject: a gate over MMLU's 57 subjects that
 stops after 1,700 questions has asked 30 of each, all 14,042 are 246 of each. Here it is 30 of each
 of a few seeded subjects. Without --eval-data the questions are those that lm-eval carries, too few
-of a subject; then 30 are asked as if they were of one. Takes about 5 minutes on 2 cores, nearly all of
-it lm-eval's. The last line is JSON with the ratios and whether the targets are met: at most a tenth
-of the computed prompt tokens, and the same answers.
+of a subject; then 30 are asked as if they were of one. Takes about 5 minutes on 2 cores, nearly
+all of it lm-eval's. The last line is JSON with the ratios and whether the targets are met: at most
+a tenth of the computed prompt tokens, and the same answers.
 """
 
 from __future__ import annotations
