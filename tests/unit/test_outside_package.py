@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 from listener import Listener
-from outside import install, on_the_path
+from outside import PACKAGE, install, on_the_path
+from quantized_checkpoint import source_files
+from small_checkpoint import write_files
+from typer.testing import CliRunner
 
 from artifacts.registry.history import AliasChange, ChangeReason
 from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG
 from artifacts.registry.registry_address import check_registry, open_registry, still_has
 from eval_gates.suites.suite_kind import for_worker, kind_of
+from pipeline.cli.main import app
 from pipeline.core.errors import UsageError
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import this_node
@@ -34,6 +38,8 @@ from recipes.engines import LaunchSpec, find_engine
 from recipes.policy import Policy
 from recipes.quantization import for_worker as for_quantizer
 from recipes.schema import Recipe
+
+RUN = PACKAGE / "run"
 
 
 @pytest.fixture
@@ -61,12 +67,10 @@ class TestEngine:
         keys = {"name": "served", "summary": "s", "accelerator": "cpu", "engine": "outside"}
         file.write_text(json.dumps({**keys, "engine_arguments": {"slots": 3}}))
         arguments = ServingArguments.of(load_profile(str(file)), is_baseline=False)
-        launch = LaunchSpec("weights", {"slots": 3}, port=80)
+        launch = LaunchSpec("weights", arguments.engine_arguments, port=80)
         command = find_engine(arguments.engine).command("python", launch)
-        assert command == [
-            "python",
-            *["-m", "outside_server", "weights", "--port", "80", "--slots", "3"],
-        ]
+        assert command[-2:] == ["--max-num-seqs", "3"]
+        assert "--slots" not in command
 
     def test_its_arguments_are_checked(self, installed: Path, tmp_path: Path) -> None:
         file = tmp_path / "served.yaml"
@@ -155,6 +159,22 @@ class TestRegistry:
         assert type(registry).__name__ == "OutsideRegistry"
         assert still_has(uri, "demo", [version], {"champion": version})
         assert not still_has(uri, "demo", [version], {"champion": "0"})
+
+
+def test_a_plan_with_all_of_them(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PREPARE_SETTINGS", str(RUN / "settings.yaml"))
+    model = write_files(tmp_path / "model", source_files())
+    files = ("recipe", "profile", "policy")
+    options = [word for each in files for word in (f"--{each}", str(RUN / f"{each}.yaml"))]
+    registry = f"outside://{tmp_path}/models"
+    done = CliRunner().invoke(app, ["plan", str(model), *options, "--registry", registry, "--json"])
+    assert done.exit_code == 0, done.stderr
+    plan = json.loads(done.stdout)
+    stages = {stage["name"] for stage in plan["stages"] if stage["variant"] == "nearest-int8"}
+    assert {"quantize", "check_weights", "evaluate sums", "evaluate quiz"} <= stages
 
 
 class TestSuite:

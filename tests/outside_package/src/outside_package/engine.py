@@ -1,38 +1,27 @@
-"""An engine: how its server is started, and what it answers."""
+"""An engine: vLLM under another name, with an argument that its server does not have."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from dataclasses import replace
 
-from recipes.engines import Engine, LaunchSpec, options
+from recipes.engines import LaunchSpec
+from recipes.engines.vllm import Vllm
 
 
-class OutsideEngine(Engine):
+class OutsideEngine(Vllm):
     """The engine `outside`."""
 
     name = "outside"
     title = "Outside"
     homepage = "https://example.org/outside"
-    environment = "serve"
-    modules = ()
-    key_variable = "OUTSIDE_KEY"
 
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
-        where = ["--uds", launch.socket] if launch.socket else ["--port", str(launch.port)]
-        return [python, "-m", "outside_server", launch.model, *where, *options(launch.arguments)]
-
-    def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
-        return ["outside-server", launch.model, *options(launch.arguments)]
-
-    def package(self, accelerator: str) -> str:
-        return "outside-server"
+        arguments = {key: value for key, value in launch.arguments.items() if key != "slots"}
+        if "slots" in launch.arguments:
+            arguments["max-num-seqs"] = launch.arguments["slots"]
+        return super().command(python, replace(launch, arguments=arguments))
 
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        return "outside 1", ("slots",)
-
-    def model_in(self, listing: Any) -> str:
-        return str(listing["data"][0]["root"])
-
-    def version_command(self, python: str) -> list[str]:
-        return [python, "-c", "print('engine-version 1')"]
+        version, names = super().known_arguments(accelerator)
+        return f"outside over {version}", [*names, "slots"]

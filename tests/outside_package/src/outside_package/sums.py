@@ -14,6 +14,17 @@ from eval_gates.suites.suite_kind import QuestionOrder, Read, Rows, SuiteKind, S
 from recipes.policy import EvalTask, Source, Suite
 
 QUESTIONS = Path(__file__).with_name("sums.jsonl")
+TASK = {  # as lm-eval describes one
+    "task": "sums",
+    "test_split": "test",
+    "output_type": "generate_until",
+    "doc_to_text": "{{request}}",
+    "doc_to_target": "{{sum}}",
+    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8, "temperature": 0.0},
+    "num_fewshot": 0,
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    "metadata": {"version": 1.0},
+}
 
 
 class SumsTask(EvalTask):
@@ -40,7 +51,7 @@ class Sums(SuiteKind[SumsTask]):
         return [{"id": row["request"], **row} for row in rows], {}
 
     def open(self, task: SumsTask, questions: Rows, folder: Path) -> SuiteTask:
-        asked = task_of({"task": "sums", "doc_to_text": "{{request}}"}, questions)
+        asked = task_of(TASK, questions)
         return SuiteTask(asked, self.metric(task, None), answer_rows, 1)
 
     def metric(self, task: SumsTask, laid_out: str | None) -> str:
