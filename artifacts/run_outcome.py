@@ -99,7 +99,7 @@ def headline(report: RunReport) -> str:
         return f"the run is {report.status}"
     if report.tuning is not None and report.tuning.verdict is not None:
         who = report.tuning.winner or "no candidate"
-        return f"{who} against stock: {report.tuning.verdict}: {report.tuning.reason}"
+        return f"{who} against the defaults: {report.tuning.verdict}: {report.tuning.reason}"
     names = ", ".join(list_passed(report))
     return {
         "pass": f"{names} passed; nothing was promoted",
@@ -188,7 +188,10 @@ def next_steps(report: RunReport) -> list[str]:
     if report.tuning is not None and report.tuning.verdict is not None:
         if verdict == "pass":
             return [f"{command} gates the answers served so, and promotes what passes."]
-        return ["No gain is confirmed: serve stock.", f"{command} has the race."]
+        return [
+            "No gain is confirmed: serve with the engine's defaults.",
+            f"{command} has the screening.",
+        ]
     if verdict == "pass":
         if champion_of(report) is not None:
             return [f"{command} shows what was promoted."]

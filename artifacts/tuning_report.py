@@ -1,4 +1,4 @@
-"""What `prepare tune` writes down: who raced, who won, and what was confirmed of the winner."""
+"""Record of `prepare tune`: screened candidates, the winner and its confirmation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.stages.attempts import Attempt
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
 
-Outcome = Literal["raced", "out", "invalid", "failed", "dropped"]
+Outcome = Literal["measured", "pruned", "invalid", "failed", "dropped"]
 
 
 class ScreeningReport(Record):
@@ -29,7 +29,9 @@ class ScreeningReport(Record):
     arguments: dict[str, Any] = Field({}, description="the engine's, as it was served")
     changes_outputs: bool = Field(False, description="so answers have to be gated again")
     output_tokens_per_s: float | None = Field(None, description="mean of its rounds")
-    ratio_to_defaults: float | None = Field(None, description="that over stock's; no evidence")
+    ratio_to_defaults: float | None = Field(
+        None, description="ratio to that of the engine's defaults; no evidence"
+    )
     repetitions: int = 0
     stage: str | None = Field(None, description="key of the stage that measured it")
 
@@ -40,17 +42,21 @@ class TuningReport(Record):
     workload: str = Field(description="its name")
     load: dict[str, Any] = Field(description="the workload itself")
     speed: SpeedPolicy = Field(description="what is claimed")
-    served: ServingProfile = Field(description="stock's profile, as carried out")
+    served: ServingProfile = Field(description="profile of the engine's defaults, as carried out")
     engine_defaults: dict[str, Any] = Field(
         description="arguments, beside the engine's own defaults"
     )
-    screening: list[ScreeningReport] = Field([], fail_fast=True, description="stock first")
+    screening: list[ScreeningReport] = Field(
+        [], fail_fast=True, description="the engine's defaults first"
+    )
     parameters: dict[str, str] = Field({}, description="what each did here, in words")
-    winner: str | None = Field(None, description="of the race; None: nothing beat stock there")
+    winner: str | None = Field(
+        None, description="of the screening; None: nothing was faster than the defaults"
+    )
     alpha: float = Field(description="error rate of the policy")
     attempt: Attempt | None = Field(None, description="None while no winner is confirmed")
     confirmation: SpeedGateReport | None = Field(
-        None, description="winner against stock, on fresh lives"
+        None, description="winner against the defaults, on fresh servers"
     )
     stage: str | None = Field(None, description="key of the stage that measured it")
     verdict: Verdict | None = Field(None, description="pass: there is a tuned profile")
@@ -60,5 +66,5 @@ class TuningReport(Record):
 
     @property
     def min_gain(self) -> float | None:
-        """Lower bound of the winner's output tokens/s over stock's; None unless confirmed."""
+        """Lower bound of the gain in output tokens/s; None unless confirmed."""
         return self.confirmation.lower if self.confirmation and self.verdict == "pass" else None

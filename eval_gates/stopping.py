@@ -35,7 +35,7 @@ class StoppingRule:
 class StoppingPlan:
     """How far one round of questions goes."""
 
-    upto: int  # questions at most
+    max_questions: int
     batch: int  # questions between two looks
     rule: StoppingRule | None = None  # None to ask all
     # The baseline's scores to the same questions; needed where there is a rule.
@@ -46,8 +46,8 @@ class StoppingPlan:
 
     @property
     def end(self) -> int:
-        """Questions of this round: `upto`, and what belongs to the last of them."""
-        return whole_end(self.clusters, self.upto) if self.clusters else self.upto
+        """Questions of this round: `max_questions`, and what belongs to the last of them."""
+        return whole_end(self.clusters, self.max_questions) if self.clusters else self.max_questions
 
     def state(self, scores: Sequence[float]) -> State:
         """Whether these scores decide the gate; always 'open' without a rule."""

@@ -120,7 +120,7 @@ class TuningProvenance(ConfigModel):
     """What `prepare tune` has confirmed of a profile that it wrote."""
 
     min_gain: float = Field(
-        ge=1e-3, le=1_000, description="lower bound of output tokens/s over those of stock"
+        ge=1e-3, le=1_000, description="lower bound of output tokens/s over those of the defaults"
     )
     gain: float = Field(ge=1e-3, le=1_000, description="of the typical block; an estimate")
     alpha: float = Field(gt=0, lt=1, description="error rate of the bound")
@@ -138,7 +138,7 @@ class TuningProvenance(ConfigModel):
     def words(self) -> str:
         """For people, in one line."""
         return (
-            f"tuned for {self.workload}: at least {self.min_gain:.3f} of stock's output "
+            f"tuned for {self.workload}: at least {self.min_gain:.3f} of the defaults' output "
             f"tokens/s (run {self.run})"
         )
 

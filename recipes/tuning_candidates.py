@@ -20,7 +20,7 @@ ENGINE_DEFAULTS, AS_PROFILED, COMBINED = "engine-defaults", "profile", "combined
 
 
 class ServingCandidate(ConfigModel):
-    """One way to serve, as what it adds to stock."""
+    """One way to serve, as additions to the engine's defaults."""
 
     parameter: Lever
     accelerator: AcceleratorName | None = Field(None, description="that it is for; both if absent")
@@ -32,7 +32,8 @@ class ServingCandidate(ConfigModel):
         None, description="as of a profile, by a method that needs no draft model"
     )
     engine_arguments: dict[str, EngineValue] = Field(
-        default={}, description="stock leaves these to the engine, but for those that divide GPUs"
+        default={},
+        description="the baseline leaves these to the engine, except those that divide GPUs",
     )
     environment: dict[str, str] = Field(default={}, description="over the profile's own")
 

@@ -31,27 +31,27 @@ def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> I
     kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
     rule = asked.rule.model_copy(update={"began": found.began})
-    lives = rule.schedule([side for side in SIDES if side in asked.sides])
-    units, rest = divmod(len(loads), lives.unit)
+    schedule = rule.schedule([side for side in SIDES if side in asked.sides])
+    units, rest = divmod(len(loads), schedule.unit)
     if rest or units != found.units:
         yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
-    looks = len(lives.sides) if asked.workload["arrivals"]["concurrency"] else 0
-    drawn = list(lives.drawn(found.seed, loads, looks))
+    looks = len(schedule.sides) if asked.workload["arrivals"]["concurrency"] else 0
+    drawn = list(schedule.drawn(found.seed, loads, looks))
     measured = [(each.side, each.block, each.order, each.seed) for each in loads]
-    if measured != drawn or not lives.are_consecutive(loads, found.server_runs):
+    if measured != drawn or not schedule.are_consecutive(loads, found.server_runs):
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
-        number = same // lives.unit
+        number = same // schedule.unit
         yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
         return
     if any(
-        not _comes_as_asked(load, asked, loads[: number // lives.unit * lives.unit])
+        not _comes_as_asked(load, asked, loads[: number // schedule.unit * schedule.unit])
         for number, load in enumerate(loads)
     ):
         yield f"{role}: its requests came otherwise than its workload says"
     if units and (
         rule.state(loads) != found.state
         or rule.needs_more(loads)
-        or not rule.needs_more(loads[: -lives.unit])
+        or not rule.needs_more(loads[: -schedule.unit])
     ):
         yield f"{role}: measuring did not end where its rule ends it"
 

@@ -19,7 +19,7 @@ from pipeline.stages.speed import SPEED
 
 
 def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateReport:
-    """What the blocks of a race's winner and of stock show."""
+    """Measured blocks of the winner and of the engine's defaults."""
     told = SPEED.parameters_of(record).decided_by
     return decide_speed_gate(
         f"ratio.{told.name}", told.rule, workload=told.name, tier="critical", loads=loads
@@ -35,9 +35,9 @@ def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
     tuning = report.tuning
     if tuning is None or tuning.winner is None or tuning.confirmation is None:
         raise UsageError(
-            f"run {report.run} measured no winner against stock, so there is nothing to compute",
+            f"run {report.run} measured no winner, so there is nothing to compute",
             where=f"run {report.run}",
-            hint="`prepare runs show` has the race",
+            hint="`prepare runs show` has the screening",
         )
     computed: SpeedGateReport | None = None
     differences: list[str] = []
@@ -75,9 +75,9 @@ def _find_changed(
         yield f"{place}/{LOADS}: the timings are not those that were measured"
     asked = kept.parameters
     if not isinstance(asked.rule, ThroughputRatioRule) or asked.rule.min_ratio != 1.0:
-        yield f"{place}: it is no claim to be faster than stock"
+        yield f"{place}: it is no gate on a gain over the defaults"
     if asked.sides["baseline"].serving.engine_arguments != tuning.engine_defaults:
-        yield f"{place}: what it compares with is not the stock of this run"
+        yield f"{place}: its baseline is not that of this run"
     attempt = tuning.attempt
     if attempt is None or attempt.alpha != tuning.alpha:
         yield f"{place}: its attempt is not known, or has another error rate"

@@ -186,9 +186,9 @@ class BenchmarkSide:
         """As the server is started."""
         profile = choose_profile(profile_name)
         changes = dict(self.changes)
-        stock, kv = changes.pop("stock", ""), changes.pop("kv", "")
+        defaults, kv = changes.pop("stock", ""), changes.pop("kv", "")
         serving = ServingArguments.of(profile, is_baseline=False)
-        if stock:
+        if defaults:
             serving = ServingArguments({"kv-cache-dtype": "auto"}, {}, serving.engine)
         if kv:
             serving.engine_arguments["kv-cache-dtype"] = kv
@@ -509,7 +509,7 @@ def measure_blocks(
     output.mkdir(parents=True)
     spec, result = output / "spec.json", output / "result.json"
     sides = tuple(endpoints)
-    life = ServerRun(number=0, sides=sides, block=0, draw=time.time_ns() % 2**63)
+    server_run = ServerRun(number=0, sides=sides, block=0, draw=time.time_ns() % 2**63)
     workload = RandomWorkload(
         kind="random",
         input_tokens=arguments.input_tokens,
@@ -524,7 +524,7 @@ def measure_blocks(
         json.dumps(
             {
                 **{"name": f"at-{at_once}", "workload": workload, "rule": rule},
-                **{"sides": sides, "server_run": asdict(life), "endpoints": endpoints},
+                **{"sides": sides, "server_run": asdict(server_run), "endpoints": endpoints},
                 **{"tokenizer": str(arguments.tokenizer), "trust_remote_code": False},
             }
         )

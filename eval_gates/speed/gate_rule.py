@@ -74,12 +74,12 @@ def build_rule(
     Raises:
         ValueError: the gate does not apply to that accelerator.
     """
-    gate, lives = claim.gate, profile.server_mode if profile is not None else None
+    gate, server_mode = claim.gate, profile.server_mode if profile is not None else None
     hits = workload.declared_hit_rate if workload is not None else None
     rule: dict[str, Any] = {"alpha": alpha, "hit_rate": hits}
     # Prompts of a file may share something.
     rule["must_count_hits"] = hits == 0 and not isinstance(workload, RandomWorkload)
-    if lives == "interleaved":
+    if server_mode == "interleaved":
         # Rounds of one server run are not independent, so each round has its own server runs.
         loads = LOADS_PER_SERVER_RUN if claim.kind == "ratio" else 1
         rule |= {"server_mode": "interleaved", "loads_per_server_run": loads}
@@ -92,7 +92,7 @@ def build_rule(
             min_acceptance_length=gate.min_acceptance_length,
             **rule,
         )
-    if profile is not None and lives == "concurrent":
+    if profile is not None and server_mode == "concurrent":
         allowed = restart_allowance(profile.restart_stddev, profile.restart_count, alpha / 2)
         rule |= {"restart_allowance": allowed, "restart_allowance_alpha": alpha / 2}
     return ThroughputRatioRule(min_ratio=gate.minimum_on(accelerator), blocks=gate.blocks, **rule)

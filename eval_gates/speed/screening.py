@@ -49,7 +49,7 @@ class ScreeningRule(ServerRunRule):
         """Maximum number of rounds."""
         return self.repetitions
 
-    def state(self, loads: Sequence[LoadRun]) -> Literal["open", "raced", "out", "invalid"]:
+    def state(self, loads: Sequence[LoadRun]) -> Literal["open", "measured", "pruned", "invalid"]:
         """Return the candidate's state after these loads."""
         if self.invalid_reasons(loads):
             return "invalid"
@@ -58,8 +58,8 @@ class ScreeningRule(ServerRunRule):
         if self.leader is not None:
             nearest = max(output_rate(load) for load in loads)
             if nearest < (1 - self.prune_margin) * self.leader:
-                return "out"
-        return "raced" if len(loads) >= self.repetitions else "open"
+                return "pruned"
+        return "measured" if len(loads) >= self.repetitions else "open"
 
     def needs_more(self, loads: Sequence[LoadRun]) -> bool:
         """Return whether the candidate is not out and has rounds left."""

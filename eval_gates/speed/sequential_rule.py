@@ -271,9 +271,9 @@ class SequentialGateRule(ServerRunRule):
             blocks = len({load.block for load in loads})
             return np.ones(blocks // self.loads_per_server_run, dtype=bool)
         units = list({load.block: load for load in reversed(loads)}.values())[::-1]
-        lives = [unit.server_run for unit in units]
-        places = [lives[:number].count(life) for number, life in enumerate(lives)]
-        waited = [unit.started - units[lives.index(unit.server_run)].started for unit in units]
+        runs = [unit.server_run for unit in units]
+        places = [runs[:number].count(run) for number, run in enumerate(runs)]
+        waited = [unit.started - units[runs.index(unit.server_run)].started for unit in units]
         return (np.array(places, dtype=int) >= self.warm_up) & (np.array(waited) >= WARM_UP_SECONDS)
 
     def _insert_lost_runs(

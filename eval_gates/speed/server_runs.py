@@ -59,23 +59,23 @@ class ServerRunRule(NumericRecord):
         """
         sides = sorted({load.side for load in loads})
         unit = self.schedule(sides).unit if sides else 1
-        lives = [load.server_run for load in loads[unit - 1 :: unit]]
+        server_runs = [load.server_run for load in loads[unit - 1 :: unit]]
         if self.server_mode == "interleaved":
-            lives = [life + 1 - len(sides) * (n + 1) for n, life in enumerate(lives)]
+            server_runs = [run + 1 - len(sides) * (n + 1) for n, run in enumerate(server_runs)]
         # If a run ended by the rule, its last server run did not end early.
-        ends = [life - 1 for life in self.began[1:]]
+        ends = [first - 1 for first in self.began[1:]]
         if self.server_mode == "interleaved":
             ends = []
         return [
-            max(0, life - before - sum(before <= end < life for end in ends))
-            for before, life in pairwise([0, *lives])
+            max(0, run - before - sum(before <= end < run for end in ends))
+            for before, run in pairwise([0, *server_runs])
         ]
 
     def continuation_starts(self, units: Sequence[Sequence[LoadRun]]) -> list[int]:
         """Return the first unit of each run that continued the measurement."""
-        lives = [unit[0].server_run for unit in units]
-        firsts = [sum(life < began for life in lives) for began in self.began[1:]]
-        return [first for first in firsts if first < len(lives)]
+        server_runs = [unit[0].server_run for unit in units]
+        firsts = [sum(run < began for run in server_runs) for began in self.began[1:]]
+        return [first for first in firsts if first < len(server_runs)]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ServerRun:
     sides: tuple[str, ...]  # whose servers run
     block: int  # number of its first block
     draw: int  # randomization seed, of the run or of its pair
-    place: int = 0  # position of its side in the pair
+    order: int = 0  # position of its side in the pair
 
 
 def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
@@ -165,9 +165,9 @@ class ServerRunSchedule:
         """
         block, before = 0, ""
         if self.loads is None:
-            for life, group in groupby(loads, lambda load: load.server_run):
+            for server_run, group in groupby(loads, lambda load: load.server_run):
                 group_loads = list(group)
-                draw = Randomization(server_run_seed(seed, life, before), self.sides)
+                draw = Randomization(server_run_seed(seed, server_run, before), self.sides)
                 before = digest_loads(group_loads, before)
                 for _ in range(looks):
                     draw.next_probe()
@@ -187,11 +187,12 @@ class ServerRunSchedule:
 
         Each server run has complete blocks, or loads of one side in one pair.
         """
-        lives = [load.server_run for load in loads]
-        if lives != sorted(lives) or (lives and lives[-1] >= begun):
+        server_runs = [load.server_run for load in loads]
+        if server_runs != sorted(server_runs) or (server_runs and server_runs[-1] >= begun):
             return False
         each = [
-            list(group_loads) for _, group_loads in groupby(enumerate(lives), lambda pair: pair[1])
+            list(group_loads)
+            for _, group_loads in groupby(enumerate(server_runs), lambda pair: pair[1])
         ]
         if self.loads is None:
             return all(len(group_loads) % self.unit == 0 for group_loads in each)

@@ -213,7 +213,7 @@ def log_ratios(pairs: Sequence[tuple[LoadRun, LoadRun]], blocks_per_pair: int = 
     ]
 
 
-def restart_allowance(spread: float, lives: int, alpha: float) -> float:
+def restart_allowance(spread: float, server_runs: int, alpha: float) -> float:
     """Return the bound of |ln(ratio)| of two runs of equal servers, exceeded with chance alpha.
 
     It is sqrt(2) times the spread, times Student's quantile, which is 2 for many runs and alpha 2.5
@@ -221,7 +221,7 @@ def restart_allowance(spread: float, lives: int, alpha: float) -> float:
 
     Args:
         spread: standard deviation of ln(output tokens/s) between runs of one server.
-        lives: number of runs of the estimate, at least 2.
+        server_runs: number of runs of the estimate, at least 2.
         alpha: one-sided.
 
     Raises:
@@ -229,9 +229,9 @@ def restart_allowance(spread: float, lives: int, alpha: float) -> float:
     """
     from scipy.special import stdtrit
 
-    if lives < 2:
-        raise ValueError(f"{lives} server runs are too few for a spread")
-    return math.sqrt(2) * spread * float(stdtrit(lives - 1, 1 - alpha))
+    if server_runs < 2:
+        raise ValueError(f"{server_runs} server runs are too few for a spread")
+    return math.sqrt(2) * spread * float(stdtrit(server_runs - 1, 1 - alpha))
 
 
 def _ratio(log: float) -> float | None:

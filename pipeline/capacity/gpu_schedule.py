@@ -80,16 +80,16 @@ def _asked(
     before = (_key("check_weights", variant), _key("measure", BASELINE))
     key, asked = _key("measure", variant), "asked"
     if variant == BASELINE or not is_loaded:
-        yield PendingStage(key, variant, "measure", measure, room, before, life=asked)
+        yield PendingStage(key, variant, "measure", measure, room, before, server_run=asked)
         return
     load = _seconds(plan, "speed", variant)
     # Medians of different runs: of some the part may be longer than all of most.
     rest = None if measure is None or load is None else max(0.0, measure - load)
-    yield PendingStage(key, variant, "measure", rest, room, before, life=asked)
+    yield PendingStage(key, variant, "measure", rest, room, before, server_run=asked)
     both = ResourceRequest(gpus=max(gpus[variant], gpus[BASELINE]), exclusive=True)
     before = (key, _key("measure", BASELINE))
     key = _key("speed", variant)
-    yield PendingStage(key, variant, "speed", load, room, before, life=asked, under_load=both)
+    yield PendingStage(key, variant, "speed", load, room, before, server_run=asked, under_load=both)
 
 
 def _key(stage: str, variant: str) -> str:

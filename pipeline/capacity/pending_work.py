@@ -33,7 +33,7 @@ class PendingStage:
     needs: ResourceRequest  # of one that asks a model, for that model's server
     inputs: tuple[str, ...] = ()  # keys
     turn: Phase = Phase.LATER
-    life: str = ""  # of the model's server that it asks, in words; "" where it asks none
+    server_run: str = ""  # of the model's server that it asks, in words; "" where it asks none
     under_load: ResourceRequest | None = (
         None  # for both sides' servers, where it measures their speed
     )
@@ -52,9 +52,9 @@ def expected_pieces(
         start_seconds: that a variant's server takes to start; None where it is not known.
     """
     groups: dict[str, list[PendingStage]] = {}
-    for each in sorted(stages, key=lambda stage: bool(stage.life)):
+    for each in sorted(stages, key=lambda stage: bool(stage.server_run)):
         is_apart = each.under_load is not None and count_room(each.needs) > 1
-        what = "loads" if is_apart else each.life or each.name
+        what = "loads" if is_apart else each.server_run or each.name
         groups.setdefault(f"{each.variant}: {what}", []).append(each)
     made_by = {each.key: name for name, group in groups.items() for each in group}
     pieces = []
@@ -64,7 +64,7 @@ def expected_pieces(
         earlier = (other for other in groups if groups[other][0].turn < first.turn)
         after = dict.fromkeys(each for each in (*inputs, *earlier) if each != name)
         seconds = [each.seconds for each in group]
-        seconds += [start_seconds(first.variant)] if first.life else []
+        seconds += [start_seconds(first.variant)] if first.server_run else []
         known = [each for each in seconds if each is not None]
         pieces.append(
             ScheduledTask(

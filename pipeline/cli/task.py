@@ -50,7 +50,7 @@ def run(
     stage = stage_in(spec)
     try:
         if stage == "serving_task":
-            run_sitting(spec, events)
+            run_serving_task(spec, events)
         elif stage == "describe":
             describe_node(spec)
         else:
@@ -91,15 +91,15 @@ def run_stage(file: Path, events: Progress) -> None:
         advance(with_interpreter(spec, events), store, events)
 
 
-def run_sitting(file: Path, events: EventWriter) -> None:
+def run_serving_task(file: Path, events: EventWriter) -> None:
     """Serve the model that the file describes, and run the stages that ask it."""
     from pipeline.core.private_files import private_umask
-    from pipeline.run.serving_task import ServingTask, hold
+    from pipeline.run.serving_task import ServingTask, run_serving_task
 
-    sitting = read_task(file, ServingTask)
-    store = Store(Path(sitting.store))
+    task = read_task(file, ServingTask)
+    store = Store(Path(task.store))
     with private_umask(store.root), working(file, store, events):
-        hold(sitting, store, events)
+        run_serving_task(task, store, events)
 
 
 def working(file: Path, store: Store, events: Progress) -> AbstractContextManager[None]:

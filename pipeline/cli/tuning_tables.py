@@ -18,8 +18,8 @@ def print_tuning(report: RunReport) -> None:
         return
     headings = ["candidate", "parameter", "tokens/s", "of defaults", "repetitions", "", "why"]
     print_table(headings, [race_row(each) for each in tuning.screening])
-    levers = [[lever.replace("_", " "), words] for lever, words in tuning.parameters.items()]
-    print_table(["parameter", "what it did"], levers)
+    parameters = [[name.replace("_", " "), words] for name, words in tuning.parameters.items()]
+    print_table(["parameter", "what it did"], parameters)
     for line in ending_lines(tuning, report):
         print(line)
 
@@ -42,11 +42,13 @@ def ending_lines(tuning: TuningReport, report: RunReport) -> list[str]:
     """What was confirmed, and the next command."""
     if tuning.verdict is None:
         return []
-    lines = ["the race chose whom to measure; its numbers show nothing"]
+    lines = ["the screening chose the winner; its numbers are no evidence"]
     who = tuning.winner or "no candidate"
-    lines.append(f"{who} against stock under {tuning.workload}: {tuning.verdict}: {tuning.reason}")
+    lines.append(
+        f"{who} against the defaults under {tuning.workload}: {tuning.verdict}: {tuning.reason}"
+    )
     if tuning.profile is None:
-        return [*lines, "no gain is confirmed, so there is no tuned profile: serve stock"]
+        return [*lines, "no gain is confirmed, so there is no tuned profile"]
     options = report.options
     checkpoint = options.checkpoint or "CHECKPOINT"
     if options.version:
@@ -56,6 +58,6 @@ def ending_lines(tuning: TuningReport, report: RunReport) -> list[str]:
     )
     return [
         *lines,
-        f"at least {tuning.min_gain:.3f} of stock's output tokens/s; profile {tuning.profile}",
+        f"at least {tuning.min_gain:.3f} of the defaults' tokens/s; profile {tuning.profile}",
         f"Next ({why}): prepare model {checkpoint} --profile {tuning.profile}",
     ]

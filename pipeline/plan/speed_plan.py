@@ -238,8 +238,8 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
     How many requests a load at a fixed concurrency has is not known before it is measured.
     """
     rule, rate = claim.rule, claim.workload.arrivals.rate
-    lives = rule.schedule(SIDES if rule.compares else SIDES[1:])
-    loads = lives.unit * (rule.cap + rule.warm_up)
+    schedule = rule.schedule(SIDES if rule.compares else SIDES[1:])
+    loads = schedule.unit * (rule.cap + rule.warm_up)
     known = rate if rule.kind == "slo" and rate is not None else 0.0
     requests = loads * known * send_seconds(claim.workload)
     most = MAX_CHARACTERS // CHARACTERS_PER_REQUEST
@@ -305,7 +305,7 @@ class Sides:
     other_weights: tuple[str, ...] = ()
 
     def stage(
-        self, claim: SpeedGatePlan, number: int = 1, race: ScreeningRule | None = None
+        self, claim: SpeedGatePlan, number: int = 1, screen: ScreeningRule | None = None
     ) -> StageSpec:
         """The stage that measures the claim.
 
@@ -314,7 +314,7 @@ class Sides:
             number: of the measurement.
             race: the rule, where the candidate is put under the claim's load to choose one.
         """
-        rule = race or claim.rule
+        rule = screen or claim.rule
         baseline = {"baseline": self.baseline} if rule.compares else {}
         sides = {"candidate": self.candidate, **baseline}
         workload, file = dump_workload(claim)

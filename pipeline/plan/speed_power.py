@@ -92,11 +92,11 @@ def _power_of(
     start: float,
 ) -> PlannedGatePower:
     power = speed_power(rule)
-    lives = rule.schedule(SIDES if rule.compares else SIDES[1:])
-    starts = 0 if lives.loads is None else len(lives.sides) * rule.cap
+    schedule = rule.schedule(SIDES if rule.compares else SIDES[1:])
+    starts = 0 if schedule.loads is None else len(schedule.sides) * rule.cap
     seconds = None
     if workload is not None:
-        unit_seconds = lives.unit * _seconds_of(workload)
+        unit_seconds = schedule.unit * _seconds_of(workload)
         units = rule.cap + warm_up_units(rule, unit_seconds)
         seconds = units * unit_seconds + starts * start
     return PlannedGatePower(

@@ -76,7 +76,7 @@ class ScreeningCandidate:
         return ServingArguments.of(self.fitted, is_baseline=False)
 
 
-def make_stock(
+def make_defaults(
     profile: ServingProfile, candidates: CandidateFile, node: NodeInfo | None = None
 ) -> ScreeningCandidate:
     """The profile without what any candidate moves: there, the engine's own defaults hold.
@@ -84,8 +84,8 @@ def make_stock(
     Args:
         node: that serves; None: this machine.
     """
-    levers = candidates.candidates.values()
-    moved = {subject_of(name) for each in levers for name in each.engine_arguments}
+    parameters = candidates.candidates.values()
+    moved = {subject_of(name) for each in parameters for name in each.engine_arguments}
     kept = {  # how many GPUs stock is on is the profile's to say
         name: value
         for name, value in profile.engine_arguments.items()
@@ -97,20 +97,20 @@ def make_stock(
             **{"kv_cache_note": None, "tuned": None, "speculative": None},
         }
     )
-    return _entrant(
+    return _screened(
         ENGINE_DEFAULTS, ENGINE_DEFAULTS, bare, node or this_node(), changes_outputs=False
     )
 
 
-def make_entrant(
-    name: str, candidate: ServingCandidate, stock: ScreeningCandidate
+def make_screened(
+    name: str, candidate: ServingCandidate, defaults: ScreeningCandidate
 ) -> ScreeningCandidate:
     """Stock with what the candidate adds.
 
     Raises:
         UsageError: that is not for a profile to set, or not known to the engine.
     """
-    base = stock.profile
+    base = defaults.profile
     where = f"candidates.{name}"
     try:
         check_arguments(base.accelerator, candidate.engine_arguments, base.engine)
@@ -134,18 +134,18 @@ def make_entrant(
         }
     )
     changes = candidate.changes_outputs
-    return _entrant(name, candidate.parameter, changed, stock.node, changes_outputs=changes)
+    return _screened(name, candidate.parameter, changed, defaults.node, changes_outputs=changes)
 
 
-def make_profiled(profile: ServingProfile, stock: ScreeningCandidate) -> ScreeningCandidate:
+def make_profiled(profile: ServingProfile, defaults: ScreeningCandidate) -> ScreeningCandidate:
     """The profile as it stands, which may be better, or worse, than stock."""
-    arguments = profile.engine_arguments.items() - stock.profile.engine_arguments.items()
+    arguments = profile.engine_arguments.items() - defaults.profile.engine_arguments.items()
     changes = (
         profile.speculative is not None
-        or profile.kv_cache_dtype != stock.profile.kv_cache_dtype
+        or profile.kv_cache_dtype != defaults.profile.kv_cache_dtype
         or change_answers(name for name, _ in arguments)
     )
-    return _entrant(AS_PROFILED, AS_PROFILED, profile, stock.node, changes_outputs=changes)
+    return _screened(AS_PROFILED, AS_PROFILED, profile, defaults.node, changes_outputs=changes)
 
 
 def gpus_of(serving: ServingArguments) -> int:
@@ -153,7 +153,7 @@ def gpus_of(serving: ServingArguments) -> int:
     return count_gpus(serving.engine_arguments)
 
 
-def _entrant(
+def _screened(
     name: str, parameter: str, profile: ServingProfile, node: NodeInfo, *, changes_outputs: bool
 ) -> ScreeningCandidate:
     return ScreeningCandidate(
@@ -190,11 +190,11 @@ class TuningPlanner:
         return Plan(
             policy=self.policy,
             shared={},
-            baseline=self.race(self.engine_defaults, None),
+            baseline=self.screen(self.engine_defaults, None),
             variants=(),
         )
 
-    def race(self, entrant: ScreeningCandidate, leader: float | None) -> VariantPlan:
+    def screen(self, screened: ScreeningCandidate, leader: float | None) -> VariantPlan:
         """The entrant's life in the race; `leader`: output tokens a second of the fastest yet."""
         claim = self.claim(self.policy.alpha)
         rule = ScreeningRule(
@@ -203,9 +203,9 @@ class TuningPlanner:
             prune_margin=self.candidates.prune_margin,
             hit_rate=claim.workload.declared_hit_rate,
         )
-        sides = self._sides(entrant)
-        screening = sides.stage(replace(claim, gate=SCREENING), race=rule)
-        return self._variant(entrant, {f"speed.{SCREENING}": screening})
+        sides = self._sides(screened)
+        screening = sides.stage(replace(claim, gate=SCREENING), screen=rule)
+        return self._variant(screened, {f"speed.{SCREENING}": screening})
 
     def confirm(self, winner: ScreeningCandidate, attempt: Attempt, run: str) -> VariantPlan:
         """The claim that the winner is faster than stock.
@@ -247,24 +247,24 @@ class TuningPlanner:
         variants = {"tuned": digest_json([served, load, self.candidates.model_dump(mode="json")])}
         return AttemptLedger(Store(self.store)).foresee(scope, variants, self.policy, run)
 
-    def _sides(self, entrant: ScreeningCandidate) -> Sides:
-        name = BASELINE if entrant == self.engine_defaults else entrant.name
+    def _sides(self, screened: ScreeningCandidate) -> Sides:
+        name = BASELINE if screened == self.engine_defaults else screened.name
         first = self._coherence(BASELINE, self.engine_defaults, {})
-        heard = first if name == BASELINE else self._coherence(name, entrant, {"baseline": first})
+        heard = first if name == BASELINE else self._coherence(name, screened, {"baseline": first})
         return Sides(
             SpeedSide(BASELINE, self._identity(self.engine_defaults), first),
-            SpeedSide(name, self._identity(entrant), heard),
+            SpeedSide(name, self._identity(screened), heard),
             tokenizer=self.checkpoint.path,
             environment=self.identities["serve"],
             machine=self.engine_defaults.node.measured_on(self.engine_defaults.profile.accelerator),
             other_weights=(SCREENING,),
         )
 
-    def _variant(self, entrant: ScreeningCandidate, loads: Mapping[str, StageSpec]) -> VariantPlan:
-        candidate = self._sides(entrant).candidate
+    def _variant(self, screened: ScreeningCandidate, loads: Mapping[str, StageSpec]) -> VariantPlan:
+        candidate = self._sides(screened).candidate
         recipe = Recipe(
             name=candidate.variant,
-            summary=entrant.parameter,
+            summary=screened.parameter,
             family="baseline",
             quantization=NoQuantization(),
         )
@@ -272,23 +272,23 @@ class TuningPlanner:
         return VariantPlan(
             recipe=recipe,
             model=self.checkpoint.path,
-            arguments=entrant.serving,
+            arguments=screened.serving,
             stages=stages,
             served=tuple(stages),
             rounds={},
             trust_remote_code=self.trust_remote_code,
-            ready_timeout_seconds=entrant.profile.ready_timeout_seconds,
+            ready_timeout_seconds=screened.profile.ready_timeout_seconds,
         )
 
     def _coherence(
-        self, name: str, entrant: ScreeningCandidate, before: dict[str, StageSpec]
+        self, name: str, screened: ScreeningCandidate, before: dict[str, StageSpec]
     ) -> StageSpec:
-        return COHERENCE.spec(name, self._identity(entrant), before, ServerRuntime(), self.store)
+        return COHERENCE.spec(name, self._identity(screened), before, ServerRuntime(), self.store)
 
-    def _identity(self, entrant: ScreeningCandidate) -> ServedModel:
+    def _identity(self, screened: ScreeningCandidate) -> ServedModel:
         return ServedModel(
             checkpoint=self.checkpoint.digest,
-            serving=entrant.serving,
+            serving=screened.serving,
             engine=self.identities["serve"],
             hardware=self.engine_defaults.node.hardware(self.engine_defaults.profile.accelerator),
             trust_remote_code=self.trust_remote_code,
@@ -345,11 +345,11 @@ def identities_of(profile: ServingProfile, settings: Settings) -> dict[str, str]
 
 
 def entrants_of(
-    candidates: CandidateFile, profile: ServingProfile, stock: ScreeningCandidate
+    candidates: CandidateFile, profile: ServingProfile, defaults: ScreeningCandidate
 ) -> Iterator[tuple[str, ServingCandidate | None]]:
     """Who might race, in this order: the profile as it stands, then the candidates."""
     if ServingArguments.of(profile, is_baseline=False) != ServingArguments.of(
-        stock.profile, is_baseline=False
+        defaults.profile, is_baseline=False
     ):
         yield AS_PROFILED, None
     yield from candidates.candidates.items()

@@ -24,8 +24,8 @@ def skip_reason(candidate: ServingCandidate, accelerator: AcceleratorName, machi
 
 
 def misfit(
-    entrant: ScreeningCandidate,
-    stock: ScreeningCandidate,
+    screened: ScreeningCandidate,
+    defaults: ScreeningCandidate,
     inspection: CheckpointInspection | None,
     gpu: str | None,
 ) -> str:
@@ -37,18 +37,18 @@ def misfit(
         inspection: of the checkpoint; None where its shape is not known.
         gpu: as the driver gives it; None on a CPU.
     """
-    if (speculative := entrant.profile.speculative) is not None and speculative.model is not None:
+    if (speculative := screened.profile.speculative) is not None and speculative.model is not None:
         return "it drafts by a model, and draft models are not tuned"
-    if entrant.serving == stock.serving:
-        because = "; ".join(each.reason for each in entrant.fitted.in_effect.values())
-        return f"here it comes to the same as stock{f': {because}' if because else ''}"
-    wanted, there = gpus_of(entrant.serving), gpus_of(stock.serving)
+    if screened.serving == defaults.serving:
+        because = "; ".join(each.reason for each in screened.fitted.in_effect.values())
+        return f"here it is the same as the defaults{f': {because}' if because else ''}"
+    wanted, there = gpus_of(screened.serving), gpus_of(defaults.serving)
     if wanted != there:
-        return f"it takes {wanted} GPUs and stock {there}: that is no gain of arguments"
+        return f"it uses {wanted} GPUs and the defaults {there}"
     described = catalog.gpu_of_driver(gpu) if gpu else None
     if inspection is None or described is None:
         return ""
-    profile = entrant.profile
+    profile = screened.profile
     # The model is laid out as a baseline, and served with the entrant's cache.
     profile = profile.model_copy(update={"baseline_kv_cache_dtype": profile.kv_cache_dtype})
     together = tensor_parallel(profile)

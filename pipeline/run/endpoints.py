@@ -126,13 +126,13 @@ class LocalServers:
 
         Sittings on several nodes that share the run's folder may each serve the baseline.
         """
-        folder, life = self._stages.log.folder, 1
+        folder, server_run = self._stages.log.folder, 1
         while True:
-            log = folder / f"server.{name}{f'.{life}' * (life > 1)}.log"
+            log = folder / f"server.{name}{f'.{server_run}' * (server_run > 1)}.log"
             with suppress(FileExistsError), private_umask(folder):
                 log.touch(exist_ok=False)
                 return log
-            life += 1
+            server_run += 1
 
     def _await(self, server: Server, model: ServingSpec) -> float:
         """Start it; the run's record has a row for it, though a server is no stage."""

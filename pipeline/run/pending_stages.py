@@ -37,7 +37,7 @@ class PendingStages:
         Args:
             is_served: whether a server has to come up for it.
         """
-        life = ("asked" if spec.key in self._first else "asked again") * is_served
+        server_run = ("asked" if spec.key in self._first else "asked again") * is_served
         is_load = is_served and spec.stage == SPEED.name
         return PendingStage(
             spec.key,
@@ -47,7 +47,7 @@ class PendingStages:
             self._serving(spec.variant) if is_served else self._making(spec),
             tuple(each.key for each in spec.inputs.values()),
             self._turn(spec),
-            life,
+            server_run,
             self._serving(spec.variant, self._plan.baseline.recipe.name) if is_load else None,
         )
 

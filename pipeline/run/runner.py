@@ -164,7 +164,7 @@ class Runner:
             found = list(self._find_dry_runs()) or [
                 *self._find_making(),
                 *self._find_verdicts(),
-                *self._find_sittings(running),
+                *self._find_serving_tasks(running),
             ]
             if found or running or not self._later_rungs:
                 return found
@@ -191,8 +191,8 @@ class Runner:
                 else:
                     self._note_verdict(variant)
 
-    def _find_sittings(self, running: Collection[ScheduledWork]) -> Iterator[ScheduledWork]:
-        """The variants' first: then one sitting of the baseline serves them all."""
+    def _find_serving_tasks(self, running: Collection[ScheduledWork]) -> Iterator[ScheduledWork]:
+        """The variants' first: then one serving task of the baseline serves them all."""
         asked = {work.variant.recipe.name for work in running if work.variant}
         waiting = [v for v in self._going if not self._unmade(v)]
         if first := self._undone_of(self._plan.baseline):

@@ -30,7 +30,7 @@ SECONDS_TO_END = 30.0
 
 @dataclass(frozen=True)
 class ScheduledWork:
-    """One stage, or one sitting.
+    """One stage, or one serving task.
 
     Attributes:
         name: of its file and log; no two of one name run side by side.
@@ -126,7 +126,7 @@ class Scheduler:
         del self._running[running.work.name]
         running.place.release()
         is_done = running.is_over and running.error is None
-        if isinstance(running.task, StageSpec):  # of those in a sitting, it tells itself
+        if isinstance(running.task, StageSpec):  # of those in a serving task, it tells itself
             self._stages.report(running.task, "ran" if is_done else "failed", running.started)
         is_progress = self._stages.note_ended(running.specs)
         if is_done and not is_progress:

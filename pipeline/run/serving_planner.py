@@ -1,4 +1,4 @@
-"""Lays out the sittings in which a plan's models are asked, and what room each needs."""
+"""Lays out the serving tasks in which a plan's models are asked, and what room each needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IncoherentModelError(ServingError):
 
 
 class ServingPlanner:
-    """The sittings of one plan."""
+    """The serving tasks of one plan."""
 
     def __init__(self, plan: Plan, stages: SubmittedStageRunner) -> None:
         self._plan = plan
@@ -37,7 +37,7 @@ class ServingPlanner:
     def lay_out(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ScheduledWork:
         """The work in which the variant is asked these stages.
 
-        Where several such could run side by side, loads have a sitting of their own, after the
+        Where several such could run side by side, loads have a serving task of their own, after the
         others: nothing may run beside them.
         """
         needs = self._needs(variant, specs)
@@ -46,8 +46,8 @@ class ServingPlanner:
             shared = self._needs(variant, questions)
             if self._stages.executor.count_room(shared) > 1:
                 specs, needs = questions, shared
-        name = f"{variant.recipe.name}.sitting.{specs[-1].key[:8]}"
-        return ScheduledWork(name, lambda: self._sitting(variant, specs), needs, variant)
+        name = f"{variant.recipe.name}.serving_task.{specs[-1].key[:8]}"
+        return ScheduledWork(name, lambda: self._serving_task(variant, specs), needs, variant)
 
     def hold(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> None:
         """Have it asked what of these stages is not done, and wait for the end.
@@ -71,7 +71,7 @@ class ServingPlanner:
         if record is not None and (why := COHERENCE.result_of(record).incoherent):
             raise IncoherentModelError(why)
 
-    def _sitting(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ServingTask:
+    def _serving_task(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ServingTask:
         blocking = [
             spec.key
             for suite, policy in self._plan.policy.suites.items()

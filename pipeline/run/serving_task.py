@@ -1,8 +1,8 @@
-"""A sitting: the stages that one model answers in one life of its server, on one node.
+"""A serving task: the stages that one model answers in one life of its server, on one node.
 
 It is one piece of work for an executor. A variant that is compared with the baseline under load
 has the baseline's server up beside its own, or in turn with it: both on the same machine, since
-both are in the same sitting.
+both are in the same serving task.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class ServingTask(WorkItem):
     baseline: ServingSpec = Field(description="of whom a comparison under load needs a server")
     specs: list[StageSpec] = Field(description="in order")
     blocking: list[str] = Field(
-        [], description="keys of those rounds that end the sitting's loads where they are failed"
+        [],
+        description="keys of the rounds that end the loads if they fail",
     )
 
 
@@ -72,42 +73,42 @@ class RemoteStageLog:
         self._events.write({"event": "stage", **stage.model_dump(mode="json")})
 
 
-def hold(sitting: ServingTask, store: Store, events: EventWriter) -> None:
-    """Hold the sitting on this machine, where there is room for it already.
+def run_serving_task(task: ServingTask, store: Store, events: EventWriter) -> None:
+    """Hold the serving task on this machine, where there is room for it already.
 
     Args:
-        sitting: with environments of this machine, which are built where they are not there.
-        store: that of the sitting.
+        task: with environments of this machine, which are built where they are not there.
+        store: that of the serving task.
         events: where it tells of itself.
 
     Raises:
         ServingError: this is other hardware than the evidence would name.
         EnvironmentBuildError: this node's settings name another engine than that.
-        PrepareError: as `Sitter.hold`.
+        PrepareError: as `ServingTaskRunner.run`.
     """
-    check_hardware(sitting, store)
-    settings, accelerator = load_settings(store.root), sitting.accelerator
-    check_engines(sitting, store, settings)
+    check_hardware(task, store)
+    settings, accelerator = load_settings(store.root), task.accelerator
+    check_engines(task, store, settings)
     python_of = interpreters(accelerator, settings, events)
 
     def caches_of(name: str) -> Mapping[str, str]:
         return open_caches(settings.home, identity(name, accelerator, settings), events)
 
-    log = RemoteStageLog(Path(sitting.folder), events)
+    log = RemoteStageLog(Path(task.folder), events)
     stages = StageRunner(store, python_of, log, ProgressListener(events), accelerator)
-    ServingTaskRunner(stages, LocalServers(stages, caches_of)).hold(sitting)
+    ServingTaskRunner(stages, LocalServers(stages, caches_of)).run(task)
 
 
-def check_hardware(sitting: ServingTask, store: Store) -> None:
+def check_hardware(task: ServingTask, store: Store) -> None:
     """See that a model is served on what its verdict is about: an executor may have any node.
 
     Raises:
         ServingError: this node is another kind of machine than the plan was laid out for.
     """
-    accelerator = sitting.accelerator
+    accelerator = task.accelerator
     node = this_node(with_gpus=accelerator is Accelerator.CUDA)
     here = node.hardware(accelerator)
-    asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
+    asking = [spec for spec in task.specs if needs_endpoint(spec, store)]
     for planned in (served.hardware for spec in asking for served in served_in(spec)):
         if planned not in (Hardware(), here):
             then, now = planned.model_dump(), here.model_dump()
@@ -121,16 +122,16 @@ def check_hardware(sitting: ServingTask, store: Store) -> None:
             raise other_node(node, f"it is {node.kind(accelerator)}, not {machine}")
 
 
-def check_engines(sitting: ServingTask, store: Store, settings: Settings) -> None:
+def check_engines(task: ServingTask, store: Store, settings: Settings) -> None:
     """See that a model is served by the engine that its verdict names.
 
     Raises:
         EnvironmentBuildError: this node has another.
     """
-    asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
+    asking = [spec for spec in task.specs if needs_endpoint(spec, store)]
     for served in (each for spec in asking for each in served_in(spec)):
         name = find_engine(served.serving.engine).environment
-        check_planned_environment(name, sitting.accelerator, settings, served.engine)
+        check_planned_environment(name, task.accelerator, settings, served.engine)
 
 
 def other_node(node: NodeInfo, how: str) -> ServingError:
@@ -143,7 +144,7 @@ def other_node(node: NodeInfo, how: str) -> ServingError:
 
 
 def served_in(spec: StageSpec) -> list[ServedModel]:
-    """The models that a stage of a sitting is about; of what someone else serves no hardware."""
+    """Models that a stage queries; an external endpoint has no hardware."""
     if spec.stage == SPEED.name:
         return list(SPEED.parameters_of(spec).sides.values())
     if spec.stage == EVALUATE.name:
@@ -152,13 +153,13 @@ def served_in(spec: StageSpec) -> list[ServedModel]:
 
 
 class ServingTaskRunner:
-    """Holds sittings, one after another."""
+    """Holds serving tasks, one after another."""
 
     def __init__(self, stages: StageRunner, endpoints: Endpoints) -> None:
         self._stages = stages
         self._endpoints = endpoints
 
-    def hold(self, sitting: ServingTask) -> None:
+    def run(self, task: ServingTask) -> None:
         """Run the stages, with servers up from the first one that needs them; then close these.
 
         It ends early where the model does not speak: the record of its coherence says so.
@@ -167,9 +168,9 @@ class ServingTaskRunner:
             PrepareError: a server did not start or died, or a stage failed.
         """
         try:
-            for spec in sitting.specs:
-                if not self._is_spared(sitting, spec):
-                    record = self._run(sitting, spec)
+            for spec in task.specs:
+                if not self._is_spared(task, spec):
+                    record = self._run(task, spec)
                     if spec.stage == COHERENCE.name and COHERENCE.result_of(record).incoherent:
                         return
         finally:
@@ -177,16 +178,16 @@ class ServingTaskRunner:
             with hold_interruptions():
                 self._endpoints.close()
 
-    def _is_spared(self, sitting: ServingTask, spec: StageSpec) -> bool:
+    def _is_spared(self, task: ServingTask, spec: StageSpec) -> bool:
         """Whether it is a load on a variant that a suite before has failed."""
-        found = (self._stages.store.find(EVALUATE.name, key) for key in sitting.blocking)
+        found = (self._stages.store.find(EVALUATE.name, key) for key in task.blocking)
         return spec.stage == SPEED.name and any(map(has_failed, found))
 
-    def _run(self, sitting: ServingTask, spec: StageSpec) -> StageRecord:
+    def _run(self, task: ServingTask, spec: StageSpec) -> StageRecord:
         if not needs_endpoint(spec, self._stages.store):
             return self._stages.run(spec)
         try:
-            record = self._stages.run(spec, lambda: self._open(sitting, spec))
+            record = self._stages.run(spec, lambda: self._open(task, spec))
         except PrepareError:
             self._endpoints.check_alive()  # a dead server is the better explanation
             raise
@@ -195,11 +196,11 @@ class ServingTaskRunner:
             self._endpoints.close()
         return record
 
-    def _open(self, sitting: ServingTask, spec: StageSpec) -> dict[str, Any]:
+    def _open(self, task: ServingTask, spec: StageSpec) -> dict[str, Any]:
         """What the stage must know of whom it asks; of speed, more than one may be up at once."""
         if spec.stage != SPEED.name:
-            return self._endpoints.open(sitting.model)
-        sides = {"baseline": sitting.baseline, "candidate": sitting.model}
+            return self._endpoints.open(task.model)
+        sides = {"baseline": task.baseline, "candidate": task.model}
         wanted: Iterable[str] = SPEED.parameters_of(spec).sides
         if alternates(spec):
             self._endpoints.check_alive()

@@ -51,9 +51,9 @@ from pipeline.plan.tuning_plan import (
     find_claim,
     first_workload,
     identities_of,
-    make_entrant,
+    make_defaults,
     make_profiled,
-    make_stock,
+    make_screened,
 )
 from pipeline.preflight.checks import find_driver_fault, find_missing_gpus
 from pipeline.preflight.preflight import refuse
@@ -129,13 +129,13 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     )
     profile = load_named_profile(request.profile, node)
     refuse_unfit(profile, request.profile)  # it would win
-    stock = make_stock(profile, candidates, node)
+    defaults = make_defaults(profile, candidates, node)
     workload = request.workload or first_workload(choices.policy)
-    find_claim(choices.policy, stock.fitted, workload, choices.policy.alpha)
+    find_claim(choices.policy, defaults.fitted, workload, choices.policy.alpha)
     try:
         for name, each in candidates.candidates.items():
             if each.accelerator in (None, profile.accelerator):
-                make_entrant(name, each, stock)
+                make_screened(name, each, defaults)
     except UsageError as error:
         where = f"--candidates {request.candidates}, key {error.where}"
         raise UsageError(error.message, where=where, hint=error.hint) from error
@@ -156,7 +156,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
         session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
         planner = TuningPlanner(
             checkpoint=checkpoint,
-            engine_defaults=stock,
+            engine_defaults=defaults,
             policy=choices.policy,
             workload=workload,
             candidates=candidates,
@@ -225,7 +225,7 @@ class TuningRun:
             engine_defaults=planner.engine_defaults.serving.engine_arguments,
             alpha=planner.policy.alpha,
         )
-        self._entrants: dict[str, ScreeningCandidate] = {ENGINE_DEFAULTS: planner.engine_defaults}
+        self._screened: dict[str, ScreeningCandidate] = {ENGINE_DEFAULTS: planner.engine_defaults}
 
     def run(self, output: Path | None = None) -> ExitCode:
         """Race, confirm the winner, write its profile.
@@ -236,56 +236,59 @@ class TuningRun:
         Raises:
             PrepareError: stock failed, or what is no candidate's fault.
         """
-        self._race(self._planner.engine_defaults)
+        self._screen(self._planner.engine_defaults)
         wanted = entrants_of(self._planner.candidates, self._profile, self._planner.engine_defaults)
         for name, candidate in wanted:
             self._enter(name, candidate)
         self._race_combined()
         winner = self._find_winner()
         if winner is None:
-            self._note(verdict="fail", reason="nothing was faster than stock in the race")
+            self._note(verdict="fail", reason="no screened candidate was faster than the defaults")
         else:
             self._confirm(winner, output)
         return CODES[self._report.verdict or "undecided"]
 
-    def _enter(self, name: str, candidate: ServingCandidate | None, lever: str = "") -> None:
+    def _enter(self, name: str, candidate: ServingCandidate | None, parameter: str = "") -> None:
         """Race it, or say why not; `lever`: in the place of the candidate's own."""
-        stock = self._planner.engine_defaults
-        lever = lever or (candidate.parameter if candidate else AS_PROFILED)
+        defaults = self._planner.engine_defaults
+        parameter = parameter or (candidate.parameter if candidate else AS_PROFILED)
         if candidate and (why := skip_reason(candidate, self._profile.accelerator, self._machine)):
-            self._add(ScreeningReport(name=name, parameter=lever, outcome="dropped", reason=why))
+            self._drop(name, parameter, why)
             return
         try:
-            entrant = (
-                make_entrant(name, candidate, stock)
+            screened = (
+                make_screened(name, candidate, defaults)
                 if candidate
-                else make_profiled(self._profile, stock)
+                else make_profiled(self._profile, defaults)
             )
-            why = misfit(entrant, stock, self._inspection, self._machine.gpu)
+            why = misfit(screened, defaults, self._inspection, self._machine.gpu)
         except UsageError as error:  # this machine cannot serve so
             why = error.message
         if why:
-            self._add(ScreeningReport(name=name, parameter=lever, outcome="dropped", reason=why))
+            self._drop(name, parameter, why)
         else:
-            self._race(replace(entrant, parameter=lever))
+            self._screen(replace(screened, parameter=parameter))
 
-    def _race(self, entrant: ScreeningCandidate) -> None:
+    def _drop(self, name: str, parameter: str, reason: str) -> None:
+        self._add(ScreeningReport(name=name, parameter=parameter, outcome="dropped", reason=reason))
+
+    def _screen(self, screened: ScreeningCandidate) -> None:
         """One life of a server under load; a failure is a fact, but stock's ends the run."""
         best = max((e.output_tokens_per_s or 0.0 for e in self._report.screening), default=0.0)
-        variant = self._planner.race(entrant, best or None)
+        variant = self._planner.screen(screened, best or None)
         facts: dict[str, Any] = {
-            "name": entrant.name,
-            "parameter": entrant.parameter,
-            "arguments": entrant.serving.for_engine(),
-            "changes_outputs": entrant.changes_outputs,
+            "name": screened.name,
+            "parameter": screened.parameter,
+            "arguments": screened.serving.for_engine(),
+            "changes_outputs": screened.changes_outputs,
         }
-        self._entrants[entrant.name] = entrant
+        self._screened[screened.name] = screened
         try:
             self._ask(variant)
         except (ServingError, StageError) as error:
-            if entrant.name == ENGINE_DEFAULTS:
+            if screened.name == ENGINE_DEFAULTS:
                 raise
-            self._stages.progress.note(f"{entrant.name}: {error}")
+            self._stages.progress.note(f"{screened.name}: {error}")
             self._add(ScreeningReport(**facts, outcome="failed", reason=error.message))
             return
         spec = variant.stages[f"speed.{SCREENING}"]
@@ -302,21 +305,23 @@ class TuningRun:
             why = str(rule.invalid_reasons(loads)[0])
             if facts["name"] == ENGINE_DEFAULTS:
                 raise ServingError(
-                    f"stock cannot be measured under this load: {why}",
+                    f"the engine's defaults cannot be measured under this load: {why}",
                     where=str(self._stages.store.stage_folder(spec.stage, spec.key)),
                     hint="give the workload other arrivals, more seconds, or another hit_rate",
                 )
             return ScreeningReport(**facts, **found, outcome="invalid", reason=why)
         rate = rule.typical_rate(loads)
-        stock = next((e.output_tokens_per_s for e in self._report.screening), None) or rate
-        is_out = state == "out"
+        defaults = next((e.output_tokens_per_s for e in self._report.screening), None) or rate
+        is_pruned = state == "pruned"
         return ScreeningReport(
             **facts,
             **found,
-            outcome="out" if is_out else "raced",
-            reason=f"more than {100 * rule.prune_margin:g} % behind the leader" if is_out else "",
+            outcome="pruned" if is_pruned else "measured",
+            reason=f"more than {100 * rule.prune_margin:g} % behind the leader"
+            if is_pruned
+            else "",
             output_tokens_per_s=rate,
-            ratio_to_defaults=rate / stock,
+            ratio_to_defaults=rate / defaults,
         )
 
     def _race_combined(self) -> None:
@@ -324,7 +329,11 @@ class TuningRun:
         best: dict[str, ScreeningReport] = {}
         known = self._planner.candidates.candidates
         for each in self._report.screening:
-            if each.name in known and each.outcome == "raced" and (each.ratio_to_defaults or 0) > 1:
+            if (
+                each.name in known
+                and each.outcome == "measured"
+                and (each.ratio_to_defaults or 0) > 1
+            ):
                 before = best.get(each.parameter)
                 if before is None or (each.ratio_to_defaults or 0) > (
                     before.ratio_to_defaults or 0
@@ -336,15 +345,15 @@ class TuningRun:
 
     def _find_winner(self) -> ScreeningCandidate | None:
         """The fastest in the race; None where that is stock."""
-        raced = [each for each in self._report.screening if each.outcome == "raced"]
-        best = max(raced, key=lambda each: each.output_tokens_per_s or 0.0)
-        return None if best.name == ENGINE_DEFAULTS else self._entrants[best.name]
+        measured = [each for each in self._report.screening if each.outcome == "measured"]
+        best = max(measured, key=lambda each: each.output_tokens_per_s or 0.0)
+        return None if best.name == ENGINE_DEFAULTS else self._screened[best.name]
 
     def _confirm(self, winner: ScreeningCandidate, output: Path | None) -> None:
         """Claim that the winner is faster than stock, and measure that anew."""
         self._stages.progress.note(
-            f"{winner.name} won the race; now it is measured against stock on fresh servers, with "
-            "prompts that the race did not see"
+            f"{winner.name} was the fastest in the screening; now it is measured "
+            "against the defaults, on fresh servers, with other prompts"
         )
         attempt, variant = self._ask_winner(winner)
         spec = next(spec for spec in variant.stages.values() if spec.stage == SPEED.name)
@@ -414,18 +423,20 @@ class TuningRun:
 
 def levers_of(report: TuningReport) -> dict[str, str]:
     """What each lever did here, in words; of one that nobody moved, how it is by default."""
-    told: dict[str, str] = {str(lever): words for lever, words in vllm_facts().parameters.items()}
-    for lever in told:
-        tried = [each for each in report.screening if lever in each.parameter.split(" and ")]
+    told: dict[str, str] = {str(name): words for name, words in vllm_facts().parameters.items()}
+    for parameter in told:
+        tried = [each for each in report.screening if parameter in each.parameter.split(" and ")]
         tried = [each for each in tried if each.name != COMBINED]
-        raced = [each for each in tried if each.ratio_to_defaults is not None]
-        if raced:
-            best = max(raced, key=lambda each: each.ratio_to_defaults or 0.0)
-            told[lever] = f"{best.name} {best.ratio_to_defaults or 0.0:.3f} of stock in the race"
+        measured = [each for each in tried if each.ratio_to_defaults is not None]
+        if measured:
+            best = max(measured, key=lambda each: each.ratio_to_defaults or 0.0)
+            told[parameter] = (
+                f"{best.name} {best.ratio_to_defaults or 0.0:.3f} of the defaults in the screening"
+            )
         elif tried and (whys := {each.reason for each in tried if each.outcome != "dropped"}):
-            told[lever] = f"tried in vain: {'; '.join(sorted(whys))}"
+            told[parameter] = f"tried without result: {'; '.join(sorted(whys))}"
         else:
-            told[lever] = f"not tried; by default: {told[lever]}"
+            told[parameter] = f"not tried; by default: {told[parameter]}"
     return told
 
 

@@ -44,7 +44,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     book = AnswerLog(Path(spec["book"]), ids, writer=spec["part"])
     stopping = read_stopping(spec["stopping"])
     count = SpecDecodeCounter(restore_credentials(spec["url"]), spec["counters"])
-    asker = EvalClient(spec, questions, progress, stopping.upto)
+    asker = EvalClient(spec, questions, progress, stopping.max_questions)
     stop_reason = ask_until_over(book, stopping, asker.ask, spec["time_budget_minutes"], progress)
     return {"stop_reason": stop_reason, **asker.facts(), **count.facts()}
 
@@ -76,11 +76,11 @@ def ask_until_over(
 class EvalClient:
     """One lm-eval task and one client of the endpoint, for all batches of a round."""
 
-    def __init__(self, spec: dict[str, Any], questions: Rows, progress: Progress, upto: int):
+    def __init__(self, spec: dict[str, Any], questions: Rows, progress: Progress, limit: int):
         self._spec = spec
         self._questions = questions
         self._progress = progress
-        self._upto = upto
+        self._limit = limit
         self._suite = open_suite(spec)
         self._requests = 0
         self._before = 0
@@ -107,7 +107,7 @@ class EvalClient:
             raise StageError(f"{len(ordered)} answers to {len(batch)} questions")
         questions = [self._questions[number] for number in batch]
         rows: Rows = self._suite.rows_of(questions, ordered, self._progress)
-        self._progress.advance(self._task, batch.stop, self._upto, "questions")
+        self._progress.advance(self._task, batch.stop, self._limit, "questions")
         return rows
 
     def facts(self) -> dict[str, Any]:
@@ -123,7 +123,10 @@ class EvalClient:
         self._requests += requests
         questions = self._requests // self._suite.requests_per_question
         self._progress.advance(
-            self._task, min(self._before + questions, self._upto), self._upto, "questions"
+            self._task,
+            min(self._before + questions, self._limit),
+            self._limit,
+            "questions",
         )
 
 

@@ -80,38 +80,38 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
     from eval_gates.speed.server_runs import ServerRun
 
     rule, book = parse_rule(spec["rule"]), LoadLog(output)
-    lives, life = rule.schedule(spec["sides"]), ServerRun(**spec["server_run"])
+    schedule, server_run = rule.schedule(spec["sides"]), ServerRun(**spec["server_run"])
     loads = book.loads()
     task = f"speed {spec['name']}"
-    progress.advance(task, len(loads) // lives.unit, rule.cap, "first look")
-    if lives.loads is not None:
-        for load in generate_of_one_side(spec, lives, life, loads, measure):
+    progress.advance(task, len(loads) // schedule.unit, rule.cap, "first look")
+    if schedule.loads is not None:
+        for load in generate_of_one_side(spec, schedule, server_run, loads, measure):
             book.append([load])
         return
-    units = generate_units(spec, life, measure, loads)
+    units = generate_units(spec, server_run, measure, loads)
     while rule.needs_more(loads):
-        progress.advance(task, len(loads) // lives.unit, rule.cap, rule.unit)
+        progress.advance(task, len(loads) // schedule.unit, rule.cap, rule.unit)
         new = next(units)
         book.append(new)
         loads += new
-    done = len(loads) // lives.unit
+    done = len(loads) // schedule.unit
     progress.advance(task, done, done, rule.unit)
 
 
 def generate_units(
-    spec: dict[str, Any], life: ServerRun, measure: Measure, loads: Sequence[LoadRun]
+    spec: dict[str, Any], server_run: ServerRun, measure: Measure, loads: Sequence[LoadRun]
 ) -> Iterator[list[LoadRun]]:
     """Block after block, or round after round, without an end: the loads of each.
 
     Args:
         loads: so far; those of each unit are added before the next one is asked for.
     """
-    draw = Randomization(life.draw, life.sides)
-    requests = count_requests(spec["workload"], life.sides, measure, draw.next_probe)
-    for block in count(life.block):
+    draw = Randomization(server_run.draw, server_run.sides)
+    requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe)
+    for block in count(server_run.block):
         seed, order = draw.next_unit()
         where, size = (
-            {"server_run": life.number, "block": block},
+            {"server_run": server_run.number, "block": block},
             size_of(spec, loads, seed, requests),
         )
         yield [
@@ -122,24 +122,24 @@ def generate_units(
 
 def generate_of_one_side(
     spec: dict[str, Any],
-    lives: ServerRunSchedule,
-    life: ServerRun,
+    schedule: ServerRunSchedule,
+    server_run: ServerRun,
     before: Sequence[LoadRun],
     measure: Measure,
 ) -> Iterator[LoadRun]:
     """The loads of one side's life, of a pair of lives that measures one side after the other."""
-    (side,) = life.sides
-    draw = Randomization(life.draw, lives.sides)
-    seeds = [draw.next_unit()[0] for _ in range(lives.loads or 1)]
-    done = life.block % len(seeds)  # in an earlier life that ended too soon
+    (side,) = server_run.sides
+    draw = Randomization(server_run.draw, schedule.sides)
+    seeds = [draw.next_unit()[0] for _ in range(schedule.loads or 1)]
+    done = server_run.block % len(seeds)  # in an earlier life that ended too soon
     warm_up_at_a_rate(spec["workload"], side, measure, draw.next_probe)
     known = max((len(load.requests) / load.seconds for load in before), default=0.0)
-    requests = count_requests(spec["workload"], life.sides, measure, draw.next_probe, known)
-    if life.place == 1 or done:
+    requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe, known)
+    if server_run.order == 1 or done:
         requests = len(before[-1].requests)  # both sides of a pair are asked the same
-    pairs = before[: len(before) // lives.unit * lives.unit]
-    for block, seed in enumerate(seeds[done:], start=life.block):
-        where = {"server_run": life.number, "block": block, "order": life.place}
+    pairs = before[: len(before) // schedule.unit * schedule.unit]
+    for block, seed in enumerate(seeds[done:], start=server_run.block):
+        where = {"server_run": server_run.number, "block": block, "order": server_run.order}
         size = size_of(spec, pairs, seed, requests)
         yield load_of(spec, measure, size, side, seed=seed, **where)
 

@@ -58,14 +58,14 @@ def stage(store: Path, tokenizer: Path, socket: Path | None = None) -> StageSpec
 
 def test_both_sides_of_a_pair_are_asked_the_same(demo_model: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    record, lives = None, 0
+    record, server_runs = None, 0
     while record is None:
-        with answering(tmp_path / f"s{lives}") as socket:
+        with answering(tmp_path / f"s{server_runs}") as socket:
             record = advance(stage(store, demo_model, socket), Store(store), NullProgress())
-        lives += 1
+        server_runs += 1
     found = SpeedResult.model_validate(record.result)
     # The client's lag is long against a server that answers immediately: a pair may be refused.
-    assert lives == found.server_runs == 2 * found.units
+    assert server_runs == found.server_runs == 2 * found.units
     loads = read_loads(Store(store).stage_folder("speed", record.key) / LOADS)
     pairs = pair_sides(loads)
     assert len(pairs) == 2 * found.units > 0

@@ -166,7 +166,7 @@ class PretendExecutor:
                     Listener(),
                 )
                 task_read = ServingTask.model_validate_json(task.read_text())
-                ServingTaskRunner(stages, self.models).hold(task_read)
+                ServingTaskRunner(stages, self.models).run(task_read)
             else:
                 run_stage(StageSpec.model_validate_json(task.read_text()), self.store, self.models)
         except PrepareError as error:

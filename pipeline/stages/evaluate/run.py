@@ -134,13 +134,13 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     questions = [row for _, row in read_rows(questions_file)]
     ids = [row["id"] for row in questions]
     clusters = labels_of(questions) if parameters.suite.cluster_by else None
-    upto = min(parameters.max_questions or len(ids), len(ids))
+    max_questions = min(parameters.max_questions or len(ids), len(ids))
     baseline: list[dict[str, Any]] = []
     rule: StoppingRule | None = None
     sight: State = "open"
     if "baseline" in spec.inputs:
         baseline = read_answers(folder_of(spec, store, "baseline"))
-        upto = min(upto, len(baseline))
+        max_questions = min(max_questions, len(baseline))
     if wanted := parameters.rule:
         units = len(set(clusters)) if clusters else len(ids)
         rule = wanted.stopping(units)
@@ -155,7 +155,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
         available=len(ids),
         book_file=book_file(store, book_key(spec, store)),
         stopping=StoppingPlan(
-            upto, parameters.batch, rule, [row["score"] for row in baseline], clusters
+            max_questions, parameters.batch, rule, [row["score"] for row in baseline], clusters
         ),
         sight=sight,
     )

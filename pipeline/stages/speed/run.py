@@ -60,8 +60,8 @@ class MeasurementProgress:
 
     def next_sides(self) -> tuple[str, ...]:
         """Whose servers are to be up for that: of lives that alternate, one that is just up."""
-        life = self.next_server_run()
-        return life.sides if life is not None else ()
+        server_run = self.next_server_run()
+        return server_run.sides if server_run is not None else ()
 
 
 def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> MeasurementProgress:
@@ -81,10 +81,10 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Meas
         book = LoadLog(folder)
         begun = book.open(rests_on)
     rule = parameters.rule.model_copy(update={"began": begun.began})
-    lives = rule.schedule([side for side in SIDES if side in parameters.sides])
+    schedule = rule.schedule([side for side in SIDES if side in parameters.sides])
     loads = book.loads()
     return MeasurementProgress(
-        book, begun, rule, lives, loads[: len(loads) // lives.whole * lives.whole]
+        book, begun, rule, schedule, loads[: len(loads) // schedule.whole * schedule.whole]
     )
 
 
@@ -97,13 +97,13 @@ def run(context: Context) -> SpeedResult | None:
     """
     course = course_of(context.spec, context.store, context.folder)
     facts: dict[str, Any] = {}
-    if (life := course.next_server_run()) is not None:
+    if (server_run := course.next_server_run()) is not None:
         if course.begun.server_runs and course.server_runs.loads is None:
             done = len(course.loads) // course.server_runs.unit
             context.note(f"goes on after {done} {course.rule.unit} that were measured before")
         count_loads(context, course.begun.seed)
         course.book.start_server_run(course.begun, len(course.loads))
-        facts = measure(context, course, life)
+        facts = measure(context, course, server_run)
         course = course_of(context.spec, context.store, context.folder)
         if course.next_server_run() is not None:
             return None
@@ -137,7 +137,7 @@ def count_loads(context: Context, seed: int) -> None:
         AttemptLedger(context.store).begin(counted, number, str(seed), is_kept=True)
 
 
-def measure(context: Context, course: MeasurementProgress, life: ServerRun) -> dict[str, Any]:
+def measure(context: Context, course: MeasurementProgress, server_run: ServerRun) -> dict[str, Any]:
     """Have the worker measure on the servers that are up; what it says of itself."""
     endpoints = context.runtime.endpoints
     is_ours = all(each.socket is not None for each in endpoints.values())
@@ -145,7 +145,7 @@ def measure(context: Context, course: MeasurementProgress, life: ServerRun) -> d
         try:
             return context.run_worker(
                 "pipeline.workers.speed",
-                worker_spec(context, workload, course, life),
+                worker_spec(context, workload, course, server_run),
                 environment=VARIABLES,
                 needs=[] if is_ours else [NetworkAccess.ENDPOINT],
             )
@@ -184,7 +184,7 @@ class PromptFile:
 
 
 def worker_spec(
-    context: Context, workload: dict[str, Any], course: MeasurementProgress, life: ServerRun
+    context: Context, workload: dict[str, Any], course: MeasurementProgress, server_run: ServerRun
 ) -> dict[str, Any]:
     """The worker's input."""
     parameters, runtime = context.parameters, context.runtime
@@ -193,7 +193,7 @@ def worker_spec(
         "workload": workload,
         "rule": course.rule.model_dump(),
         "sides": list(course.server_runs.sides),
-        "server_run": asdict(life),
+        "server_run": asdict(server_run),
         "endpoints": {
             side: {
                 "url": each.url,

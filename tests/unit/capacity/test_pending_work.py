@@ -23,10 +23,10 @@ STAGES = [
     stage("a", "dry_run", turn=Phase.TRIED),
     stage("a", "quantize"),
     stage("a", "check", "a quantize", needs=ResourceRequest()),
-    stage("baseline", "evaluate", life="asked"),
-    stage("a", "evaluate", "a check", "baseline evaluate", life="asked"),
-    stage("a", "speed", "a evaluate", "a check", life="asked", under_load=LOADED),
-    stage("a", "evaluate 2", "a evaluate", life="asked again"),
+    stage("baseline", "evaluate", server_run="asked"),
+    stage("a", "evaluate", "a check", "baseline evaluate", server_run="asked"),
+    stage("a", "speed", "a evaluate", "a check", server_run="asked", under_load=LOADED),
+    stage("a", "evaluate 2", "a evaluate", server_run="asked again"),
     stage("a", "judge", "a evaluate 2", "a speed", "done before", needs=ResourceRequest()),
 ]
 FIRST = {"suite: questions", "a: dry_run"}
@@ -71,7 +71,7 @@ def test_what_is_made_comes_before_what_is_asked() -> None:
 
 
 def test_a_time_that_is_not_known_makes_the_whole_unknown() -> None:
-    unknown = stage("a", "more", life="asked", seconds=None)
+    unknown = stage("a", "more", server_run="asked", seconds=None)
     found = expected_pieces([*STAGES, unknown], lambda needs: 1, lambda variant: 5.0)
     assert {piece.name for piece in found if piece.seconds is None} == {"a: asked"}
     found = expected_pieces(STAGES, lambda needs: 1, lambda variant: None)

@@ -174,13 +174,13 @@ def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> 
     assert not {"UV_CACHE_DIR", "NETRC"} & forwarded_environment(shell, "serving_task").keys()
     assert site.items() <= forwarded_environment(shell, "quantize").items()
     assert site.items() <= forwarded_environment(shell, "serving_task").items()
-    sitting = stage_environment(shell, "serving_task")
-    assert site.items() <= sitting.items()
+    variables = stage_environment(shell, "serving_task")
+    assert site.items() <= variables.items()
     for stage in ("coherence", "evaluate", "speed"):  # that it starts
-        assert not site.keys() & stage_environment(sitting, stage).keys()
+        assert not site.keys() & stage_environment(variables, stage).keys()
     assert (
         not site.keys()
-        & server_environment(sitting, {}, needs=[NetworkAccess.HUB, NetworkAccess.STORE]).keys()
+        & server_environment(variables, {}, needs=[NetworkAccess.HUB, NetworkAccess.STORE]).keys()
     )
 
 

@@ -24,15 +24,15 @@ def labels(sizes: list[int]) -> list[str]:
     return [f"c{place}" for place, size in enumerate(sizes) for _ in range(size)]
 
 
-@given(sizes=SIZES, batch=st.integers(1, 9), upto=st.integers(1, 80))
-def test_batches_end_where_a_cluster_does(sizes: list[int], batch: int, upto: int) -> None:
+@given(sizes=SIZES, batch=st.integers(1, 9), limit=st.integers(1, 80))
+def test_batches_end_where_a_cluster_does(sizes: list[int], batch: int, limit: int) -> None:
     names = labels(sizes)
-    stopping = StoppingPlan(min(upto, len(names)), batch, clusters=names)
+    stopping = StoppingPlan(min(limit, len(names)), batch, clusters=names)
     asked: list[float] = []
     while following := stopping.next_batch(asked):
         asked += [1.0] * len(following)
         assert len(asked) == len(names) or names[len(asked)] != names[len(asked) - 1]
-    assert len(asked) == whole_end(names, min(upto, len(names))) >= min(upto, len(names))
+    assert len(asked) == whole_end(names, min(limit, len(names))) >= min(limit, len(names))
 
 
 @given(sizes=SIZES)

@@ -67,7 +67,7 @@ def test_a_planned_bet_stops_sooner_and_a_rule_without_one_has_an_even_stake() -
 
 
 def test_without_a_rule_all_is_asked() -> None:
-    stopping = StoppingPlan(upto=100, batch=32)
+    stopping = StoppingPlan(max_questions=100, batch=32)
 
     assert asked(stopping, [0.0] * 100) == 100
     assert stopping.state([0.0] * 100) == "open"

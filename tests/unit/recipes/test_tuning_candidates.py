@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.plan.tuning_plan import gpus_of, make_entrant, make_profiled, make_stock
+from pipeline.plan.tuning_plan import gpus_of, make_defaults, make_profiled, make_screened
 from recipes.catalog import load_profile
 from recipes.engine_arguments import DIVIDES_GPUS
 from recipes.tuning_candidates import CandidateFile, ServingCandidate, combine, load_candidates
@@ -19,34 +19,34 @@ BATCHING: dict[str, Any] = {"parameter": "batching", "engine_arguments": {"max-n
 
 @pytest.mark.parametrize(("name", "accelerator"), [("cpu", "cpu"), ("h100", "cuda")])
 def test_the_engine_knows_what_is_tried(name: str, accelerator: str) -> None:
-    stock = make_stock(load_profile(name), STANDARD)
+    defaults = make_defaults(load_profile(name), STANDARD)
     tried = {n: c for n, c in STANDARD.candidates.items() if c.accelerator == accelerator}
     assert {"batching", "prefix_caching", "kv_cache_dtype", "speculation"} <= {
         each.parameter for each in tried.values()
     }
     for candidate_name, candidate in tried.items():
-        entrant = make_entrant(candidate_name, candidate, stock)
-        assert entrant.profile != stock.profile
-        assert not entrant.profile.engine_arguments.keys() - {
-            *stock.profile.engine_arguments,
+        screened = make_screened(candidate_name, candidate, defaults)
+        assert screened.profile != defaults.profile
+        assert not screened.profile.engine_arguments.keys() - {
+            *defaults.profile.engine_arguments,
             *candidate.engine_arguments,
         }
 
 
 def test_stock_has_nothing_that_a_candidate_moves() -> None:
-    stock = make_stock(load_profile("cpu"), STANDARD)
-    assert "max-num-seqs" not in stock.profile.engine_arguments
-    assert stock.profile.kv_cache_dtype == "auto"
+    defaults = make_defaults(load_profile("cpu"), STANDARD)
+    assert "max-num-seqs" not in defaults.profile.engine_arguments
+    assert defaults.profile.kv_cache_dtype == "auto"
     # How many GPUs a copy takes is the profile's to say.
-    gpu = make_stock(load_profile("h100"), STANDARD)
+    gpu = make_defaults(load_profile("h100"), STANDARD)
     assert gpu.profile.engine_arguments["tensor-parallel-size"] == 1
 
 
 @pytest.mark.parametrize("name", DIVIDES_GPUS)
 def test_what_a_server_is_spread_over_is_counted_whole(name: str) -> None:
-    stock = make_stock(load_profile("h100"), STANDARD)
+    defaults = make_defaults(load_profile("h100"), STANDARD)
     twice = ServingCandidate(parameter="parallelism", engine_arguments={name: 2})
-    assert gpus_of(make_entrant("twice", twice, stock).serving) == 2 * gpus_of(stock.serving)
+    assert gpus_of(make_screened("twice", twice, defaults).serving) == 2 * gpus_of(defaults.serving)
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_a_profile_whose_argument_changes_answers_is_gated_again() -> None:
     )
     found = CandidateFile(name="c", summary="s", candidates={"backend": backend})
     b200 = load_profile("b200").model_copy(update={"kv_cache_dtype": "auto"})
-    assert make_profiled(b200, make_stock(b200, found)).changes_outputs
-    assert not make_profiled(b200, make_stock(b200, STANDARD)).changes_outputs
+    assert make_profiled(b200, make_defaults(b200, found)).changes_outputs
+    assert not make_profiled(b200, make_defaults(b200, STANDARD)).changes_outputs

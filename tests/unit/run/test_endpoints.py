@@ -1,4 +1,4 @@
-"""Servers of a sitting: each up from the first question to the end, two where need be."""
+"""Servers of a serving task: each up from the first question to the end, two where need be."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_each_life_has_a_log_in_the_order_of_lives(servers: LocalServers, tmp_pa
 def test_two_who_serve_the_same_model_do_not_share_a_log(
     servers: LocalServers, tmp_path: Path
 ) -> None:
-    """As sittings on two nodes do, each with the baseline."""
+    """As serving tasks on two nodes do, each with the baseline."""
     another = LocalServers(servers._stages)
     sides = [each.open(model(tmp_path, "baseline")) for each in (servers, another)]
     another.close()

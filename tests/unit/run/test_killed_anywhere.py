@@ -80,11 +80,11 @@ def run_until(store: Path, change: int, after_opening: bool) -> bool:
                 os.open(details[0], details[2], 0o600)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def life() -> None:
+    def run_in_child() -> None:
         at_each_change(store, die)
         bench(store).run()
 
-    return in_a_life_of_its_own(life) == -signal.SIGKILL
+    return in_a_life_of_its_own(run_in_child) == -signal.SIGKILL
 
 
 def contents(stage: Path) -> dict[str, object]:
@@ -109,7 +109,7 @@ def whole_stages(store: Path) -> dict[str, dict[str, object]]:
 
 def started(run: Path) -> list[str]:
     """Stages that this life of the run submitted."""
-    files = [f for f in run.glob("stages/*.json") if ".sitting." not in f.name]
+    files = [f for f in run.glob("stages/*.json") if ".serving_task." not in f.name]
     specs = [StageSpec.model_validate_json(f.read_bytes()) for f in files]
     return [f"{spec.stage}/{spec.key}" for spec in specs]
 
@@ -125,11 +125,11 @@ class Undisturbed:
     def __init__(self, store: Path) -> None:
         counted = store.with_name("changes")
 
-        def life() -> None:
+        def run_in_child() -> None:
             at_each_change(store, lambda number, *_: counted.write_text(str(number)))
             bench(store).run()
 
-        assert in_a_life_of_its_own(life) == 0
+        assert in_a_life_of_its_own(run_in_child) == 0
         self.changes = int(counted.read_text())
         self.stages = whole_stages(store)
         self.answers = answers(store)

@@ -148,7 +148,7 @@ class TestSpeed:
         records = Store(fast.root).records()
         return {r.variant: r.result["state"] for r in records if r.stage == "speed"}
 
-    def test_both_sides_are_up_in_each_variant_s_sitting(self, fast: FakeRun) -> None:
+    def test_both_sides_are_up_in_each_variant_s_serving_task(self, fast: FakeRun) -> None:
         fast.models.seconds = {ONE: 0.9, TWO: 2.0}
         fast.run()
         assert fast.models.served == ["baseline", ONE, "baseline", TWO, "baseline"]

@@ -309,7 +309,7 @@ def test_a_job_that_ends_well_and_leaves_nothing_is_an_error(tmp_path: Path) -> 
         Job.end = job_end  # type: ignore[method-assign]
 
 
-def test_a_sitting_that_leaves_its_first_stage_undone_is_an_error(
+def test_a_serving_task_that_leaves_its_first_stage_undone_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where later ones were done before: else it would be held again and again."""
@@ -326,7 +326,7 @@ def test_a_sitting_that_leaves_its_first_stage_undone_is_an_error(
         submitted.append(task.name)
         assert len(submitted) < 20
         job = submit(executor, task, log)
-        if ".sitting." in task.name:
+        if ".serving_task." in task.name:
             discard()
         return job
 
@@ -394,7 +394,7 @@ class TestSideBySide:
         assert verdicts[0] == verdicts[1]
         assert all(not c.differences for c in check_run(made.report, made.store))
 
-    def test_loads_have_a_sitting_of_their_own(self, tmp_path: Path) -> None:
+    def test_loads_have_their_own_serving_task(self, tmp_path: Path) -> None:
         """Questions of several variants are answered side by side; nothing runs beside a load."""
         made = self.bench(tmp_path / "store", 3)
         made.run()

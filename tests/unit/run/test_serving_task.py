@@ -1,4 +1,4 @@
-"""What a sitting sees to before a server starts, on whatever node it is held."""
+"""What a serving task sees to before a server starts, on whatever node it is held."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.speed_plan import Sides, SpeedSide, find_claims, speed_stages
-from pipeline.run.serving_task import ServingTask, check_engines, check_hardware, hold
+from pipeline.run.serving_task import ServingTask, check_engines, check_hardware, run_serving_task
 from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import load_policy, load_profile
 
 
-def sitting(run: FakeRun) -> ServingTask:
+def serving_task(run: FakeRun) -> ServingTask:
     """The baseline's first one."""
     plan = run.plan()
     return ServingTask(
@@ -39,7 +39,9 @@ def test_a_node_that_the_verdict_would_not_be_about_serves_nothing(tmp_path: Pat
     """Its evidence would name the driver's machine."""
     of_another = FakeRun(tmp_path / "store")
     with pytest.raises(ServingError) as caught:
-        hold(sitting(of_another), of_another.store, EventWriter(sys.stderr.fileno()))
+        run_serving_task(
+            serving_task(of_another), of_another.store, EventWriter(sys.stderr.fileno())
+        )
     assert NODE.cpu in caught.value.message
     assert "cpu" in caught.value.message
     assert not list(tmp_path.rglob("server.*"))
@@ -47,7 +49,7 @@ def test_a_node_that_the_verdict_would_not_be_about_serves_nothing(tmp_path: Pat
 
 def test_a_node_of_the_same_kind_serves(tmp_path: Path) -> None:
     of_here = FakeRun(tmp_path / "store", hardware=hardware("cpu").model_dump())
-    check_hardware(sitting(of_here), of_here.store)
+    check_hardware(serving_task(of_here), of_here.store)
 
 
 def test_a_node_whose_settings_name_another_engine_serves_nothing(
@@ -61,12 +63,12 @@ def test_a_node_whose_settings_name_another_engine_serves_nothing(
         hardware=hardware("cpu").model_dump(),
         identities={**IDENTITIES, "serve": engine},
     )
-    check_engines(sitting(here), here.store, settings)
+    check_engines(serving_task(here), here.store, settings)
     own = tmp_path / "settings.yaml"
     own.write_text(f"environments: {{serve: {{python: {sys.executable}}}}}")
     monkeypatch.setenv("PREPARE_SETTINGS", str(own))
     with pytest.raises(EnvironmentBuildError, match="'serve'"):
-        hold(sitting(here), here.store, EventWriter(sys.stderr.fileno()))
+        run_serving_task(serving_task(here), here.store, EventWriter(sys.stderr.fileno()))
     assert not list(tmp_path.rglob("server.*"))
 
 
@@ -93,7 +95,7 @@ def test_speed_is_measured_on_what_it_will_be_kept_for(
         plan.attempt,
         lambda level: find_claims(load_policy("demo"), load_profile("cpu"), alpha=level),
     )
-    loads = sitting(run).model_copy(update={"specs": list(stages.values())})
+    loads = serving_task(run).model_copy(update={"specs": list(stages.values())})
     assert loads.specs
     if is_right:
         check_hardware(loads, run.store)
@@ -104,5 +106,5 @@ def test_speed_is_measured_on_what_it_will_be_kept_for(
 
 
 def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    written = sitting(FakeRun(tmp_path / "store"))
+    written = serving_task(FakeRun(tmp_path / "store"))
     assert ServingTask.model_validate_json(written.model_dump_json()) == written

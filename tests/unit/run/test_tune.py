@@ -26,7 +26,7 @@ from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.serving_profile import check_told_gain, fit_profile
-from pipeline.plan.tuning_plan import TuningPlanner, find_claim, make_entrant, make_stock
+from pipeline.plan.tuning_plan import TuningPlanner, find_claim, make_defaults, make_screened
 from pipeline.release.promotion import PromotionRequest, choose_variants
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
@@ -78,11 +78,11 @@ class Tried:
         self.checkpoint = FakeRun(root / "store", models).checkpoint
 
     def run(self, to: Path | None = None) -> ExitCode:
-        stock = make_stock(self.profile, self.found, NODE)
+        defaults = make_defaults(self.profile, self.found, NODE)
         self.log = RunRecorder(self.store, "tune", {"checkpoint": "c"})
         planner = TuningPlanner(
             checkpoint=self.checkpoint,
-            engine_defaults=stock,
+            engine_defaults=defaults,
             policy=policy(),
             workload="chat",
             candidates=self.found,
@@ -104,7 +104,7 @@ class Tried:
         assert found is not None
         return found
 
-    def entrant(self, name: str) -> ScreeningReport:
+    def screened(self, name: str) -> ScreeningReport:
         (found,) = [each for each in self.report.screening if each.name == name]
         return found
 
@@ -154,7 +154,7 @@ def test_levers_that_together_take_more_gpus_do_not_race_together(tmp_path: Path
     models = PretendModels(equal, seconds={"copies": 0.8, "steps": 0.8, "combined": 0.5})
     made = Tried(tmp_path, models, found, engine_arguments={"tensor-parallel-size": 2})
     made.run()
-    assert made.entrant("combined").outcome == "dropped"
+    assert made.screened("combined").outcome == "dropped"
     assert "combined" not in models.served
 
 
@@ -183,7 +183,7 @@ def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
     cached = {**FASTER, "kv_cache_dtype": "fp8_e5m2"}
     made = tried(tmp_path, {"fast": 0.7}, fast=cached)
     if made.run(tmp_path / "tuned.yaml") != ExitCode.SUCCESS:
-        pytest.skip(made.entrant("fast").reason)  # no FP8 cache without AVX-512
+        pytest.skip(made.screened("fast").reason)  # no FP8 cache without AVX-512
     found = load_profile(str(tmp_path / "tuned.yaml"))
     assert found == load_profile(str(made.log.folder / PROFILE))
     assert found.name == "cpu-tuned"
@@ -287,9 +287,9 @@ def test_stock_has_nothing_of_what_a_candidate_moves_however_it_is_written(
     kept: str, moved: str
 ) -> None:
     given = profile().model_copy(update={"engine_arguments": {"dtype": "bfloat16", kept: 3}})
-    lever = {"parameter": "batching", "engine_arguments": {moved: True}}
-    stock = make_stock(given, candidates(one=lever))
-    assert stock.profile.engine_arguments == {"dtype": "bfloat16"}
+    parameter = {"parameter": "batching", "engine_arguments": {moved: True}}
+    defaults = make_defaults(given, candidates(one=parameter))
+    assert defaults.profile.engine_arguments == {"dtype": "bfloat16"}
 
 
 def test_where_nothing_beats_stock_nothing_is_claimed(tmp_path: Path) -> None:
@@ -310,8 +310,8 @@ def test_a_gain_that_lives_explain_is_not_confirmed(tmp_path: Path) -> None:
 def test_a_loser_is_stopped_early(tmp_path: Path) -> None:
     made = tried(tmp_path, {"slow": 2.0}, slow=FASTER, equal=OTHER)
     made.run()
-    assert (made.entrant("slow").outcome, made.entrant("slow").repetitions) == ("out", 1)
-    assert (made.entrant("equal").outcome, made.entrant("equal").repetitions) == ("raced", 3)
+    assert (made.screened("slow").outcome, made.screened("slow").repetitions) == ("pruned", 1)
+    assert (made.screened("equal").outcome, made.screened("equal").repetitions) == ("measured", 3)
 
 
 @pytest.mark.parametrize("fault", ["broken", "incoherent"])
@@ -319,8 +319,8 @@ def test_a_failed_start_is_a_fact_and_ends_nothing(tmp_path: Path, fault: str) -
     made = tried(tmp_path, {"fast": 0.7}, bad=OTHER, fast=FASTER)
     setattr(made.models, fault, {"bad"})
     assert made.run() == ExitCode.SUCCESS
-    assert made.entrant("bad").outcome == "failed"
-    assert made.entrant("bad").reason
+    assert made.screened("bad").outcome == "failed"
+    assert made.screened("bad").reason
 
 
 def test_without_stock_there_is_no_race(tmp_path: Path) -> None:
@@ -340,9 +340,9 @@ def test_what_cannot_show_anything_here_is_dropped_with_its_reason(tmp_path: Pat
         more={"parameter": "parallelism", "engine_arguments": {"tensor-parallel-size": 2}},
     )
     made.run()
-    for name, word in (("gpus", "cuda"), ("nothing", "same as stock"), ("more", "GPUs")):
-        assert made.entrant(name).outcome == "dropped"
-        assert word in made.entrant(name).reason
+    for name, word in (("gpus", "cuda"), ("nothing", "same as the defaults"), ("more", "GPUs")):
+        assert made.screened(name).outcome == "dropped"
+        assert word in made.screened(name).reason
         assert name not in made.models.served
     assert made.report.parameters["kv_cache_dtype"].startswith("not tried; by default: auto")
 
@@ -420,9 +420,9 @@ def test_eight_equal_candidates_claim_no_gain(tmp_path: Path, seed: int) -> None
 
 def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
     bad = candidates(bad={"parameter": "batching", "engine_arguments": {"host": "0.0.0.0"}})
-    stock = make_stock(profile(), bad)
+    defaults = make_defaults(profile(), bad)
     with pytest.raises(UsageError) as error:
-        make_entrant("bad", bad.candidates["bad"], stock)
+        make_screened("bad", bad.candidates["bad"], defaults)
     assert error.value.where == "candidates.bad"
 
 
@@ -480,7 +480,7 @@ def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
     made.log.finish("finished", 0)
     report = RunReport.model_validate_json(made.log.report().model_dump_json())
     assert report.kind == "tune"
-    assert "fast against stock: pass" in headline(report)
+    assert "fast against the defaults: pass" in headline(report)
     assert next_command(report) == f"prepare model c --profile {made.log.folder / PROFILE}"
     assert next_command(report) in next_steps(report)[0]
     with pytest.raises(UsageError) as error:
@@ -497,7 +497,7 @@ class TestSpeculation:
         )
         assert made.run(tmp_path / "tuned.yaml") == ExitCode.SUCCESS
         assert made.report.requires_regate
-        assert "speculative-config" in made.entrant("ngram").arguments
+        assert "speculative-config" in made.screened("ngram").arguments
         found = load_profile(str(tmp_path / "tuned.yaml")).speculative
         assert found is not None
         assert found.method == "ngram"
@@ -510,5 +510,5 @@ class TestSpeculation:
         }
         bad = candidates(bad={"parameter": "speculation", "speculative": pretends})
         with pytest.raises(UsageError) as error:
-            make_entrant("bad", bad.candidates["bad"], make_stock(profile(), bad))
+            make_screened("bad", bad.candidates["bad"], make_defaults(profile(), bad))
         assert error.value.where == "candidates.bad"

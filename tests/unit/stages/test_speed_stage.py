@@ -46,14 +46,14 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
         assert worker == "pipeline.workers.speed"
         worker_spec = json.loads(json.dumps(worker_spec))  # as it reaches the worker
         self.asked, self.given = worker_spec, given
-        life = ServerRun(**worker_spec["server_run"])
+        server_run = ServerRun(**worker_spec["server_run"])
         if worker_spec["workload"]["kind"] == "requests":
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
         book, rule = LoadLog(self.folder), parse_rule(worker_spec["rule"])
         lives = rule.schedule(worker_spec["sides"])
         before, new = book.loads(), 0
-        units = self.pairs_of(lives, life) if lives.loads else self.blocks_of(life)
+        units = self.pairs_of(lives, server_run) if lives.loads else self.blocks_of(server_run)
         for unit in units:
             if new == self.fails_after:
                 raise ServingError("not one of 8 requests was answered: OSError")
@@ -63,21 +63,21 @@ class Context(StageContext[SpeedParameters, SpeedRuntime]):
             before, new = before + unit, new + 1
         return {"load_generator": "vllm 0.32.0"}
 
-    def blocks_of(self, life: ServerRun) -> Iterator[list[LoadRun]]:
-        draw = Randomization(life.draw, life.sides)
-        for number in count(life.block):
+    def blocks_of(self, server_run: ServerRun) -> Iterator[list[LoadRun]]:
+        draw = Randomization(server_run.draw, server_run.sides)
+        for number in count(server_run.block):
             seed, _ = draw.next_unit()
-            drawn = {"seed": seed, "server_run": life.number}
+            drawn = {"seed": seed, "server_run": server_run.number}
             power_cap = THROTTLED if number < self.disturbed else {}
             yield [load.model_copy(update=drawn | power_cap) for load in block(number, 1.0)]
 
-    def pairs_of(self, lives: ServerRunSchedule, life: ServerRun) -> Iterator[list[LoadRun]]:
-        _, seeds = lives.draw_pair(life.draw)
-        done = life.block % len(seeds)
-        for number, seed in enumerate(seeds[done:], start=life.block):
-            drawn = {"seed": seed, "server_run": life.number, "order": life.place}
+    def pairs_of(self, lives: ServerRunSchedule, server_run: ServerRun) -> Iterator[list[LoadRun]]:
+        _, seeds = lives.draw_pair(server_run.draw)
+        done = server_run.block % len(seeds)
+        for number, seed in enumerate(seeds[done:], start=server_run.block):
+            drawn = {"seed": seed, "server_run": server_run.number, "order": server_run.order}
             both = [load.model_copy(update=drawn) for load in block(number, 1.0)]
-            yield [load for load in both if load.side in life.sides]
+            yield [load for load in both if load.side in server_run.sides]
 
 
 def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context:

@@ -43,7 +43,7 @@ def ask(book: AnswerLog, stopping: StoppingPlan, model: Model, minutes: float | 
 
 def test_without_a_rule_all_are_asked(book: AnswerLog) -> None:
     model = Model()
-    assert ask(book, StoppingPlan(upto=50, batch=16), model) == "exhausted"
+    assert ask(book, StoppingPlan(max_questions=50, batch=16), model) == "exhausted"
     assert model.batches == [range(16), range(16, 32), range(32, 48), range(48, 50)]
     assert [row["id"] for row in book.rows()] == IDS[:50]
 

@@ -46,17 +46,17 @@ def rule_of(margins: Sequence[float], **changes: object) -> ImaginedRule:
 A_REQUEST = requests_in_waves(1, 1)
 
 
-def loads_of(lives: Sequence[int], *, alternate: bool = False) -> list[LoadRun]:
+def loads_of(server_runs: Sequence[int], *, alternate: bool = False) -> list[LoadRun]:
     """One load a side of each block: of one life, or of one each where lives alternate."""
     return [
         LoadRun.model_construct(
             side=side,
             block=block,
-            server_run=life - 1 + place * alternate,
+            server_run=server_run - 1 + place * alternate,
             started=60.0 * block,
             requests=A_REQUEST,
         )
-        for block, life in enumerate(np.array(lives) + 1)
+        for block, server_run in enumerate(np.array(server_runs) + 1)
         for place, side in enumerate(SIDES)
     ]
 
@@ -67,20 +67,20 @@ def test_a_life_that_is_not_lost_changes_nothing() -> None:
 
 
 def test_a_lost_life_is_a_unit_for_neither_side() -> None:
-    lives = [0] * 5 + [1] * 4
-    found = rule_of([0.1] * 9).evaluate(loads_of(lives))
+    server_runs = [0] * 5 + [1] * 4
+    found = rule_of([0.1] * 9).evaluate(loads_of(server_runs))
     assert (found.state, found.n) == ("open", 6)
     assert found.lower is None
-    against = rule_of([-0.1] * 9).evaluate(loads_of(lives))
+    against = rule_of([-0.1] * 9).evaluate(loads_of(server_runs))
     assert against.state == "open"
     assert found.estimate == pytest.approx(np.exp(0.1))
 
 
-@pytest.mark.parametrize("lives", [[1], [3, 3], [1, 1, 1]], ids=str)
-def test_lives_that_were_lost_before_anything_counted(lives: list[int]) -> None:
-    found = rule_of([0.1] * len(lives)).evaluate(loads_of(lives))
-    assert (found.state, found.estimate is None) == ("open", len(lives) < 3)
-    assert found.n == (0 if len(lives) < 3 else 2)
+@pytest.mark.parametrize("server_runs", [[1], [3, 3], [1, 1, 1]], ids=str)
+def test_lives_that_were_lost_before_anything_counted(server_runs: list[int]) -> None:
+    found = rule_of([0.1] * len(server_runs)).evaluate(loads_of(server_runs))
+    assert (found.state, found.estimate is None) == ("open", len(server_runs) < 3)
+    assert found.n == (0 if len(server_runs) < 3 else 2)
 
 
 def test_lives_that_alternate_are_two_a_pair() -> None:
@@ -104,16 +104,16 @@ def test_whoever_kills_blocks_that_look_bad_gains_nothing(kills: int) -> None:
 
 def passes_at_the_boundary(chance: np.random.Generator, kills: int) -> bool:
     margins: list[float] = []
-    lives: list[int] = []
-    life = 0
+    server_runs: list[int] = []
+    server_run = 0
     while True:
         margin = float(chance.normal(0, 0.02))
-        if kills and margin < 0 and lives.count(life) >= 2:  # after the warm-up
-            kills, life = kills - 1, life + 1
+        if kills and margin < 0 and server_runs.count(server_run) >= 2:  # after the warm-up
+            kills, server_run = kills - 1, server_run + 1
             continue
         margins.append(margin)
-        lives.append(life)
+        server_runs.append(server_run)
         rule = rule_of(margins)
-        loads = loads_of(lives)
+        loads = loads_of(server_runs)
         if not rule.needs_more(loads):
             return rule.state(loads) == "pass"

@@ -27,12 +27,12 @@ class TestMeasuringEnds:
     def test_after_all_rounds(self) -> None:
         rule = ScreeningRule(repetitions=2)
         assert [rule.needs_more(rounds(*[1.0] * n)) for n in range(3)] == [True, True, False]
-        assert rule.state(rounds(1.0, 1.0)) == "raced"
+        assert rule.state(rounds(1.0, 1.0)) == "measured"
 
     def test_with_one_that_falls_behind(self) -> None:
         leader = ScreeningRule(repetitions=1).typical_rate(rounds(1.0))
         rule = ScreeningRule(repetitions=3, leader=leader, prune_margin=0.1)
-        assert rule.state(rounds(1.2)) == "out"
+        assert rule.state(rounds(1.2)) == "pruned"
         assert rule.state(rounds(1.05)) == "open"
         # One round near the leader is enough to go on.
         assert rule.state(rounds(1.05, 1.2)) == "open"
@@ -53,9 +53,9 @@ def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]
     Returns:
         what the race makes of its winner over stock; and the claim's verdict, or 'stock'.
     """
-    entrants = np.append(0.0, truths)  # stock first
-    lives = chance.normal(entrants, LIFE)
-    seen = (lives[:, None] + chance.normal(0, ROUND, (entrants.size, 3))).mean(axis=1)
+    screened = np.append(0.0, truths)  # stock first
+    server_runs = chance.normal(screened, LIFE)
+    seen = (server_runs[:, None] + chance.normal(0, ROUND, (screened.size, 3))).mean(axis=1)
     best = int(seen.argmax())
     seems = math.exp(seen[best] - seen[0])
     if best == 0:
@@ -67,16 +67,16 @@ def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]
         restart_allowance=restart_allowance(LIFE, 1_000, ALPHA / 2),
         restart_allowance_alpha=ALPHA / 2,
     )
-    pair = chance.normal(entrants[best], LIFE) - chance.normal(0.0, LIFE)
+    pair = chance.normal(screened[best], LIFE) - chance.normal(0.0, LIFE)
     logs = pair + chance.normal(0, math.sqrt(2) * ROUND, 22)  # two of warm-up
     return seems, rule.evaluate_margins(logs).state
 
 
-@pytest.mark.parametrize("entrants", [8, 24])
-def test_equal_candidates_seem_faster_and_no_gain_is_claimed(entrants: int) -> None:
+@pytest.mark.parametrize("screened", [8, 24])
+def test_equal_candidates_seem_faster_and_no_gain_is_claimed(screened: int) -> None:
     """The winner's curse, and that it ends with the race."""
     chance = np.random.default_rng(7)
-    found = [search(chance, np.zeros(entrants)) for _ in range(250)]
+    found = [search(chance, np.zeros(screened)) for _ in range(250)]
     seems = float(np.mean([each for each, _ in found]))
     claimed = sum(state == "pass" for _, state in found) / len(found)
     assert seems > 1.03  # what a tuner without a claim of its own would report

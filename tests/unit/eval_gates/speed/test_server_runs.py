@@ -14,30 +14,37 @@ SIDES = ("baseline", "candidate")
 UNITS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
 
-def measure(lives: ServerRunSchedule, seed: int, tries: list[int]) -> tuple[list[LoadRun], int]:
+def measure(schedule: ServerRunSchedule, seed: int, tries: list[int]) -> tuple[list[LoadRun], int]:
     """Loads of lives of which each ended after so many blocks, or of its own loads."""
     from eval_gates.speed.randomization import Randomization
 
     loads: list[LoadRun] = []
     for begun, blocks in enumerate(tries):
-        life = lives.next_server_run(seed, begun, loads)
+        server_run = schedule.next_server_run(seed, begun, loads)
         made: list[tuple[str, int, int, int]] = []
-        if lives.loads is None:
-            draw = Randomization(life.draw, life.sides)
+        if schedule.loads is None:
+            draw = Randomization(server_run.draw, server_run.sides)
             for _ in SIDES:
                 draw.next_probe()
-            for number in range(life.block, life.block + blocks):
+            for number in range(server_run.block, server_run.block + blocks):
                 of_unit, order = draw.next_unit()
                 made += [(side, number, place, of_unit) for place, side in enumerate(order)]
         else:
-            _, seeds = lives.draw_pair(life.draw)
-            (side,) = life.sides
-            left = seeds[life.block % lives.loads :][:blocks]
-            made = [(side, life.block + n, life.place, each) for n, each in enumerate(left)]
+            _, seeds = schedule.draw_pair(server_run.draw)
+            (side,) = server_run.sides
+            left = seeds[server_run.block % schedule.loads :][:blocks]
+            first, place = server_run.block, server_run.order
+            made = [(side, first + n, place, each) for n, each in enumerate(left)]
         common = block(0, 1.0)[0]
         loads += [
             common.model_copy(
-                update={"side": s, "block": b, "order": p, "seed": d, "server_run": life.number}
+                update={
+                    "side": s,
+                    "block": b,
+                    "order": p,
+                    "seed": d,
+                    "server_run": server_run.number,
+                }
             )
             for s, b, p, d in made
         ]
@@ -45,31 +52,31 @@ def measure(lives: ServerRunSchedule, seed: int, tries: list[int]) -> tuple[list
 
 
 @pytest.mark.parametrize(
-    "lives",
+    "schedule",
     [ServerRunSchedule(SIDES, None), ServerRunSchedule(SIDES, 1), ServerRunSchedule(SIDES, 3)],
 )
 @given(tries=UNITS, seed=st.integers(0, 2**63))
 def test_what_was_measured_is_what_was_drawn_wherever_it_was_interrupted(
-    lives: ServerRunSchedule, tries: list[int], seed: int
+    schedule: ServerRunSchedule, tries: list[int], seed: int
 ) -> None:
-    loads, begun = measure(lives, seed, tries)
-    whole = loads[: len(loads) // lives.unit * lives.unit]
-    drawn = list(lives.drawn(seed, whole, looks=2))
+    loads, begun = measure(schedule, seed, tries)
+    whole = loads[: len(loads) // schedule.unit * schedule.unit]
+    drawn = list(schedule.drawn(seed, whole, looks=2))
     assert [(each.side, each.block, each.order, each.seed) for each in whole] == drawn
-    assert lives.are_consecutive(whole, begun)
-    assert lives.are_consecutive(whole, begun + 1)  # the last was thrown away
+    assert schedule.are_consecutive(whole, begun)
+    assert schedule.are_consecutive(whole, begun + 1)  # the last was thrown away
     if whole:
-        assert not lives.are_consecutive(whole, whole[-1].server_run)
+        assert not schedule.are_consecutive(whole, whole[-1].server_run)
         assert (
-            not lives.are_consecutive(whole[::-1], begun)
+            not schedule.are_consecutive(whole[::-1], begun)
             or len({each.server_run for each in whole}) == 1
         )
 
 
 def test_no_seed_of_a_block_that_was_half_measured_is_drawn_again() -> None:
     """Its prompts may be in the cache of a server that runs on."""
-    lives = ServerRunSchedule(SIDES, None)
-    (interrupted, _), (whole, _) = (measure(lives, 7, each) for each in ([1, 2], [3]))
+    schedule = ServerRunSchedule(SIDES, None)
+    (interrupted, _), (whole, _) = (measure(schedule, 7, each) for each in ([1, 2], [3]))
     assert interrupted[0].seed == whole[0].seed
     assert {each.seed for each in interrupted[2:]}.isdisjoint({each.seed for each in whole})
 
@@ -79,16 +86,16 @@ def test_blocks_left_out_at_the_end_of_a_life_are_missed_in_the_next_one(
     tries: list[int], seed: int
 ) -> None:
     """Also where all others are numbered anew, and no life is left empty."""
-    lives = ServerRunSchedule(SIDES, None)
-    loads, begun = measure(lives, seed, tries)
-    for life in range(begun - 1):
-        end = next(n for n, load in enumerate(loads) if load.server_run > life)
-        kept = [*loads[: end - lives.unit], *loads[end:]]
+    schedule = ServerRunSchedule(SIDES, None)
+    loads, begun = measure(schedule, seed, tries)
+    for server_run in range(begun - 1):
+        end = next(n for n, load in enumerate(loads) if load.server_run > server_run)
+        kept = [*loads[: end - schedule.unit], *loads[end:]]
         kept = [each.model_copy(update={"block": n // 2}) for n, each in enumerate(kept)]
-        drawn = list(lives.drawn(seed, kept, looks=2))
+        drawn = list(schedule.drawn(seed, kept, looks=2))
         assert [(each.side, each.block, each.order, each.seed) for each in kept] != drawn
         other = loads[end - 1].model_copy(update={"prompts_sha256": "b" * 64})
         changed = [*loads[: end - 1], other, *loads[end:]]
-        assert [each[3] for each in lives.drawn(seed, changed, looks=2)] != [
+        assert [each[3] for each in schedule.drawn(seed, changed, looks=2)] != [
             each.seed for each in changed
         ]
