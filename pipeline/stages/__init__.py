@@ -25,25 +25,21 @@ PACKAGES = (__name__, "pipeline.release.stages")
 
 
 class StageImplementation(Protocol):
-    """A module of this folder.
+    """A module `run.py`, which may have three more members.
 
-    It may have three more: `still_holds(record)`, whether what a finished stage says of the world
-    outside of the store is so today, else it runs again; RESUMED, the names of what a try that did
-    not come to its end leaves to the next in the stage's own folder; and `is_unfinished(record)`,
-    whether the next run continues it from these.
+    `still_holds(record)`: whether the outside world is still as the stage recorded it; otherwise it
+    runs again. `RESUMED`: names in the stage's folder that an interrupted attempt leaves for the
+    next. `is_unfinished(record)`: whether the next run continues from these.
     """
 
     def run(self, context: StageContext[Any, Any], /) -> Record | None:
-        """Do it; what the stage found, in the declared shape.
-
-        None of one with RESUMED that is to be run again, with other servers up.
-        """
+        """Return the declared result; None, with RESUMED, to run again with other servers up."""
 
 
 def is_unfinished(record: StageRecord) -> bool:
-    """Whether the next run continues what the stage left, by its `is_unfinished`."""
-    of_stage = getattr(stage_code(record.stage), "is_unfinished", None)
-    return of_stage is not None and bool(of_stage(record))
+    """Return whether the next run continues what the stage left, by its `is_unfinished`."""
+    check = getattr(stage_code(record.stage), "is_unfinished", None)
+    return check is not None and bool(check(record))
 
 
 def stage_code(name: str) -> StageImplementation:
@@ -52,7 +48,7 @@ def stage_code(name: str) -> StageImplementation:
 
 
 def stage_names() -> list[str]:
-    """Names of all stages, sorted."""
+    """List the names of all stages, sorted."""
     return sorted(_stage_folders())
 
 
@@ -68,12 +64,12 @@ def newest_revision(name: str) -> int:
 
 
 def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record, Record]]:
-    """Those of the records whose stages there are, and that are of their shapes."""
+    """Yield the records of known stages that match their models."""
     for record in records:
         try:
             kept = stage_named(record.stage).typed(record)
             _ = kept.parameters, kept.result
-        except (KeyError, EvidenceError):  # of another version of prepare
+        except (KeyError, EvidenceError):  # from another version
             continue
         yield kept
 

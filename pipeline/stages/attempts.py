@@ -1,24 +1,17 @@
-"""The attempt ledger: which variants were tried, and which measurements were begun.
+"""The attempt ledger: variants that were tried, and measurements that were begun.
 
-An **attempt** is a set of variants that are tried together against one baseline under one policy.
-It is counted when the first answer or load of a candidate is about to be stored or used, not
-before. That is as valid as counting earlier. Its number and its level are fixed before anything of
-the candidate is seen. What was seen until then (that a server did not start, that a run was killed,
-the baseline's answers) has nothing of the candidate in it, and the baseline's answers are kept: the
-next attempt meets the same ones, so nobody can choose among several. By the union bound the chance
-that any attempt passes falsely is at most the sum of their rates, whatever they have in common.
+An **attempt** is a set of variants tried together against one baseline under one policy. It counts
+when the first answer or load of a candidate is about to be stored or used. Its number and level are
+fixed before that, and the next attempt meets the same baseline answers. By the union bound, the
+chance that any attempt passes falsely is at most the sum of their rates.
 
-A **measurement** is one log of answers or loads. It is continued from what is kept. Where a log is
-lost, the weights in it were made again with another result, or `--remeasure` asks for it, the
-measurement that replaces it has the next number and a share of the attempt's rate. Both sides are
-measured again then: the n-th measurement of a gate rests on the n-th logs and on no others, so the
-union bound holds over n as well. A baseline's log counts by itself, before any candidate's exists:
-else its answers could be chosen by throwing them away.
+A **measurement** is one log of answers or loads. If a log is lost, the weights change, or
+`--remeasure` asks for it, the next measurement has the next number and a share of the attempt's
+rate. It uses the n-th logs of both sides only, so the union bound holds over n too. A baseline's
+log counts by itself: otherwise its answers could be chosen by deleting them.
 
-    STORE/attempts/<scope>/<number>.json          one file an attempt, never changed
-    STORE/measurements/<measurement>/<number>.json  one file a log that was begun, never changed
-
-`multiplicity.gate_level` computes every level; a plan carries it to all who use it.
+    STORE/attempts/<scope>/<number>.json            one file an attempt, never changed
+    STORE/measurements/<measurement>/<number>.json  one file a begun log, never changed
 """
 
 from __future__ import annotations
@@ -44,26 +37,26 @@ _Kind = TypeVar("_Kind", bound=Record)
 
 
 class AttemptScope(Record):
-    """What is counted together."""
+    """Attempts that share one error budget."""
 
     baseline: dict[str, str] = Field(description="which model everything is compared with")
     policy: str = Field(description="name of the policy")
 
     @property
     def key(self) -> str:
-        """The name of its folder."""
+        """Name of its folder."""
         return digest_json(self.model_dump())
 
 
 class StartSpread(Record):
-    """How much starts of one server differ on a machine, as a store has measured it."""
+    """Spread of throughput between starts of one server on a machine."""
 
     stddev: float = Field(ge=0, le=1, description="of ln(output tokens/s) between starts")
     starts: int = Field(ge=2, description="that it was estimated from")
 
 
 class Attempt(Record):
-    """Variants that are tried together, and the error rate that they have."""
+    """Variants that are tried together, and their error rate."""
 
     schema_version: int = Field(1, description="of this record")
     scope: AttemptScope
@@ -82,36 +75,32 @@ class Attempt(Record):
 
     @property
     def rate(self) -> float:
-        """The error rate of all its variants and measurements together."""
+        """Error rate of all its variants and measurements together."""
         return self.alpha * attempt_share(self.spending, self.number)
 
     @property
     def history_rate(self) -> float:
-        """The bound on the chance that any attempt so far has passed falsely."""
+        """Upper bound on the chance that any attempt so far has passed falsely."""
         return bound_over_attempts(self.alpha, self.spending, self.number)
 
     def level(self, measurement: int = 1) -> float:
-        """The level that one variant's gate is decided at.
-
-        Args:
-            measurement: number of the gate's measurement.
-        """
+        """Compute the level of one variant's gate for its n-th measurement."""
         return gate_level(
             self.alpha, self.spending, self.number, len(self.variants), measurement=measurement
         )
 
     @property
     def without_run(self) -> Attempt:
-        """The same attempt, whichever run began it: keys are made of this."""
+        """The attempt as keys contain it."""
         return self.model_copy(update={"run": ""})
 
     def is_same(self, other: Attempt | None) -> bool:
-        """Whether the ledger's record is of this attempt, whichever run began it."""
+        """Return whether the ledger's record is of this attempt, begun by any run."""
         return other is not None and other.without_run == self.without_run
 
     @property
     def words(self) -> str:
-        """What stands beside a verdict; '' for the first attempt."""
+        """Note on a verdict; '' for the first attempt."""
         if self.number == 1:
             return ""
         if self.spending == "spend":
@@ -126,7 +115,7 @@ class Attempt(Record):
 
 
 class Measurement(Record):
-    """One log of answers or loads that was begun."""
+    """One begun log of answers or loads."""
 
     schema_version: int = Field(1, description="of this record")
     number: int = Field(ge=1)
@@ -136,13 +125,12 @@ class Measurement(Record):
 
 @dataclass(frozen=True)
 class Remeasured:
-    """What is measured again though it is over.
+    """Gates to measure again although they are finished.
 
     Args:
-        gates: names of suites, and of gates on speed.
-        runs: ids of the runs that ask for it. What they have begun is continued.
-        least: number of the first measurement that any gate may have: 2 for weights that were
-            measured elsewhere before.
+        gates: names of suites and speed gates.
+        runs: ids of the runs that request it; measurements that they began are continued.
+        least: first allowed measurement number; 2 for weights that were measured elsewhere.
     """
 
     gates: frozenset[str] = frozenset()
@@ -154,7 +142,7 @@ NOTHING = Remeasured()
 
 
 class Counted(Record):
-    """What a stage counts when it is about to store or use what it measures."""
+    """Attempt and measurement that a stage counts before it stores or uses results."""
 
     attempt: Attempt | None = Field(None, description="None of the baseline's answers")
     measurement: str = Field(description="key of the measurement")
@@ -162,11 +150,14 @@ class Counted(Record):
 
 
 def variant_key(served: str, policy: Policy, family: str, asked: Mapping[str, str]) -> str:
-    """What makes a try another one: who is served and how, what is asked, and what decides.
+    """Digest all that makes a variant a new one: its serving, the questions and the criteria.
 
-    `served` is the key of the variant's stage `coherence`, made of its weights, the serving and the
-    machine; of an endpoint, of the deployment id. `asked` are the questions and what asks them, as
-    `EvaluationPlanner.asked` has them: other questions are another chance.
+    Args:
+        served: key of its stage `coherence`, which covers weights, serving and machine; an
+            endpoint's covers the deployment id.
+        policy: with the criteria.
+        family: selects the margins.
+        asked: as `EvaluationPlanner.asked`; other questions are another chance.
     """
     claim = claim_of(policy, family)
     return digest_json({"served": served, "claim": claim, "asked": dict(asked)})
@@ -190,14 +181,9 @@ class AttemptLedger:
         run: str = "",
         start_spread: StartSpread | None = None,
     ) -> Attempt:
-        """The attempt that these variants are part of, or would be; nothing is written.
+        """Return the attempt with these variants, or the one that they would begin.
 
-        Args:
-            scope: what is counted together.
-            variants: as of `Attempt`.
-            policy: that decides.
-            run: id of the run.
-            start_spread: as measured so far; an attempt that has begun keeps its own.
+        A begun attempt has its own `start_spread`. Nothing is written.
 
         Raises:
             StoreError: a record is damaged or gone.
@@ -214,16 +200,16 @@ class AttemptLedger:
         )
 
     def begin(self, counted: Counted, number: int, log: str, *, is_kept: bool) -> None:
-        """Count what a stage is about to store or use; it is on disk when this returns.
+        """Record an attempt and its measurement durably, before a stage stores or uses results.
 
         Args:
             counted: the attempt and the measurement.
             number: of the measurement.
-            log: the log that is written.
-            is_kept: whether what was stored in that log is there.
+            log: of the measurement.
+            is_kept: whether the earlier content of that log is available.
 
         Raises:
-            AttemptChangedError: the ledger is not as the run was planned by.
+            AttemptChangedError: the ledger has changed since the run was planned.
             StoreError: a record is damaged or gone, or cannot be written.
         """
         if counted.attempt is not None:
@@ -232,13 +218,13 @@ class AttemptLedger:
         self._begin_measurement(counted.measurement, wanted, is_kept=is_kept)
 
     def begin_attempt(self, attempt: Attempt) -> None:
-        """Count the attempt, unless it is counted; raises errors as `begin`."""
+        """Count the attempt, unless it is counted already; raises errors as `begin`."""
         known = _find(attempt.variants, self.attempts(attempt.scope))
         if known is not None and known.number == attempt.number:
             return
         where = self._root / "attempts" / attempt.scope.key
         with raise_as(StoreError, "the attempt cannot be counted", where):
-            # Where two runs begin at the same time, one gets the number.
+            # If two runs begin at the same time, one gets the number.
             if known is None and _create(self._attempts, attempt.scope.key, attempt):
                 return
         raise AttemptChangedError(
@@ -248,15 +234,15 @@ class AttemptLedger:
         )
 
     def find(self, scope: AttemptScope, number: int) -> Attempt | None:
-        """That attempt; raises StoreError where its record is damaged."""
+        """Return that attempt, if any; raises StoreError if its record is damaged."""
         return self._read(self._attempts, "attempts", Attempt, scope.key, number)
 
     def attempts(self, scope: AttemptScope) -> list[Attempt]:
-        """All attempts of a scope, in order; raises StoreError as `foresee`."""
+        """List all attempts of a scope, in order; raises StoreError as `foresee`."""
         return list(self._list(scope.key))
 
     def all(self) -> Iterator[Attempt]:
-        """All attempts of all scopes; raises StoreError as `foresee`."""
+        """Yield all attempts of all scopes; raises StoreError as `foresee`."""
         for key in sorted({name.partition("/")[0] for name in self._attempts.names("")}):
             yield from self._list(key)
 
@@ -275,11 +261,11 @@ class AttemptLedger:
     # --- measurements -------------------------------------------------------------------------
 
     def measurement(self, key: str, number: int) -> Measurement | None:
-        """What was begun under that number; raises StoreError where the record is damaged."""
+        """Return that measurement, if begun; raises StoreError if its record is damaged."""
         return self._read(self._measurements, "measurements", Measurement, key, number)
 
     def latest(self, key: str) -> int:
-        """The number of the measurement that was begun last; 0 where none was."""
+        """Return the number of the last begun measurement; 0 if there is none."""
         names = [name for name in self._measurements.names(key) if name.endswith(".json")]
         return max((int(name.removesuffix(".json")) for name in names), default=0)
 
@@ -291,14 +277,14 @@ class AttemptLedger:
         gate: str,
         remeasured: Remeasured = NOTHING,
     ) -> int:
-        """The number of the measurement of a gate that is to be continued or begun.
+        """Return the number of a gate's measurement to continue or begin.
 
         Args:
-            candidates: keys of the candidates' measurements: the latest number of theirs counts.
-            is_lost: whether a log of that number was begun and is gone, of either side.
-            is_over: whether nothing is left to measure under that number.
+            candidates: keys of the candidates' measurements.
+            is_lost: whether a log of that number was begun and is gone, for either side.
+            is_over: whether the measurement of that number is finished.
             gate: its name.
-            remeasured: gates that are measured again though they are over.
+            remeasured: gates to measure again.
         """
         keys = list(candidates)
 
@@ -346,7 +332,6 @@ def _create(records: KeyValueStore, key: str, record: Attempt | Measurement) -> 
 
 
 def _find(variants: Mapping[str, str], earlier: Iterable[Attempt]) -> Attempt | None:
-    """The attempt that these variants are part of."""
     return next((each for each in earlier if variants.items() <= each.variants.items()), None)
 
 

@@ -1,4 +1,4 @@
-"""What a running stage has at hand, and how it is run into the store."""
+"""Context of a running stage, and the function that runs it into the store."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.stages import stage_code, stage_named
 
-# A thread that waits sleeps rather than spins: where another process wants the core, spinning
-# threads take it from the one that they wait for.
+# Waiting threads sleep: spinning ones take the core from the process that they wait for.
 WORKER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
 BOOTSTRAP = Path(__file__).parents[1] / "workers" / "bootstrap.py"
 
@@ -42,23 +41,23 @@ class StageContext(Generic[Parameters, Runtime]):
 
     @property
     def parameters(self) -> Parameters:
-        """What can change the output."""
+        """All that can change the output."""
         found: Parameters = stage_named(self.spec.stage).parameters_of(self.spec)
         return found
 
     @property
     def runtime(self) -> Runtime:
-        """Where to do it."""
+        """Paths, addresses and all else that does not change the output."""
         found: Runtime = stage_named(self.spec.stage).runtime_of(self.spec)
         return found
 
     def input_folder(self, role: str) -> Path:
-        """The outputs of the earlier stage in that role."""
+        """Return the folder of the earlier stage in that role."""
         reference = self.spec.inputs[role]
         return self.store.stage_folder(reference.stage, reference.key)
 
     def input_record(self, role: str) -> StageRecord:
-        """The record of the earlier stage in that role; raises StageError when it is missing."""
+        """Return the record of the earlier stage in that role; raises StageError if missing."""
         reference = self.spec.inputs[role]
         record = self.store.find(reference.stage, reference.key)
         if record is None:
@@ -70,7 +69,7 @@ class StageContext(Generic[Parameters, Runtime]):
         return record
 
     def input_digests(self) -> dict[str, str]:
-        """Digest of each input's result, to notice later that one was made again."""
+        """Digest each input's result, to detect later that one was made again."""
         return {role: digest_json(self.input_record(role).result) for role in self.spec.inputs}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
@@ -78,15 +77,12 @@ class StageContext(Generic[Parameters, Runtime]):
         self.progress.advance(f"{self.spec.variant}: {task}", done, total, unit)
 
     def note(self, text: str) -> None:
-        """Report something, and keep it in the record."""
+        """Report a note, and store it in the record."""
         self.notes.append(text)
         self.progress.note(f"{self.spec.variant}: {text}")
 
     def output_folder(self) -> Path:
-        """Make the folder `output/`, for stages whose output is a folder of its own.
-
-        Of a stage that names it as RESUMED, a killed try's may be there still.
-        """
+        """Make the folder `output/`; with RESUMED, it may have content of a killed attempt."""
         folder = self.folder / "output"
         folder.mkdir(exist_ok=True)
         return folder
@@ -106,17 +102,17 @@ class StageContext(Generic[Parameters, Runtime]):
         Args:
             worker: module with `run(spec, progress, output)`.
             output: existing folder that it writes into; the stage's own when None.
-            environment: variables of its process, beside those that every worker has.
-            needs: what it has to reach; it is given the credentials for that, and no others.
-            plugins: what it imports, each as by `Plugin.for_worker`.
+            environment: variables in addition to those of every worker.
+            needs: networks that it must reach; it gets only their credentials.
+            plugins: modules that it imports, as from `Plugin.for_worker`.
 
         Raises:
-            PrepareError: what the worker raised, or WorkerError when it died; its log is named.
+            PrepareError: from the worker; WorkerError with its log if it died.
         """
         spec_file = self.folder / "worker-spec.json"
         result_file = self.folder / "worker-result.json"
         log = self.folder / "worker.log"
-        python = str(self.spec.runtime["python"])  # of every stage that has a worker
+        python = str(self.spec.runtime["python"])  # every stage with a worker has it
         spec_file.write_text(json.dumps({**worker_spec, PLUGINS: plugins}))
         events_read, events_write = os.pipe()
         forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
@@ -180,12 +176,12 @@ def execute(spec: StageSpec, progress: Progress) -> StageRecord:
 
 
 def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | None:
-    """Run one stage into its store, or find that another process has just done so.
+    """Run one stage into its store, or return the record that another process just made.
 
     Return None if it must be run again with other servers up; see StageImplementation.
 
     Raises:
-        PrepareError: why it failed; what it wrote stays in `<key>.*.partial` for a look.
+        PrepareError: the stage failed; its files stay in `<key>.*.partial`.
     """
     code = stage_code(spec.stage)
     resumed = getattr(code, "RESUMED", ())
@@ -208,7 +204,7 @@ def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | 
                 peak_memory_bytes=context.peak_memory_bytes,
             )
             write_atomically(folder / RECORD, record.model_dump_json(indent=1))
-    # Of two who were done, as after a takeover, the first one's result is there.
+    # If two processes finished, as after a takeover, the first result is there.
     record_found = store.find(spec.stage, spec.key)
     if record_found is None:
         raise errors.StoreError("a stage that another process finished has vanished")

@@ -1,4 +1,4 @@
-"""A stage's interpreter on the node that runs it, which need not be the one that asked for it."""
+"""A stage's interpreter on the node that runs it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pipeline.environments.settings import load_settings
 
 
 def with_interpreter(spec: StageSpec, progress: Progress) -> StageSpec:
-    """The stage, with an interpreter that is on this node; its environment is built if need be.
+    """Return the stage with an interpreter of this node; build its environment if necessary.
 
     Raises:
-        EnvironmentBuildError: it cannot be built here, or is not the one of the stage's key.
+        EnvironmentBuildError: it cannot be built here, or differs from the one of the stage's key.
     """
     name = spec.runtime.get("environment")
     if not name or Path(spec.runtime.get("python") or "").is_file():

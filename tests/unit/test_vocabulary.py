@@ -34,7 +34,6 @@ UNFINISHED_PACKAGES: tuple[str, ...] = (
     "pipeline/release/stages/promote",
     "pipeline/run",
     "pipeline/run/executors",
-    "pipeline/stages",
     "pipeline/stages/adopt",
     "pipeline/stages/check_weights",
     "pipeline/stages/coherence",
