@@ -243,7 +243,7 @@ def main() -> int:
             met.append(found["overhead"]["median_seconds"] < most)
     if asked.kills:
         multiprocessing.set_start_method("forkserver")
-        multiprocessing.set_forkserver_preload(["random_kills"])
+        multiprocessing.set_forkserver_preload(["fault_injection"])
         with tempfile.TemporaryDirectory() as folder, killing_of(asked) as killing:
             book = asked.book or Path(folder) / "book"
             found["kills"] = measure_kills(asked.kills, killing, book)
