@@ -1,1 +1,1 @@
-"""The gates: suites that ask, statistics that weigh, and verdicts with reasons."""
+"""Quality and performance gates: suites, statistics and verdicts."""

@@ -1,13 +1,11 @@
-"""Answers kept as they come in, so that no question is asked twice of one served model.
+"""Answer logs: stored answers, so that no question is asked twice of one served model.
 
-An answer book has a row a question, in the order in which the questions are asked, so always a
-beginning of them. Batches are appended and flushed to disk; what a kill tore off is cut away. A
-gate that was left undecided goes on from here, and so does a changed policy, which judges the same
-answers.
+A log has a row per question, in the order of asking, so always a beginning of them. Batches are
+flushed to disk; a torn last line is cut off. An undecided gate or a changed policy continues here.
 
-Each writer has its own file of JSON lines: `<book>.<number>-<first row>.jsonl`. A lease on the
-book makes the writers take turns. A writer that was suspended and lost its lease may still append.
-So a writer's rows count only up to the first row of the next writer.
+Each writer has its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. Writers take turns
+by a lease. A suspended writer that lost its lease may still append, so its rows count only up to
+the first row of the next writer.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ LARGEST_PART = 1 << 30  # bytes
 
 @dataclass(frozen=True, order=True)
 class AnswerSegment:
-    """What one writer has added: rows from `start` on."""
+    """The rows of one writer, from `start` on."""
 
     writer: int
     start: int
@@ -41,7 +39,7 @@ class AnswerSegment:
 
 
 def parts_of(book: Path) -> list[AnswerSegment]:
-    """The files of a book, in the order of their writers."""
+    """Return a log's files, in the order of their writers."""
     found = []
     for path in book.parent.glob(f"{book.stem}.*{book.suffix}"):
         if named := re.fullmatch(r"(\d+)-(\d+)(?:-(\d+))?", path.name.split(".")[-2]):
@@ -50,17 +48,17 @@ def parts_of(book: Path) -> list[AnswerSegment]:
 
 
 def book_of_part(path: Path) -> str:
-    """The name of the book that a file belongs to."""
+    """Return the name of the log that a file belongs to."""
     return path.name.partition(".")[0]
 
 
 class AnswerLog:
-    """The answers of one served model to one ordered list of questions.
+    """Answers of one served model to one ordered list of questions.
 
     Args:
-        path: what its files are named after; no file need exist yet.
-        ids: of the questions, in the order in which they are asked.
-        writer: number of the lease on it, to append under; None to read only.
+        path: base of its files' names; no file need exist yet.
+        ids: of the questions, in the order of asking.
+        writer: number of its lease; None to read only.
     """
 
     def __init__(self, path: Path, ids: Sequence[str], writer: int | None = None) -> None:
@@ -71,11 +69,10 @@ class AnswerLog:
         self._read: int | None = None
 
     def rows(self) -> Rows:
-        """The answers so far, in the questions' order.
+        """Return the answers so far, in the questions' order.
 
         Raises:
-            EvaluationDataError: a line cannot be read, or is no answer to the question whose turn
-                it is.
+            EvaluationDataError: a line is damaged, or answers another question than the next.
         """
         rows: Rows = []
         for part in parts_of(self._path):
@@ -111,10 +108,10 @@ class AnswerLog:
             yield row
 
     def append(self, rows: Rows) -> None:
-        """Add answers and flush them to disk; a torn last line is cut away first.
+        """Add answers and flush them to disk, after a torn last line is cut off.
 
         Raises:
-            ValueError: the book was opened to read only.
+            ValueError: the log is read-only.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -127,13 +124,12 @@ class AnswerLog:
             os.fsync(file.fileno())
 
     def _own_part(self) -> Path:
-        """Our file: a new one, that no other writes to, at the first answers."""
         if self._writer is None:
             raise ValueError(f"{self._path} was opened to read only")
         if self._own is None:
             # Answers that we have not seen, of who came back, are none that ours follow.
             start = len(self.rows()) if self._read is None else self._read
-            # Where claims were forgotten their numbers begin anew.
+            # Without their files, leases are numbered from the start again.
             last = max((part.writer for part in parts_of(self._path)), default=0)
             name = f"{max(last + 1, self._writer):06d}-{start:08d}"
             self._own = self._path.with_suffix(f".{name}{self._path.suffix}")
@@ -141,7 +137,7 @@ class AnswerLog:
 
 
 def _end_of_whole_lines(file: BinaryIO) -> int:
-    """Where the last whole line ends; looked for from the end, for a book is appended to often."""
+    """Return where the last complete line ends, searched from the end of the file."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _LOOKED_AT_ONCE)
@@ -154,12 +150,12 @@ def _end_of_whole_lines(file: BinaryIO) -> int:
 
 
 def read_answers(folder: Path) -> Rows:
-    """The answers in that stage folder, in the order of asking."""
+    """Return the answers in that stage folder, in the order of asking."""
     return parse_answers((folder / ANSWERS).read_bytes())
 
 
 def parse_answers(content: bytes) -> Rows:
-    """The rows of an `answers.jsonl`; raises ValueError where a line is damaged."""
+    """Parse an `answers.jsonl`; a ValueError for a damaged line."""
     try:
         # Not splitlines: an answer may hold Unicode's own line separators.
         return [json.loads(line) for line in content.split(b"\n") if line]

@@ -1,8 +1,7 @@
-"""What a variant lost by its weights, and what by its KV cache: a 2 x 2 of the same answers.
+"""Losses by weights and by KV cache: a 2 x 2 comparison on the same questions.
 
-The baseline's weights and the variant's, each with the baseline's KV cache and with the variant's
-own, answer the same questions. Of each cell the mean change from the baseline is told with bounds,
-and how far the two changes together differ from their sum. It decides nothing.
+Both weights with both KV caches. Each cell's mean change from the baseline has bounds, and so has
+the difference between the two changes together and their sum. It decides nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from eval_gates.verdicts import check_paired
 from pipeline.core.record import Record
 
 CLOSE = 0.5  # of the allowed drop: a gate that lost as much is close to its margin
-# Bounds are of the mean difference, whatever the margin.
+# Bounds are of the mean difference and do not depend on the margin.
 ANY_MARGIN = Comparison.points(0.5)
 Answers = Sequence[Mapping[str, Any]]
 
 
 class Effect(Record):
-    """What one change does to the mean score, as a fraction: 0.01 is a point."""
+    """Effect of one change on the mean score, as a fraction: 0.01 is a point."""
 
     difference: float = Field(description="of the mean score; below 0 it costs")
     lower: float = Field(description="one-sided bound of it at level alpha, valid at any time")
@@ -34,7 +33,6 @@ class Effect(Record):
 
     @property
     def words(self) -> str:
-        """In points: what it costs, and how sure that is."""
         between = f"{_points(self.lower)} to {_points(self.upper)}"
         if self.lower == self.upper == self.difference == 0:
             return "changes nothing"
@@ -46,7 +44,7 @@ class Effect(Record):
 
 
 class AttributionReport(Record):
-    """Of one suite, which part of a variant's change comes from what."""
+    """Sources of one suite's change."""
 
     suite: str
     n: int = Field(description="questions, or clusters of them, that all four answered")
@@ -61,7 +59,6 @@ class AttributionReport(Record):
 
     @property
     def words(self) -> str:
-        """For people, in a line."""
         told = (
             f"{self.suite}, {self.n} questions: the weights alone {self.weights.words}; the KV "
             f"cache alone ({self.variant_kv} for {self.baseline_kv}) {self.kv_cache.words}; "
@@ -71,12 +68,7 @@ class AttributionReport(Record):
 
 
 def is_wanted(gate: GateReport, allowed_drop: float) -> bool:
-    """Whether a gate did not pass, or lost at least half of what it may.
-
-    Args:
-        gate: that was judged.
-        allowed_drop: of the mean score, as a fraction.
-    """
+    """Return whether a gate did not pass, or lost at least half of `allowed_drop`, a fraction."""
     return gate.verdict != "pass" or -gate.difference >= CLOSE * allowed_drop
 
 
@@ -94,25 +86,24 @@ def attribute(
 ) -> AttributionReport:
     """Compare the four cells, question by question.
 
-    How many questions there are was decided by answers of the baseline and the variant, so bounds
-    that hold at one number of questions would not do: these hold at every number (see
-    statistics/sequential.py). The interaction is a difference of differences, in -2 to 2, so each
-    is moved into 0 to 1 first.
+    Answers of baseline and variant decided the number of questions, so the bounds hold at every
+    number (see statistics/sequential.py). The interaction is a difference of differences, in -2 to
+    2, so each is moved into 0 to 1 first.
 
     Args:
         suite: its name.
-        baseline: rows of answers, each with id, prompt_sha256 and score, in the order of asking;
-            so are the others, to the same questions.
+        baseline: rows with id, prompt_sha256 and score, in the order of asking; the others answer
+            the same questions.
         weights: of the variant's weights with the baseline's KV cache.
         kv_cache: of the baseline's weights with the variant's KV cache.
         both: of the variant as judged.
         alpha: error rate of each bound.
-        population: questions of the benchmark, where the claim is about that alone.
+        population: questions of the benchmark, if that is the estimand.
         kv_dtypes: the baseline's and the variant's.
-        note: what else the KV cache's type changes.
+        note: other changes by the KV cache's type.
 
     Raises:
-        ValueError: they were not asked the same, or a score is missing.
+        ValueError: prompts differ, or a score is missing.
     """
     for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
         check_paired(f"{suite}, {name}", baseline, cell)

@@ -1,4 +1,4 @@
-"""What who knows nothing would score on a suite's questions, from the baseline's kept answers."""
+"""Chance-level scores on a suite's questions, from the baseline's stored answers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ EMPTY, UNRELATED = "empty", "unrelated"
 def check_sensitivities(
     rows: Rows, guessing: float, comparison: Comparison, population: int | None
 ) -> list[SensitivityCheck]:
-    """Whether the margin ends above every kind of ignorance that these rows show.
+    """Check the margin against every chance baseline that these rows show.
 
     Args:
         rows: the baseline's answers, in the order of asking; at least one.
-        guessing: expected score of a guess; 0 where there are no choices.
-        population: questions (or clusters of them) of the benchmark that the claim is about; None
-            for a claim about all such.
+        guessing: expected score of a guess; 0 without choices.
+        population: questions (or clusters) of the benchmark; None for the population.
     """
     clusters = group_by_cluster(rows)
     scores = means(clusters, "score")
@@ -56,7 +55,7 @@ def check_sensitivities(
 
 
 def unrelated_p_value(rows: Rows) -> float:
-    """Anytime-valid p-value of 'these answers do for any question'; 0 where that was not tried."""
+    """Return the anytime-valid p-value of 'these answers fit any question'; 0 if not tested."""
     if not all(UNRELATED in row for row in rows):
         return 0.0
     clusters = group_by_cluster(rows)
@@ -65,7 +64,7 @@ def unrelated_p_value(rows: Rows) -> float:
 
 
 def sensitivity_state(sensitivity_checks: Sequence[SensitivityCheck], alpha: float) -> State:
-    """Whether the gate sees at that level, is shown not to, or more questions could show."""
+    """Return whether the gate is sensitive at that level, is shown not to be, or is open."""
     if all(sight.p_insensitive <= alpha for sight in sensitivity_checks):
         return "clear"
     refuted = any(check.p_sensitive <= alpha for check in sensitivity_checks)
@@ -73,5 +72,5 @@ def sensitivity_state(sensitivity_checks: Sequence[SensitivityCheck], alpha: flo
 
 
 def _halve(values: Sequence[float]) -> list[float]:
-    """The mean of each two; one that is left over is not used."""
+    """Return the mean of each two values; an odd last one is omitted."""
     return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]

@@ -1,8 +1,7 @@
-"""Questions that belong together, such as those of one passage, as one unit of evidence.
+"""Clusters of questions, such as those about one passage, as one unit of evidence.
 
-Answers to several questions about one text rise and fall together, so each is not evidence of its
-own. A suite with the key `cluster_by` is asked cluster by cluster, each whole, and its tests see
-the mean of each; in a row of answers the key `cluster` says to which it belongs.
+Answers about one text are dependent. A suite with the key `cluster_by` asks complete clusters, and
+its tests use each cluster's mean; the key `cluster` of a row of answers names it.
 """
 
 from __future__ import annotations
@@ -22,34 +21,33 @@ _NAMES = re.compile("passage|document|doc|context|article|story|paragraph|proble
 
 
 def labels_of(rows: Rows) -> list[str]:
-    """Each row's cluster, unlike its neighbours' where it has none."""
+    """Return each row's cluster, or a unique label."""
     return [str(row.get("cluster", f"#{number}")) for number, row in enumerate(rows)]
 
 
 def group_by_cluster(rows: Rows) -> list[list[Mapping[str, Any]]]:
-    """The rows, cluster by cluster; a row without one is alone."""
+    """Group the rows by cluster; a row without one is alone."""
     pairs = zip(labels_of(rows), rows, strict=True)
     return [[row for _, row in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
 
 
 def means(clusters: Sequence[Rows], key: str) -> list[float]:
-    """Of each cluster, the mean of what its rows have under that key."""
+    """Return each cluster's mean of that key."""
     return [sum(float(row[key]) for row in rows) / len(rows) for rows in clusters]
 
 
 def whole_end(labels: Sequence[str], end: int) -> int:
-    """The first place from `end` on at which no cluster is cut in two."""
+    """Return the first position from `end` on that cuts no cluster."""
     while 0 < end < len(labels) and labels[end] == labels[end - 1]:
         end += 1
     return min(end, len(labels))
 
 
 def partners(labels: Sequence[str]) -> list[int]:
-    """For each question another one, of another cluster: whose answer has nothing to do with it.
+    """Return for each question one of another cluster, to which its answer is unrelated.
 
-    Clusters swap in pairs, first with second, third with fourth, so that each pair is a unit of
-    its own, independent of all others; one that is left over looks to the first. A single cluster
-    has no other, and its questions look to themselves.
+    Clusters swap in pairs, so that each pair is an independent unit; an odd last one uses the
+    first. Questions of a single cluster are their own partners.
     """
     groups: list[list[int]] = []
     for number, label in enumerate(labels):
@@ -65,10 +63,10 @@ def partners(labels: Sequence[str]) -> list[int]:
 
 
 def shared_text(documents: Rows) -> str | None:
-    """The field with a long text, such as a passage, that several documents have in common.
+    """Return the field with a long text, such as a passage, that several documents share.
 
-    Where more than a few do, their answers rise and fall together. None if there is no such field;
-    a text that nearly all documents have, such as an instruction, does not count.
+    None if there is no such field; a text of nearly all documents, such as an instruction, does not
+    count.
     """
     for field in documents[0] if documents else ():
         texts = Counter(

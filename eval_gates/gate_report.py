@@ -1,4 +1,4 @@
-"""What a gate writes down about one variant beside the baseline."""
+"""The record of a gate's comparison of one variant with the baseline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tier = Literal["critical", "supporting", "advisory"]
 
 
 class EProcessPoint(Record):
-    """The evidence after so many questions."""
+    """The evidence after n questions."""
 
     n: int = Field(description="questions answered by both")
     mean: float = Field(description="mean of the compared value so far")
@@ -22,14 +22,14 @@ class EProcessPoint(Record):
 
 
 class NoiseFloor(Record):
-    """The baseline against itself: what serving alone changes, since greedy is not bit-stable."""
+    """The baseline asked twice: changes by serving alone, since greedy is not bit-stable."""
 
     n: int = Field(description="questions that the baseline was asked twice")
     flips: int = Field(description="of these, how many scores differed")
 
 
 class ChanceBaseline(Record):
-    """One who knows nothing of the questions, whom the margin must keep out."""
+    """A chance-level model that the margin must exclude."""
 
     kind: Literal["nothing", "guessing", "empty", "unrelated"] = Field(
         description="scores 0; guesses a choice; answers nothing; answers another question"

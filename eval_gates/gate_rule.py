@@ -1,7 +1,4 @@
-"""The rule of a suite's gate: planning writes it once, and everyone else reads that record.
-
-Verification lays it out once more, from the same policy and attempt, and compares.
-"""
+"""The rule of a suite's gate, which planning writes and verification recomputes."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from recipes.schema import Family
 
 
 class GateRule(Record):
-    """What decides a gate, and so ends the asking."""
+    """What decides a gate, and so ends its questions."""
 
     tier: Tier
     test: Literal["sequential", "fixed"]
@@ -36,19 +33,18 @@ class GateRule(Record):
 
     @property
     def comparison(self) -> Comparison:
-        """What the margin asks for."""
         return comparison_of(self.margin)
 
     def population(self, available: int) -> int | None:
-        """Questions of the finite benchmark that the claim is about, None of the population.
+        """Size of the finite benchmark; None if the estimand is the population.
 
         Args:
-            available: questions that there are, or clusters of them.
+            available: number of questions, or of clusters.
         """
         return available if self.about == "benchmark" else None
 
     def stopping(self, available: int) -> StoppingRule | None:
-        """What ends the asking; None where all are asked. Argument as of `population`."""
+        """Return the stopping rule; None if all are asked."""
         if self.test == "fixed":
             return None
         population = self.population(available)
@@ -56,7 +52,7 @@ class GateRule(Record):
 
 
 def gate_rule_of(suite: AnySuite, family: Family, alpha: float) -> GateRule:
-    """The rule of a policy's suite for variants of a family, at the level `alpha`."""
+    """Return the rule of a policy's suite for variants of a family, at level `alpha`."""
     return GateRule(
         tier=suite.tier,
         test=suite.test,

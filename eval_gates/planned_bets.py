@@ -1,7 +1,6 @@
-"""The bet that each sequential gate's plan calls best, and that has half of its stake.
+"""The planned bet of each sequential gate, which has half of the stake.
 
-Fixed before any question is asked, by the margin, `expected_flips` and the kind of suite. It
-stands in the gate's rule (gate_rule.py).
+It is fixed before any question by the margin, `expected_flips` and the kind of suite.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from recipes.schema import Family
 
 
 def planned_bet_of(suite: AnySuite, family: Family) -> float | None:
-    """The bet of one gate, as a share of the largest legal one; None for a fixed test."""
+    """Return one gate's bet, as a share of the largest legal one; None for a fixed test."""
     if suite.test == "fixed":
         return None
     kind, comparison = kind_of(suite), comparison_of(suite.margins[family])

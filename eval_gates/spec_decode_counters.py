@@ -1,4 +1,4 @@
-"""What was drafted between two looks at an engine's counters; workers need the standard library."""
+"""Differences of an engine's speculative decoding counters; workers need the standard library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ NAMES = ("drafts", "draft_tokens", "accepted_tokens")
 def counts_between(
     before: Mapping[str, int | None] | None, after: Mapping[str, int | None] | None
 ) -> dict[str, int] | None:
-    """The counts, by their names; None where the counters do not tell.
-
-    A server that was started again between has counted less than before, which tells nothing.
-    """
+    """Return the counts by name; None without counters or if the server was restarted."""
     if before is None or after is None:
         return None
     found = {}

@@ -1,4 +1,4 @@
-"""What an engine counted of speculative decoding: tokens drafted, and how many were accepted."""
+"""Speculative decoding statistics: tokens drafted and accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class SpecDecodeStats(Record):
-    """Between two looks at the engine's own counters."""
+    """Differences of the engine's counters."""
 
     drafts: Count = Field(description="steps of a request in which tokens were drafted")
     draft_tokens: Count = Field(description="tokens drafted in them")
@@ -26,7 +26,7 @@ class SpecDecodeStats(Record):
     @model_validator(mode="before")
     @classmethod
     def _counts_alone(cls, data: Any) -> Any:
-        """What is computed is computed again, whatever a record says of it."""
+        """Drop the computed values of a record, which are computed again."""
         computed = ("rate", "length")
         is_plain = isinstance(data, dict)
         return {k: v for k, v in data.items() if k not in computed} if is_plain else data
@@ -43,20 +43,19 @@ class SpecDecodeStats(Record):
 
     @property
     def rate(self) -> float | None:
-        """Share of the drafted tokens that was accepted; None where none was drafted."""
+        """Share of the drafted tokens that was accepted; None without drafts."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property
     def length(self) -> float | None:
-        """Tokens that a step with drafts gives; None where none was drafted.
+        """Tokens of a step with drafts, including the model's own; None without drafts.
 
-        The model's own token is among them, as vLLM counts (its v1/spec_decode/metrics.py).
+        vLLM counts so (its v1/spec_decode/metrics.py).
         """
         return 1 + self.accepted_tokens / self.drafts if self.drafts else None
 
     @property
     def words(self) -> str:
-        """For people."""
         if self.rate is None or self.length is None:
             return "nothing was drafted"
         return (

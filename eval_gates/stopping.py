@@ -1,6 +1,6 @@
-"""When to stop asking: after each batch, whether the gate is decided and what to ask next.
+"""Stopping rules: after each batch, whether the gate is decided, and the next questions.
 
-The core and the evaluate worker both use this; it crosses to the worker as plain data.
+The core and the evaluate worker use them; they reach the worker as plain data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ State = Literal["pass", "fail", "open"]
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """What would decide the gate."""
+    """What decides the gate."""
 
     comparison: Comparison
     alpha: float
@@ -33,7 +33,7 @@ class StoppingRule:
 
 @dataclass(frozen=True)
 class StoppingPlan:
-    """How far one round of questions goes."""
+    """Questions of one round."""
 
     max_questions: int
     batch: int  # questions between two looks
@@ -46,7 +46,7 @@ class StoppingPlan:
 
     @property
     def end(self) -> int:
-        """Questions of this round: `max_questions`, and what belongs to the last of them."""
+        """End of this round: `max_questions`, and the rest of its last cluster."""
         return whole_end(self.clusters, self.max_questions) if self.clusters else self.max_questions
 
     def state(self, scores: Sequence[float]) -> State:
@@ -65,7 +65,7 @@ class StoppingPlan:
         return result.verdict
 
     def next_batch(self, scores: Sequence[float]) -> range:
-        """The questions to ask next, by their place; empty when this round is over."""
+        """Return the positions of the next questions; empty when this round is over."""
         done = len(scores)
         if done >= self.end or self.state(scores) != "open":
             return range(0)
@@ -83,7 +83,7 @@ class StoppingPlan:
 
 
 def read_stopping(data: dict[str, Any]) -> StoppingPlan:
-    """What crossed as plain data, by :func:`dataclasses.asdict`."""
+    """Parse plain data made by :func:`dataclasses.asdict`."""
     rule = data["rule"]
     if rule is not None:
         rule = StoppingRule(**{**rule, "comparison": Comparison(**rule["comparison"])})
@@ -91,7 +91,7 @@ def read_stopping(data: dict[str, Any]) -> StoppingPlan:
 
 
 def comparison_of(margin: Margin) -> Comparison:
-    """The comparison that a policy's margin asks for."""
+    """Return the comparison of a policy's margin."""
     if margin.recovery is not None:
         return Comparison.recovery(margin.recovery)
     assert margin.points is not None

@@ -1,4 +1,4 @@
-"""What a policy's verdict claims: all that decides whether a variant passes, and nothing else."""
+"""Criteria of a policy's verdict: everything that decides whether a variant passes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ DECIDES = ("tier", "test", "about")
 
 
 def claim_of(policy: Policy, family: str) -> dict[str, Any]:
-    """The error rate and what it bounds; of each critical suite the questions, margin and test.
+    """Return the error rate and its scope, and each critical suite's questions, margin and test.
 
-    How many questions are asked at most belongs to it only where one look is taken at their end:
-    a sequential gate continues with more of them and is the same. Its bet depends on the flips that
-    it expects: guessing them again after each look would choose the bet by the answers.
+    The maximum number of questions belongs to it for a fixed test only: a sequential gate
+    continues. Its planned bet depends on the expected flips, which must not change with the
+    answers.
     """
     suites = {}
     for name, suite in policy.suites.items():

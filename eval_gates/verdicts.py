@@ -1,4 +1,4 @@
-"""From kept answers and a policy's margins to verdicts: a pure function, with no server."""
+"""Verdicts from stored answers and a policy's margins: pure functions."""
 
 from __future__ import annotations
 
@@ -46,17 +46,16 @@ def judge_suite(
     """Compare a variant's answers with the baseline's, question by question.
 
     Args:
-        rule: what decides.
-        metric: what a score is, as the suite calls it.
+        metric: name of the score.
         baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
         candidate: rows to the same questions, or to the first of them.
-        again: the baseline's rows to its first questions, asked a second time; may be none.
-        available: questions that the source has; of a suite with `cluster`, clusters of them.
-        guessing: the mean score of a model that knows nothing: 0.25 with four choices.
+        again: the baseline's second answers to its first questions; may be none.
+        available: questions of the source; clusters for a suite with `cluster`.
+        guessing: the chance-level mean score: 0.25 with four choices.
 
     Raises:
-        ValueError: the two sides were not asked the same questions with the same prompts, a
-            score is missing, or generated answers were not scored against other questions.
+        ValueError: questions or prompts differ, a score is missing, or generated answers were not
+            scored against other questions.
     """
     floor = floor_of(name, baseline, again)
     check_scores(name, baseline)
@@ -152,16 +151,13 @@ def run_test(
 
 
 def mean_of(rows: Answers, key: str) -> float:
-    """The mean of what the rows have under that key, each cluster of them counting as one."""
+    """Return the mean of that key; each cluster counts as one."""
     values = means(group_by_cluster(rows), key)
     return sum(values) / len(values)
 
 
 def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
-    """Raise ValueError unless both sides answered the same questions, asked the same way.
-
-    Every score must be there, too, and in [0, 1].
-    """
+    """Raise ValueError unless both sides answered the same prompts, with scores in [0, 1]."""
     if len(baseline) != len(candidate) or not baseline:
         raise ValueError(f"{name}: {len(baseline)} answers against {len(candidate)}")
     check_scores(name, (*baseline, *candidate))
@@ -172,7 +168,7 @@ def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
 
 
 def check_scores(name: str, answers: Answers) -> None:
-    """Raise ValueError unless every score is there, and in [0, 1]."""
+    """Raise ValueError unless every score is present and in [0, 1]."""
     for row in answers:
         score = row.get("score")
         if not isinstance(score, (int, float)) or not 0 <= score <= 1:  # NaN is refused, too
@@ -180,10 +176,10 @@ def check_scores(name: str, answers: Answers) -> None:
 
 
 def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
-    """How often the baseline's own scores flipped when it was asked again; None if it was not.
+    """Return how often the baseline's scores changed when it was asked again; None if it was not.
 
     Raises:
-        ValueError: it was not asked the same.
+        ValueError: prompts differ.
     """
     asked = min(len(first), len(again))
     if not asked:
@@ -194,7 +190,7 @@ def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
 
 
 def blocks(verdict: Verdict, tier: Tier) -> bool:
-    """Whether a gate's verdict keeps its variant from passing."""
+    """Return whether a gate's verdict keeps its variant from passing."""
     return (verdict == "fail" and tier != "advisory") or (
         verdict == "undecided" and tier == "critical"
     )
@@ -204,17 +200,17 @@ def overall(
     gates: Sequence[GateReport],
     speed: Sequence[SpeedGateReport] = (),
 ) -> tuple[Verdict, str, float]:
-    """The variant's verdict, its reason, and its p-value.
+    """Return the variant's verdict, its reason, and its p-value.
 
-    Critical gates must pass; supporting ones must not fail; advisory ones do not count. One fail
-    fails, else one undecided leaves it undecided. All must pass at once, so no correction for
-    their number is called for; the p-value is the largest of the critical gates'.
+    Critical gates must pass; supporting ones must not fail; advisory ones do not count. A fail
+    decides before an undecided gate. All must pass, so their number needs no correction; the
+    p-value is the largest of the critical gates'.
 
     Args:
-        speed: of all claims on speed, which have p-values as suites do.
+        speed: performance gates, which have p-values as suites do.
 
     Raises:
-        ValueError: there is no gate, so nothing was shown.
+        ValueError: there is no gate.
     """
     if not gates:
         raise ValueError("no gates: nothing was shown")
@@ -224,7 +220,7 @@ def overall(
     failed = [name for name, verdict in blocking if verdict == "fail"]
     undecided = [name for name, verdict in blocking if verdict == "undecided"]
     critical = {g.suite: g.p_value for g in gates if g.tier == "critical"}
-    # Of speed alone nothing follows: a variant that no critical suite vouches for shows nothing.
+    # Performance alone shows nothing: a critical suite must have passed.
     claims = [each for each in speed if each.tier == "critical"]
     fast = {each.name: each.p_value for each in claims if critical}
     p_value = largest_p_value({**critical, **fast} or {"": 1.0})

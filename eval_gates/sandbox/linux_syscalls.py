@@ -50,7 +50,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Call mount(2)."""
+    """Mount a file system."""
     strings = [value.encode() or None for value in (source, target, kind)]
     result = _libc.mount(*strings, ctypes.c_ulong(flags), data.encode() or None)
     _check(result, f"mount {target}")

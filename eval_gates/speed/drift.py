@@ -59,10 +59,7 @@ def kendall_p_value(values: FloatArray) -> float:
 
 
 def half_medians(values: FloatArray) -> tuple[float, float]:
-    """Return the medians of the earlier and the later half.
-
-    The middle of an odd number is in neither.
-    """
+    """Return the medians of the earlier and the later half, without the middle of an odd number."""
     import numpy as np
 
     half = values.size // 2

@@ -1,7 +1,4 @@
-"""The rule of a claim on speed: planning writes it once, and everyone else reads that record.
-
-Verification lays it out once more, from the same policy, profile and attempt, and compares.
-"""
+"""The rule of a performance gate, which planning writes and verification recomputes."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ WORKLOAD = "with what its file holds, and not where it is"
 
 
 class SpeedGateRule(Record):
-    """What a claim on speed is measured with, and decided by."""
+    """How a performance gate is measured and decided."""
 
     name: str = Field(description="of the workload")
     workload: dict[str, Any] = Field(description=WORKLOAD)
@@ -40,7 +37,7 @@ class SpeedGateRule(Record):
 
 
 def parse_rule(data: Mapping[str, Any]) -> ClaimRule | ScreeningRule:
-    """The rule that crossed to a worker as plain data; raises ValidationError where it is none."""
+    """Parse a worker's rule from plain data; raises ValidationError."""
     found: ClaimRule | ScreeningRule = TypeAdapter(AnyRule).validate_python(dict(data))
     return found
 
@@ -60,16 +57,16 @@ def build_rule(
     workload: AnyWorkload | None = None,
     profile: ServingProfile | None = None,
 ) -> ClaimRule:
-    """What decides the claim.
+    """Return the rule of a gate.
 
-    Where one start a side is all, what that explains of a ratio takes half of the error rate.
+    With one start per side, the allowance for its effect takes half of the error rate.
 
     Args:
         claim: of a policy.
         alpha: error rate at which measuring stops.
-        accelerator: that both sides run on; None where nobody knows.
-        workload: its traffic, at the rate that it says; None: not known yet.
-        profile: says how the servers of both sides live; None of endpoints, which run as they are.
+        accelerator: of both sides; None if unknown.
+        workload: its traffic, at its rate; None: not known yet.
+        profile: how both sides' servers run; None for endpoints, which run as they are.
 
     Raises:
         ValueError: the gate does not apply to that accelerator.

@@ -281,7 +281,6 @@ def count_flow(load: LoadRun) -> tuple[int, int]:
 
 
 def _times(load: LoadRun) -> tuple[FloatArray, FloatArray]:
-    """Return when the answered requests were sent, and when their answers ended; each sorted."""
     import numpy as np
 
     requests = load.requests

@@ -21,7 +21,7 @@ IN_PROGRESS = "in_progress.json"
 
 
 class MeasurementInProgress(Record):
-    """State of a measurement that has not ended."""
+    """A measurement that has not ended."""
 
     seed: int = Field(description="of all its traffic")
     depends_on: dict[str, str] = Field(
@@ -57,7 +57,7 @@ class LoadLog:
         return measurement
 
     def in_progress(self) -> MeasurementInProgress | None:
-        """Return the measurement in progress, if any; raises StoreError if it is damaged."""
+        """Return the measurement in progress, if any; a StoreError if it is damaged."""
         try:
             return MeasurementInProgress.model_validate_json(self._begun.read_bytes())
         except FileNotFoundError:
@@ -70,11 +70,7 @@ class LoadLog:
             ) from error
 
     def loads(self) -> list[LoadRun]:
-        """Return all complete loads, in the order of measuring.
-
-        Raises:
-            StoreError: the file is damaged.
-        """
+        """Return all complete loads, in the order of measuring; a StoreError if damaged."""
         try:
             return parse_loads(self._lines())
         except ValueError as error:

@@ -66,7 +66,6 @@ def log_evidence(happened: NDArray[Any], share: float, continued: Sequence[int] 
 
 
 def _run_log_evidence(happened: NDArray[Any], share: float) -> FloatArray:
-    """Compute :func:`log_evidence` for a single run."""
     import numpy as np
 
     did = np.cumsum(happened, axis=-1, dtype=float)
@@ -119,5 +118,4 @@ def median_lower_bound(values: FloatArray, alpha: float, continued: Sequence[int
 
 
 def _rejects(happened: NDArray[Any], share: float, alpha: float, continued: Sequence[int]) -> bool:
-    """Return whether the evidence was ever sufficient."""
     return bool(log_evidence(happened, share, continued).max(initial=-math.inf) >= -math.log(alpha))

@@ -123,12 +123,10 @@ class SpeedGateReport(Record):
 
     @property
     def name(self) -> str:
-        """Name in reasons, cases and tables."""
         return f"speed {self.gate}"
 
     @property
     def is_ratio(self) -> bool:
-        """Whether the gate compares output tokens per second."""
         return self.kind == "ratio"
 
     @property
@@ -157,10 +155,6 @@ def decide_speed_gate(
     """Decide one gate.
 
     Args:
-        gate: its name.
-        rule: what rule.
-        workload: name of the workload.
-        tier: whether it can block the variant.
         loads: in the order of measuring; may be empty.
         at: description of the arrivals; '' if the workload has it.
         note: the profile's note on its performance.
@@ -216,7 +210,6 @@ def decide_speed_gate(
 
 
 def _describe_totals(totals: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the numbers that do not decide."""
     if (total := totals.get("total")) is not None:
         yield f"all tokens over all time: {total:.3f}"
     if within := totals.get("requests_within"):

@@ -46,11 +46,9 @@ class ScreeningRule(ServerRunRule):
 
     @property
     def cap(self) -> int:
-        """Maximum number of rounds."""
         return self.repetitions
 
     def state(self, loads: Sequence[LoadRun]) -> Literal["open", "measured", "pruned", "invalid"]:
-        """Return the candidate's state after these loads."""
         if self.invalid_reasons(loads):
             return "invalid"
         if not loads:
@@ -62,11 +60,9 @@ class ScreeningRule(ServerRunRule):
         return "measured" if len(loads) >= self.repetitions else "open"
 
     def needs_more(self, loads: Sequence[LoadRun]) -> bool:
-        """Return whether the candidate is not out and has rounds left."""
         return self.state(loads) == "open"
 
     def invalid_reasons(self, loads: Sequence[LoadRun]) -> list[InvalidReason]:
-        """Return why its numbers are invalid."""
         found = find_invalid_reasons(loads, declared=self.hit_rate, judged_s=None, bounds_lag=True)
         most = -math.log1p(-self.prune_margin)
         late = [

@@ -57,12 +57,7 @@ That is 4 further units at a share of one half, 10 at 0.8.
 
 
 def warm_up_units(rule: SequentialGateRule, unit_seconds: float) -> int:
-    """Expected number of units of one life that count for nothing.
-
-    Args:
-        rule: that decides.
-        unit_seconds: that each unit lasts.
-    """
+    """Return the expected number of units of one server run that do not count."""
     if not rule.warm_up:
         return 0
     return max(rule.warm_up, math.ceil(WARM_UP_SECONDS / unit_seconds))
@@ -81,7 +76,7 @@ class SequentialGateRule(ServerRunRule):
     @property
     @abstractmethod
     def unit(self) -> str:
-        """Name of the units, in the plural."""
+        pass
 
     @property
     @abstractmethod
@@ -91,7 +86,7 @@ class SequentialGateRule(ServerRunRule):
     @property
     @abstractmethod
     def required_share(self) -> float:
-        """Share of units that must be on the passing side."""
+        pass
 
     @property
     def level(self) -> float:
@@ -100,7 +95,7 @@ class SequentialGateRule(ServerRunRule):
 
     @abstractmethod
     def invalid_reasons(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
-        """Return why loads are invalid."""
+        pass
 
     @abstractmethod
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
@@ -136,15 +131,13 @@ class SequentialGateRule(ServerRunRule):
         return np.zeros((2, len(self.margins(loads))))
 
     def client_lag_reason(self, loads: Sequence[LoadRun]) -> InvalidReason:
-        """Return the client's lag in a unit whose side depends on it."""
         return client_lag_reason(max(loads, key=lambda load: load.client_lag_s or 0.0))
 
     @abstractmethod
     def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:
-        """Return the side that drifts, and by how much."""
+        pass
 
     def state(self, loads: Sequence[LoadRun]) -> State:
-        """Return the decision on the loads so far."""
         return self.evaluate(loads).state
 
     def needs_more(self, loads: Sequence[LoadRun]) -> bool:
@@ -196,7 +189,6 @@ class SequentialGateRule(ServerRunRule):
         """
 
     def counted_loads(self, loads: Sequence[LoadRun]) -> list[LoadRun]:
-        """Return the loads of units that count and are not void."""
         units = self._units(loads)
         faults = _by_unit(self.invalid_reasons(loads), units)
         return [
@@ -254,7 +246,6 @@ class SequentialGateRule(ServerRunRule):
         return (measured[0] | measured[1]) & ~(certain[0] | certain[1])
 
     def _sure_sides(self, margins: FloatArray, slack: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return `sides` with the client's lag against each side."""
         for_it, against = self.sides(margins)
         return for_it - slack[0], against - slack[1]
 

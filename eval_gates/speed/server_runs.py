@@ -42,13 +42,13 @@ class ServerRunRule(NumericRecord):
     )
 
     def schedule(self, sides: Sequence[str]) -> ServerRunSchedule:
-        """Return the server runs that measure these sides, the baseline first, if any."""
+        """Return the server runs of these sides, the baseline first, if any."""
         return ServerRunSchedule(
             tuple(sides), self.loads_per_server_run if self.server_mode == "interleaved" else None
         )
 
     def fits_evidence(self, loads: Sequence[LoadRun]) -> bool:
-        """Return whether the evidence has room for another unit after these loads."""
+        """Return whether the evidence has room for another unit."""
         sides = {load.side for load in loads}
         return not sides or fits_evidence(loads, self.schedule(sorted(sides)).unit)
 
@@ -101,13 +101,7 @@ def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
 
 
 def server_run_seed(seed: int, number: int, before: str) -> int:
-    """Return the randomization seed of a server run of all sides.
-
-    Args:
-        seed: of the measurement.
-        number: of the server run, from 0.
-        before: digest of the recorded loads of earlier server runs.
-    """
+    """Return a server run's randomization seed; `before` is the digest of earlier loads."""
     return int(digest_json([seed, number, before])[:16], 16) if number else seed
 
 
@@ -125,7 +119,7 @@ class ServerRunSchedule:
 
     @property
     def unit(self) -> int:
-        """Loads of a block, a round or a pair of server runs: what the rule counts."""
+        """Loads of a block, a round or a pair of server runs."""
         return len(self.sides) * (self.loads or 1)
 
     @property
@@ -134,13 +128,7 @@ class ServerRunSchedule:
         return len(self.sides) if self.loads is None else 1
 
     def next_server_run(self, seed: int, begun: int, loads: Sequence[LoadRun]) -> ServerRun:
-        """Return the server run that continues the measurement.
-
-        Args:
-            seed: of the measurement.
-            begun: number of server runs that were started.
-            loads: their recorded loads.
-        """
+        """Return the server run that continues after `begun` runs with these recorded loads."""
         if self.loads is None:
             draw = server_run_seed(seed, begun, digest_loads(loads))
             return ServerRun(begun, self.sides, len(loads) // self.unit, draw)

@@ -59,22 +59,18 @@ class SloRule(SequentialGateRule):
 
     @property
     def compares(self) -> bool:
-        """Whether the baseline is measured, too."""
         return self.compare == "baseline"
 
     @property
     def unit(self) -> str:
-        """Name of the units."""
         return "rounds"
 
     @property
     def cap(self) -> int:
-        """Maximum number of rounds."""
         return self.rounds
 
     @property
     def required_share(self) -> float:
-        """Share of rounds that the policy requires."""
         return self.slo_attainment
 
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
@@ -103,13 +99,11 @@ class SloRule(SequentialGateRule):
         return np.array(found, dtype=float)
 
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return met and missed margins."""
         return margins, -margins
 
     def describe(
         self, margins: FloatArray, slack: FloatArray, continued: Sequence[int]
     ) -> tuple[FloatArray, float | None, float | None]:
-        """Return the share of rounds that met the limits, after each, and its bounds."""
         import numpy as np
 
         kept = margins > 0
@@ -129,7 +123,6 @@ class SloRule(SequentialGateRule):
         return [bool(margin > 0) for margin in self.margins(loads)]
 
     def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:
-        """Return the drift of the candidate's times over their limits."""
         import numpy as np
 
         margins = self.margins(loads)
@@ -194,7 +187,6 @@ class SloRule(SequentialGateRule):
         return min(margins, default=MAX_MARGIN)
 
     def invalid_reasons(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
-        """Return the reasons of each load, and of each pair with different prompts."""
         judged = None
         if self.compare == "absolute":
             # The client's lag hardly changes a mean over an answer's tokens.
@@ -230,10 +222,7 @@ class SloRule(SequentialGateRule):
 
 
 def _is_too_short(load: LoadRun) -> bool:
-    """Return whether a round is too short for its answers; an over-saturated one never is.
-
-    An over-saturated round misses the limits at any length.
-    """
+    """Return whether a round is too short; never for an over-saturated one."""
     return is_too_short(load) and not is_over_saturated(load)
 
 

@@ -53,7 +53,6 @@ class ThroughputRatioRule(SequentialGateRule):
 
     @property
     def unit(self) -> str:
-        """Name of the units."""
         return "blocks" if self.server_mode == "concurrent" else "pairs of server runs"
 
     @model_validator(mode="after")
@@ -64,32 +63,23 @@ class ThroughputRatioRule(SequentialGateRule):
 
     @property
     def cap(self) -> int:
-        """Maximum number of blocks."""
         return self.blocks
 
     @property
     def required_share(self) -> float:
-        """Half of all blocks: the typical one."""
         return 0.5
 
     @property
     def level(self) -> float:
-        """Part of alpha that the allowance leaves."""
         return self.alpha - self.restart_allowance_alpha
 
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
-        """Return y of each block.
-
-        Raises:
-            ValueError: a block has not one load of each side.
-        """
         import numpy as np
 
         blocks_per_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
         return np.array(log_ratios(pair_sides(loads), blocks_per_pair)) - math.log(self.min_ratio)
 
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the distances beyond the allowance, above and below."""
         return margins - self.restart_allowance, -margins - self.restart_allowance
 
     def slack(self, loads: Sequence[LoadRun]) -> FloatArray:
@@ -103,7 +93,6 @@ class ThroughputRatioRule(SequentialGateRule):
     def describe(
         self, margins: FloatArray, slack: FloatArray, continued: Sequence[int]
     ) -> tuple[FloatArray, float | None, float | None]:
-        """Return the median ratio after each block, and its bounds."""
         import numpy as np
 
         logs = margins + math.log(self.min_ratio)
@@ -116,7 +105,6 @@ class ThroughputRatioRule(SequentialGateRule):
         return np.exp(medians), _ratio(lower), _ratio(upper)
 
     def invalid_reasons(self, loads: Sequence[LoadRun]) -> tuple[InvalidReason, ...]:
-        """Return the reasons of each load, and of each pair with different prompts."""
         return (
             *find_failed_requests(loads),
             *find_invalid_reasons(
@@ -130,10 +118,7 @@ class ThroughputRatioRule(SequentialGateRule):
         )
 
     def total_ratio(self, loads: Sequence[LoadRun]) -> float | None:
-        """Return the ratio of output tokens per second over all counted blocks; None without any.
-
-        Only steady states count.
-        """
+        """Return the ratio of steady output tokens per second over all counted blocks, if any."""
         rates: list[float] = []
         for side in ("candidate", "baseline"):
             outputs = [
@@ -165,7 +150,6 @@ class ThroughputRatioRule(SequentialGateRule):
         return "all output tokens over all time are below the minimum"
 
     def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:
-        """Return the drift of the side whose rate changed most."""
         import numpy as np
 
         changes = []

@@ -51,12 +51,12 @@ class Comparison:
 
     @property
     def lowest(self) -> float:
-        """Smallest possible value: the baseline's whole score is lost."""
+        """Smallest possible value."""
         return -self.weight
 
     @property
     def highest(self) -> float:
-        """Largest possible value: right where the baseline scores 0."""
+        """Largest possible value."""
         return 1.0
 
     @property

@@ -180,7 +180,6 @@ def _estimate_questions(
 
 
 def _min_questions(finding: GateTestResult, scores: Scores, population: int | None) -> int | None:
-    """Return how many questions could pass if no answer changed; None if none could or unknown."""
     comparison = finding.comparison
     if finding.method == SEQUENTIAL:
         return min_questions(
@@ -200,7 +199,6 @@ _CHANCE_SCORES: dict[ChanceKind, str] = {
 
 
 def _describe_insensitivity(finding: GateTestResult, scores: Scores) -> str:
-    """Return why a candidate that lost everything could pass; empty if it could not."""
     insensitive = [
         check for check in scores.sensitivity_checks if check.p_insensitive > finding.alpha
     ]
@@ -222,7 +220,6 @@ def _describe_insensitivity(finding: GateTestResult, scores: Scores) -> str:
 
 
 def _is_uninformative(finding: GateTestResult, scores: Scores) -> bool:
-    """Return whether the candidate scores 0 or its answers may fit any question."""
     return scores.candidate == 0 or scores.p_unrelated > finding.alpha
 
 

@@ -111,13 +111,11 @@ class _Gate:
     baseline: float
 
     def chances(self, drop: float) -> tuple[float, float]:
-        """Return the chances to pass and to fail at that true drop."""
         if self.comparison.kind == "points" and self.flip_size == 1:
             return self._chances_by_draws(drop)
         return self._chances_by_normal(drop)
 
     def _chances_by_draws(self, drop: float) -> tuple[float, float]:
-        """Average over simulated numbers of losses and gains."""
         import numpy as np
 
         chances = outcomes(self.comparison, self.flips, 1.0, drop, self.baseline).chances
@@ -155,7 +153,6 @@ class _Gate:
         return scale * (mean - bounds.lower), scale * (bounds.upper - mean)
 
     def _typical_answers(self) -> tuple[list[float], list[float]]:
-        """Return scores with the expected number of flips, evenly both ways."""
         number = min(self.questions, _MAX_TYPICAL_QUESTIONS)
         each_way = round(number * self.flips / 2)
         if self.flip_size == 1:

@@ -28,7 +28,7 @@ _NEGLIGIBLE_SCORE = 1e-6  # no benchmark distinguishes such a mean score from 0
 
 @dataclass(frozen=True)
 class SequentialGatePower:
-    """Expected behavior of a gate with these settings, from simulated runs."""
+    """Expected behavior of a gate, from simulated runs."""
 
     expected_questions: float
     """Mean number of questions, in whole batches, if nothing is lost; at most the cap."""

@@ -45,7 +45,7 @@ def run_sequential_test(
     population: int | None,
     planned: float | None = None,
 ) -> GateTestResult:
-    """Run the betting test, which may stop at any question; see :func:`sequential_test`."""
+    """Run :func:`sequential_test`, which may stop at any question."""
     result = sequential_test(before, after, comparison, alpha, population, planned=planned)
     if result.lower is None or result.upper is None:
         raise ValueError("the test computed no bounds")

@@ -40,12 +40,10 @@ class SimulatedRuns:
 
     @property
     def passed(self) -> NDArray[np.bool_]:
-        """Runs that crossed towards a pass first: [runs]."""
         return (self.passed_at > 0) & ((self.failed_at < 0) | (self.passed_at < self.failed_at))
 
     @property
     def failed(self) -> NDArray[np.bool_]:
-        """Runs that failed: [runs]."""
         return (self.failed_at > 0) & ~self.passed
 
 

@@ -1,4 +1,4 @@
-"""The answer book: what a kill leaves, what damage does, and that no whole answer is ever lost."""
+"""The answer log after kills and damage: no complete answer is lost."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_kill_anywhere_loses_no_whole_answer(data: st.DataObject, name: Path, 
 
 
 def test_a_long_torn_line_is_cut_away(book: AnswerLog, file: Path) -> None:
-    """Longer than what is looked at at once, in one answer and in the whole lines before it."""
+    """Longer than one read, in one answer and in the complete lines before it."""
     book.append([row(0, "x" * 200_000)])
     with file.open("ab") as end:
         end.write(b'{"id": "' + b"y" * 300_000)
@@ -243,7 +243,7 @@ def test_a_book_without_a_writer_is_read_only(name: Path) -> None:
 
 
 class TestSeveralWriters:
-    """They write one after the other, each into a file of its own."""
+    """They write one after the other, each into its own file."""
 
     def test_a_later_writer_goes_on(self, name: Path) -> None:
         AnswerLog(name, IDS, writer=1).append(rows(0, 2))
@@ -267,13 +267,13 @@ class TestSeveralWriters:
             away.append(rows(0, 2))
         kept = away.rows()
         assert follower.rows() == kept
-        away.append([row(len(kept), "of before"), row(len(kept) + 1, "of before")])
+        away.append([row(len(kept), "earlier"), row(len(kept) + 1, "earlier")])
         answers = [row(len(kept) + number, "asked again") for number in range(3)]
         follower.append(answers[:2])
-        away.append([row(len(kept) + 2, "of before")])
+        away.append([row(len(kept) + 2, "earlier")])
         assert follower.rows() == kept + answers[:2]
         follower.append(answers[2:])
-        away.append([row(len(kept) + 3, "of before")])
+        away.append([row(len(kept) + 3, "earlier")])
         assert AnswerLog(name, IDS).rows() == kept + answers
 
     def test_numbers_that_begin_anew_are_higher_all_the_same(self, name: Path) -> None:

@@ -24,7 +24,7 @@ def rows(values: list[float]) -> list[dict[str, Any]]:
 
 
 def attributed(*cells: list[float], population: int | None = None) -> AttributionReport:
-    """Of the baseline, the weights, the KV cache and both."""
+    """Answers of the baseline, the weights, the KV cache and both."""
     baseline, weights, kv_cache, both = map(rows, cells)
     return attribute(
         "quiz",
@@ -81,7 +81,7 @@ def test_the_parts_add_up_and_lie_within_their_bounds(cells: list[tuple[float, .
 
 
 def test_bounds_hold_however_one_stops() -> None:
-    """Of an interaction that there is not, looked at after every five questions."""
+    """No interaction exists; the bound is tested after every five questions."""
     generator = np.random.default_rng(20240814)
     missed = 0
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""When a round ends: decided, at its last question, and the same whatever the batches."""
+"""The end of a round: decided, or at its last question, for any batches."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_void_block_of_the_warm_up_costs_nothing() -> None:
 
 
 class TestTheClientsLag:
-    """Of a ratio it is bounded; what it could hide is taken into the block's value."""
+    """A ratio's lag is bounded, and the block's value includes the bound."""
 
     def late(self, ratio: float, lag_s: float, number: int = 7) -> list[LoadRun]:
         return [

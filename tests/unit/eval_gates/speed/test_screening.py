@@ -48,7 +48,7 @@ class TestMeasuringEnds:
 
 
 def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]:
-    """Race entrants of these ln(speed) beside stock, confirm the best as `prepare tune` does.
+    """Screen candidates of these ln(speed), and confirm the best as `prepare tune` does.
 
     Returns:
         what the race makes of its winner over stock; and the claim's verdict, or 'stock'.
@@ -79,7 +79,7 @@ def test_equal_candidates_seem_faster_and_no_gain_is_claimed(screened: int) -> N
     found = [search(chance, np.zeros(screened)) for _ in range(250)]
     seems = float(np.mean([each for each, _ in found]))
     claimed = sum(state == "pass" for _, state in found) / len(found)
-    assert seems > 1.03  # what a tuner without a claim of its own would report
+    assert seems > 1.03  # the estimate without a separate confirmation
     assert claimed <= ALPHA
 
 

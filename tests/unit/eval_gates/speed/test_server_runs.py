@@ -1,4 +1,4 @@
-"""What chance makes of each life can be seen of the loads alone, whatever was interrupted."""
+"""Recorded loads show the randomization of each server run, also after interruptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
 
 def measure(schedule: ServerRunSchedule, seed: int, tries: list[int]) -> tuple[list[LoadRun], int]:
-    """Loads of lives of which each ended after so many blocks, or of its own loads."""
+    """Loads of server runs that each ended after so many blocks, or loads of one side."""
     from eval_gates.speed.randomization import Randomization
 
     loads: list[LoadRun] = []
@@ -85,7 +85,7 @@ def test_no_seed_of_a_block_that_was_half_measured_is_drawn_again() -> None:
 def test_blocks_left_out_at_the_end_of_a_life_are_missed_in_the_next_one(
     tries: list[int], seed: int
 ) -> None:
-    """Also where all others are numbered anew, and no life is left empty."""
+    """Also if all others get new numbers, and no server run is left empty."""
     schedule = ServerRunSchedule(SIDES, None)
     loads, begun = measure(schedule, seed, tries)
     for server_run in range(begun - 1):

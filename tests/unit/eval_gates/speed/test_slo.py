@@ -103,8 +103,8 @@ def test_an_over_saturated_round_fails_whatever_its_percentiles_are() -> None:
     grown = round_of(0, requests={**requests, "ttft_s": times, "end_s": ends})
     rule = RULE.model_copy(update={"limits": {"ttft_ms_p95": 60_000}})
     assert rule.met_slo([grown]) == [False]
-    # Answers that begin at once and never end are a queue, too; first tokens that come late while
-    # answers end in time are none.
+    # Answers that begin immediately and never end are a queue, too; late first tokens of answers
+    # that end in time are none.
     begun = round_of(0, requests={**requests, "ttft_s": [0.1] * 36, "end_s": ends})
     assert rule.met_slo([begun]) == [False]
     late = {**requests, "ttft_s": [0.001 + 0.004 * i for i in range(36)]}
@@ -235,7 +235,7 @@ def test_a_rule_comes_from_plain_data() -> None:
 
 
 def test_closed_loops_have_latencies_too() -> None:
-    """Of the requests after the first wave."""
+    """Only requests after the first wave count."""
     load = load_in_waves(requests=requests_in_waves(seconds=1.0))
     assert percentiles(load, ["latency_ms_p95"])["latency_ms_p95"] == pytest.approx(1000)
 
@@ -300,7 +300,7 @@ def test_rounds_that_accept_enough_pass_and_others_fail() -> None:
         rounds=30,
         settled=0,
     )
-    assert late.met_slo([drafting(0, 400)]) == [False]  # all limits at once
+    assert late.met_slo([drafting(0, 400)]) == [False]  # all limits together
 
 
 def test_what_nobody_counts_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The steady part of a load: by time, whatever its start and its end were like."""
+"""The steady state of a load, by time, for any start and end."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_lives_that_alternate_are_one_value_a_pair() -> None:
 
 
 def test_an_allowance_asks_for_more_and_costs_error_rate() -> None:
-    """Both directions: neither a pass nor a fail may rest on two lives."""
+    """Both directions: two server runs are too few for a pass and for a fail."""
     allowed = RULE.model_copy(update={"restart_allowance": 0.05, "restart_allowance_alpha": 0.025})
     close = np.log([1.03, 1.031, 1.029] * 5)
     assert RULE.evaluate_margins(close).state == "pass"
@@ -166,7 +166,7 @@ def test_an_allowance_asks_for_more_and_costs_error_rate() -> None:
 
 
 def test_the_allowance_of_few_lives_is_larger() -> None:
-    """Of many it is 2 sqrt(2) times their spread, nearly."""
+    """For many runs it is about 2 sqrt(2) times their spread."""
     assert restart_allowance(0.01, 10_000, 0.025) == pytest.approx(0.0277, abs=1e-4)
     assert restart_allowance(0.01, 3, 0.025) == pytest.approx(0.0608, abs=1e-4)
     with pytest.raises(ValueError, match="1 server runs"):

@@ -1,4 +1,4 @@
-"""Blind gates: how often a margin that reaches down to ignorance is taken for one that does not."""
+"""Insensitive gates: how often a margin that reaches a chance baseline is accepted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_summaries_that_fit_any_document_as_well() -> None:
 
 @pytest.mark.parametrize("n", [64, 1000])
 def test_guesses_are_no_fact_of_a_benchmark(n: int) -> None:
-    """Of a finite list a count would say that every third baseline at chance is above it."""
+    """Counting a finite list would put every third baseline at chance above it."""
     generator, margin, seen = np.random.default_rng(6), Comparison.points(0.01), 0
     for _ in range(TRIALS):
         scores = (generator.random(n) < 0.25) * 1.0

@@ -1,4 +1,4 @@
-"""Several gates at once; levels are in tests/unit/artifacts/test_attempts.py."""
+"""Several gates together; levels are in tests/unit/artifacts/test_attempts.py."""
 
 import math
 

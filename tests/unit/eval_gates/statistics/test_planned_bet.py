@@ -152,7 +152,7 @@ class TestItsError:
     @pytest.mark.parametrize("bet", ["as the plan says", 0.98])
     @pytest.mark.parametrize("name", AT_THE_MARGIN)
     def test_at_the_margin_no_more_pass_than_alpha(self, name: str, bet: float | str) -> None:
-        """Whatever the answers do and whatever was planned, also what suits them best."""
+        """For any answers and any plan, also the best one."""
         comparison, draw, population = AT_THE_MARGIN[name]
         values = draw(np.random.default_rng(7))
         planned = planned_bet(comparison, 0.1, 1.0, 0.6) if isinstance(bet, str) else bet

@@ -51,7 +51,7 @@ def test_sizes_by_example() -> None:
     assert round_sizes(100, 64, 48) == [48]
     assert round_sizes(100, 32, 164) == [128, 164]
     assert round_sizes(1, 64, 64) == [64]
-    assert round_sizes(math.inf, 64, 14_042) == [14_042]  # a fixed test asks all at once
+    assert round_sizes(math.inf, 64, 14_042) == [14_042]  # a fixed test asks all in one round
 
 
 def test_a_cap_that_is_not_known_is_beyond_every_benchmark() -> None:

@@ -86,16 +86,16 @@ class TestFixed:
         assert (finding.p_value <= 0.05) == (finding.verdict == "pass") == (n >= 59)
 
     @pytest.mark.parametrize("n", range(80, 400, 20))
-    @pytest.mark.parametrize("beside", [1 - 1e-6, 1 + 1e-6])
+    @pytest.mark.parametrize("factor", [1 - 1e-6, 1 + 1e-6])
     def test_it_agrees_a_hair_beside_the_level_at_which_it_turns(
-        self, n: int, beside: float
+        self, n: int, factor: float
     ) -> None:
         """Zero flips: the bound lies on the margin m where alpha = (1 - m)^n."""
         turns = 0.99**n
-        alpha = turns * beside
+        alpha = turns * factor
         finding = run_fixed_test(*counted(n, 0, 0), Comparison.points(0.01), alpha)
 
-        assert (finding.p_value <= alpha) == (finding.verdict == "pass") == (beside > 1)
+        assert (finding.p_value <= alpha) == (finding.verdict == "pass") == (factor > 1)
         assert finding.p_value == pytest.approx(turns, rel=0.006)
 
     def test_right_or_wrong_in_points_is_gaffkes(self) -> None:

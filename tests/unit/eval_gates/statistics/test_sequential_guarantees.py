@@ -39,7 +39,7 @@ POINTS, RECOVERY = Comparison.points(MARGIN), Comparison.recovery(SHARE)
 
 # 12 % lost and 8 % gained: a drop of 4 points.
 BINARY = from_outcomes([-1.0, 1.0, 0.0], [0.12, 0.08, 0.8])
-# Of 60 % right before, 8 % lost and 2 % gained: 54 % right after, 0.9 of the baseline.
+# 60 % right before, 8 % lost and 2 % gained: 54 % right after, 0.9 of the baseline.
 RECOVERED = from_outcomes([-SHARE, 1.0, 1 - SHARE, 0.0], [0.08, 0.02, 0.52, 0.38])
 
 
@@ -90,7 +90,7 @@ def test_naive_peeking_on_the_same_replays_promotes_over_20_percent() -> None:
     looks = wald[:, 49::10] > -MARGIN  # after each batch of 10, and not before 50 questions
     at_the_end = float((wald[:, -1] > -MARGIN).mean())
     assert float(looks.any(axis=1).mean()) > 0.2
-    assert at_the_end < 0.07  # the very same bound is right if it is looked at once
+    assert at_the_end < 0.07  # the very same bound is right if it is used a single time
 
 
 @pytest.mark.parametrize("population", [None, QUESTIONS])

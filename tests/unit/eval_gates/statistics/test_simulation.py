@@ -62,7 +62,7 @@ def test_a_benchmark_is_drawn_whole_and_no_question_twice() -> None:
     assert (drawn.min(), drawn[..., 2].max()) == (0, 0)
     whole = drawn.sum(axis=1)
     assert (whole.sum(axis=1) == 7).all()
-    assert len({tuple(each) for each in whole.tolist()}) > 3  # each run has a list of its own
+    assert len({tuple(each) for each in whole.tolist()}) > 3  # each run has its own list
 
 
 @given(SHARES, st.floats(0.05, 1), SHARES)
