@@ -113,6 +113,8 @@ class PlanReport:
 
     def headline(self) -> str:
         """The checkpoint in a line."""
+        if self.checkpoint is None and not self.not_here:
+            return f"{self.choices.reference.text}: refused"
         if self.checkpoint is None:
             return (
                 f"{self.choices.reference.text}: {self.not_here}; "
@@ -255,7 +257,9 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     except PrepareError as error:
         if not early:
             raise
-        late, specs = [error], []  # a run would end before it
+        specs = []
+        if line(error) not in map(line, early):
+            late = [error]  # a run would end before it
     # A run ends with the first group of them that has any.
     refused = refusal(early) or refusal(late)
     return PlanReport(

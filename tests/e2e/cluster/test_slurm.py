@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from s3_server import BUCKET, S3Server
-from slurm_nodes import SlurmNodes, node_of
+from slurm_nodes import SlurmNodes, missing, node_of
 from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
@@ -240,6 +240,8 @@ def test_a_stage_whose_store_is_an_object_store(
 @pytest.fixture(scope="module")
 def unlike(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
     """Nodes with GPUs of two kinds, which share not all folders."""
+    if reason := missing():
+        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("unlike")
     (folder / "own").mkdir()
     (folder / "slurm").mkdir()

@@ -57,3 +57,14 @@ def test_a_folder_of_gguf_is_named_so(model: Path, command: str) -> None:
     said = str(done.exception) + done.stderr
     assert "GGUF" in said
     assert done.exit_code == 1 or isinstance(done.exception, CheckpointError)
+
+
+def test_a_refused_checkpoint_is_shown_once(model: Path) -> None:
+    """The fault stands in the preflight's list and ends the planning, too."""
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (model / "config.json").write_text(json.dumps(config))
+    code, shown = plan(model, "auto")
+    assert code == 1
+    assert shown.count("would be refused") == 1
+    assert f"{model}: refused" in shown

@@ -229,7 +229,7 @@ def test_messages_cross_whole_and_nothing_more_is_read(value: Any) -> None:
 def test_a_message_beyond_a_pipe_crosses_whole() -> None:
     reader, writer = os.pipe()
     content = "x" * 1_000_000
-    thread = threading.Thread(target=write_message, args=(writer, content))
+    thread = threading.Thread(target=write_message, args=(writer, content), daemon=True)
     thread.start()
     assert read_message(reader, max_bytes=2_000_000) == content
     thread.join()
