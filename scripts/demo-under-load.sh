@@ -30,7 +30,7 @@ for count in "${counts[@]}"; do
     rm -rf "$store"
     if [ -n "$from" ]; then
       cp -a "$from" "$store"
-      rm -rf "$store"/stages/{speed,judge,evidence,promote} "$store/registry"
+      rm -rf "$store"/stages/{speed,judge,evidence,promote} "$store"/{attempts,measurements,registry}
     fi
     for _ in $(seq "$count"); do
       .venv/bin/python -c 'while True: pass' &
