@@ -56,7 +56,7 @@ from pipeline.run.executors.work_events import ProgressListener  # noqa: E402
 from pipeline.run.run_recorder import RecordingProgress  # noqa: E402
 
 MIN_EFFICIENCY = 0.9
-MAX_OVERHEAD_SECONDS = {"local": 0.05, "ray": 0.3}
+MAX_OVERHEAD_SECONDS = {"local": 1.0, "ray": 3.0}  # stages take minutes
 QUANTIZE_SECONDS, CHECK_SECONDS, ASK_SECONDS = 4.0, 0.3, 6.0
 SECONDS_AWAY = 1.0  # of a server of the store that was killed
 

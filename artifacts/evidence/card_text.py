@@ -25,7 +25,7 @@ def base_words(source: SourceInfo) -> str:
 
 
 def license_words(source: SourceInfo) -> str:
-    """The license, or that nobody wrote it down where we looked."""
+    """The license, or that the source does not name one."""
     name = source.license_name or source.license
     if not name:
         return "not known: the source's folder does not name it"

@@ -120,7 +120,7 @@ def _enter_root(view: dict[str, Any], proc: bool, run_init: Callable[[], NoRetur
 
 
 def _map_users(child: int) -> None:
-    """Map nobody in the namespace to this user, or for root to an unused unprivileged user."""
+    """Map the user `nobody` of the namespace to this user, or for root to an unused one."""
     folder = Path(f"/proc/{child}")
     user, group = os.geteuid(), os.getegid()
     if user == 0:

@@ -364,7 +364,7 @@ class ModelPlanner:
 
     @property
     def _beside(self) -> list[str]:
-        """Of weights that were there already: both sides are measured anew."""
+        """Stages of weights that exist already: both sides are measured again."""
         return sorted(stage.key for stage in self.made.values())
 
     def _identity(self, arguments: ServingArguments) -> ServedModel:

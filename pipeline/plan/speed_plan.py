@@ -254,7 +254,7 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
 
 
 def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, str]:
-    """What critical claims on speed ask and are decided by: changed, it is measured anew.
+    """What critical claims on speed ask and are decided by: changed, it is measured again.
 
     So even a larger cap is another chance of a lucky pass, and another attempt (attempts.py):
     blocks of an earlier measurement are not continued. Empty where the policy has no such claim.

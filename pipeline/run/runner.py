@@ -36,7 +36,7 @@ Open = dict[str, int]
 
 
 PLANS = 5
-"""How often a run is planned anew before it gives up: others change the ledger as well."""
+"""How often a run is planned again before it gives up: others change the ledger as well."""
 
 
 def run_planned(

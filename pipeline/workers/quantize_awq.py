@@ -12,7 +12,7 @@ from pipeline.workers.quantize_llm_compressor import (
     weights_in_groups,
 )
 
-# How a group's range is found. Both look at the weights alone, anew every time.
+# How a group's range is found. Both read the weights alone, again every time.
 OBSERVERS = {"minmax": MINMAX, "mse": "memoryless_mse"}
 
 

@@ -26,7 +26,7 @@ from recipes.group_sizes import dividing_group_size
 # (model, group size) to llm-compressor's modifiers, in the order in which they run. The group size
 # is None for a recipe without groups.
 Modifiers = Callable[[Any, int | None], list[Any]]
-MINMAX = "memoryless_minmax"  # the extremes of a group's weights, looked at anew every time
+MINMAX = "memoryless_minmax"  # the extremes of a group's weights, read again every time
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 """Those whose change can change the weights."""
 

@@ -26,7 +26,7 @@ class SpeedParameters(Record):
     environment: str = Field("", description="identity of the load generator's")
     machine: str = Field("", description="speeds of two machines are not compared")
     other_weights: list[str] = Field(
-        [], fail_fast=True, description="of weights that were there: measured anew"
+        [], fail_fast=True, description="of weights that were there: measured again"
     )
     measurement: int = Field(1, ge=1, description="number of the measurement")
 

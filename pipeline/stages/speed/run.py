@@ -37,7 +37,7 @@ from recipes.traffic_file import prompts_of
 VARIABLES = {"PYTHONHASHSEED": "0"}
 Context = StageContext[SpeedParameters, SpeedRuntime]
 PROMPTS = "prompts.jsonl"
-RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn anew
+RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn again
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,16 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
+def start_without_libraries(
+    worker: TinyWorker, bare_python: str, module: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the worker with an empty specification and the standard library alone."""
+    (worker.folder / "spec.json").write_text("{}")
+    paths = [worker.folder / "spec.json", worker.folder / "result.json", worker.output]
+    command = [bare_python, str(BOOTSTRAP), module, *map(str, paths)]
+    return subprocess.run(command, env={}, capture_output=True, timeout=30, check=False)
+
+
 class TestAnswer:
     def test_a_result(self, worker: TinyWorker) -> None:
         ended = worker.start(how="result", grüße=[1, None])
@@ -228,10 +238,7 @@ class TestImports:
         self, worker: TinyWorker, bare_python: str, module: str
     ) -> None:
         """Its environment has none of the core's libraries: it ends at a missing spec or key."""
-        (worker.folder / "spec.json").write_text("{}")
-        paths = [worker.folder / "spec.json", worker.folder / "result.json", worker.output]
-        command = [bare_python, str(BOOTSTRAP), module, *map(str, paths)]
-        ended = subprocess.run(command, env={}, capture_output=True, timeout=30, check=False)
+        ended = start_without_libraries(worker, bare_python, module)
         assert ended.returncode == 1
         what = worker.answer()["error"]["message"]
         installed_later = ("vllm", "transformers", "gguf")
@@ -244,10 +251,7 @@ class TestImports:
         self, worker: TinyWorker, bare_python: str, module: str
     ) -> None:
         """A site's interpreter without it is refused by name before a worker starts."""
-        (worker.folder / "spec.json").write_text("{}")
-        paths = [worker.folder / "spec.json", worker.folder / "result.json", worker.output]
-        command = [bare_python, str(BOOTSTRAP), module, *map(str, paths)]
-        ended = subprocess.run(command, env={}, capture_output=True, timeout=30, check=False)
+        ended = start_without_libraries(worker, bare_python, module)
         missing = re.search("No module named '(\\w+)'", ended.stderr.decode())
         assert missing
         assert missing[1] in define("evaluate", Accelerator.CPU).modules
