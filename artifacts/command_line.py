@@ -46,7 +46,7 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         raise StoreError(
             f"what a run was asked for cannot be understood: {error}",
             where="run.json, key command",
-            hint="somebody changed the record, or another version of prepare wrote it",
+            hint="a user changed the record, or another version of prepare wrote it",
         ) from error
     asked = {**command, **(command.get("requested") or {})}
     if kind == "gate":

@@ -1,8 +1,8 @@
 """The deployable tuple: what a verdict is about. A change in any member makes it say nothing.
 
-Whoever may write to a registry may set a tag, and evidence may be a stranger's too: both are read
-as such. What is started is never taken from a tag: it comes from the evidence beside the weights,
-which a digest covers and from which the verdict can be computed again.
+Anyone who may write to a registry may set a tag, and evidence may be a stranger's too: both are
+read as such. What is started is never taken from a tag: it comes from the evidence next to the
+weights, which a digest covers and from which the verdict can be computed again.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def digest(self) -> str:
-        """Of all members, in hexadecimal; versions are known by it."""
+        """Digest of all members, in hexadecimal; it identifies versions."""
         return digest_json(self.members)
 
     @property
@@ -150,7 +150,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def unfit(self) -> str:
-        """Why what is served so must not be promoted, whatever was measured; '' where it may."""
+        """Why what is served so must not be promoted, for any measurements; '' where it may."""
         speculative = self.serving.speculative
         why = speculative.unfit(self.serving.engine) if speculative is not None else ""
         return f"{ACCEPTANCE_KEY}: {why}" if why else ""

@@ -1,7 +1,7 @@
 """What a run's record says it was asked for, read back: a record may be a stranger's.
 
-The record keeps it as plain data, since each command adds keys of its own. Those that anything is
-made of have their shapes here, and whoever reads one reads it through them.
+The record keeps it as plain data, since each command adds its own keys. Those that anything is
+made of have their shapes here, and anyone who reads one reads it through them.
 """
 
 from __future__ import annotations

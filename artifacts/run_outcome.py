@@ -135,7 +135,7 @@ def how_to_continue(report: RunReport) -> str:
     return "Run the same command again: nothing is stored yet."
 
 
-def weights_words(report: RunReport, variant: VariantReport) -> str:
+def describe_weights(report: RunReport, variant: VariantReport) -> str:
     """The size of a variant's weights; an endpoint's are not known, and none are made."""
     nothing = "-" if variant.gates or report.kind == "gate" else "not made"
     return format_megabytes(variant.weights_bytes, nothing=nothing)
@@ -207,7 +207,7 @@ def next_steps(report: RunReport) -> list[str]:
         ]
     if verdict == "undecided":
         if is_disturbed(report):
-            return [f"{command} continues to measure, best while the machine does less beside."]
+            return [f"{command} continues to measure, best while the machine does less else."]
         return [
             "Put more questions or minutes into the policy.",
             how_to_continue(report),

@@ -44,7 +44,7 @@ class TuningReport(Record):
     speed: SpeedPolicy = Field(description="what is claimed")
     served: ServingProfile = Field(description="profile of the engine's defaults, as carried out")
     engine_defaults: dict[str, Any] = Field(
-        description="arguments, beside the engine's own defaults"
+        description="arguments, next to the engine's own defaults"
     )
     screening: list[ScreeningReport] = Field(
         [], fail_fast=True, description="the engine's defaults first"

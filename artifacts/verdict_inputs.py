@@ -23,7 +23,7 @@ Find = Callable[[str, str], StageRecord | None]
 
 @dataclass(frozen=True)
 class VerdictInputs:
-    """The records of the stages that a verdict rests on."""
+    """The records of the stages that a verdict depends on."""
 
     judge: TypedStageRecord[JudgeParameters, JudgeResult]  # gives the verdict
     quantize: TypedStageRecord[
@@ -121,7 +121,7 @@ class VerdictInputs:
         return weights == checked.weights_digest == made.weights_digest
 
     def has_auxiliary_files(self, files: str) -> bool:
-        """Return whether the files beside the weights are the checked ones, by their digest.
+        """Return whether the files next to the weights are the checked ones, by their digest.
 
         The record of adopted weights has no such digest: adopting them checks each file.
         """
@@ -134,7 +134,7 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
     record = find(reference.stage, reference.key)
     if record is None:
         raise EvidenceError(
-            f"the stage '{reference.stage}' that the verdict rests on is gone",
+            f"the stage '{reference.stage}' that the verdict depends on is gone",
             where=f"stages/{reference.stage}/{reference.key}",
             hint="run the model again; what is still there is reused",
         )
@@ -142,7 +142,7 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
 
 
 def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
-    """Every stage that these rest on, each once, themselves among them, sorted by place.
+    """Every stage that these depend on, each once, themselves among them, sorted by place.
 
     Raises:
         EvidenceError: one of them is gone.

@@ -21,7 +21,7 @@ Tier = Literal["critical", "supporting", "advisory"]
 class ConfigModel(CheckedCopyModel):
     """Frozen, and strict: no unknown keys, no texts or truths for numbers, no NaN or infinity.
 
-    Every number says its least and its largest value beside it.
+    Every number says its least and its largest value next to it.
     """
 
     # Defaults too become what their field says: 10 of a float is 10.0, as it is when the data is

@@ -70,7 +70,7 @@ class EngineArgumentError(ValueError):
 def explain_ours(name: str, engine: str = DEFAULT) -> str:
     """Why nobody but the command itself sets this argument; "" where a profile may."""
     if name == "kv-cache-dtype":
-        return "the profile has a key of its own for it"
+        return "the profile has a separate key for it"
     for reason, names in find_engine(engine).ours.items():
         for ours in names:
             if name == ours or (ours.endswith("*") and name.startswith(ours[:-1])):
@@ -112,7 +112,7 @@ def check_counts(arguments: Mapping[str, Any]) -> None:
         value = arguments.get(name, 1)
         if type(value) is not int or value < 1:
             raise EngineArgumentError(
-                f"the value of '{name}' is {value!r:.80}, and has to be a whole number from 1, "
+                f"the value of '{name}' is {value!r:.80}, and has to be a integer from 1, "
                 "without quotes"
             )
 

@@ -105,7 +105,7 @@ class CpuOverride(ConfigModel):
     """What a profile changes on a CPU that lacks a feature; reported wherever it is in effect."""
 
     if_missing: CpuFeature = Field(description="it is for CPUs that lack this")
-    reason: str = Field(description="why, in words; stands beside every verdict")
+    reason: str = Field(description="why, in words; stands next to every verdict")
     kv_cache_dtype: Word | None = Field(None, description="instead of the profile's")
     engine_arguments: dict[str, EngineValue] = Field(
         default={}, description="over the profile's own"
@@ -177,7 +177,7 @@ class ServingProfile(ConfigModel):
         description="how baseline and variant are served while their speeds are measured. "
         "together: both servers are up at once, for which a GPU has not the memory, and a pass is "
         "about one start of each; alternate: one after the other, again and again, each time "
-        "started anew, so that a pass is about starts in general",
+        "started again, so that a pass is about starts in general",
     )
     restart_stddev: float = Field(
         0.02,
@@ -195,7 +195,7 @@ class ServingProfile(ConfigModel):
         description="starts that restart_stddev was estimated from: fewer cost more",
     )
     speed_note: str | None = Field(
-        None, description="said beside every claim on speed that is measured with this profile"
+        None, description="said next to every claim on speed that is measured with this profile"
     )
     kv_cache_note: str | None = Field(
         None, description="what the KV cache's type does to the variants; said in plan and verdict"
@@ -253,7 +253,7 @@ class ServingProfile(ConfigModel):
     def carried_out(self, draft: str | None = None) -> ServingProfile:
         """The profile as a verdict keeps it: how both sides were served, whatever the machine.
 
-        A claim's workload stands beside the rule that decides the claim.
+        A claim's workload stands next to the rule that decides the claim.
 
         Args:
             draft: digest of the checkpoint that drafts, whose place is this machine's.

@@ -149,7 +149,7 @@ def _trace(workload: TraceWorkload, path: Path) -> TrafficFile:
 def _number(row: dict[str, Any], key: str, place: str) -> float:
     value = row.get(key)
     is_time = key == "timestamp"
-    kind, least = ("number", 0) if is_time else ("whole number", 1)
+    kind, least = ("number", 0) if is_time else ("integer", 1)
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float) if is_time else int)
@@ -173,7 +173,7 @@ def _hashes(row: dict[str, Any], place: str) -> list[int]:
         or not all(isinstance(each, int) and not isinstance(each, bool) for each in value)
     ):
         raise UsageError(
-            "'hash_ids' is no list of whole numbers",
+            "'hash_ids' is no list of integers",
             where=f"{place}, key hash_ids",
             hint=f"write {A_LINE}",
         )

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
 
 from recipes.config_model import ConfigModel, Name
 
-WAVES = 8  # the fewest that a load of a fixed concurrency has, beside the first
+WAVES = 8  # the fewest that a load of a fixed concurrency has, next to the first
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
@@ -201,7 +201,7 @@ AnyWorkload = Annotated[
 
 
 class NamedWorkload(ConfigModel):
-    """A workload in a file of its own."""
+    """A workload in a separate file."""
 
     name: Name
     summary: str

@@ -35,9 +35,9 @@ def main() -> None:
         "product_files": len(product),
         "product_lines": count_lines(product),
         "test_lines": count_lines(tests),
-        "words_in_written_pages": count_words(written),
-        "words_in_generated_pages": count_words(generated),
-        "words_in_docstrings": sum(map(count_docstring_words, trees)),
+        "words_in_written_pages": number_of_words(written),
+        "words_in_generated_pages": number_of_words(generated),
+        "words_in_docstrings": sum(map(docstring_word_count, trees)),
         "lines_imported_by_run": count_lines(find_imported(root)),
         "class_names_with_two_meanings": sum(count > 1 for count in names.values()),
     }
@@ -49,7 +49,7 @@ def count_lines(files: list[Path]) -> int:
     return sum(len(file.read_text().splitlines()) for file in files)
 
 
-def count_words(files: list[Path]) -> int:
+def number_of_words(files: list[Path]) -> int:
     """Words of all files together."""
     return sum(len(file.read_text().split()) for file in files)
 
@@ -59,7 +59,7 @@ def is_public_class(node: ast.stmt) -> bool:
     return isinstance(node, ast.ClassDef) and not node.name.startswith("_")
 
 
-def count_docstring_words(tree: ast.Module) -> int:
+def docstring_word_count(tree: ast.Module) -> int:
     """Words in the docstrings of a module, its classes and functions."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds))

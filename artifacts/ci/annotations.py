@@ -14,7 +14,7 @@ from pipeline.core.untrusted.text import annotation_property, annotation_text, c
 
 Level = Literal["error", "warning"]
 SHOWN_OF_A_LEVEL = 10
-LONGEST_MESSAGE = 2000
+MAX_MESSAGE_CHARACTERS = 2000
 """Characters; more of it is in the JUnit file and in the summary."""
 
 
@@ -53,6 +53,6 @@ def annotation(level: Level, case: Case) -> str:
 
 
 def command(level: Level, title: str, message: str) -> str:
-    """One workflow command, on one line whatever the texts hold."""
-    shown = annotation_text(clip(message, LONGEST_MESSAGE))
+    """One workflow command, on one line for any text."""
+    shown = annotation_text(clip(message, MAX_MESSAGE_CHARACTERS))
     return f"::{level} title={annotation_property(title)}::{shown}"

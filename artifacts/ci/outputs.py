@@ -10,7 +10,7 @@ from artifacts.run_outcome import champion_of, list_passed, verdict_of
 from artifacts.run_record import RunReport
 from pipeline.core.untrusted.text import output_value
 
-LONGEST_VALUE = 400
+MAX_VALUE_CHARACTERS = 400
 """Characters. GitLab takes 5 KiB of a dotenv report in all."""
 
 
@@ -31,5 +31,5 @@ def outputs(report: RunReport, junit: str) -> str:
         "junit": junit,
     }
     return "".join(
-        f"{name}={output_value(value, LONGEST_VALUE)}\n" for name, value in values.items()
+        f"{name}={output_value(value, MAX_VALUE_CHARACTERS)}\n" for name, value in values.items()
     )

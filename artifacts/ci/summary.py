@@ -12,12 +12,12 @@ from artifacts.ci.case import Case, cases_of_run, show_tier
 from artifacts.gate_row import GateRow, gate_row, speed_row
 from artifacts.run_outcome import (
     attribution_lines,
+    describe_weights,
     drafting_lines,
     headline,
     next_steps,
     serving_lines,
     verdict_of,
-    weights_words,
 )
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.gate_report import GateReport
@@ -97,7 +97,7 @@ def table(report: RunReport) -> Iterator[str]:
             [
                 markdown(variant.recipe),
                 variant_cell(variant),
-                weights_words(report, variant),
+                describe_weights(report, variant),
                 *(cells.get(column, "-") for column in columns),
             ]
         )

@@ -1,8 +1,8 @@
-"""An evidence bundle: all that a verdict rests on, in one folder beside the weights.
+"""An evidence bundle: all that a verdict depends on, in one folder next to the weights.
 
 Layout of `prepare-evidence/`::
 
-    manifest.json                     every file's size and sha256, the weights' beside too
+    manifest.json                     every file's size and sha256, the weights' too
     verdict.json                      verdicts on all variants of the run, and what they are of
     resolved.json                     policy, recipe, serving and so on, each with its place
     stages/<stage>/<key>/stage.json   a stage's record, byte for byte as in the store
@@ -53,7 +53,7 @@ class BundleVerdict(Record):
     subject: str = Field(ABOUT, description="what this is, for who finds it alone")
     prepare_version: str = Field(__version__, description="that wrote it")
     run: str = Field(description="id of the run that the bundle was made in")
-    recipe: str = Field(description="of the variant that the weights beside are")
+    recipe: str = Field(description="of the variant that the weights are")
     override: str | None = Field(description="why it is promoted though it did not pass")
     registered_name: str = Field(description="name in the registry")
     profile: str = Field(description="name of the serving profile")
@@ -85,14 +85,14 @@ class BundleContents:
     """What is to go into a bundle."""
 
     verdict: BundleVerdict  # what it says
-    records: tuple[StageRecord, ...]  # of all stages that this rests on
+    records: tuple[StageRecord, ...]  # of all stages that this depends on
     stage_folders: Mapping[str, Path]  # of these records, by key
     locks: Mapping[str, str]  # text by file name
     logs: Mapping[str, Path]  # file by name
 
 
 def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
-    """Write a bundle into a folder that has the weights and all that is to lie beside it.
+    """Write a bundle into a folder that has the weights and all that is to lie next to it.
 
     Raises:
         EvidenceError: something in the folder is no plain file.

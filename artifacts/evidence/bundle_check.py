@@ -36,7 +36,7 @@ class BundleCheck:
     verdict: str  # on that variant, as kept
     override: str | None  # why it was promoted though it did not pass
     files: int  # how many were checked against their digests
-    weights_checked: bool  # whether it lay beside weights, which were checked with it
+    weights_checked: bool  # whether it lay next to weights, which were checked with it
     problems: tuple[str, ...]  # what is wrong with files, and what does not fit together
     variants: tuple[VariantCheck, ...]  # verdicts of all variants, computed again
 
@@ -93,7 +93,7 @@ def check_bundle(folder: Path) -> BundleCheck:
             RecordedVerdicts(verdict.variants, verdict.attempted, verdict.judges), source
         )
         try:
-            problems += find_misfits(bundle, manifest, verdict, source)
+            problems += find_bundle_mismatches(bundle, manifest, verdict, source)
             if has_weights:
                 problems += find_other_weights(folder, manifest, verdict, source)
         except EvidenceError as error:  # a record is gone or damaged, which the checks report too
@@ -129,11 +129,11 @@ def read_verdict(bundle: Path) -> BundleVerdict:
         return read_record(file, BundleVerdict)
 
 
-def find_misfits(
+def find_bundle_mismatches(
     bundle: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
     """What in the bundle contradicts the rest of it, though every digest may be right."""
-    found = [*find_miscounts(verdict), *find_unused_stages(manifest, verdict, source)]
+    found = [*find_count_mismatches(verdict), *find_unused_stages(manifest, verdict, source)]
     if manifest.recipe != verdict.recipe:
         found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")
     found += [
@@ -146,7 +146,7 @@ def find_misfits(
     if verdict.variant.verdict != "pass" and not verdict.override:
         found.append(
             f"the verdict on '{verdict.recipe}' is '{verdict.variant.verdict}', and no reason is "
-            "given for promoting it nevertheless"
+            "given for promoting it anyway"
         )
     judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])
     if verdict.source.digest != judged.coherence.parameters.checkpoint:
@@ -154,10 +154,10 @@ def find_misfits(
     profile = judged.judge.parameters.profile
     for side, heard in (("baseline", judged.baseline_coherence), ("candidate", judged.coherence)):
         found += find_served_otherwise("coherence", side, heard.parameters, profile)
-    return found + find_misresolved(bundle, judged)
+    return found + find_resolution_mismatches(bundle, judged)
 
 
-def find_miscounts(verdict: BundleVerdict) -> list[str]:
+def find_count_mismatches(verdict: BundleVerdict) -> list[str]:
     """Where the verdict's own lists of variants disagree: each of them counts exactly once."""
     names = [variant.recipe for variant in verdict.variants]
     found = []
@@ -187,10 +187,10 @@ def find_miscounts(verdict: BundleVerdict) -> list[str]:
 def find_unused_stages(
     manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
-    """Stages that are in the bundle and that no verdict in it rests on.
+    """Stages that are in the bundle and that no verdict in it depends on.
 
     Raises:
-        EvidenceError: one that a verdict rests on is gone.
+        EvidenceError: one that a verdict depends on is gone.
     """
     judges = [StageReference(stage="judge", key=key) for key in verdict.judges.values()]
     records = collect_stages(source.find, judges)
@@ -200,14 +200,14 @@ def find_unused_stages(
         for each in manifest.evidence_files
         if each.path.startswith("stages/")
     }
-    found = [f"{place}: no verdict rests on this stage" for place in sorted(there - claimed)]
+    found = [f"{place}: no verdict depends on this stage" for place in sorted(there - claimed)]
     judged = [record for record in records if record.stage == "judge"]
     if len({policy_digest(each) for each in judged}) > 1:
         found.append(f"{VERDICT}: the variants were judged by different policies")
     return found
 
 
-def find_misresolved(bundle: Path, judged: VerdictInputs) -> list[str]:
+def find_resolution_mismatches(bundle: Path, judged: VerdictInputs) -> list[str]:
     """In which parts resolved.json is not what the records say."""
     kept, wanted = read_resolved(bundle), gather_resolved(judged)
     return [

@@ -48,7 +48,7 @@ class BundledEvidence:
 
     @property
     def is_whole(self) -> bool:
-        """A bundle has every stage that its verdict rests on."""
+        """A bundle has every stage that its verdict depends on."""
         return True
 
     def find(self, stage: str, key: str) -> StageRecord | None:
@@ -71,7 +71,7 @@ class BundledEvidence:
         return record
 
     def digest(self, stage: str, key: str, name: str) -> str | None:
-        """Of a file of that stage, unpacked; raises EvidenceError when it is damaged."""
+        """Digest of a stage's file, unpacked; raises EvidenceError when it is damaged."""
         path = f"{place_of(stage, key)}/{name}.gz"
         if path not in self._listed:
             return None

@@ -14,15 +14,15 @@ from typing import Any
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.card_text import (
-    base_words,
-    calibration_words,
-    hardware_words,
-    kv_cache_words,
-    license_words,
-    noise_words,
-    optimization_words,
+    describe_base,
+    describe_calibration,
+    describe_hardware,
+    describe_kv_cache,
+    describe_license,
+    describe_noise,
+    describe_optimization,
+    describe_speculation,
     percent,
-    speculative_words,
 )
 from artifacts.gate_row import gate_row, speed_row
 from artifacts.verdict_inputs import VerdictInputs
@@ -167,19 +167,19 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "reason": variant.reason,
         "recipe": verdict.recipe,
         "policy": judge.policy.name,
-        "base_words": base_words(source),
-        "license_words": license_words(source),
+        "describe_base": describe_base(source),
+        "describe_license": describe_license(source),
         "gigabytes": f"{result.weights_bytes / 1e9:.3g}",
         "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
-        "quantization_words": quantization.format_description(result.group_size),
-        "optimization_words": optimization_words(quantization, result),
+        "quantization_description": quantization.format_description(result.group_size),
+        "describe_optimization": describe_optimization(quantization, result),
         "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.ignore),
-        "calibration_words": calibration_words(quantization, result),
-        "noise_words": noise_words(judged.check_weights.result),
-        "kv_cache": kv_cache_words(deployable, quantization),
-        "speculative": speculative_words(deployable),
+        "describe_calibration": describe_calibration(quantization, result),
+        "describe_noise": describe_noise(judged.check_weights.result),
+        "kv_cache": describe_kv_cache(deployable, quantization),
+        "speculative": describe_speculation(deployable),
         "cpu_overrides": judge.profile.cpu_overrides if judge.profile is not None else {},
-        "hardware": hardware_words(deployable.hardware),
+        "hardware": describe_hardware(deployable.hardware),
         "engine_version": deployable.engine_version,
         "engine": engine,
         "engine_package": engine.package(deployable.accelerator),
@@ -195,7 +195,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
 
 
 def typical_loads(claim: SpeedGateReport) -> list[tuple[str, list[str]]]:
-    """Of each side that was measured, the medians of its loads' figures, in words."""
+    """By measured side, the medians of its loads' figures, as text."""
     figures = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
     sides: dict[str, Side] = {"baseline": "baseline", "variant": "candidate"}
     return [
@@ -266,7 +266,7 @@ def creation(
 def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
     """A suite's dataset on the Hub, and its name with how much of it was asked.
 
-    Of one that the Hub does not have it is what the policy calls it.
+    A dataset that the Hub does not have has the policy's name.
     """
     suite = evaluation.parameters.suite
     kind = kind_of(suite)

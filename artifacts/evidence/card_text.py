@@ -17,14 +17,14 @@ def percent(score: float) -> float:
     return round(100 * score, 2)
 
 
-def base_words(source: SourceInfo) -> str:
+def describe_base(source: SourceInfo) -> str:
     """The source, as a link where it is on the Hub."""
     if source.base_model:
         return markdown_link(source.base_model, f"https://huggingface.co/{source.base_model}")
     return f"`{markdown_code(source.ref)}`"
 
 
-def license_words(source: SourceInfo) -> str:
+def describe_license(source: SourceInfo) -> str:
     """The license, or that the source does not name one."""
     name = source.license_name or source.license
     if not name:
@@ -34,7 +34,7 @@ def license_words(source: SourceInfo) -> str:
     return f"{markdown(name)}, as the source's"
 
 
-def optimization_words(quantization: Quantization, result: QuantizeResult) -> str:
+def describe_optimization(quantization: Quantization, result: QuantizeResult) -> str:
     """How the weights of the linear layers were quantized, as sentences."""
     modules = result.quantized_modules
     count = f" of {modules} linear layers" if modules else " of the linear layers"
@@ -42,7 +42,7 @@ def optimization_words(quantization: Quantization, result: QuantizeResult) -> st
     return f"{words}{count}. {quantization.method_description}".strip()
 
 
-def calibration_words(quantization: Quantization, result: QuantizeResult) -> str:
+def describe_calibration(quantization: Quantization, result: QuantizeResult) -> str:
     """What it was calibrated with; '' where the recipe needs no data."""
     calibration = quantization.calibration
     if not calibration:
@@ -53,7 +53,7 @@ def calibration_words(quantization: Quantization, result: QuantizeResult) -> str
     return f"Calibrated with {blocks} blocks of {calibration.max_tokens} tokens from {data}."
 
 
-def kv_cache_words(deployable: Deployable, quantization: Quantization) -> str:
+def describe_kv_cache(deployable: Deployable, quantization: Quantization) -> str:
     """The KV cache's type, and what it does to attention.
 
     On a GPU, vLLM with an FP8 cache computes attention in FP8 too, by one scale a layer; those are
@@ -71,7 +71,7 @@ def kv_cache_words(deployable: Deployable, quantization: Quantization) -> str:
     return f"{name}, and so is attention: queries are quantized as well; {scales}"
 
 
-def speculative_words(deployable: Deployable) -> str:
+def describe_speculation(deployable: Deployable) -> str:
     """What drafted tokens, and which were accepted; '' without speculative decoding."""
     speculative = deployable.serving.speculative
     if speculative is None:
@@ -80,7 +80,7 @@ def speculative_words(deployable: Deployable) -> str:
     return f"`{words}`" + (" (`DRAFT` is its folder)" if speculative.model else "")
 
 
-def noise_words(checked: CheckWeightsResult) -> str:
+def describe_noise(checked: CheckWeightsResult) -> str:
     """How far the weights are from the source's; '' where the stage did not measure it."""
     noise = checked.sqnr
     if noise is None or noise.median_db is None:
@@ -91,7 +91,7 @@ def noise_words(checked: CheckWeightsResult) -> str:
     )
 
 
-def hardware_words(hardware: Hardware) -> str:
+def describe_hardware(hardware: Hardware) -> str:
     """The machine in words."""
     if hardware.accelerator == "cpu":
         features = "".join(f", {name}" for name in hardware.cpu_features or ())

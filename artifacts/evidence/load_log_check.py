@@ -16,7 +16,7 @@ from pipeline.core.stage_record import StageRecord
 from pipeline.stages.speed import SPEED, SpeedParameters
 
 
-def find_misdrawn(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
+def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
     """In what the loads of a stage `speed` are not those that it measured, in words.
 
     Args:

@@ -1,4 +1,4 @@
-"""The list of an evidence bundle's files, and of the weights beside it: size and sha256 of each.
+"""The list of an evidence bundle's files, and of the weights next to it: size and sha256 of each.
 
 `prepare-evidence/manifest.json` names files by relative paths only: those of the bundle from its
 own folder, those of the deployed folder from the folder that the bundle lies in.
@@ -45,7 +45,7 @@ class ManifestFile(Record):
 
 
 class Manifest(Record):
-    """What lies in a bundle and beside it."""
+    """What lies in a bundle and next to it."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="of this record")
     subject: str = Field(ABOUT, description="what this is, for who finds it alone")

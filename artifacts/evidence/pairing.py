@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pipeline.core.stage_record import StageRecord
 from pipeline.stages.speed import ROLE
 
-# Of the roles of a judge stage, by side: `again` is the baseline, asked a second time.
+# Roles of a judge stage, by side: `again` is the baseline, asked a second time.
 _SIDES = {"baseline": ("baseline.", "again."), "candidate": ("candidate.",)}
 _SERVER, _WEIGHTS = "coherence", "weights"
 
@@ -27,7 +27,7 @@ def mixed_sides(judge: StageRecord, found: Mapping[str, StageRecord]) -> Iterato
         for role in (_SERVER, _WEIGHTS):
             named = {record.inputs[role].key if role in record.inputs else "" for record in stages}
             if len(named) > 1:
-                yield f"{side}: its stages do not rest on the same '{role}'"
+                yield f"{side}: its stages do not depend on the same '{role}'"
             for name, record in found.items():
                 measured = record.inputs.get(side) if name.startswith(ROLE) else None
                 if role == _SERVER and measured is not None and {measured.key} != named:

@@ -21,11 +21,13 @@ _SAYS_WHICH = ("id", "cluster")
 
 
 def identify(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each row what says which question it is."""
+    """By row, the fields that identify its question."""
     return [{key: row[key] for key in _SAYS_WHICH if key in row} for row in rows]
 
 
-def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows) -> Iterator[str]:
+def find_question_mismatches(
+    role: str, record: StageRecord, answers: Rows, questions: Rows
+) -> Iterator[str]:
     """In what the answers of a stage are not those to the questions, both as :func:`identify`."""
     if answers != questions[: len(answers)]:
         yield f"{role}: its answers are not those to the first of the questions"
@@ -41,7 +43,7 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
             yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
 
 
-def find_miscounted(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
+def find_answer_count_mismatches(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
     """In what the record of a stage `questions` says what its questions do not, in words."""
     told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
     if told.questions != len(questions):

@@ -10,10 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artifacts.evidence.load_log_check import find_misdrawn
+from artifacts.evidence.load_log_check import find_draw_mismatches
 from artifacts.evidence.pairing import mixed_sides
-from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
-from artifacts.evidence.rule_check import find_differing_values, find_misruled
+from artifacts.evidence.question_check import (
+    find_answer_count_mismatches,
+    find_question_mismatches,
+    identify,
+)
+from artifacts.evidence.rule_check import find_differing_values, find_rule_mismatches
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
 from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.run_record import RunReport, VariantReport, report_judged
@@ -49,7 +53,7 @@ class VariantCheck:
 
 @dataclass(frozen=True)
 class RecordedVerdicts:
-    """What somebody says about variants that were tried together, to be compared with evidence."""
+    """What a user says about variants that were tried together, to be compared with evidence."""
 
     variants: tuple[VariantReport, ...]  # verdicts
     tried: tuple[str, ...]  # recipes; one without a verdict counts, too
@@ -185,7 +189,9 @@ class VariantEvidence:
                 if (record := self._find(reference)) is not None:
                     self._records[role] = record
                     self._check_input(role, reference, record, self._judge)
-            rules = find_misruled(JUDGE.parameters_of(self._judge), recipe, tried, self._records)
+            rules = find_rule_mismatches(
+                JUDGE.parameters_of(self._judge), recipe, tried, self._records
+            )
             self._add(rules)
             self.problems += mixed_sides(self._judge, self._records)
             if not self._has_gap:
@@ -198,7 +204,7 @@ class VariantEvidence:
             return None
         try:
             kept = JUDGE.typed(judge)
-            self._add(self._find_misdrawn())
+            self._add(self._find_draw_mismatches())
             again = judge_evidence(
                 kept.parameters,
                 set(judge.inputs),
@@ -220,34 +226,36 @@ class VariantEvidence:
         except UNREADABLE as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
 
-    def _find_misdrawn(self) -> Iterator[str]:
+    def _find_draw_mismatches(self) -> Iterator[str]:
         """Where loads are not those that were drawn, or were left out."""
         for role, record in self._records.items():
             if record.stage == LOADED.name:
-                yield from find_misdrawn(role, record, self._loads(role))
+                yield from find_draw_mismatches(role, record, self._loads(role))
 
     @property
     def _has_gap(self) -> bool:
-        """Whether something that the verdict rests on is not there."""
+        """Whether something that the verdict depends on is not there."""
         return any("is missing" in problem for problem in self.problems)
 
     def _check_asked(self) -> None:
         try:
-            self.problems += self._find_misasked()
+            self.problems += self._find_question_mismatches()
         except PrepareError as error:
             self.problems.append(f"{error.where}: {error.message}; its evidence is missing")
 
-    def _find_misasked(self) -> Iterator[str]:
+    def _find_question_mismatches(self) -> Iterator[str]:
         """Where answers are not those to the questions."""
         for role, record in self._records.items():
             side, _, suite = role.partition(".")
             if side == "questions":
                 questions = identify(self._rows(role, QUESTIONS))
-                yield from find_miscounted(role, record, questions)
+                yield from find_answer_count_mismatches(role, record, questions)
                 for other in (f"{each}.{suite}" for each in ("baseline", "candidate", "again")):
                     if other in self._records:
                         answers = identify(self._rows(other, ANSWERS))
-                        yield from find_misasked(other, self._records[other], answers, questions)
+                        yield from find_question_mismatches(
+                            other, self._records[other], answers, questions
+                        )
 
     def _answers(self, role: str) -> list[dict[str, Any]]:
         return list(self._rows(role, ANSWERS))
@@ -334,7 +342,7 @@ class VariantEvidence:
                     self.problems.append(f"{role}: its '{name}', {place} is missing")
                 continue
             if digest_json(source.result) != record.input_digests.get(name):
-                self.problems.append(f"{role}: rests on another '{name}' than is in {place} now")
+                self.problems.append(f"{role}: depends on another '{name}' than is in {place} now")
             if self._source.is_whole and reference.key not in self._rests_checked:
                 self._rests_checked.add(reference.key)
                 self._check_record(source)

@@ -29,7 +29,7 @@ CANDIDATE = "candidate."
 RELATIVE_TOLERANCE = 1e-9
 
 
-def find_misruled(
+def find_rule_mismatches(
     judge: JudgeParameters, recipe: str, tried: Sequence[str], records: Mapping[str, StageRecord]
 ) -> Iterator[str]:
     """In what the rules of a verdict are not those of its policy and attempt, in words.

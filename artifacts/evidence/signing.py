@@ -128,10 +128,10 @@ def check_with_key(folder: Path, public_key: Path) -> None:
 
 
 def check_keyless(folder: Path, identity: str, issuer: str) -> None:
-    """Check that the folder is what somebody with that login signed; may need the network.
+    """Check that the folder is what a user with that login signed; may need the network.
 
-    The identity is an e-mail address or the URI of a CI workflow, the issuer the URL of whoever
-    vouches for it.
+    The identity is an e-mail address or the URI of a CI workflow, the issuer the URL of the
+    service that vouches for it.
 
     Raises:
         EvidenceError: as `check_with_key`.
@@ -146,7 +146,7 @@ def check_keyless(folder: Path, identity: str, issuer: str) -> None:
 
 
 def _write(config: Any, folder: Path) -> Path:
-    """Sign into a file beside, then put it in place: no torn signature, and no lost old one."""
+    """Sign into a temporary file, then put it in place: no torn signature, and no lost old one."""
     final = folder / SIGNATURE
     partial = folder.parent / f".{folder.resolve().name}.{SIGNATURE}.{os.getpid()}"
     try:
@@ -174,10 +174,10 @@ def _check(config: Any, folder: Path, signature: Path, signer: str) -> None:
         raise _refusal(folder, "the signature is not of this content", signer) from error
     # The library raises what it comes across: its own errors are ValueErrors.
     except Exception as error:
-        raise _refusal(folder, plain_words(str(error)) or type(error).__name__, signer) from error
+        raise _refusal(folder, plain_message(str(error)) or type(error).__name__, signer) from error
 
 
-def plain_words(text: str) -> str:
+def plain_message(text: str) -> str:
     """The library's message, without the digests as Python writes them."""
     if "Key mismatch" in text:
         return "it is signed with another key"
@@ -218,7 +218,7 @@ def _hashing(folder: Path) -> Any:
 
     config = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
     there = [path for path in ADDED_LATER if (folder / path).is_file()]
-    # Also what git keeps: a hook in .git is run by whoever works in the folder.
+    # Also what git keeps: a hook in .git runs for everyone who works in the folder.
     return config.set_ignored_paths(paths=[*{SIGNATURE, *there}], ignore_git_paths=False)
 
 
@@ -251,7 +251,7 @@ def _library_errors(verb: str, folder: Path) -> Iterator[None]:
         ) from error
     except OSError:
         raise
-    # sigstore raises errors of its own, of its transport's and of its dependencies'.
+    # sigstore raises its own errors, its transport's and its dependencies'.
     except Exception as error:
         raise EvidenceError(
             f"could not {verb} the folder: {str(error).strip() or type(error).__name__}",

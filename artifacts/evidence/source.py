@@ -25,13 +25,13 @@ class EvidenceSource(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every stage that the evidence rests on must be there, and none may be gone."""
+        """Whether every stage that the evidence depends on must be there, and none may be gone."""
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         """The record of a stage, None when it is not there; raises PrepareError when damaged."""
 
     def digest(self, stage: str, key: str, name: str) -> str | None:
-        """Of a file of that stage, None when it is not there; raises PrepareError when damaged."""
+        """Digest of a stage's file, None when it is not there; raises PrepareError when damaged."""
 
     def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
         """The JSON objects in a file of lines of that stage, without what is nested in them.
@@ -66,12 +66,12 @@ class StoredEvidence:
         return self._store.find(stage, key)
 
     def digest(self, stage: str, key: str, name: str) -> str | None:
-        """Of a file of that stage."""
+        """Digest of a file of that stage."""
         file = self._store.stage_folder(stage, key) / name
         return digest_file(file) if file.is_file() else None
 
     def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
-        """Of a file that we wrote, of any size."""
+        """Content of a file that we wrote, of any size."""
         file = self._store.stage_folder(stage, key) / name
         try:
             return map(without_nested, parse_answers(file.read_bytes()))
@@ -79,7 +79,7 @@ class StoredEvidence:
             raise StoreError("a file of a stage is gone or damaged", where=str(file)) from error
 
     def loads(self, stage: str, key: str) -> list[LoadRun]:
-        """Of its file that we wrote."""
+        """The loads of a file that we wrote."""
         file = self._store.stage_folder(stage, key) / LOADS
         try:
             return read_loads(file)

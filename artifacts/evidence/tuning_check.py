@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from artifacts.evidence.load_log_check import find_misdrawn
+from artifacts.evidence.load_log_check import find_draw_mismatches
 from artifacts.evidence.recompute import UNREADABLE, VariantCheck
 from artifacts.evidence.rule_check import find_differing_values, find_other_claim
 from artifacts.evidence.source import EvidenceSource
@@ -82,7 +82,7 @@ def _find_changed(
     if attempt is None or attempt.alpha != tuning.alpha:
         yield f"{place}: its attempt is not known, or has another error rate"
         return
-    yield from find_misdrawn(place, record, loads)
+    yield from find_draw_mismatches(place, record, loads)
     (claim,), own = tuning.speed.claims, tuning.speed.workloads
     level = attempt.level(asked.measurement)
     yield from find_other_claim(place, asked.decided_by, claim, own, tuning.served, level)

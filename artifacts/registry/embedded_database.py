@@ -1,4 +1,4 @@
-"""The SQLite file of an embedded MLflow registry: made whole beside its place, checked, locked.
+"""The SQLite file of an embedded MLflow registry: made whole next to its place, checked, locked.
 
 MLflow makes its tables in place, in many transactions and without a lock. A process that is killed
 meanwhile leaves tables that MLflow cannot complete. So a new file gets its tables under another
@@ -75,7 +75,7 @@ def check_embedded(uri: str) -> None:
     if not os.access(file, os.W_OK):
         raise _unopenable_error(uri, f"{file} may not be written")
     try:
-        # Not immutable, it would wait for locks, leave files beside one in WAL mode, and refuse
+        # Not immutable, it would wait for locks, leave files next to one in WAL mode, and refuse
         # one that a killed writer left to be rolled back, which the next writer does.
         look = f"file:{quote(str(file))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(look, uri=True)) as database:
@@ -98,7 +98,7 @@ def make_database(uri: str) -> None:
     if _has_tables(file, uri):
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    # filelock waits for ever in a folder in which no file can be made, such as /proc.
+    # filelock waits forever in a folder in which no file can be made, such as /proc.
     TemporaryFile(dir=file.parent).close()
     with lock_of(file):
         for left in file.parent.glob(f".{file.name}.new*"):
@@ -124,27 +124,27 @@ def fill(file: Path) -> None:
 
 
 def _make_beside(file: Path) -> None:
-    # A name of its own: MLflow keeps a connection to every name that it opened.
-    beside = file.with_name(f".{file.name}.new.{uuid4().hex}")
+    # A new name: MLflow keeps a connection to every name that it opened.
+    new_file = file.with_name(f".{file.name}.new.{uuid4().hex}")
     shared = is_shared(file.parent)
-    beside.touch(mode=0o660 if shared else 0o644)
+    new_file.touch(mode=0o660 if shared else 0o644)
     if shared:
-        beside.chmod(0o660)
+        new_file.chmod(0o660)
     try:
-        fill(beside)
-        with beside.open("rb") as content:
+        fill(new_file)
+        with new_file.open("rb") as content:
             os.fsync(content.fileno())
-        beside.replace(file)
+        new_file.replace(file)
         flush_folder(file.parent)
     finally:
-        for left in file.parent.glob(f"{beside.name}*"):
+        for left in file.parent.glob(f"{new_file.name}*"):
             left.unlink()
 
 
 def _has_tables(file: Path, uri: str) -> bool:
     """Whether the file has all of MLflow's tables; raises RegistryError where it has others."""
     try:
-        open_regular(file, None).close()  # SQLite would wait for ever at a named pipe
+        open_regular(file, None).close()  # SQLite would wait forever at a named pipe
     except FileNotFoundError:
         return False
     with closing(sqlite3.connect(file)) as database:

@@ -126,7 +126,7 @@ def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:
         if back:
             return back
     if entry.action == "outside" and entry.previous_alias in entry.changes:
-        # Somebody said where to go back to.
+        # A user said where to go back to.
         before = entry.changes[entry.previous_alias]
         top = (entry.version,) if entry.version is not None else way[-1:]
         kept = way if entry.version != entry.replaced else way[:-1]

@@ -1,4 +1,4 @@
-"""Whether the Hub's token could write to a namespace, as far as the Hub says so beforehand."""
+"""Whether the Hub's token could write to a namespace, as far as the Hub says so in advance."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ UNKNOWN_TOKEN = 401
 def check_token(api: HfApi, namespace: str, where: str) -> None:
     """Refuse a token of which the Hub says that it cannot write to the namespace.
 
-    Of a fine-grained token, or one that is not a user's, only a write shows that. The same holds
+    For a fine-grained token, or one that is not a user's, only a write shows that. The same holds
     where the Hub, or a mirror of it, does not say whose the token is.
 
     Raises:
-        RegistryError: there is no token, or it is one that may only read, or is of somebody who
+        RegistryError: there is no token, or it is one that may only read, or is of a user who
             does not belong to the namespace.
         HfHubHTTPError: the Hub does not know the token.
         OIDCError: a CI system is to lend the token, and does not.

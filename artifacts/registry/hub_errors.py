@@ -9,7 +9,7 @@ from pipeline.checkpoint.hub import LOG_IN, transport_error
 from pipeline.core.errors import RegistryError
 
 WRITE_TOKEN = "with a token that may write there (https://huggingface.co/settings/tokens)"  # noqa: S105
-# Somebody else has moved the branch, or has made what was to be made.
+# Another process has moved the branch, or has made what was to be made.
 CONFLICTS = (409, 412)
 MISSING = 404
 

@@ -1,7 +1,7 @@
 """The Hugging Face Hub as a registry: a model repository for each name, aliases as its git tags.
 
 A version is one commit with the variant's whole folder, kept by the tag v1, v2 and so on. Versions,
-their tags and the history are a document in a branch of its own (see `hub_ledger.py`), which moves
+their tags and the history are a document in a separate branch (see `hub_ledger.py`), which moves
 only from the commit that the writer had seen: that is what decides between two racing moves.
 """
 
@@ -73,7 +73,7 @@ class HubRegistry(Registry):
         from huggingface_hub import HfApi
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        # Its bars would go between the lines of ours.
+        # Its bars would go between our lines.
         disable_progress_bars()
         self.uri = uri
         self.patience_seconds = PATIENCE_SECONDS
@@ -107,7 +107,7 @@ class HubRegistry(Registry):
         ]
 
     def check_writable(self, name: str) -> None:
-        """Ask the Hub whose the token is, and whether the repository is one of ours."""
+        """Ask the Hub whose the token is, and whether the repository is one of prepare's."""
         with self._explain_errors(name):
             check_token(self._api, self._namespace, self._address(name))
             self._repository(name).check_ours()
@@ -198,7 +198,7 @@ class HubRegistry(Registry):
         return version in _select_present(self._state(name))
 
     def put_back(self, name: str) -> None:
-        """Make the tags again that a killed move, or somebody's hand, has taken away."""
+        """Make the tags again that a killed move, or a user's hand, has taken away."""
         state = self._state(name)
         said = replay(state.ledger.entries)
         if state.ledger.applied != said.last:

@@ -1,6 +1,6 @@
 """One model repository on the Hugging Face Hub: its refs, its ledger, and uploads of versions.
 
-All by huggingface_hub's own client. What must not happen twice rests on what the Hub refuses: a
+All by huggingface_hub's own client. What must not happen twice depends on what the Hub refuses: a
 commit whose parent is not the branch's head any more, and a tag that is there already.
 """
 
@@ -30,9 +30,9 @@ LEDGER = "registry.json"
 CARD = "README.md"
 # The Hub puts it into every repository, for git's sake; it is part of no version.
 ATTRIBUTES = ".gitattributes"
-# Of huggingface_hub's own, in every folder that it downloads to.
+# Made by huggingface_hub, in every folder that it downloads to.
 DOWNLOAD_NOTES = ".cache"
-# So often in a row somebody else may come first before we give up.
+# So often in a row another process may come first before we give up.
 ATTEMPTS = 20
 SECONDS_AFTER_A_CONFLICT = 0.2
 
@@ -108,7 +108,7 @@ class HubRepository:
         """Change the ledger: all of it or nothing, and nothing that others wrote gets lost.
 
         `change` makes the wanted ledger from the one that stands, None when it is so already; it is
-        called again when somebody else has written meanwhile.
+        called again when another process has written meanwhile.
         """
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -120,7 +120,7 @@ class HubRepository:
                 raise RegistryError(
                     f"'{self.repo_id}' has no branch '{HISTORY}'",
                     where=self._uri,
-                    hint="it was not registered by prepare, or somebody deleted the branch",
+                    hint="it was not registered by prepare, or a user deleted the branch",
                 )
             wanted = change(state.ledger)
             if wanted is None:
@@ -141,7 +141,7 @@ class HubRepository:
     def upload(self, folder: Path, label: str) -> str:
         """Commit exactly the folder's files; returns the commit, which a tag must keep.
 
-        It is done on a branch of its own, so that one that was killed is taken up again: the same
+        It is done on a separate branch, so that one that was killed is taken up again: the same
         content has the same label, in hexadecimal.
         """
         branch = UPLOAD + label[:16]
@@ -258,7 +258,7 @@ class HubRepository:
     def _ledger_at(self, commit: str) -> Ledger:
         from huggingface_hub.errors import RemoteEntryNotFoundError
 
-        # A folder of our own: in the Hub's cache every move would leave a snapshot for ever.
+        # A folder of our own: in the Hub's cache every move would leave a snapshot forever.
         with tempfile.TemporaryDirectory() as folder:
             try:
                 file = self._api.hf_hub_download(
@@ -273,7 +273,7 @@ class HubRepository:
             raise RegistryError(
                 f"the history of '{self.repo_id}' is damaged: {error}",
                 where=f"{self._uri}, branch {HISTORY}, file {LEDGER}, commit {commit}",
-                hint="somebody changed it; put the branch back to the commit before with git",
+                hint="a user changed it; put the branch back to the commit before with git",
             ) from error
 
     def _busy_error(self) -> RegistryError:

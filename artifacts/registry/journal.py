@@ -3,7 +3,7 @@
 A registry can set an alias, and cannot set it only if it still is what it was. But it numbers what
 it is given, one number once. So the history decides: an entry says after which entry it was made,
 and the first one after that holds; one that comes second has lost. Appending an entry is the
-promotion. The aliases are set afterwards, and follow from the entries alone, so whoever comes next
+promotion. The aliases are set afterwards, and follow from the entries alone, so the next process
 can set them when the one before was killed.
 """
 
@@ -30,7 +30,7 @@ from artifacts.registry.history import (
 from pipeline.core.errors import RecordedMoveError, RegistryError
 from recipes.alias_names import RULE, can_be_alias
 
-# So often in a row somebody else may come first before we give up.
+# So often in a row another process may come first before we give up.
 ATTEMPTS = 20
 
 
@@ -239,7 +239,8 @@ class Journal:
 
         moved = find_differing()
         if moved and self._storage.patience_seconds > 0:
-            time.sleep(self._storage.patience_seconds)  # maybe one of ours is about to set it
+            # Another process may be about to set it.
+            time.sleep(self._storage.patience_seconds)
             moved = find_differing()
         if not moved:
             return False

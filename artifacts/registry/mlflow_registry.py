@@ -54,7 +54,7 @@ def is_server(uri: str) -> bool:
 class MlflowRegistry(Registry):
     """Versions, aliases and histories of registered models.
 
-    Moves of an embedded registry hold a lock beside its file. On a server, and in a database of
+    Moves of an embedded registry hold a lock next to its file. On a server, and in a database of
     another kind, nothing keeps others out: the history decides which of two racing moves holds.
 
     Args:
@@ -182,7 +182,7 @@ class MlflowRegistry(Registry):
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Of an embedded registry, a lock beside its file, for all names; else nothing."""
+        """For an embedded registry, a lock next to its file, for all names; else nothing."""
         with ExitStack() as held:
             if self._file is not None:
                 with self._explain_errors():
@@ -200,13 +200,13 @@ class MlflowRegistry(Registry):
                 raise RegistryError(
                     f"entry {version.version} of the history of '{name}' is damaged: {error}",
                     where=f"{self.uri}, model {name}{HISTORY}",
-                    hint="somebody changed its tags; delete that version to leave the entry out",
+                    hint="a user changed its tags; delete that version to leave the entry out",
                 ) from error
             entries.append(entry.model_copy(update={"number": int(version.version)}))
         return entries
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number: one version, with its tag, at once."""
+        """Add an entry under the next free number: one version, with its tag, in one step."""
         with self._explain_errors():
             self._create_model(name + HISTORY, {HISTORY_OF_TAG: name})
             self._client.create_model_version(
@@ -294,14 +294,14 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     """Copy a checkpoint's folder, whose place a registry names: nothing but plain files.
 
     Raises:
-        RegistryError: it is no checkpoint's, so somebody may have meant another folder to be read.
+        RegistryError: it is no checkpoint's, so a user may have meant another folder to be read.
         EvidenceError: there is something in it that is neither a file nor a folder.
     """
     if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
         raise RegistryError(
             "the version's source is not a checkpoint's folder",
             where=str(source),
-            hint="it was not registered by prepare, or somebody changed its source",
+            hint="it was not registered by prepare, or a user changed its source",
         )
     for path, file in list(plain_files(source)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

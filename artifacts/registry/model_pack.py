@@ -1,6 +1,6 @@
 """A checkpoint as an OCI artifact: CNCF ModelPack.
 
-Each file of the folder is a layer of its own, unpacked and uncompressed (media types `.raw`), so a
+Each file of the folder is a separate layer, unpacked and uncompressed (media types `.raw`), so a
 layer's digest is the file's sha256. The manifest has no time in it: the same files with the same
 tags have the same digest wherever they are packed.
 
@@ -41,7 +41,7 @@ RESERVED = ("org.opencontainers.", "org.cncf.")
 MANIFEST_BYTES = 4 * MEBIBYTE
 MANIFEST_VALUES = 200_000
 LARGEST_BLOB = 2**63 - 1
-LONGEST_PATH = 1_024  # characters; each part of it may have 255 bytes
+MAX_PATH_CHARACTERS = 1_024  # characters; each part of it may have 255 bytes
 
 EVIDENCE_FOLDERS = ("prepare-evidence", ".eval_results")
 DOC_STEMS = ("readme", "license", "licence", "notice", "use_policy")
@@ -246,7 +246,9 @@ def _packed_file(layer: Mapping[str, Any]) -> PackedFile:
     path = annotations_of(layer)[FILEPATH]
     pure = PurePosixPath(path)
     plain = pure.parts and not pure.is_absolute() and ".." not in pure.parts
-    short = len(path) <= LONGEST_PATH and all(len(part.encode()) <= 255 for part in pure.parts)
+    short = len(path) <= MAX_PATH_CHARACTERS and all(
+        len(part.encode()) <= 255 for part in pure.parts
+    )
     if not plain or not path.isprintable() or str(pure) != path or not short:
         raise ValueError(f"{ascii(path)[:80]} is not a plain relative path")
     return PackedFile(path, _blob(layer))
@@ -281,7 +283,7 @@ def _execution(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _texts(**known: Any) -> dict[str, str]:
-    """Of these, what says something: a checkpoint's config may have anything."""
+    """The meaningful ones of these: a checkpoint's config may have anything."""
     return {key: value for key, value in known.items() if isinstance(value, str) and value}
 
 

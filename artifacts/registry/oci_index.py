@@ -78,7 +78,7 @@ def version_tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
         raise RegistryError(
             f"the manifest of a version is damaged: {error}",
             where=str(layout.blob_path(blob.digest)),
-            hint="somebody changed the layout: restore a copy of it, or register the version in "
+            hint="a user changed the layout: restore a copy of it, or register the version in "
             "another registry",
         ) from error
 
@@ -94,7 +94,7 @@ def count_of(layout: OciLayout, annotation: str) -> int:
         raise RegistryError(
             f"the annotation {annotation} of the index is not a number: {ascii(text)[:80]}",
             where=str(layout.folder),
-            hint="somebody changed it; set it to the largest number that the history, or the "
+            hint="a user changed it; set it to the largest number that the history, or the "
             "versions, have",
         )
     return int(text)

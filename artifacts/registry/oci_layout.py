@@ -1,6 +1,6 @@
 """An OCI image layout in a folder: blobs named by their digests, and one index of manifests.
 
-Every change is a file that is written beside, flushed to the disk and renamed into its place, so a
+Every change is a new file, flushed to the disk and renamed into its place, so a
 kill at any step leaves the old state or the new one. Specification: OCI image-spec 1.1,
 image-layout.md.
 """
@@ -74,12 +74,12 @@ class OciLayout:
 
     def replace(self, name: str, content: bytes) -> None:
         """Replace a file of the layout's own folder."""
-        beside = self.folder / f".{name}.{os.getpid()}"
-        with beside.open("wb") as file:
+        new_file = self.folder / f".{name}.{os.getpid()}"
+        with new_file.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self.folder / name)
+        new_file.replace(self.folder / name)
         flush_folder(self.folder)
 
     def blob_path(self, digest: str) -> Path:
@@ -98,7 +98,7 @@ class OciLayout:
         return path
 
     def digests(self) -> set[str]:
-        """Of all blobs that are here."""
+        """Digests of all blobs that are here."""
         return {f"sha256:{path.name}" for path in self._blobs().glob("*")}
 
     def read_blob(self, blob: Blob) -> bytes:

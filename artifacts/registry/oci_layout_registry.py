@@ -2,7 +2,7 @@
 
 FOLDER/NAME is the layout of one model. Version 3 is a ModelPack manifest that the index lists as
 `v3`; an alias is one more name in the index for a version's manifest. The history is
-`prepare-history.jsonl` beside the index, an entry a line.
+`prepare-history.jsonl` next to the index, an entry a line.
 
 Moves hold a lock in the layout's folder, so nobody comes between the entry and the aliases.
 """
@@ -210,12 +210,12 @@ class OciLayoutRegistry(Registry):
                 raise RegistryError(
                     f"line {place} of the history of '{name}' is damaged: {why}",
                     where=str(file),
-                    hint="somebody changed it; delete that line to leave the entry out",
+                    hint="a user changed it; delete that line to leave the entry out",
                 ) from error
         return sorted(entries, key=lambda entry: entry.number)
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number: the whole file is replaced at once."""
+        """Add an entry under the next free number: the whole file is replaced in one step."""
         with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             kept = self.entries(name)

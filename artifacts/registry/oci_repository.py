@@ -1,7 +1,7 @@
 """A repository of an OCI registry in the network: sends ModelPacks to it, and fetches them.
 
-Such a registry can set a tag, not set it only if it still is what it was, so it keeps no aliases
-of ours: those stand in a registry that has a history, and a tag here is a copy.
+Such a registry can set a tag, not set it only if it still is what it was, so aliases are
+not kept there: they stand in a registry that has a history, and a tag here is a copy.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class OciRepository:
             raise RegistryError(
                 "the registry sent another manifest than the one that was asked for",
                 where=str(self._container),
-                hint="do not use it; ask whoever runs the registry",
+                hint="do not use it; ask the operator of the registry",
             )
         return bytes(response.content)
 
@@ -178,7 +178,7 @@ class OciRepository:
             raise RegistryError(
                 f"the registry keeps another manifest than was sent: {got}",
                 where=f"{self.repository}:{tag}",
-                hint="do not use what it has; ask whoever runs it",
+                hint="do not use what it has; ask the operator of it",
             )
 
     def _has(self, client: OrasClient, blob: Blob) -> bool:
@@ -226,7 +226,7 @@ class OciRepository:
             raise RegistryError(
                 "a file is not what the manifest says: its digest differs",
                 where=f"{self.repository}@{blob.digest}",
-                hint="pull again; if that does not help, ask whoever runs the registry",
+                hint="pull again; if that does not help, ask the operator of the registry",
             )
 
     def _count_bytes(self, client: OrasClient, total: int) -> None:
@@ -286,7 +286,7 @@ def _no_repository(reference: str) -> UsageError:
 
 
 def _docker_configs() -> list[str]:
-    """Where `docker login` keeps logins, beside the place that the client knows."""
+    """Where `docker login` keeps logins, next to the place that the client knows."""
     folder = os.environ.get("DOCKER_CONFIG")
     file = Path(folder) / "config.json" if folder else None
     return [str(file)] if file is not None and file.is_file() else []

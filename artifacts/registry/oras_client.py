@@ -1,4 +1,4 @@
-"""The client of the ORAS project for OCI registries, with what long uploads need beside it.
+"""The client of the ORAS project for OCI registries, with what long uploads need next to it.
 
 Imported only where something is sent or fetched: `oras` is an extra (`pip install
 '.[oci]'`). Read against oras 0.2.43.
@@ -25,16 +25,16 @@ from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.text import clip
 
 # To connect, and between two bytes of an answer: a registry hashes a blob that it was sent once
-# more before it answers that it has it; what is only asked for comes at once.
+# more before it answers that it has it; what is only asked for comes immediately.
 TIMEOUT_SECONDS = (20, 600)
 ASKED_SECONDS = (10, 15)
 ASKED = ("GET", "HEAD")
-# Of an answer that is no blob: manifests, tokens, errors.
+# Bytes of an answer that is no blob: manifests, tokens, errors.
 ANSWER_BYTES = 4 * 1024 * 1024
 ANSWER_SECONDS = 15.0
 # Until an answer begins, all tries together: a server may send a header a letter at a time.
 BEGIN_SECONDS = 60.0
-# Of a blob: some time to begin, and then at least so much on average.
+# Time limit of a blob: some seconds to begin, and a lowest mean rate.
 BLOB_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 16 * 1024
 BLOCK_BYTES = 1024 * 1024
@@ -74,7 +74,7 @@ class OrasClient(Registry):  # type: ignore[misc]
         # Without the parent's retries: they wait for 131 s, also after a wrong password.
         once = Registry.do_request.__wrapped__
         if isinstance(self.auth, BasicAuth):
-            # At once, since the parent sends every piece without it first.
+            # Immediately, since the parent sends every piece without it first.
             headers = {**(headers or {}), **self.auth.get_auth_header()}
         response = once(self, url, method, data, headers, json, stream)
         if response.status_code == 401 and getattr(self.auth, "token", None):
@@ -179,7 +179,7 @@ def blob_blocks(response: requests.Response, size: int) -> Iterator[bytes]:
     """The body of a streamed blob of so many bytes, as it comes; more are not refused here.
 
     Raises:
-        requests.RequestException: it breaks off, or comes so slowly that it would take for ever.
+        requests.RequestException: it breaks off, or comes so slowly that it would take forever.
     """
     yield from _blocks(response, BLOB_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
 

@@ -1,4 +1,4 @@
-"""What a model registry can do, whatever holds it: versions, aliases that move once, a history.
+"""What every model registry can do: versions, aliases that move once, a history.
 
 A version points to a checkpoint and never changes. An alias is a name for a version. Every move of
 an alias is a row of the history, which is only ever added to (see `journal.py`).

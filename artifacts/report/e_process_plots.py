@@ -127,7 +127,7 @@ def _figure(suite: str, paths: list[EProcessPlot], recipes: list[str], names: Un
         notes=(
             *(path.note for path in paths),
             *(
-                f"{path.recipe}: the gate is undecided nevertheless: {path.gate.reason}"
+                f"{path.recipe}: the gate is undecided anyway: {path.gate.reason}"
                 for path in paths
                 if path.gate.decided_at is not None and path.gate.verdict == "undecided"
             ),

@@ -10,7 +10,7 @@ from artifacts.report.prompts import answer_of, expected_of, is_same_answer, pro
 from artifacts.report.run_evidence import PairedAnswers, RunEvidence
 
 EXAMPLES = 10
-"""Of one suite and variant."""
+"""Flips of one suite and variant."""
 ROW_HEIGHT = 22
 
 
@@ -118,8 +118,8 @@ def _flips(recipe: str, suite: str, answered: PairedAnswers, names: UniqueIds) -
         name=names.of("flips", suite, recipe),
         title=f"{suite}, {recipe}: flips by subject",
         says=(
-            f"Of {len(answered.candidate)} questions in {len(asked)} subjects, "
-            f"{lost.total()} went from right to wrong and {gained.total()} from wrong to right."
+            f"{lost.total()} of {len(answered.candidate)} questions went from right to wrong and "
+            f"{gained.total()} from wrong to right, in {len(asked)} subjects."
         ),
         data=[
             {

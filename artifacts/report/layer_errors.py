@@ -18,7 +18,7 @@ from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsResult
 
 LAYERS = "layers.jsonl"
 WORST = 10
-LEAST_SPAN = 6.0  # dB that the colours span at least, so that hundredths do not look like damage
+MIN_SPAN_DB = 6.0  # dB that the colours span at least, so that hundredths do not look like damage
 ROW_HEIGHT = 30
 _NUMBERED = re.compile(r"^(?P<before>.*?)\.?(?P<layer>\d+)\.(?P<rest>.+)$")
 Row = dict[str, Any]
@@ -91,7 +91,7 @@ def _figure(recipe: str, rows: list[Row], found: CheckWeightsResult, names: Uniq
                 "z": [[lowest.get((kind, layer)) for layer in layers] for kind in kinds],
                 "colorscale": "Viridis",
                 "zmin": darkest,
-                "zmax": max(*lowest.values(), darkest + LEAST_SPAN),
+                "zmax": max(*lowest.values(), darkest + MIN_SPAN_DB),
                 "colorbar": {"title": {"text": "dB"}, "thickness": 12},
                 "xgap": 1,
                 "ygap": 1,

@@ -18,7 +18,7 @@ Facts = dict[str, str]
 
 
 def run_facts(evidence: RunEvidence) -> Facts:
-    """Of the run as a whole."""
+    """Provenance of the whole run."""
     report = evidence.report
     facts = {
         "run": report.run,

@@ -1,4 +1,4 @@
-"""Quality against size, and against throughput: every variant beside the baseline, by suite."""
+"""Quality against size, and against throughput: every variant next to the baseline, by suite."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def change_bounds(gate: GateReport) -> tuple[float, float]:
     return gate.interval
 
 
-def bounds_words(gate: GateReport) -> str:
+def describe_bounds(gate: GateReport) -> str:
     """What the whiskers are."""
     sure = f"each whisker is a one-sided {100 * (1 - gate.alpha):g} % bound"
     if gate.value == "candidate - baseline":
@@ -121,7 +121,7 @@ def _figure(
             "hovermode": "closest",
         },
         table=_table(axis_title, points, of_baseline),
-        notes=tuple(dict.fromkeys(bounds_words(gate) for _, gate, _ in points)),
+        notes=tuple(dict.fromkeys(describe_bounds(gate) for _, gate, _ in points)),
     )
 
 

@@ -8,7 +8,7 @@ from artifacts.gate_row import speed_row
 from artifacts.number_format import format_megabytes, format_percent, format_points
 from artifacts.report.figure import Figure, Table, UniqueIds, axis, colour, label, symbol
 from artifacts.report.provenance import run_facts, tuple_facts
-from artifacts.report.quality import bounds_words, change_bounds, whiskers
+from artifacts.report.quality import change_bounds, describe_bounds, whiskers
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_outcome import verdict_word
 from artifacts.run_record import VariantReport
@@ -144,7 +144,7 @@ def change_figures(sides: Sides, names: UniqueIds) -> list[Figure]:
         for name, _, gate in found:
             values = (gate.difference, *change_bounds(gate))
             rows.append((f"{name}, run {letter}", *map(format_points, values)))
-            notes[bounds_words(gate)] = None
+            notes[describe_bounds(gate)] = None
     return [
         Figure(
             name=names.of("changes"),

@@ -40,7 +40,7 @@ def variant_parts(evidence: RunEvidence) -> list[VariantSection]:
             hint="",
             size="-",
             rows=[],
-            collected=collected_words(evidence, recipe),
+            collected=describe_collected(evidence, recipe),
         )
         for recipe in evidence.recipes
         if recipe not in judged
@@ -48,7 +48,7 @@ def variant_parts(evidence: RunEvidence) -> list[VariantSection]:
     return parts
 
 
-def collected_words(evidence: RunEvidence, recipe: str) -> list[str]:
+def describe_collected(evidence: RunEvidence, recipe: str) -> list[str]:
     """Scores that were measured and not judged."""
     return [
         f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
@@ -68,6 +68,6 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantSection:
         hint=rest,
         size=format_megabytes(variant.weights_bytes),
         rows=rows,
-        collected=[] if rows else collected_words(evidence, variant.recipe),
+        collected=[] if rows else describe_collected(evidence, variant.recipe),
         ablation=attribution_table(variant),
     )

@@ -20,7 +20,7 @@ from recipes import catalog
 from recipes.gpu import GpuType
 from recipes.schema import Recipe, ServingProfile
 
-MOST_GPUS = 64  # that a hint looks at
+MAX_GPUS = 64  # that a hint looks at
 FAIR_SHARE = 0.5  # of the sequences that the roomiest way holds
 BFLOAT16 = 8.0  # compute capability
 
@@ -206,7 +206,7 @@ def shorter_context(fit: FitResult, candidate: ShardedVariant, site: GpuPool) ->
 def more_or_fewer_gpus(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
     """The nearest number of GPUs for a copy that works; more rather than fewer."""
     now = fit.tensor_parallel
-    for number in (*range(now + 1, MOST_GPUS + 1), *range(now - 1, 0, -1)):
+    for number in (*range(now + 1, MAX_GPUS + 1), *range(now - 1, 0, -1)):
         if site.fit(candidate, number).fits:
             return f"tensor-parallel-size {number}"
     return ""

@@ -112,7 +112,7 @@ class ServingLimits:
         """Bytes of each GPU that the experts' kernels work in, and never give back.
 
         For every expert that a token of a step is sent to: gate and up or, in the same place, what
-        comes out; and beside it what goes into the second product, or the tokens sorted by expert.
+        comes out; and next to it what goes into the second product, or the tokens sorted by expert.
         So in vLLM 0.33, `workspace_shapes` of its Triton, CUTLASS and Marlin experts.
         """
         inner = -(-shape.expert_inner // tensor_parallel)

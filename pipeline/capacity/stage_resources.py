@@ -20,7 +20,7 @@ from recipes.engines import find_engine
 from recipes.quantization import Calibration
 from recipes.schema import Recipe, ServingProfile
 
-LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB beside the demo's weights
+LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB, without weights
 CHECKING_BYTES = GIB // 8  # Python with numpy
 COMPARED_COPIES = 8  # of the rows that a thread compares, in 32 bits
 SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache

@@ -1,4 +1,4 @@
-"""When each piece of a run's work would run: the schedule of a run, played through beforehand.
+"""When each piece of a run's work would run: the schedule of a run, played through in advance.
 
 A list schedule (Graham 1969): whenever something ends, what is ready starts in the order of the
 list, where there is room. The room is as executors share it out: of a kind of work of which so many
@@ -17,7 +17,7 @@ from pipeline.core.resource_request import ResourceRequest
 
 LITTLE, ALONE = ResourceRequest(), ResourceRequest(exclusive=True)
 ROUNDING = 1e-9
-UNKNOWN_SECONDS = 60.0  # where nothing at all was measured, to say what would run beside what
+UNKNOWN_SECONDS = 60.0  # where nothing at all was measured, to say what would run next to what
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-SECONDS_BETWEEN_PLAIN_LINES = 15.0
+PLAIN_LINE_INTERVAL_S = 15.0
 # Of one task; a variant of a thousand tensors is verified in seconds, and each advances it.
-SECONDS_BETWEEN_EVENTS = 0.5
+EVENT_INTERVAL_S = 0.5
 
 
 @contextmanager
@@ -98,7 +98,7 @@ class PlainLines:
         started = self._started.setdefault(task, now)
         finished = total is not None and done >= total
         last = self._printed.get(task, started)
-        if not finished and now - last < SECONDS_BETWEEN_PLAIN_LINES:
+        if not finished and now - last < PLAIN_LINE_INTERVAL_S:
             return
         if finished and now - started < 1:
             self._forget(task)
@@ -131,7 +131,7 @@ class JsonLines:
         """Print the event: a task's first and last, and between them one now and then."""
         now = time.monotonic()
         finished = total is not None and done >= total
-        if not finished and now - self._printed.get(task, -math.inf) < SECONDS_BETWEEN_EVENTS:
+        if not finished and now - self._printed.get(task, -math.inf) < EVENT_INTERVAL_S:
             return
         self._printed[task] = now
         self._print({"event": "progress", "task": task, "done": done, "total": total, "unit": unit})

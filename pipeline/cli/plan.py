@@ -50,7 +50,7 @@ def plan(
 
     Expected times are medians of what the store has seen of such stages; a stage
     that was never run here has none. What runs side by side, and what waits for
-    what, is played through beforehand. For each gate it says how many questions it
+    what, is played through in advance. For each gate it says how many questions it
     takes to decide if nothing is lost, and the smallest drop that it would see.
     Why such a run would be refused is said, too, and the exit code is then that of
     `prepare model`.

@@ -47,7 +47,7 @@ def promote(
 ) -> None:
     """Promote a variant of a finished run.
 
-    Its verdict is computed again from the kept answers first. If somebody
+    Its verdict is computed again from the kept answers first. If a user
     else moves the alias in the meantime, nothing moves.
 
     Examples

@@ -47,7 +47,7 @@ def push(
     Needs the extra 'oci': pip install '.[oci]' in its clone.
 
     A folder of OCI layouts on this machine (oci:///FOLDER) needs no extra. It has
-    aliases and a history of its own, so the alias moves there as by a promotion.
+    aliases and a separate history, so the alias moves there as by a promotion.
 
     Examples
 

@@ -36,7 +36,7 @@ def recheck(
     reference: ReferenceArgument,
     force: Annotated[
         bool,
-        option("--force", "Measure nevertheless, without answers kept from before."),
+        option("--force", "Measure anyway, without answers kept from before."),
     ] = False,
     remeasure: RemeasureOption = None,
     profile: Annotated[

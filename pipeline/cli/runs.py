@@ -17,7 +17,7 @@ from pipeline.core.run_folders import RunFolders
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
 
-SECONDS_BETWEEN_LOOKS = 1.0
+POLL_INTERVAL_S = 1.0
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Runs: what was done, and its evidence."
@@ -130,7 +130,7 @@ def attach(
             told = len(report.notes)
             if report.status != "running":
                 break
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_INTERVAL_S)
             report = find_run(found, report.run)
     if as_json:
         print(report.model_dump_json(indent=1))

@@ -1,4 +1,4 @@
-"""Prints a run's schedule, played through beforehand, as a table for people."""
+"""Prints a run's schedule, played through in advance, as a table for people."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from pipeline.capacity.timeline import Timeline
     from pipeline.core.resource_request import ResourceRequest
 
-MOST_NAMES = 3
+MAX_NAMES = 3
 
 
 def print_schedule(timeline: Timeline | None) -> None:
-    """What runs beside what, and how long all of it takes; nothing where nothing is to be done."""
+    """What runs next to what, and how long all of it takes; nothing where nothing is to be done."""
     if timeline is None or not timeline.placed:
         return
     print_table(["work", "needs", "waits for", "beside", "from", "to"], schedule_rows(timeline))
@@ -29,9 +29,9 @@ def schedule_rows(timeline: Timeline) -> list[list[str]]:
     return [
         [
             each.piece.name,
-            needs_words(each.piece.needs),
-            few_words([*["room"] * each.waits_for_room, *each.piece.after]),
-            few_words(timeline.beside(each)),
+            describe_needs(each.piece.needs),
+            shorten_list([*["room"] * each.waits_for_room, *each.piece.after]),
+            shorten_list(timeline.beside(each)),
             clock(each.start) if known else "-",
             clock(each.end) if known else "-",
         ]
@@ -43,10 +43,10 @@ def schedule_line(timeline: Timeline) -> str:
     """How long it takes with the room that there is, or at least takes."""
     gpus = timeline.gpus
     on = f"on {gpus} GPU{'s' * (gpus != 1)}" if gpus else "on this machine"
-    return f"{on}: {time_words(timeline)}; at most {timeline.most_at_once} pieces of work at once"
+    return f"{on}: {describe_time(timeline)}; at most {timeline.most_at_once} concurrent work items"
 
 
-def time_words(timeline: Timeline) -> str:
+def describe_time(timeline: Timeline) -> str:
     """The wall time, and GPU-minutes where GPUs are used."""
     wall, minutes = timeline.least_wall_seconds, timeline.least_gpu_minutes
     if not wall and not timeline.is_measured:
@@ -55,7 +55,7 @@ def time_words(timeline: Timeline) -> str:
     return words if timeline.is_measured else f"at least {words}, and what has no time yet"
 
 
-def needs_words(needs: ResourceRequest) -> str:
+def describe_needs(needs: ResourceRequest) -> str:
     """What room a piece of work takes."""
     gpus = f"{needs.gpus} GPU{'s' * (needs.gpus > 1)}"
     words = [gpus] if needs.gpus else []
@@ -64,10 +64,10 @@ def needs_words(needs: ResourceRequest) -> str:
     return ", ".join(words) or "little"
 
 
-def few_words(names: Sequence[str]) -> str:
+def shorten_list(names: Sequence[str]) -> str:
     """The first of the names, and how many more there are."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def clock(seconds: float) -> str:

@@ -112,7 +112,7 @@ def serve(
             return
         with deployment.start_server(port, ready_timeout, host) as server:
             if as_json:
-                # One line and at once: whoever reads it waits for it while we go on.
+                # One line and at once: anyone who reads it waits for it while we go on.
                 line = json.dumps(
                     {**facts, "url": f"{server.url}/v1", "host": host, "model": "model"}
                 )

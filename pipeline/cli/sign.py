@@ -27,7 +27,7 @@ def sign(
         bool, option("--keyless", "Sign by a login (sigstore). Needs the network.")
     ] = False,
 ) -> None:
-    """Sign the weights and the evidence beside them, in the file model.sig.
+    """Sign the weights and the evidence next to them, in the file model.sig.
 
     The evidence is checked first: what does not verify is not signed.
 

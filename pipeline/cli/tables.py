@@ -183,9 +183,9 @@ def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None
     """One row a gate; variant and size stand in the first."""
     from rich.text import Text
 
-    from artifacts.run_outcome import weights_words
+    from artifacts.run_outcome import describe_weights
 
-    size = weights_words(report, variant)
+    size = describe_weights(report, variant)
     rows = [gate_cells(gate) for gate in variant.gates]
     for speed in variant.speed:
         claim = speed_row(speed, 1)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
     from artifacts.evidence.recompute import VariantCheck
 
-MOST_LINES = 50  # of one list
+MAX_LINES = 50  # of one list
 
 IdentityOption = Annotated[
     str | None,
@@ -243,7 +243,7 @@ def print_checks(checks: Sequence[VariantCheck]) -> None:
     """A table of variants, then every difference."""
     rows = [
         [c.recipe, c.kept, c.computed or "cannot be computed", f"{c.answers:,}", words(c)]
-        for c in checks[:MOST_LINES]
+        for c in checks[:MAX_LINES]
     ]
     print_table(["variant", "verdict kept", "computed again", "answers read", ""], rows)
     for check in checks:
@@ -254,10 +254,10 @@ def print_checks(checks: Sequence[VariantCheck]) -> None:
 
 def print_clipped(lines: Sequence[str]) -> None:
     """As many of the lines as a person reads, and how many more there are."""
-    for line in lines[:MOST_LINES]:
+    for line in lines[:MAX_LINES]:
         print(line)
-    if len(lines) > MOST_LINES:
-        print(f"{len(lines) - MOST_LINES} more like these: --json has all")
+    if len(lines) > MAX_LINES:
+        print(f"{len(lines) - MAX_LINES} more like these: --json has all")
 
 
 def value(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Findings about a serving command that somebody else wrote."""
+"""Findings about a serving command that another process wrote."""

@@ -25,7 +25,7 @@ from recipes.schema import AcceleratorName
 
 Severity = Literal["fails", "harms", "idle", "note"]
 WHERE = "prepare lint"
-MOST_LETTERS = 20_000
+MAX_CHARACTERS = 20_000
 # Also as docker takes it.
 _VARIABLE = re.compile(r"(?:-e|--env=)?([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
 _MODULE = re.compile(r"vllm\.entrypoints\.[\w.]+")
@@ -33,7 +33,7 @@ _IMAGE = re.compile(r"(.+/)?vllm/vllm-openai([-:@].+)?")  # whose entry point is
 _SHELL = re.compile(r"(.*/)?(ba|da|a|k|z)?sh")
 _COMMAND_OF_A_SHELL = re.compile(r"-[a-z]*c")  # such as -c, -ec and -lc
 _PARAMETER = re.compile(r'"?\$(?:\{([@*\d])\}|([@*\d]))"?')  # of a shell's command: "$@", $1
-_UNKNOWN_WORDS = ("$@", "$*", "${@}", "${*}")  # of a script that somebody calls
+_UNKNOWN_WORDS = ("$@", "$*", "${@}", "${*}")  # of a script that a user calls
 _CONTINUED = re.compile(r"\\\r?\n")
 _TRUTHS = ("true", "false")
 _ENDS = ";|&<>()\n"  # of a command, in a shell
@@ -120,9 +120,9 @@ def take_apart(text: str) -> ParsedCommand:
     Raises:
         UsageError: it has none, is too long, or its quotes do not close.
     """
-    if len(text) > MOST_LETTERS:
+    if len(text) > MAX_CHARACTERS:
         raise UsageError(
-            f"that is {len(text)} letters, and more than {MOST_LETTERS} are not looked at",
+            f"that is {len(text)} letters, and more than {MAX_CHARACTERS} are not looked at",
             where=WHERE,
             hint="give the command line alone, or the file of one container",
         )

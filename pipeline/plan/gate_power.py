@@ -40,7 +40,7 @@ from recipes.schema import Family, Recipe
 Counts = Mapping[str, int | None]
 
 # Below it a blocking suite is refused: nearly every good variant would stay undecided.
-LEAST_CHANCE = 0.2
+MIN_CHANCE = 0.2
 _REPLAYS = 200  # a chance of 95 % is then known to 1.5 points (standard error)
 
 
@@ -293,12 +293,12 @@ class _PlannedGate:
         return least is not None and least <= self.questions
 
     def rare_pass(self) -> float | None:
-        """The chance to pass a variant that loses nothing, where that is under LEAST_CHANCE."""
+        """The chance to pass a variant that loses nothing, where that is under MIN_CHANCE."""
         if self.questions is None or self.suite.about == "benchmark" or self._is_likely():
             return None
         plan = _plan_of(self)
         assert plan is not None
-        return plan.chance_of_pass if plan.chance_of_pass < LEAST_CHANCE else None
+        return plan.chance_of_pass if plan.chance_of_pass < MIN_CHANCE else None
 
     def _is_likely(self) -> bool:
         """Whether about half of such variants pass, by arithmetic that needs no numpy."""
@@ -465,10 +465,10 @@ def _words(gate: _PlannedGate, plan: SequentialGatePower | None, decidable: bool
     if not decidable:
         return gate.refusal().message
     assumed = f" (taking a baseline of {100 * gate.baseline:g} %)" if gate.baseline else ""
-    return plan.words + assumed + _sight_words(gate)
+    return plan.words + assumed + _describe_visibility(gate)
 
 
-def _sight_words(gate: _PlannedGate) -> str:
+def _describe_visibility(gate: _PlannedGate) -> str:
     """Describe what the baseline must exceed; empty if that is a score of 0."""
     least = f"{100 * gate.must_exceed:.3g} %"
     above = f"; insensitive unless the baseline is shown to score more than {least}"

@@ -275,7 +275,7 @@ def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
             raise UsageError(
                 f"two of the recipes are called '{name}'",
                 where="--recipe",
-                hint="give the changed copy a name of its own (its key 'name')",
+                hint="give the changed copy a separate name (its key 'name')",
             )
 
 

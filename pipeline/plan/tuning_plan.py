@@ -1,6 +1,6 @@
 """Lays out what `prepare tune` measures: a race of ways to serve, and one claim on its winner.
 
-Each entrant is a variant of one model that is served otherwise: a life of a server of its own, a
+Each entrant is a variant of one model that is served otherwise: a life of a separate server, a
 stage that hears it speak and a stage that puts it under load. The claim is one of speed.
 """
 

@@ -232,7 +232,7 @@ def _check_home(settings: Settings, accelerator: Accelerator) -> Iterator[Doctor
 
 
 def _check_own_folder() -> Iterator[DoctorCheck]:
-    """Whether engines find a place of this user's for what they keep beside the caches."""
+    """Whether engines find a place of this user's for what they keep next to the caches."""
     folder = Path.home() / ".cache"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ class PreflightInput:
         ]
 
     def pair_faults(self) -> list[PrepareError]:
-        """Variants that cannot be served beside the baseline, for policies that compare speeds."""
+        """Variants that cannot be served next to the baseline, for policies that compare speeds."""
         if (inspection := self._inspection) is None:
             return []
         memory = self.machine.memory_bytes

@@ -25,7 +25,7 @@ def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput
 
     Returns:
         None where these cannot be read: a demo that is not made yet, or a checkpoint that is
-        missing or damaged, which `locate` reports with a hint of its own.
+        missing or damaged, which `locate` reports with a separate hint.
     """
     try:
         source = read_source(choices, settings)

@@ -108,7 +108,7 @@ def check_files(
         RegistryError: they are not the files that were judged, or there is no digest to check.
         CheckpointError: the folder has no weights, or a file cannot be read.
         EvidenceError: there is something that is neither a file nor a folder; or the files are not
-            as somebody with that key signed them.
+            as a user with that key signed them.
     """
     words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer, card, evidence)"}
     for tag in words:
@@ -131,7 +131,7 @@ def check_files(
                 f"the {words[tag]} are not those that were judged: their digest is "
                 f"{digest[:12]}, registered is {clip(version.tags[tag], 12)}",
                 where=str(folder),
-                hint="somebody changed, added or removed a file; the verdict says nothing of these",
+                hint="a user changed, added or removed a file; the verdict says nothing of these",
             )
     check_signed(version, folder, public_key)
     return len(listed)
@@ -177,9 +177,9 @@ def pull_version(
 
 
 def refuse_unlisted(version: Version, folder: Path) -> None:
-    """Refuse files that the evidence beside the weights does not list, by name.
+    """Refuse files that the evidence next to the weights does not list, by name.
 
-    Their digest is a tag, and whoever can add a file to a registry may be able to set that too.
+    Their digest is a tag, and anyone who can add a file to a registry may be able to set that too.
 
     Raises:
         RegistryError: there is such a file, or the evidence that the version names is not there.
@@ -192,7 +192,7 @@ def refuse_unlisted(version: Version, folder: Path) -> None:
         raise RegistryError(
             "the evidence that the version names is not among its files",
             where=f"{version.name} version {version.version}, tag {EVIDENCE_TAG}",
-            hint="somebody removed it: `prepare promote` its run again",
+            hint="a user removed it: `prepare promote` its run again",
         )
     manifest = read_manifest(bundle)
     listed = {each.path for each in manifest.model_files} | {f"{BUNDLE}/{MANIFEST}"}
@@ -203,5 +203,5 @@ def refuse_unlisted(version: Version, folder: Path) -> None:
             f"{len(differing)} files are not as the evidence lists them: "
             f"{clip(', '.join(differing), 200)}",
             where=f"{version.name} version {version.version}",
-            hint="somebody added or removed files; the verdict says nothing of these",
+            hint="a user added or removed files; the verdict says nothing of these",
         )

@@ -35,7 +35,7 @@ def write_evidence(
     """Make the folder to deploy for one judged variant, `output/` of the stage, or find it made.
 
     Raises:
-        EvidenceError: a stage that the verdict rests on is gone, or the weights changed since.
+        EvidenceError: a stage that the verdict depends on is gone, or the weights changed since.
         UsageError: the variant was not judged.
     """
     spec = evidence_stage(run, recipe, store, override=override, name=name, signer=signer)
@@ -51,13 +51,13 @@ def evidence_stage(
     name: str | None = None,
     signer: Signer | None = None,
 ) -> StageSpec:
-    """The stage `evidence` of one variant; its key is the same while all that it rests on is.
+    """The stage `evidence` of one variant; its key is the same while all that it depends on is.
 
     `override` says why it is promoted though it did not pass; without a name, it has the run's.
     With a signer, only a process that can read the private key may run the stage.
 
     Raises:
-        EvidenceError: a stage that the verdict rests on is gone from the store.
+        EvidenceError: a stage that the verdict depends on is gone from the store.
         UsageError: the variant was not judged.
     """
     claims = claims_of(run)

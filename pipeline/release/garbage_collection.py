@@ -1,7 +1,7 @@
 """Finds what the store need not keep, and removes it: stages, runs and answers that nobody names.
 
 Kept is what a registry's alias or history names, what a run younger than some days used, and all
-that these rest on. What was made within those days is kept too.
+that these depend on. What was made within those days is kept too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def find_garbage(
 ) -> list[GarbageItem]:
     """Everything that may go, the largest first; what is younger than so many days stays.
 
-    `registries` are asked beside those that the store's own promotions went to. Runs whose records
+    `registries` are asked next to those that the store's own promotions went to. Runs whose records
     cannot be read stay, with a note.
 
     Raises:
@@ -129,7 +129,7 @@ def remove(garbage: GarbageItem, store: Store) -> None:
             else:
                 path.unlink(missing_ok=True)
             return
-        # An unfinished stage, or a part of an answer book, unless it is being written again.
+        # An unfinished stage, or a part of an answer log, unless it is being written again.
         key = path.name.partition(".")[0]
         with store.leases.hold_if_free(key, forget=True) as claim:
             if claim is None:
@@ -174,7 +174,7 @@ def registries_of(store: Store, others: Iterable[str]) -> list[str]:
 
 
 def list_rechecked(store: Store) -> Iterator[str]:
-    """URIs of the registries, beside the store's own, whose versions were rechecked here."""
+    """URIs of the registries, next to the store's own, whose versions were rechecked here."""
     for folder in RunFolders(store).all():
         try:
             run = read_run(folder)
@@ -245,7 +245,7 @@ def keep_of_runs(store: Store, oldest: datetime, kept: RetainedItems, progress: 
 
 
 def keep_inputs(store: Store, kept: RetainedItems) -> list[StageRecord]:
-    """Keep also what the kept stages rest on; returns the records of all that are kept."""
+    """Keep also what the kept stages depend on; returns the records of all that are kept."""
     pending, seen, records = list(kept.stages), set(kept.stages), []
     while pending:
         record = store.find(*pending.pop())
@@ -285,7 +285,7 @@ def runs_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doo
 
 
 def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Doomed]:
-    """Answer books that no kept round was copied from."""
+    """Answer logs that no kept round was copied from."""
     used = {book_of(record, store) for record in records if record.stage == "evaluate"}
     for file in sorted((store.root / "answers").glob("*.jsonl")):
         if book_of_part(file) not in used and file.stat().st_mtime < oldest:
@@ -293,7 +293,7 @@ def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -
 
 
 def book_of(record: StageRecord, store: Store) -> str | None:
-    """The name of a round's answer book; None where what it depends on is gone."""
+    """The name of a round's answer log; None where what it depends on is gone."""
     spec = StageSpec(
         stage=record.stage,
         variant=record.variant,

@@ -66,7 +66,7 @@ def push_to_folder(
     digests: FileDigests,
     public_key: Path | None,
 ) -> PushResult:
-    """Copy a version into a folder of OCI layouts, which has aliases and a history of its own.
+    """Copy a version into a folder of OCI layouts, which has aliases and a separate history.
 
     Args:
         alias: that points to it there from now on; None moves none.

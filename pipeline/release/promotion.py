@@ -40,7 +40,7 @@ class PromotionRequest:
     registry: str  # its URI
     # the recipe to promote; None: what the policy prefers of those that passed
     variant: str | None = None
-    override: str | None = None  # why a variant that did not pass is promoted nevertheless
+    override: str | None = None  # why a variant that did not pass is promoted anyway
     name: str | None = None  # in the registry; None: the run's
     alias: str | None = None  # that moves; None: the policy's
     replaces: str | None = None  # version that the alias must point to now; None: whichever it does
@@ -237,7 +237,7 @@ def choose_variants(run: RunReport, order: PromotionRequest) -> list[VariantRepo
             if order.variant is None
             else f"the verdict on '{order.variant}' is '{judged[0].verdict}', not 'pass'",
             where=where,
-            hint="to promote it nevertheless: --override REASON, which is kept in the "
+            hint="to promote it anyway: --override REASON, which is kept in the "
             f"history; the run's variants: {names}",
         )
     return first_of_the_ladder(passed, run.options.ladder or ())

@@ -1,8 +1,8 @@
 """What a recheck leaves in the registry: a tag on the version for each tuple, and the newest.
 
-Whoever may write to the registry can set such a tag. The recheck's evidence is in the store that it
-was made in. So what stands is believed where that store is at hand, and the evidence gives the
-verdict; what does not stand is believed always.
+Anyone who may write to the registry can set such a tag. The recheck's evidence is in the store
+that it was made in. So what stands is believed where that store is at hand, and the evidence
+gives the verdict; what does not stand is believed always.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
 def stands(then: str, now: str) -> bool | None:
     """Whether a verdict holds after another one: it passes, or is what it was; None for an error.
 
-    What did not pass and was promoted nevertheless stands while it does no worse.
+    What did not pass and was promoted anyway stands while it does no worse.
     """
     if now not in ("pass", "fail", "undecided"):
         return None

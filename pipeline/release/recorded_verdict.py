@@ -1,4 +1,4 @@
-"""What a registered version was judged by, read from the evidence bundle beside its weights."""
+"""What a registered version was judged by, read from the evidence bundle next to its weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecordedVerdict:
     """A version's verdict with all that it takes to judge the same weights again."""
 
     bundle: BundleVerdict  # what the evidence says
-    judged: VerdictInputs  # the records of the stages that the verdict rests on
+    judged: VerdictInputs  # the records of the stages that the verdict depends on
     deployable: Deployable
     source: str  # name of the source checkpoint, with its commit where it is on the Hub
     families: Mapping[str, Family]  # of the recipes that were tried with it and judged
@@ -124,7 +124,7 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
     bundle = find_bundle(folder)
     if bundle is None:
         raise EvidenceError(
-            f"version {version.version} of '{version.name}' has no evidence beside its weights, "
+            f"version {version.version} of '{version.name}' has no evidence next to its weights, "
             "so how it was judged is not known",
             where=str(folder / BUNDLE),
             hint=f"`prepare promote {version.tags.get('prepare.run') or 'RUN'}` in the store of "
@@ -193,15 +193,15 @@ def check_same(
                 f"the {words} of the evidence is not the one of the version: its digest is "
                 f"{digest[:12]}, registered is {str(version.tags.get(tag))[:12]}",
                 where=f"{bundle} and {version.name} version {version.version}, tag {tag}",
-                hint="somebody changed one of them after the promotion; "
+                hint="a user changed one of them after the promotion; "
                 f"`prepare verify {bundle}` checks the evidence",
             )
 
 
 def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
-    """Hold a version's tags against the evidence beside its weights.
+    """Hold a version's tags against the evidence next to its weights.
 
-    Whoever may write to the registry may set a tag; nobody can make the evidence say it.
+    Anyone who may write to the registry may set a tag; nobody can make the evidence say it.
 
     Raises:
         RegistryError: a tag is not what the evidence says; each such is named.
@@ -211,7 +211,7 @@ def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
         raise RegistryError(
             "the registry's tags are not what was judged: " + "; ".join(found),
             where=f"{version.name} version {version.version}",
-            hint="somebody changed them after the promotion; `prepare promote` the run again, and "
+            hint="a user changed them after the promotion; `prepare promote` the run again, and "
             "check who may write to the registry",
         )
 
@@ -236,7 +236,7 @@ def refuse_code(version: Version, past: RecordedVerdict) -> None:
             "it was judged with Python code that comes with the checkpoint, and serving it runs "
             "that code here",
             where=f"{version.name} version {version.version}",
-            hint="read the *.py files beside its weights; where you trust them, add "
+            hint="read the *.py files next to its weights; where you trust them, add "
             f"{TRUST_OPTION}",
         )
 

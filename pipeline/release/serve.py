@@ -35,15 +35,15 @@ from pipeline.serving.server import Server
 from pipeline.serving.server_address import port_is_free
 from recipes.engines import find_engine
 
-SECONDS_BETWEEN_LOOKS = 2.0
+POLL_INTERVAL_S = 2.0
 
 
 class Deployment:
     """One registered version, to be served here.
 
-    How it is served is taken from the evidence beside its weights, never from a tag. The weights
+    How it is served is taken from the evidence next to its weights, never from a tag. The weights
     are those in the given folder, else in the version's own source. With `trust_remote_code`
-    somebody here agreed to run code that comes with it.
+    a user here agreed to run code that comes with it.
 
     What drafts for it, where something does, is in the folder `draft`; it is looked at when a
     server is to start.
@@ -172,7 +172,7 @@ class Deployment:
         """Stay until the server ends (ServingError) or we are interrupted."""
         while True:
             server.check_alive()
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_INTERVAL_S)
 
     def _engine_version(self, judged: Deployable) -> str:
         return self._ask_version(judged.serving.engine, self._environment(judged).python)

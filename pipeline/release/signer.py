@@ -76,5 +76,5 @@ def check_signed(version: Version, folder: Path, public_key: Path | None) -> Non
         raise EvidenceError(
             f"the folder was signed as a version of '{signed}', not of '{version.name}'",
             where=str(folder),
-            hint="do not use it: somebody registered it under another name",
+            hint="do not use it: a user registered it under another name",
         )

@@ -2,7 +2,7 @@
 
 Of each suite whose gate failed, stayed open or came close, two more served models are asked the
 questions that baseline and variant have answered: the variant's weights with the baseline's KV
-cache, and the other way round. Their answers go into answer books as all others do. No verdict
+cache, and the other way round. Their answers go into answer logs as all others do. No verdict
 changes, and no attempt is counted.
 """
 
@@ -193,7 +193,7 @@ def speculates(variant: VariantPlan) -> bool:
 
 
 def with_kv_dtype(variant: VariantPlan, dtype: str) -> VariantPlan:
-    """The same, served with another KV cache and under a name of its own."""
+    """The same, served with another KV cache and under a separate name."""
     if variant.arguments is None:
         raise ValueError(f"{variant.recipe.name} is not ours to serve")
     engine_arguments = {**variant.arguments.engine_arguments, KV_DTYPE: dtype}

@@ -64,6 +64,6 @@ class PendingStages:
         """For the variant's server, and under load for the baseline's in its turn."""
         is_load = len(names) > 1
         ours = [side for name in names if (side := self._arguments[name]) is not None]
-        if not ours:  # somebody else serves them
+        if not ours:  # another process serves them
             return ResourceRequest(exclusive=is_load)
         return needs_to_serve(self._plan.accelerator, ours, exclusive=is_load)

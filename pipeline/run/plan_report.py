@@ -128,7 +128,7 @@ class PlanReport:
 
     def stage_rows(self) -> list[list[str]]:
         """Rows of the stages' table."""
-        return [[s.name, s.variant, state_words(s), expected_words(s)] for s in self.stages]
+        return [[s.name, s.variant, describe_state(s), describe_expected(s)] for s in self.stages]
 
     def size_rows(self) -> list[list[str]]:
         """Rows of the variants' table; empty while there is no checkpoint to estimate from."""
@@ -182,14 +182,14 @@ class PlanReport:
         )
 
 
-def state_words(stage: PlannedStage) -> str:
+def describe_state(stage: PlannedStage) -> str:
     """What a run would do with it, in words."""
     if stage.cached:
         return "cached"
     return "to continue" if stage.continued else "to run"
 
 
-def expected_words(stage: PlannedStage) -> str:
+def describe_expected(stage: PlannedStage) -> str:
     """The expected time in words."""
     if stage.cached:
         return "-"
@@ -380,7 +380,7 @@ def has_inputs(spec: StageSpec, store: Store) -> bool:
 def find_finished(spec: StageSpec, store: Store) -> StageRecord | None:
     """Look up the record that a run would reuse.
 
-    A stage that a run continues will have another result, so what rests on it runs again, too.
+    A stage that a run continues will have another result, so what depends on it runs again, too.
     """
     record = store.find_current(spec.stage, spec.key)
     if record is None or is_unfinished(record):

@@ -183,7 +183,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         profile=profile,
         node=node,
         eval_data=request.eval_data,
-        # Where nothing changed, the verdict rests on the first measurement of what is here.
+        # Where nothing changed, the verdict depends on the first measurement of what is here.
         remeasured=Remeasured(gates, runs, least=1 if changed else 2),
         draft=draft,
     )

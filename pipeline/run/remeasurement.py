@@ -204,7 +204,7 @@ class Remeasurement:
 def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
     """Forget adopted weights whose files are gone or changed, so that they are adopted again.
 
-    They may be links to a folder that somebody has removed since.
+    They may be links to a folder that a user has removed since.
     """
     for variant in plan.variants:
         spec = variant.stages["quantize"]

@@ -328,7 +328,7 @@ class Runner:
     def _passing_rung(self) -> str | None:
         """The first rung that passes; the level of each counts also those that are never tried.
 
-        How many are tried hangs on the verdicts, so counting only those tried would not be fair.
+        How many are tried depends on the verdicts, so counting only those tried would not be fair.
         """
         passed = {each.recipe for each in self._log.variants() if each.verdict == "pass"}
         return next((name for name in self._plan.rungs if name in passed), None)

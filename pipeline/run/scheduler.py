@@ -1,6 +1,6 @@
 """Does a run's work, side by side where there is room for it: one loop, which alone decides.
 
-What is to be done next is computed anew from the plan and the store whenever something has ended;
+What is to be done next is computed again from the plan and the store whenever something has ended;
 so a run that was killed goes on by being run again. Jobs are waited for in threads of their own,
 but all that they tell is handled here, in the thread that `run` is called in.
 """
@@ -23,9 +23,9 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.plan.plan import VariantPlan
 from pipeline.run.executors import Allocation, Job, Listener
 from pipeline.run.serving_task import ServingTask
-from pipeline.run.stage_runner import SECONDS_BETWEEN_LOOKS, SubmittedStageRunner
+from pipeline.run.stage_runner import POLL_INTERVAL_S, SubmittedStageRunner
 
-SECONDS_TO_END = 30.0
+END_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Scheduler:
             found = find_work([])
             while (is_waiting := self._start(found)) or self._running:
                 # While something waits for room, only for a moment.
-                self._events.wait(SECONDS_BETWEEN_LOOKS if is_waiting else None)
+                self._events.wait(POLL_INTERVAL_S if is_waiting else None)
                 with hold_interruptions():
                     self._events.handle()
                 if over := [each for each in self._running.values() if each.is_over]:
@@ -142,7 +142,7 @@ class Scheduler:
             for why in filter(None, failures):
                 left.callback(self._stages.progress.note, why)
             for running in reversed(self._running.values()):
-                running.thread.join(SECONDS_TO_END)
+                running.thread.join(END_TIMEOUT_S)
                 left.callback(self._leave, running)
             left.callback(self._events.handle_all)
 

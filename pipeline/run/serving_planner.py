@@ -38,7 +38,7 @@ class ServingPlanner:
         """The work in which the variant is asked these stages.
 
         Where several such could run side by side, loads have a serving task of their own, after the
-        others: nothing may run beside them.
+        others: nothing may run next to them.
         """
         needs = self._needs(variant, specs)
         questions = [spec for spec in specs if spec.stage != SPEED.name]

@@ -1,7 +1,7 @@
 """A serving task: the stages that one model answers in one life of its server, on one node.
 
 It is one piece of work for an executor. A variant that is compared with the baseline under load
-has the baseline's server up beside its own, or in turn with it: both on the same machine, since
+has the baseline's server up next to its own, or in turn with it: both on the same machine, since
 both are in the same serving task.
 """
 
@@ -57,7 +57,7 @@ class ServingTask(WorkItem):
 
 
 class RemoteStageLog:
-    """Tells what became of stages, for whoever has the run's record.
+    """Tells what became of stages, for anyone who has the run's record.
 
     Args:
         folder: of the run.

@@ -23,7 +23,7 @@ from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import SPEED
 from pipeline.stages.stage_interpreter import with_interpreter
 
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_INTERVAL_S = 0.2
 PythonOf = Callable[[str], Path]
 ExtraRuntime = Callable[[], Mapping[str, Any]]
 
@@ -118,7 +118,7 @@ class StageRunner:
         return self.store.stage_folder(spec.stage, spec.key) / "output"
 
     def find_reusable(self, spec: StageSpec) -> StageRecord | None:
-        """The stage's record, if it is in the store and rests on what is there now."""
+        """The stage's record, if it is in the store and depends on what is there now."""
         return self.store.find_current(spec.stage, spec.key)
 
     def find_finished(self, spec: StageSpec) -> StageRecord:
@@ -246,7 +246,7 @@ class SubmittedStageRunner(StageRunner):
             if not is_told:
                 self.progress.note(f"waiting for {self.executor.obstacle()}")
             is_told = True
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_INTERVAL_S)
             place = self.executor.find_room(ResourceRequest())
         try:
             self._job = self.submit(place, name_of(spec), spec)

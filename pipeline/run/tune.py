@@ -350,7 +350,7 @@ class TuningRun:
         return None if best.name == ENGINE_DEFAULTS else self._screened[best.name]
 
     def _confirm(self, winner: ScreeningCandidate, output: Path | None) -> None:
-        """Claim that the winner is faster than stock, and measure that anew."""
+        """Claim that the winner is faster than stock, and measure that again."""
         self._stages.progress.note(
             f"{winner.name} was the fastest in the screening; now it is measured "
             "against the defaults, on fresh servers, with other prompts"

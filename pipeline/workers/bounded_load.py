@@ -18,7 +18,7 @@ BYTES_OF_AN_ANSWER = 1 << 17  # besides its tokens: headers of chunks, usage, an
 BYTES_OF_A_TOKEN = 1 << 12  # vLLM's chunk of one token is about 300
 ANSWER_SECONDS = 3600.0
 SILENT_SECONDS = 600.0  # in a queue, and between two parts of an answer
-MOST_TOKENS = 10_000_000
+MAX_TOKENS = 10_000_000
 BACKEND = "openai"  # of vLLM's request functions, the one that loads are sent with
 
 Send = Callable[..., Awaitable[Any]]
@@ -61,7 +61,7 @@ def bound_request(send: Send, limit: Any) -> Send:
 def find_wrong_count(found: Any) -> str | None:
     """What a server says of tokens that is no number of tokens, in words."""
     for what, count in (("answer", found.output_tokens), ("prompt", found.prompt_len)):
-        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
+        if type(count) is not int or not 0 <= count <= MAX_TOKENS:
             return f"the endpoint says that the {what} has {str(count)[:40]!a} tokens"
     return None
 

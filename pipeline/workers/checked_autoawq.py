@@ -114,7 +114,7 @@ def guard_quantizer() -> type:
     from awq.utils.utils import get_best_device
 
     class CheckedAwqQuantizer(AwqQuantizer):  # type: ignore[misc]
-        """One block of tokens goes through the packed layers, beside all through the original."""
+        """One block of tokens goes through the packed layers, next to all through the original."""
 
         def __init__(
             self, *args: Any, progress: Progress, findings: ScalingDiagnostics, **options: Any

@@ -83,7 +83,7 @@ class SpecDecodeCounter:
 
 @dataclass
 class MetricsPoller:
-    """An endpoint's own counters, looked at beside a load."""
+    """An endpoint's own counters, looked at next to a load."""
 
     url: str  # of the endpoint
     # Of the counters, as of `counters_in`; `running` and `waiting` are its queue.

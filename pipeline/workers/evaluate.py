@@ -1,7 +1,7 @@
 """Worker: asks one suite's questions of an endpoint, batch by batch, until the round is over.
 
 Runs in the `evaluate` environment. Every batch goes through lm-eval; its answers are appended to
-the answer book before the next look, so a kill loses one batch at most.
+the answer log before the next look, so a kill loses one batch at most.
 """
 
 from __future__ import annotations

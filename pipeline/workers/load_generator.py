@@ -26,7 +26,7 @@ COLUMNS = (
     *("start_s", "ttft_s", "end_s", "longest_pause_s"),
     *("input_tokens", "output_tokens", "error"),
 )
-LONGEST_ERROR = 300  # letters
+MAX_ERROR_CHARACTERS = 300  # letters
 BLOCKS_APART = 1_000_000_000  # a block's hash_ids are not another's
 
 
@@ -267,7 +267,7 @@ def _rows(
         rows, key=lambda row: row[0]
     ):
         since = start - begin
-        words = (error.strip().splitlines() or [""])[-1][:LONGEST_ERROR]
+        words = (error.strip().splitlines() or [""])[-1][:MAX_ERROR_CHARACTERS]
         if not words and came != length:
             words = f"{came} tokens came, {length} were asked for" if came else "no token came"
         if words:

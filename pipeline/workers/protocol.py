@@ -1,4 +1,4 @@
-"""How a worker talks: spec JSON in, result JSON out, progress events beside it.
+"""How a worker talks: spec JSON in, result JSON out, progress events next to it.
 
 Runs inside a managed environment, so it uses the standard library only. An expected failure is
 raised as a PrepareError and crosses the process boundary in the result file.

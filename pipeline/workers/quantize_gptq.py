@@ -35,7 +35,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 def smoothed_layers(model: Any) -> list[tuple[list[str], str]] | None:
     """What SmoothQuant scales together, where llm-compressor's own table is wrong; else None.
 
-    Gemma 2 and 3 have a norm of its own before the MLP, and `post_attention_layernorm`, which the
+    Gemma 2 and 3 have a separate norm before the MLP, and `post_attention_layernorm`, which the
     table takes for it, after the attention.
     """
     before_mlp = "pre_feedforward_layernorm"

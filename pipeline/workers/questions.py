@@ -76,7 +76,7 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
         raise EvaluationDataError(
             f"{times} questions have the id '{name}'",
             where=f"question {name}",
-            hint="give each question an id of its own, or leave the ids out",
+            hint="give each question a separate id, or leave the ids out",
         )
     first: dict[str, str] = {}
     kept, copied = [], ""

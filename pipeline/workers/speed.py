@@ -2,7 +2,7 @@
 
 A block is one load a side with the same prompts, one after the other; a coin says which goes first.
 A round is one load of the candidate. Where lives alternate, one server is up, and is put under the
-few loads of its life. Each block has a seed of its own: with one seed for all, a server would be
+few loads of its life. Each block has a separate seed: with one seed for all, a server would be
 measured that has every prompt in its cache.
 """
 

@@ -79,7 +79,7 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
     if share is not None:
         converted[share_name] = share
     if kind == "longrope":
-        # Phi-3 takes exactly three keys, by the old name, and the trained length beside them.
+        # Phi-3 takes exactly three keys, by the old name, and the trained length next to them.
         length = rope.pop("original_max_position_embeddings", None)
         if length is not None:
             converted.setdefault("original_max_position_embeddings", length)

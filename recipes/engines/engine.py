@@ -45,7 +45,7 @@ class EngineCliOptions:
 class DraftMethod:
     """One way to draft tokens for speculative decoding."""
 
-    wants_draft: bool = False  # a checkpoint of its own drafts
+    wants_draft: bool = False  # a separate checkpoint drafts
     looks_up: bool = False  # it looks up n-grams of the prompt
     on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that it runs on
 
@@ -88,7 +88,7 @@ class Engine(Protocol):
     drafting: Mapping[str, DraftMethod] = {}
     refused_drafting: Mapping[str, str] = {}
     acceptance: Mapping[str, AcceptanceRule] = {}
-    # Expression of the variables that tune it, beside those of the libraries it uses.
+    # Expression of the variables that tune it, next to those of the libraries it uses.
     tuning: str = "(?!)"
     # Expression of those among them that have it load code or answer to others.
     reaching: str = "(?!)"

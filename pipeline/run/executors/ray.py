@@ -32,10 +32,10 @@ from pipeline.run.executors.resources import Resources, count_room, most_frequen
 from pipeline.run.executors.stage_process import check_end, needs_of, stage_in
 from pipeline.run.executors.work_events import pass_on
 
-SECONDS_UNTIL_TOLD = 2.0
-SECONDS_TO_END = 30.0  # more than the supervisor gives what it ends
-SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_TO_DESCRIBE = 60.0  # a worker has to start there
+NOTE_DELAY_S = 2.0
+END_TIMEOUT_S = 30.0  # more than the supervisor gives what it ends
+POLL_INTERVAL_S = 0.5
+DESCRIBE_TIMEOUT_S = 60.0  # a worker has to start there
 KIND = "accelerator_type:"  # before the kind of a node's GPUs, of which a node has 1
 SHARE_OF_KIND = 0.001  # as Ray itself takes of it
 
@@ -114,7 +114,7 @@ class RayExecutor:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
             try:
-                told = ray.get(task.remote(this_prepare(), given), timeout=SECONDS_TO_DESCRIBE)
+                told = ray.get(task.remote(this_prepare(), given), timeout=DESCRIBE_TIMEOUT_S)
             except (RayError, TimeoutError) as error:
                 if isinstance(refused := getattr(error, "cause", None), PrepareError):
                     raise refused from error
@@ -210,7 +210,7 @@ class RayJob:
         with suppress(RayError, ValueError):
             ray.cancel(stream)
             ended = stream.completed()
-            if not ray.wait([ended], timeout=SECONDS_TO_END)[0]:
+            if not ray.wait([ended], timeout=END_TIMEOUT_S)[0]:
                 ray.cancel(stream, force=True)
 
     def _lines(self, listener: Listener) -> Iterator[bytes]:
@@ -220,9 +220,9 @@ class RayJob:
         with self._submitting:
             self._check_wanted()
             self._stream = self._submit()
-        note_at = time.monotonic() + SECONDS_UNTIL_TOLD
+        note_at = time.monotonic() + NOTE_DELAY_S
         while True:
-            while not ray.wait([self._stream], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+            while not ray.wait([self._stream], timeout=POLL_INTERVAL_S)[0]:
                 if time.monotonic() >= note_at:
                     note_at = float("inf")
                     listener.note(f"{self._task.stem}: waits for {self._needs} on the Ray cluster")

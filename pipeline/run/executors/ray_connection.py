@@ -12,7 +12,7 @@ from contextlib import chdir, contextmanager
 
 from pipeline.core.errors import UsageError
 
-SECONDS_TO_REACH = 5.0
+CONNECT_TIMEOUT_S = 5.0
 
 
 def connect(address: str) -> None:
@@ -36,8 +36,8 @@ def connect(address: str) -> None:
     named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     try:
         if named != "auto":
-            _reach(named)  # Ray itself would wait for ever
-        # Ray has all workers import from the folder that we are in, which may be somebody's model.
+            _reach(named)  # Ray itself would wait forever
+        # Ray has all workers import from the folder that we are in, which may be a user's model.
         with _own_signals(), chdir("/"):
             ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
         _keep_standard_output()
@@ -51,7 +51,7 @@ def _reach(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError(f"{address!r} is not HOST:PORT")
-    with socket.create_connection((host, int(port)), SECONDS_TO_REACH):
+    with socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S):
         pass
 
 

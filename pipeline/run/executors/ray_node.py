@@ -25,9 +25,9 @@ from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_in, start
 
-SECONDS_BETWEEN_LOOKS = 0.2  # within which Ray can interrupt a task
+POLL_INTERVAL_S = 0.2  # within which Ray can interrupt a task
 CHUNK_BYTES = 1 << 16
-MOST_LOG_BYTES = 1 << 20
+MAX_LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _log_tails(run: Path, since: float) -> Iterator[LogTail]:
         with suppress(OSError), path.open("rb") as file:
             if os.fstat(file.fileno()).st_mtime < since:
                 continue
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_LOG_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
             yield LogTail(str(path), file.read())
 
 
@@ -144,7 +144,7 @@ def _lines_of(process: SupervisedProcess) -> Iterator[bytes]:
     """The lines that it prints; never blocks for longer than a moment, so Ray can interrupt it."""
     descriptor, rest = process.output.fileno(), b""
     while True:
-        if not select.select([descriptor], [], [], SECONDS_BETWEEN_LOOKS)[0]:
+        if not select.select([descriptor], [], [], POLL_INTERVAL_S)[0]:
             continue
         chunk = os.read(descriptor, CHUNK_BYTES)
         *lines, rest = (rest + chunk).split(b"\n")

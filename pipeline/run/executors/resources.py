@@ -57,7 +57,7 @@ def words_of(needs: ResourceRequest) -> str:
     """What is needed, for a message."""
     gpus = {0: "a core", 1: "1 GPU"}.get(needs.gpus, f"{needs.gpus} GPUs")
     if needs.exclusive:
-        return "a node of its own" + f" with {gpus}" * bool(needs.gpus)
+        return "a separate node" + f" with {gpus}" * bool(needs.gpus)
     memory = f" and {needs.memory_bytes / 1e9:.1f} GB of memory" * bool(needs.memory_bytes)
     cores = "all cores of a node" if needs.cpus == "all" and not needs.gpus else gpus
     return cores + memory

@@ -1,6 +1,6 @@
 """Runs work as jobs of Slurm, one each, submitted by `sbatch`.
 
-A job's events go to a file beside its log, in the run's folder on the store that all nodes share;
+A job's events go to a file next to its log, in the run's folder on the store that all nodes share;
 the driver reads what is appended there. So jobs go on where the driver is killed or its shell goes
 away: each ends by itself, and what it has done is found in the store. A job that is preempted, or
 whose node is lost, is requeued by Slurm and does its work again. Its processes are Slurm's to end.
@@ -42,11 +42,11 @@ from pipeline.run.executors.resources import (
 from pipeline.run.executors.stage_process import TASK_RUN, check_end, needs_of, stage_in
 from pipeline.run.executors.work_events import pass_on
 
-SECONDS_BETWEEN_READS = 0.2
-SECONDS_BETWEEN_LOOKS = 3.0  # at the queue: hundreds of drivers may share one controller
-SECONDS_TO_ANSWER = 60.0
-SECONDS_TO_END = 90.0  # Slurm gives a job 30 between SIGTERM and SIGKILL, if not told otherwise
-SECONDS_TO_BE_SEEN = 60.0  # as long as NFS may keep what another node has written from being seen
+READ_INTERVAL_S = 0.2
+POLL_INTERVAL_S = 3.0  # at the queue: hundreds of drivers may share one controller
+ANSWER_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 90.0  # Slurm gives a job 30 between SIGTERM and SIGKILL, if not told otherwise
+VISIBILITY_TIMEOUT_S = 60.0  # as long as NFS may keep what another node has written from being seen
 # Of squeue(1): a job in any other state goes on, or is begun again.
 OVER = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"),
@@ -239,7 +239,7 @@ class SlurmAllocation:
         """The job's room was Slurm's to give, and ends with it."""
 
     def _command(self, task: Path, log: Path, events: Path) -> list[str]:
-        requeued = {"event": "note", "text": f"{task.stem}: requeued, and begun anew"}
+        requeued = {"event": "note", "text": f"{task.stem}: requeued, and begun again"}
         script = SCRIPT.format(
             requeued=shlex.quote(json.dumps(requeued)),
             # Slurm itself leaves all of them to a job that asked for none.
@@ -257,7 +257,7 @@ class SlurmAllocation:
         ]
 
     def _variables(self, task: Path) -> dict[str, str]:
-        """What the job's process is given, beside what Slurm sets."""
+        """What the job's process is given, next to what Slurm sets."""
         # The node may have to build the stage's environment first.
         here = {**os.environ, **credential_variables()}
         given = stage_environment(here, stage_in(task), [*needs_of(task), NetworkAccess.PACKAGES])
@@ -308,7 +308,7 @@ class SlurmJob:
             StageError: Slurm does not answer, or has not ended it, for so long: it may go on.
         """
         self._cancelled = True
-        deadline, is_told, why = time.monotonic() + SECONDS_TO_END, False, "it does not end"
+        deadline, is_told, why = time.monotonic() + END_TIMEOUT_S, False, "it does not end"
         while time.monotonic() < deadline:
             try:
                 if not is_told:
@@ -318,7 +318,7 @@ class SlurmJob:
                 why = error.message
             if self._is_over():
                 return
-            time.sleep(SECONDS_BETWEEN_READS)
+            time.sleep(READ_INTERVAL_S)
         raise StageError(
             f"Slurm has not ended job {self.number}: {why}",
             where="executor slurm",
@@ -338,16 +338,16 @@ class SlurmJob:
                     yield line
                     continue
                 file.seek(-len(line), os.SEEK_CUR)  # the rest of the line is still to come
-                if time.monotonic() - last_look > SECONDS_BETWEEN_LOOKS:
+                if time.monotonic() - last_look > POLL_INTERVAL_S:
                     last_look = time.monotonic()
                     if self._is_over():
                         if self._is_unstarted:
                             return
-                        end = min(end, last_look + SECONDS_TO_BE_SEEN)
+                        end = min(end, last_look + VISIBILITY_TIMEOUT_S)
                     elif self._state.startswith("PENDING") and self._state not in told:
                         told.add(self._state)
                         listener.note(f"{self._log.stem}: job {self.number} is {self._state}")
-                time.sleep(SECONDS_BETWEEN_READS)
+                time.sleep(READ_INTERVAL_S)
 
     def _says_ended(self, line: bytes) -> bool:
         match read_event(line):
@@ -386,7 +386,7 @@ def ask(*command: str, variables: Mapping[str, str] | None = None) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SECONDS_TO_ANSWER,
+            timeout=ANSWER_TIMEOUT_S,
             check=False,
             umask=FOR_OTHERS,
         )

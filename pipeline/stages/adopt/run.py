@@ -18,7 +18,7 @@ from pipeline.stages.adopt import AdoptParameters, AdoptRuntime
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeResult
 
-# Another file system, one without hard links, or files of somebody else (fs.protected_hardlinks).
+# Another file system, one without hard links, or files of another process (fs.protected_hardlinks).
 NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 
 

@@ -41,7 +41,7 @@ class CheckWeightsResult(Record):
     )
     auxiliary_files_digest: str | None = Field(
         None,
-        description="of every file beside the weights: config, tokenizer, chat template, code; "
+        description="of every file next to the weights: config, tokenizer, chat template, code; "
         "None for adopted weights, whose registered digests are checked instead",
     )
     weights_bytes: int | None = None

@@ -19,7 +19,7 @@ class CoherenceResult(Record):
     sample: str = ""
     incoherent: str = Field("", description="why it must be held to be broken; '' when it is not")
     server: ServerInfo = ServerInfo()
-    engine_version: str = Field("", description="as it reports it; '' of somebody's endpoint")
+    engine_version: str = Field("", description="as it reports it; '' of a user's endpoint")
 
 
 COHERENCE = Stage("coherence", 1, ServedModel, ServerRuntime, CoherenceResult)

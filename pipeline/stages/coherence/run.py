@@ -129,7 +129,7 @@ class CoherenceProbe:
     def _post(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to one completion request; raises ServingError when there is none.
 
-        Of our own server through its socket, of somebody's endpoint with the key for it.
+        Of our own server through its socket, of a user's endpoint with the key for it.
         """
         import httpx
 

@@ -127,7 +127,7 @@ def explain(error: PrepareError, context: StageContext[Any, Any]) -> PrepareErro
         f"the dry run on {RETAINED_LAYERS} layers failed, the whole checkpoint was not tried: "
         f"{error.message}",
         where=error.where or str(context.folder),
-        hint=error.hint or "fix the cause; to try the whole nevertheless, add --no-dry-run",
+        hint=error.hint or "fix the cause; to try the whole anyway, add --no-dry-run",
     )
 
 
@@ -148,7 +148,7 @@ def _part(
 
 
 def _inspect(source: Checkpoint, folder: Path) -> Checkpoint:
-    """The cut checkpoint as a checkpoint of its own, seen to be whole."""
+    """The cut checkpoint as a separate checkpoint, seen to be whole."""
     return inspect_folder(
         folder,
         ref=f"{source.ref}, cut",

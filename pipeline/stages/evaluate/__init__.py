@@ -42,7 +42,7 @@ class EvaluateRuntime(ServerRuntime):
     suite: str = Field("", description="its name in the policy, and the round")
     tokenizer: str = Field("", description="folder")
     concurrency: int = 1
-    counted: Counted | None = Field(None, description="None of answers that no gate rests on")
+    counted: Counted | None = Field(None, description="None of answers that no gate depends on")
 
 
 class EvaluateResult(Record):

@@ -1,4 +1,4 @@
-"""Answer books as all who share a store see them.
+"""Answer logs as all who share a store see them.
 
 In a folder that is shared a book's files are there for all. Of a store in an object store they are
 copied: rows that were added here go there as objects of their own, every few seconds, and rows of

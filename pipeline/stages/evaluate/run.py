@@ -1,7 +1,7 @@
 """Asks a served model one suite's questions, as many as it takes, and keeps every answer.
 
 A round asks up to a number of questions, and stops earlier where the policy's rule decides the
-gate against the baseline's answers. Answers go into the store's answer book of this served model
+gate against the baseline's answers. Answers go into the store's answer log of this served model
 and suite as they come in, whatever the rule: another margin, or a higher cap, begins with them.
 
 A gate that passes is decided only if it is sensitive (eval_gates/chance_baselines.py). Else the
@@ -198,7 +198,7 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         "tokenizer": runtime.tokenizer,
         "max_length": parameters.max_length,
         "trust_remote_code": parameters.trust_remote_code,
-        # Of somebody's endpoint it is not known, and tried.
+        # Of a user's endpoint it is not known, and tried.
         "counters": draft_counters(parameters.serving),
         "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
     }

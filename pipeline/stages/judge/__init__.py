@@ -38,7 +38,7 @@ class JudgeParameters(Record):
 
 
 class JudgeRuntime(Record):
-    """What is written beside the attempt where this stage is the first to count it."""
+    """What is written next to the attempt where this stage is the first to count it."""
 
     run: str = Field("", description="id of the run that began the attempt")
 

@@ -44,7 +44,7 @@ class QuantizeRuntime(WorkerRuntime):
     """Where the source and the texts lie."""
 
     checkpoint: Checkpoint
-    recipe: dict[str, Any] = Field({}, description="as it is kept beside the weights")
+    recipe: dict[str, Any] = Field({}, description="as it is kept next to the weights")
     left_alone: str = Field("", description="what stays in 16 bits besides the recipe's own list")
     calibration_file: str | None = None
     needs_hub: bool = False

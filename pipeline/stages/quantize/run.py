@@ -1,4 +1,4 @@
-"""Quantizes the checkpoint; the variant's checkpoint lies in `output/`, its recipe beside it."""
+"""Quantizes the checkpoint; the variant's checkpoint lies in `output/`, its recipe next to it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
 
 
 def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> None:
-    """Keep the recipe beside the record: what it extends merged in, what is pinned filled in."""
+    """Keep the recipe next to the record: what it extends merged in, what is pinned filled in."""
     quantization = context.parameters.quantization.model_dump(mode="json")
     resolved = {**context.runtime.recipe, "quantization": quantization}
     text = json.dumps(resolved, indent=2) + "\n"

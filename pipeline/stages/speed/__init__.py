@@ -1,4 +1,4 @@
-"""The stage that measures what one claim on speed rests on, or one entrant of a race."""
+"""The stage that measures what one claim on speed depends on, or one entrant of a race."""
 
 from __future__ import annotations
 

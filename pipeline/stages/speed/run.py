@@ -1,4 +1,4 @@
-"""Measures what one claim on speed rests on: blocks of both sides, or rounds of the candidate.
+"""Measures what one claim on speed depends on: blocks of both sides, or rounds of the candidate.
 
 `loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load_run.py), in the
 order of measuring. It is the load book, too, that a try which ended too soon leaves to the next.
@@ -199,7 +199,7 @@ def worker_spec(
                 "url": each.url,
                 "model": each.model,
                 "socket": each.socket,
-                # Of somebody's endpoint the engine is not known; most are vLLM's.
+                # Of a user's endpoint the engine is not known; most are vLLM's.
                 "counters": dict(find_engine(parameters.sides[side].serving.engine).counters),
             }
             for side, each in runtime.endpoints.items()

@@ -1,6 +1,6 @@
 """Moves the pieces of all files from disk to disk, in several threads that each do all three steps.
 
-Every place is known beforehand, so a thread takes the next piece, reads, casts and writes it; while
+Every place is known in advance, so a thread takes the next piece, reads, casts and writes it; while
 one waits for memory or disk the others cast. torch and the system calls release the interpreter's
 lock. Pieces go in the order of the output, which the disk so gets in one run; one more thread has
 it write what it was given, and names finished files, so that little is left to wait for in the end.

@@ -1,7 +1,7 @@
 """Which output files an earlier try has finished: those need not be made again.
 
 A file gets its name only when it is whole. Whether it was made from the same weights by the same
-recipe, the note beside it says, which is there as long as the work goes on.
+recipe, the note next to it says, which is there as long as the work goes on.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def test_a_measurement_has_its_node_alone(
             ends.append(threads.submit(late.wait, heard))
             wait_until(lambda: heard.notes)
             assert len(stages.begun()) == 3
-            assert "a node of its own" in heard.notes[0]
+            assert "a separate node" in heard.notes[0]
         finally:
             stages.let_go()
         for end in ends:

@@ -25,7 +25,7 @@ from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 from pipeline.run.executors.slurm import (
-    SECONDS_TO_BE_SEEN,
+    VISIBILITY_TIMEOUT_S,
     SlurmExecutor,
     SlurmJob,
     SlurmOptions,
@@ -175,7 +175,7 @@ def test_cancelling_leaves_no_process(executor: SlurmExecutor, stages: TinyStage
 def test_a_job_that_somebody_ends_is_told_with_its_state(
     executor: SlurmExecutor, stages: TinyStages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.run.executors.slurm.SECONDS_TO_BE_SEEN", 1)
+    monkeypatch.setattr("pipeline.run.executors.slurm.VISIBILITY_TIMEOUT_S", 1)
     job = submit(executor, stages.task("ended"))
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, Heard())
@@ -261,7 +261,7 @@ def test_nodes_that_do_not_share_the_store_are_refused_at_once(
         find_node(SlurmOptions().open(), "cpu", store, Heard())
     assert caught.value.where.startswith(str(store))
     assert "nodes" in caught.value.hint
-    assert time.monotonic() - began < SECONDS_TO_BE_SEEN
+    assert time.monotonic() - began < VISIBILITY_TIMEOUT_S
 
 
 def test_what_serves_goes_to_nodes_of_one_kind(

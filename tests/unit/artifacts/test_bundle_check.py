@@ -133,7 +133,7 @@ class TestForgedRules:
 
 
 class TestForgedCounts:
-    """A pass rests on how many variants were tried, so each of them is held to its evidence.
+    """A pass depends on how many variants were tried, so each of them is held to its evidence.
 
     The manifest is rewritten to match every time, as who may write all of the bundle would.
     """
@@ -173,7 +173,7 @@ class TestForgedCounts:
     def test_the_others_are_left_out(self, forged: Path) -> None:
         self.drop(forged)
         text = self.finish(forged)
-        assert "no verdict rests on this stage" in text
+        assert "no verdict depends on this stage" in text
         assert f"its attempt is of bad, {RECIPE}" in text
 
     def test_and_their_stages_too(self, forged: Path) -> None:

@@ -21,11 +21,11 @@ from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.bundle_check import read_verdict
 from artifacts.evidence.card import card_text, fence, hub_entries, serve_command, write_card
 from artifacts.evidence.card_text import (
-    calibration_words,
-    hardware_words,
-    kv_cache_words,
-    license_words,
-    optimization_words,
+    describe_calibration,
+    describe_hardware,
+    describe_kv_cache,
+    describe_license,
+    describe_optimization,
 )
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.source_info import SourceInfo, find_source, front_matter
@@ -296,27 +296,28 @@ class TestWords:
         recipe = GptqQuantization(
             kind="gptq", scheme="W8A8", smoothing_strength=0.8, calibration=Calibration()
         )
-        words = optimization_words(recipe, MADE)
+        words = describe_optimization(recipe, MADE)
         assert "8-bit activations" in words
         assert "SmoothQuant (arXiv 2211.10438) before it, strength 0.8" in words
 
     def test_calibration(self) -> None:
         calibration = Calibration(dataset="org/texts", samples=256, max_tokens=512)
         recipe = AwqQuantization(kind="awq", calibration=calibration)
-        assert "256 blocks of 512 tokens from `org/texts`" in calibration_words(recipe, MADE)
-        assert calibration_words(NoQuantization(), MADE) == ""
+        assert "256 blocks of 512 tokens from `org/texts`" in describe_calibration(recipe, MADE)
+        assert describe_calibration(NoQuantization(), MADE) == ""
 
     def test_license(self) -> None:
         assert (
-            license_words(SourceInfo(ref="x", digest="d", license="mit")) == "mit, as the source's"
+            describe_license(SourceInfo(ref="x", digest="d", license="mit"))
+            == "mit, as the source's"
         )
 
     def test_a_cache_in_16_bits_is_just_that(self, run: FakeRun) -> None:
         for arguments in ({"kv-cache-dtype": "auto"}, {"kv-cache-dtype": "bfloat16"}, {}):
             serving = ServingArguments(dict(arguments), {})
             on_a_gpu = deployable(run, hardware=Hardware(accelerator="cuda"), serving=serving)
-            words = kv_cache_words(on_a_gpu, NoQuantization())
+            words = describe_kv_cache(on_a_gpu, NoQuantization())
             assert words == f"`{arguments.get('kv-cache-dtype', 'auto')}`"
 
     def test_machines(self) -> None:
-        assert hardware_words(Hardware(accelerator="cuda", gpu="NVIDIA H100")) == "NVIDIA H100"
+        assert describe_hardware(Hardware(accelerator="cuda", gpu="NVIDIA H100")) == "NVIDIA H100"

@@ -72,7 +72,7 @@ def read(run: FakeRun, **changes: Any) -> Deployable:
     return found
 
 
-# What prepare 0.1.0 wrote before the tuple had a class of its own: versions are known by these.
+# What prepare 0.1.0 wrote before the tuple had a separate class: versions are known by these.
 OF_BEFORE = """{"engine_version": "0.33.0", "environment.evaluate": "2e",
 "environment.quantize": "0e", "environment.serve": "1e",
 "hardware": {"accelerator": "cpu", "cores": 2, "cpu": "AMD EPYC \\u00e9",

@@ -1,4 +1,4 @@
-"""What is said of how variants were served, beside every verdict."""
+"""What is said of how variants were served, next to every verdict."""
 
 from __future__ import annotations
 

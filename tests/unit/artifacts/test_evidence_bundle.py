@@ -240,7 +240,7 @@ class TestTampering:
             lambda record: record["result"].update(engine_version="0.99"),
         )
         text = finish(deployed)
-        assert "rests on another 'coherence'" in text
+        assert "depends on another 'coherence'" in text
         assert "engine_version is not what" in text
 
     def test_a_record_far_from_the_verdict(
@@ -290,7 +290,7 @@ class TestOneByte:
         place = data.draw(st.integers(0, len(content) - 1))
         before = bytes(content)
         content[place] ^= data.draw(st.integers(1, 255))
-        # The weights' copy here is a file of its own, so nothing else changes with it.
+        # The weights' copy here is a separate file, so nothing else changes with it.
         file.write_bytes(content)
         try:
             assert not check_bundle(copy_to_spoil).is_sound

@@ -1,4 +1,4 @@
-"""The schedule played through beforehand: what waits for what, and what it would take."""
+"""The schedule played through in advance: what waits for what, and what it would take."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_truncation_names_both_sizes(tmp_path: Path) -> None:
         ({"a": entry()}, b"abc", "has 71 bytes, its header requires 70"),
     ],
 )
-def test_each_fault_in_words(tmp_path: Path, header: Any, data: bytes, words: str) -> None:
+def test_each_fault_as_text(tmp_path: Path, header: Any, data: bytes, words: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_header(write(tmp_path / "m.safetensors", header, data))
     assert words in caught.value.message

@@ -1,6 +1,6 @@
 """The public surface of the command line is a decision: every command's parameters are in a file.
 
-Where a change is meant, `python tests/unit/cli/test_command_surface.py` writes the file anew.
+Where a change is meant, `python tests/unit/cli/test_command_surface.py` writes the file again.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def test_what_took_a_while_gets_a_line_at_its_end(capsys: Capture) -> None:
 
 
 def test_a_line_now_and_then_has_an_eta(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display, "SECONDS_BETWEEN_PLAIN_LINES", 0.2)
+    monkeypatch.setattr(display, "PLAIN_LINE_INTERVAL_S", 0.2)
     lines = PlainLines()
     for task, total in (("evaluate", 30), ("start the server", None)):
         lines.advance(task, 0, total, "s")

@@ -250,7 +250,7 @@ def test_a_stage_with_a_bad_spec_is_2_and_an_event(tmp_path: Path, content: str 
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler of its own for the signal."""
+    """Whether the process has a separate handler for the signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)

@@ -26,7 +26,7 @@ DATA = {
 
 @pytest.fixture
 def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs `prepare policy ...` at home in a folder of its own; its output."""
+    """Runs `prepare policy ...` at home in a separate folder; its output."""
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 

@@ -27,7 +27,7 @@ FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of whoever runs the tests."""
+    """No settings of anyone who runs the tests."""
     for name in ("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS", "PREPARE_REGISTRY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))

@@ -6,11 +6,11 @@ import pytest
 
 from pipeline.capacity.timeline import ScheduledTask, Timeline, play
 from pipeline.cli.schedule_tables import (
-    few_words,
-    needs_words,
+    describe_needs,
     print_schedule,
     schedule_line,
     schedule_rows,
+    shorten_list,
 )
 from pipeline.core.resource_request import ResourceRequest
 
@@ -29,7 +29,7 @@ def test_all_is_known() -> None:
         ["p1", "1 GPU", "", "p0", "0:00:00", "0:01:30"],
     ]
     assert schedule_line(found) == (
-        "on 2 GPUs: 0:01:30 (h:mm:ss), 2.5 GPU-minutes; at most 2 pieces of work at once"
+        "on 2 GPUs: 0:01:30 (h:mm:ss), 2.5 GPU-minutes; at most 2 concurrent work items"
     )
 
 
@@ -47,8 +47,8 @@ def test_nothing_is_left_to_do(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_many_names() -> None:
-    assert few_words(["a", "b", "c"]) == "a, b, c"
-    assert few_words(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert shorten_list(["a", "b", "c"]) == "a, b, c"
+    assert shorten_list(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_many_names() -> None:
     ],
 )
 def test_what_a_work_item_needs(needs: ResourceRequest, words: str) -> None:
-    assert needs_words(needs) == words
+    assert describe_needs(needs) == words

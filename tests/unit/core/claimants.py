@@ -1,6 +1,6 @@
 """Several owners of one store whose steps a test puts in any order: a world of claims.
 
-Each owner runs the real code in a thread of its own, on a node of its own, and stops before every
+Each owner runs the real code in a separate thread, on a separate node, and stops before every
 touch of the shelf and every rename until it is given a step. So an owner that gets no more steps is
 stopped, or cut off, and one that is killed leaves what it has done, and nothing else.
 """
@@ -50,7 +50,7 @@ class KnownClaims(Leases):
 
 
 class Claimant:
-    """One owner: a program over a store of its own, on a node of its own.
+    """One owner: a program over a separate store, on a separate node.
 
     Args:
         root: of the store that all share.

@@ -228,7 +228,7 @@ def test_change_while_reading_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class _Once:
-    """Passes one event on: the file must not grow for ever."""
+    """Passes one event on: the file must not grow forever."""
 
     def __init__(self, inner: Listener) -> None:
         self._inner: Listener | None = inner

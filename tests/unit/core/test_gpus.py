@@ -82,7 +82,7 @@ def test_cuda_visible_devices(
 @pytest.mark.parametrize(
     ("visible", "uuids"),
     [
-        (None, ["MIG-aa"]),  # a process sees one slice, and no whole GPU beside it
+        (None, ["MIG-aa"]),  # a process sees one slice, and no whole GPU next to it
         ("0", ["MIG-aa"]),
         ("MIG-bb", ["MIG-bb"]),
         ("1", ["GPU-2b"]),

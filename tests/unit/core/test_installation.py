@@ -44,7 +44,7 @@ def test_what_is_no_code_has_no_part_in_it(installed: Path) -> None:
     before = digest_code(installed)
     (installed / "recipes" / "__pycache__").mkdir()
     (installed / "recipes" / "__pycache__" / "new.cpython-311.pyc").touch()
-    (installed / "recipes" / ".#new.py").symlink_to("me@host.1")  # of Emacs, beside what changes
+    (installed / "recipes" / ".#new.py").symlink_to("me@host.1")  # of Emacs, next to what changes
     (installed / "recipes" / ".new.py").touch()
     (installed / "recipes" / "new.py~").touch()
     (installed / "recipes" / "folder.py").mkdir()

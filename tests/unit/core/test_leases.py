@@ -453,7 +453,7 @@ try:
     told = lambda text: print(text, flush=True)
     with store.open_for_writing("judge", "abc", waits=told) as folder:
         if folder is None:
-            print("somebody else finished it", flush=True)
+            print("another process finished it", flush=True)
             sys.exit()
         (folder / "a").write_text(node)
         print("holds it", flush=True)
@@ -527,7 +527,7 @@ def test_an_owner_elsewhere_that_was_stopped_does_no_harm_when_it_comes_back(
             assert next_one.says().startswith("waiting for process")
             assert next_one.says() == "holds it"
             stopped.process.send_signal(signal.SIGCONT)
-            # Its heart notices, and ends what it does, which here would wait for ever.
+            # Its heart notices, and ends what it does, which here would wait forever.
             assert stopped.says().startswith(f"lost it: process {next_one.process.pid} on ")
             assert store.find("judge", "abc") is None
             next_one.go_on()
@@ -545,4 +545,4 @@ def test_an_owner_elsewhere_that_is_heard_of_is_waited_for(tmp_path: Path) -> No
             time.sleep(3.5)  # nearly twice as long as a silent one would be waited for
             slow.go_on()
             assert slow.says() == "finished it"
-            assert waiter.says() == "somebody else finished it"
+            assert waiter.says() == "another process finished it"

@@ -57,7 +57,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class Node:
-    """A node that shares the store, with a cache of its own."""
+    """A node that shares the store, with a separate cache."""
 
     def __init__(self, url: str, tmp_path: Path, name: str) -> None:
         self.store = Store(cache_folder(url, tmp_path / name))
@@ -278,7 +278,7 @@ def test_who_is_done_first_counts(here: Node, there: Node) -> None:
 
 
 class TestWhatIsMeasured:
-    """Loads of a claim on speed that is not over: measured anew they would be another chance."""
+    """Loads of a claim on speed that is not over: measured again they would be another chance."""
 
     def go_on(self, node: Node, loads: str, is_over: bool = False) -> str:
         with node.store.open_for_writing("judge", "abc", ["loads"]) as folder:

@@ -29,7 +29,7 @@ from pipeline.core.store import Store, write_atomically
 root, record, entered, go = sys.argv[1:]
 with Store(Path(root)).open_for_writing("judge", "abc") as folder:
     if folder is None:
-        print("somebody else finished it")
+        print("another process finished it")
     else:
         Path(entered).touch()
         while not Path(go).exists():
@@ -109,7 +109,7 @@ def test_a_block_that_ends_without_a_record_is_an_error(store: Store) -> None:
     def forget() -> None:
         with store.open_for_writing("judge", "abc") as folder:
             assert folder is not None
-            (folder / "output.txt").write_text("no record beside it")
+            (folder / "output.txt").write_text("no record next to it")
 
     with pytest.raises(StoreError) as caught:
         forget()
@@ -141,7 +141,7 @@ def test_the_second_process_waits_and_then_reuses(store: Store, tmp_path: Path) 
             assert store.find("judge", "abc") is None
             go.touch()
             said = first.communicate(timeout=20)[0], second.communicate(timeout=20)[0]
-    assert said == ("finished it\n", "somebody else finished it\n")
+    assert said == ("finished it\n", "another process finished it\n")
     assert (first.returncode, second.returncode) == (0, 0)
     assert store.find("judge", "abc") == stage_record()
 

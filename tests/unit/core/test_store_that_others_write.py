@@ -53,7 +53,7 @@ Make = Callable[[Path], None]
 
 @pytest.fixture(autouse=True)
 def quickly_in_little_memory() -> Iterator[None]:
-    """Nothing here waits for ever, or takes half a gigabyte more than there was."""
+    """Nothing here waits forever, or takes half a gigabyte more than there was."""
 
     def give_up(_: int, __: FrameType | None) -> None:
         raise TimeoutError("it hangs")

@@ -169,7 +169,7 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", ["what it runs", "its lifeline"])
 def test_what_is_held_is_held_until_nested_guards_are_done(tmp_path: Path, killed: str) -> None:
-    """A model's server has a guard and a session of its own, and takes its time to end."""
+    """A model's server has a guard and a separate session, and takes its time to end."""
     ready, lock = tmp_path / "ready", tmp_path / "lock"
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.untrusted.file import UntrustedFileError, open_regular, read_regular
 
-SOON = 2.0  # seconds, where an ordinary open would wait for ever
+SOON = 2.0  # seconds, where an ordinary open would wait forever
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_and_in_which_words(name: str) -> None:
+def test_refusals_and_their_messages(name: str) -> None:
     content, words = REFUSED[name]
     started = time.monotonic()
     with pytest.raises(UntrustedJsonError) as caught:

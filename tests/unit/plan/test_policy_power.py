@@ -1,4 +1,4 @@
-"""What a policy's gates can show; a suite that cannot decide its margin is refused beforehand."""
+"""What a policy's gates can show; a suite that cannot decide its margin is refused in advance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.rouge import Rouge, RougeTask
 from pipeline.core.errors import UsageError
 from pipeline.plan.gate_power import (
-    LEAST_CHANCE,
+    MIN_CHANCE,
     GatePower,
     check_counted,
     check_decidable,
@@ -42,7 +42,7 @@ FP8 = BOTH[:1]
 
 
 def policy(kind: str = "mmlu", **changes: Any) -> Policy:
-    """One suite, called 'mine', beside one that any number of questions decides."""
+    """One suite, called 'mine', next to one that any number of questions decides."""
     suite = {"kind": kind, "margins": {"fp8": 0.01, "int4": 0.02}, **changes}
     easy = {"kind": "mmlu", "margins": {"fp8": 0.7, "int4": 0.7}}
     return Policy.model_validate(
@@ -149,7 +149,7 @@ class TestRefusal:
         with pytest.raises(UsageError) as caught:
             check_likely(policy(**gsm8k), FP8, counts)
         assert chance is not None
-        assert 0.02 < chance < LEAST_CHANCE
+        assert 0.02 < chance < MIN_CHANCE
         assert f"would pass only {100 * chance:.0f} % of the variants" in caught.value.message
         check_likely(policy(**gsm8k, tier="supporting"), FP8, counts)
         check_likely(policy(**gsm8k, margins={"fp8": 0.03, "int4": 0.03}), FP8, counts)

@@ -38,7 +38,7 @@ def highest(alpha: float) -> float:
 
 
 def test_default_promotes_the_usual_fp8_variant(benchmark: ModuleType) -> None:
-    """With an FP8 KV cache, beside a second recipe in the run."""
+    """With an FP8 KV cache, next to a second recipe in the run."""
     _, fp8, *_ = benchmark.VARIANTS
     found = benchmark.measure(catalog.load_policy("default"), fp8, 2, RUNS, SEED)
     assert found.keys() == {"mmlu", "code", "rouge", "all"}

@@ -93,7 +93,7 @@ class TestMargin:
             ({"recovery": 0.995}, "99.5 % recovery"),
         ],
     )
-    def test_in_words(self, given: Any, words: str) -> None:
+    def test_as_text(self, given: Any, words: str) -> None:
         assert Margin.model_validate(given).words == words
 
 

@@ -113,6 +113,6 @@ class TestKind:
             assert example.calibration is None
             assert passes is None
 
-    def test_a_card_has_words(self, example: Quantization) -> None:
+    def test_a_card_has_text(self, example: Quantization) -> None:
         assert str(example.weight_formats[0].bits) in example.format_description(64)
         assert example.method_description.endswith(".")

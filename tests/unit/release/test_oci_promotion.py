@@ -160,7 +160,7 @@ def push(site: OciSite, target: Path, *words: str) -> Any:
 
 
 def test_a_folder_of_layouts_is_a_target_of_push(site: OciSite, tmp_path: Path) -> None:
-    """Without the client for registries of the network, and with a history of its own."""
+    """Without the client for registries of the network, and with a separate history."""
     target = OciLayoutRegistry(f"oci://{tmp_path / 'elsewhere'}")
     first = push(site, target.folder, "model@previous")
     assert first["sent"] > 0

@@ -1,4 +1,4 @@
-"""Promotion into a real embedded registry: who gets the alias, what is written beside it."""
+"""Promotion into a real embedded registry: who gets the alias, what is written next to it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ FILES = (
 
 
 class TestChangedFolder:
-    """Somebody writes into the store between the verdict and a promotion."""
+    """A user writes into the store between the verdict and a promotion."""
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ class TestChangedFolder:
 
 
 class TestChangedRecords:
-    """Somebody writes into a record of the store: `prepare model` takes what is finished."""
+    """A user writes into a record of the store: `prepare model` takes what is finished."""
 
     def test_of_the_verdict(self, mixed: FakeRun) -> None:
         def pass_it(record: dict[str, Any]) -> None:

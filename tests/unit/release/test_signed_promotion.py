@@ -1,7 +1,7 @@
-"""Versions that are signed at their promotion, and what somebody may make of them in a registry.
+"""Versions that are signed at their promotion, and what a user may make of them in a registry.
 
-Whoever may write to a registry can edit weights, records, digests and tags until they fit together.
-Without a key that is not seen. With one, every command that uses a version refuses it.
+Anyone who may write to a registry can edit weights, records, digests and tags until they fit
+together. Without a key that is not seen. With one, every command that uses a version refuses it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def replace_everywhere(forged: Path, before: str, after: str) -> None:
 
 
 def result_digests(forged: Path) -> list[str]:
-    """By which a later stage names the results that it rests on."""
+    """By which a later stage names the results that it depends on."""
     files = sorted((forged / BUNDLE / "stages").glob(f"*/*/{RECORD}"))
     return [digest_json(json.loads(file.read_text())["result"]) for file in files]
 
@@ -246,7 +246,7 @@ def test_the_settings_name_the_key(
 
 
 def test_a_signed_version_of_another_name(site: Site) -> None:
-    """Somebody puts what was signed as one model in the place of another."""
+    """A user puts what was signed as one model in the place of another."""
     site.promote(site.private)
     [version] = site.registry.versions("model")
     number = site.registry.register("other", Path(version.source), version.tags)

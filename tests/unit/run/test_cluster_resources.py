@@ -40,9 +40,9 @@ def test_memory_limits_what_fits_side_by_side() -> None:
     assert H100.taken_by(ResourceRequest(exclusive=True)).memory_bytes == 0
 
 
-def test_in_words() -> None:
+def test_as_text() -> None:
     assert words_of(ResourceRequest(gpus=1, memory_bytes=10**9)) == "1 GPU and 1.0 GB of memory"
-    assert words_of(ResourceRequest(gpus=2, exclusive=True)) == "a node of its own with 2 GPUs"
+    assert words_of(ResourceRequest(gpus=2, exclusive=True)) == "a separate node with 2 GPUs"
 
 
 def test_what_ray_lists_of_a_node() -> None:

@@ -1,6 +1,6 @@
 """Killed at any change of its files, a run is finished by running it again, as if nothing had been.
 
-Real SIGKILLs: each life of the run is a process of its own, which ends itself before a change of
+Real SIGKILLs: each life of the run is a separate process, which ends itself before a change of
 the file system, or just after it has opened a file and has written nothing into it.
 """
 

@@ -37,7 +37,7 @@ Driver = Callable[..., None]
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Makes an `nvidia-smi` that lists GPUs, and those on which somebody computes."""
+    """Makes an `nvidia-smi` that lists GPUs, and those on which a user computes."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def make(*listed: str, busy: tuple[str, ...] = ()) -> None:

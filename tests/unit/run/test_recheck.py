@@ -418,7 +418,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("spoil", "words"),
         [
-            (lambda bundle: shutil.rmtree(bundle), "has no evidence beside its weights"),
+            (lambda bundle: shutil.rmtree(bundle), "has no evidence next to its weights"),
             (
                 lambda bundle: edit_stage(
                     bundle, "judge", lambda r: r["parameters"]["policy"].update(alpha=0.4)

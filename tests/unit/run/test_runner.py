@@ -15,7 +15,7 @@ from listener import Listener
 from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendExecutor, PretendModels, edit
 
-from artifacts.evidence.load_log_check import find_misdrawn
+from artifacts.evidence.load_log_check import find_draw_mismatches
 from artifacts.evidence.recompute import check_run
 from artifacts.evidence.rule_check import find_other_claim
 from artifacts.run_record import RunReport
@@ -202,7 +202,7 @@ class TestSpeed:
             result = {"units": len(changed), **result}
             forged = record.model_copy(update={"result": {**record.result, **result}})
             kept = [load for block in changed for load in block]
-            return "; ".join(find_misdrawn("speed.ratio.chat", forged, kept))
+            return "; ".join(find_draw_mismatches("speed.ratio.chat", forged, kept))
 
         assert found(blocks) == ""
         assert "did not end" in found(blocks[:-1])
@@ -770,7 +770,7 @@ class TestVerify:
             record["result"]["weights_digest"] = "others"
 
         edit(bench.folder("check_weights", ONE) / "stage.json", other)
-        assert "candidate.code: rests on another 'weights'" in self.differences(bench, run)
+        assert "candidate.code: depends on another 'weights'" in self.differences(bench, run)
 
     def test_an_error_is_no_verdict_to_check(self, bench: FakeRun) -> None:
         bench.recipes = (ONE, TWO)

@@ -395,7 +395,7 @@ class TestSideBySide:
         assert all(not c.differences for c in check_run(made.report, made.store))
 
     def test_loads_have_their_own_serving_task(self, tmp_path: Path) -> None:
-        """Questions of several variants are answered side by side; nothing runs beside a load."""
+        """Questions of several variants are answered side by side; nothing runs next to a load."""
         made = self.bench(tmp_path / "store", 3)
         made.run()
         assert made.models.served.count("baseline") > 1

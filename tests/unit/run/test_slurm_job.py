@@ -66,7 +66,7 @@ def test_a_controller_that_is_down_for_a_while_is_asked_again(programs: Path) ->
 def test_one_that_stays_down_leaves_a_job_that_is_named(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "SECONDS_TO_END", 0.5)
+    monkeypatch.setattr(slurm, "END_TIMEOUT_S", 0.5)
     Controller(programs, outage=10**6)
     with pytest.raises(StageError) as raised:
         SlurmJob("17", programs / "log").cancel()
@@ -83,7 +83,7 @@ def test_a_job_whose_node_does_not_see_the_run_is_told_as_that(programs: Path) -
     with pytest.raises(UsageError) as raised:
         SlurmJob("17", log).wait(Heard())
     assert raised.value.where == str(log.parent)
-    assert time.monotonic() - began < slurm.SECONDS_TO_BE_SEEN / 2
+    assert time.monotonic() - began < slurm.VISIBILITY_TIMEOUT_S / 2
 
 
 NODES = """

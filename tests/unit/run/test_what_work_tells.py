@@ -76,7 +76,7 @@ echo 17
 
 
 class Work:
-    """A stage that reads weights, in a store of its own."""
+    """A stage that reads weights, in a separate store."""
 
     def __init__(self, folder: Path) -> None:
         self.store, self.listener = Store(folder / "store"), Listener()

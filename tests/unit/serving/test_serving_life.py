@@ -1,6 +1,6 @@
 """A server's whole life, from start to the last process gone.
 
-The server is a stand-in, but a real process with a real port and a child of its own.
+The server is a stand-in, but a real process with a real port and a separate child.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ def test_remote_code_is_trusted_only_when_asked(server: Callable[..., Server]) -
     assert server(trust_remote_code=True).command[-1] == "--trust-remote-code"
 
 
-def test_dying_while_starting_is_told_in_the_logs_words(
-    server: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_dying_while_starting_quotes_the_log(server: Callable[..., Server], tmp_path: Path) -> None:
     (tmp_path / "words").write_text(LAST_WORDS)
     error = failure(server(STAND_IN="dies", STAND_IN_LOG=str(tmp_path / "words")))
     assert error.message == (
@@ -262,7 +260,7 @@ def test_a_server_on_all_addresses_is_ours_and_asks_everyone_for_the_key(
 def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where somebody serves what they pulled from within its folder: `-m` imports from there."""
+    """As where a user serves what they pulled from within its folder: `-m` imports from there."""
     ran = tmp_path / "ran"
     deployed = tmp_path / "deployed"
     (deployed / "vllm").mkdir(parents=True)

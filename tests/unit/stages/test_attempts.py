@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from some_attempt import SCOPE, some_attempt
 
-from artifacts.evidence.rule_check import find_misruled
+from artifacts.evidence.rule_check import find_rule_mismatches
 from eval_gates.gate_rule import gate_rule_of
 from eval_gates.speed import proportion_test
 from eval_gates.statistics.comparison import Comparison
@@ -298,16 +298,16 @@ def asked_at(alpha: float, measurement: int = 1, **changes: Any) -> dict[str, St
 
 class TestEvidence:
     def test_an_attempt_that_fits(self) -> None:
-        assert list(find_misruled(judge(), "a", ["a"], asked_at(0.045))) == []
+        assert list(find_rule_mismatches(judge(), "a", ["a"], asked_at(0.045))) == []
         second = asked_at(gate_level(0.05, "per_run", 2, 1, measurement=2), 2)
-        assert list(find_misruled(judge(2), "a", ["a"], second)) == []
+        assert list(find_rule_mismatches(judge(2), "a", ["a"], second)) == []
 
     def test_asked_by_another_bet(self) -> None:
-        (found,) = find_misruled(judge(), "a", ["a"], asked_at(0.045, planned_bet=0.4))
+        (found,) = find_rule_mismatches(judge(), "a", ["a"], asked_at(0.045, planned_bet=0.4))
         assert found == "candidate.mine: asked by another rule than it is judged by"
         other = judge().gates["mine"].model_copy(update={"planned_bet": 0.4})
         judged = judge().model_copy(update={"gates": {**judge().gates, "mine": other}})
-        (found,) = find_misruled(judged, "a", ["a"], asked_at(0.045, planned_bet=0.4))
+        (found,) = find_rule_mismatches(judged, "a", ["a"], asked_at(0.045, planned_bet=0.4))
         assert "planned_bet: kept 0.4" in found
 
     @pytest.mark.parametrize(
@@ -321,11 +321,11 @@ class TestEvidence:
     )
     def test_a_level_that_is_not_the_attempts(self, judged: dict[str, Any]) -> None:
         tried = sorted(judged["judge"].attempt.variants)
-        assert list(find_misruled(recipe="a", tried=tried, **judged))
+        assert list(find_rule_mismatches(recipe="a", tried=tried, **judged))
 
     def test_other_variants(self) -> None:
         changed = judge(variants={"c": "1"})
-        found = next(find_misruled(changed, "a", ["a"], asked_at(0.045)))
+        found = next(find_rule_mismatches(changed, "a", ["a"], asked_at(0.045)))
         assert found.startswith("its attempt is of c")
 
     @pytest.mark.parametrize(("used", "faults"), [(0.03, 0), (0.02, 1)])
@@ -337,7 +337,7 @@ class TestEvidence:
             update={"restart_stddev": used, "restart_count": 10}
         )
         judged = begun.model_copy(update={"profile": profile})
-        found = list(find_misruled(judged, "a", ["a"], {}))
+        found = list(find_rule_mismatches(judged, "a", ["a"], {}))
         assert len(found) == faults
 
 
@@ -396,7 +396,7 @@ def test_what_is_measured_again_after_it_was_lost_keeps_the_rate_of_one_run(
 ) -> None:
     """Folders are deleted and the same command is run, until it passes a bad variant.
 
-    The questions are the same each time, and the answers are drawn anew, as with a temperature.
+    The questions are the same each time, and the answers are drawn again, as with a temperature.
     """
     alpha = 0.05
     generator = np.random.default_rng(commands)

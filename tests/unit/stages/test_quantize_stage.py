@@ -1,4 +1,4 @@
-"""What the quantize stage keeps: beside the weights, and of a try that was killed.
+"""What the quantize stage keeps: next to the weights, and of a try that was killed.
 
 The rest is tests/e2e/test_recipes.py.
 """

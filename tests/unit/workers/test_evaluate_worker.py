@@ -1,4 +1,4 @@
-"""Batches, looks and the answer book; lm-eval itself lives in the evaluate environment."""
+"""Batches, looks and the answer log; lm-eval itself lives in the evaluate environment."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class EvidenceParameters(Record):
     unjudged: dict[str, Literal["fail", "error", "skipped"]] = Field(
         description="what became of those without gates"
     )
-    depends_on: str = Field(description="digest of all results that it rests on")
+    depends_on: str = Field(description="digest of all results that it depends on")
     signer: str | None = Field(description="sha256 of the public key that belongs to the key")
 
 
@@ -46,7 +46,7 @@ class EvidenceResult(Record):
     override: str | None
     weights_digest: str
     manifest_digest: str = Field(
-        description="of the list of every file: whoever has it can check all of them"
+        description="of the list of every file: anyone who has it can check all of them"
     )
     files: int
     bundle_bytes: int

@@ -44,8 +44,8 @@ def run(context: Context) -> EvidenceResult:
     """Lay the weights, the card and the bundle into `output/`.
 
     Raises:
-        EvidenceError: a stage that the verdict rests on is gone, the weights have changed since, or
-            a verdict does not follow from the evidence.
+        EvidenceError: a stage that the verdict depends on is gone, the weights have changed since,
+            or a verdict does not follow from the evidence.
     """
     recipe = context.parameters.recipe
     find = context.store.find
@@ -166,7 +166,7 @@ def link_weights(source: Path, output: Path) -> None:
 
 
 def check_weights(output: Path, manifest: Manifest, judged: VerdictInputs) -> None:
-    """Raise EvidenceError where weights, or files beside them, are not those that were judged."""
+    """Raise EvidenceError where weights, or files next to them, are not those that were judged."""
     digests = {each.path: each.sha256 for each in manifest.model_files}
     digest = weights_digest(output, lambda file: digests[file.name])
     for are_those, words in (
@@ -178,7 +178,7 @@ def check_weights(output: Path, manifest: Manifest, judged: VerdictInputs) -> No
     ):
         if not are_those:
             raise EvidenceError(
-                f"the {words} are not those that were judged: somebody changed them since",
+                f"the {words} are not those that were judged: a user changed them since",
                 where=f"stages/quantize/{judged.quantize.record.key}/output",
                 hint="delete that stage's folder and run the model again",
             )

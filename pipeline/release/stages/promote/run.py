@@ -136,7 +136,7 @@ def refuse_after_rollback(
             f"version {last.replaced} of '{name}', which is the same, was rolled back by "
             f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
             where=registry.uri,
-            hint=f"`prepare promote {run}` promotes it nevertheless",
+            hint=f"`prepare promote {run}` promotes it anyway",
         )
 
 
@@ -167,7 +167,7 @@ def check_unchanged(context: Context, recipe: str) -> None:
     """See that the folder is as its stage made it, maybe weeks ago: its digests are registered.
 
     Raises:
-        EvidenceError: somebody changed a file since, added one, or took one away.
+        EvidenceError: a user changed a file since, added one, or took one away.
     """
     folder = weights_folder(context, recipe)
     made = EVIDENCE.result_of(context.input_record(f"weights.{recipe}"))
@@ -181,7 +181,7 @@ def check_unchanged(context: Context, recipe: str) -> None:
         raise EvidenceError(
             f"the folder is not as it was when '{recipe}' was judged: {found[0]}",
             where=str(folder),
-            hint="delete the stage's folder, and promote the run again: it is made anew",
+            hint="delete the stage's folder, and promote the run again: it is made again",
         )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_reports import gate_report, run_report, variant_report
 
-from artifacts.ci.annotations import LONGEST_MESSAGE, annotation_lines, command
+from artifacts.ci.annotations import MAX_MESSAGE_CHARACTERS, annotation_lines, command
 from pipeline.core.untrusted.text import make_visible
 
 
@@ -77,6 +77,6 @@ def test_any_text_comes_back_on_one_line(title: str, message: str) -> None:
 
 
 def test_a_long_reason_is_cut() -> None:
-    message = read(command("error", "t", "x%" * LONGEST_MESSAGE))[2]
-    assert len(message) == LONGEST_MESSAGE
+    message = read(command("error", "t", "x%" * MAX_MESSAGE_CHARACTERS))[2]
+    assert len(message) == MAX_MESSAGE_CHARACTERS
     assert message.endswith("…")

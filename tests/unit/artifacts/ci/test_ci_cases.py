@@ -63,7 +63,7 @@ def test_what_no_gate_tells_has_a_case_of_its_own() -> None:
     list(itertools.product(("pass", "fail", "undecided"), ("critical", "supporting", "advisory"))),
 )
 def test_what_blocks_is_what_the_judge_lets_block(verdict: str, tier: str) -> None:
-    # A critical gate that passed is beside it, for a p-value.
+    # A critical gate that passed is next to it, for a p-value.
     gates = [gate_report(verdict=verdict, tier=tier), gate_report(suite="code")]
     assert blocks(verdict, tier) == (overall(gates)[0] != "pass")
     load = [speed_claim(verdict=verdict, tier=tier)]

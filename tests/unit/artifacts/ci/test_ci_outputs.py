@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_reports import run_report
 
-from artifacts.ci.outputs import LONGEST_VALUE, outputs
+from artifacts.ci.outputs import MAX_VALUE_CHARACTERS, outputs
 
 NAMES = [
     "verdict",
@@ -62,6 +62,6 @@ def test_who_passed_without_a_promotion() -> None:
 def test_no_value_makes_a_line_of_its_own(text: str) -> None:
     found = values(outputs(run_report(registered_name=text), text))
     assert list(found) == NAMES
-    assert len(found["registry_name"]) <= LONGEST_VALUE
-    if text.isprintable() and len(text) <= LONGEST_VALUE:
+    assert len(found["registry_name"]) <= MAX_VALUE_CHARACTERS
+    if text.isprintable() and len(text) <= MAX_VALUE_CHARACTERS:
         assert found["registry_name"] == found["junit"] == text

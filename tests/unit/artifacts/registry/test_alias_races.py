@@ -146,7 +146,7 @@ class TestKill:
 
 
 def kill(uri: str, what: dict[str, Any], step: int) -> None:
-    """Run it in a process of its own, killed at that step."""
+    """Run it in a separate process, killed at that step."""
     at, when = (step, "before") if step < AFTER_THE_LAST else (step - 1, "after")
     runner = processes.Process(target=move, args=(uri, what, None, None, at, when))
     runner.start()

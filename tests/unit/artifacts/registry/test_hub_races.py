@@ -40,7 +40,7 @@ processes.set_forkserver_preload(
     ]
 )
 REPO = f"acme/{NAME}"
-# Entry; `previous` removed, made anew; `champion` likewise; the mark that all was done.
+# Entry; `previous` removed, made again; `champion` likewise; the mark that all was done.
 WRITES_OF_A_PROMOTION = 6
 # From version 2 to 1, with no version before it: `previous` is only removed.
 WRITES_OF_A_ROLLBACK = 5
@@ -85,7 +85,7 @@ def race_moves(hub: HubWriteStandIn, moves: list[What]) -> dict[str, Any]:
 
 
 def killed(target: Callable[..., None], *call: Any, step: int, last: int) -> None:
-    """Run it in a process of its own, killed before that write; after the last for one more."""
+    """Run it in a separate process, killed before that write; after the last for one more."""
     at, when = (step, "before") if step <= last else (last, "after")
     runner = processes.Process(target=target, args=(*call, None, None, at, when))
     runner.start()

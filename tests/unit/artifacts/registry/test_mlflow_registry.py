@@ -43,7 +43,7 @@ def register(registry: MlflowRegistry, name: str, folder: Path, digest: str) -> 
 
 
 def delete(registry: MlflowRegistry, name: str, version: str) -> None:
-    """As somebody would with MLflow's own client."""
+    """As a user would with MLflow's own client."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
@@ -60,7 +60,7 @@ def move(
 
 
 def set_by_hand(registry: MlflowRegistry, name: str, alias: str, version: str) -> None:
-    """As somebody would with MLflow's own client."""
+    """As a user would with MLflow's own client."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)

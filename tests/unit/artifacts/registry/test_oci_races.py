@@ -57,7 +57,7 @@ def race_moves(registry: OciLayoutRegistry, moves: list[dict[str, Any]]) -> dict
 
 
 def kill(target: Callable[..., None], *arguments: Any) -> int | None:
-    """Run it in a process of its own, to be killed at a step; its exit code."""
+    """Run it in a separate process, to be killed at a step; its exit code."""
     runner = processes.Process(target=target, args=arguments)
     runner.start()
     runner.join(60)

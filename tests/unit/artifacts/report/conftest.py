@@ -1,4 +1,4 @@
-"""A run to report, made once; a test that changes it gets a copy of its own."""
+"""A run to report, made once; a test that changes it gets a separate copy."""
 
 from __future__ import annotations
 

@@ -93,4 +93,4 @@ def test_a_blind_gate_is_undecided_however_the_path_ends(made: FakeRun) -> None:
     variant = first.model_copy(update={"gates": [insensitive]})
     report = made.report.model_copy(update={"variants": [variant, *others]})
     figure = evidence_figures(RunEvidence(report, made.store), UniqueIds())[0]
-    assert figure.notes[-1] == "fp8-dynamic: the gate is undecided nevertheless: it is insensitive"
+    assert figure.notes[-1] == "fp8-dynamic: the gate is undecided anyway: it is insensitive"

@@ -138,7 +138,7 @@ def test_cloze_choices_count_by_character() -> None:
     assert find_choice(CLOZE, None, likelihoods) == 1
 
 
-def test_an_answer_in_words() -> None:
+def test_an_answer_as_text() -> None:
     row = {"answer": [-17.0, -6.0, -30.0, -40.0], "score": 0.0}
     assert answer_of(LETTER, QUESTION, row).startswith("B. ice\n(log-likelihoods -17.00")
     assert answer_of(LETTER, None, row).startswith("choice 2\n")
