@@ -112,7 +112,7 @@ def check_counts(arguments: Mapping[str, Any]) -> None:
         value = arguments.get(name, 1)
         if type(value) is not int or value < 1:
             raise EngineArgumentError(
-                f"the value of '{name}' is {value!r:.80}, and has to be a integer from 1, "
+                f"the value of '{name}' is {value!r:.80}, and has to be an integer from 1, "
                 "without quotes"
             )
 
