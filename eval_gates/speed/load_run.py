@@ -154,6 +154,9 @@ class LoadRun(NumericRecord):
     client_lag_s: Seconds | None = Field(
         None, description="99th percentile of the lag of the client's event loop"
     )
+    client_late_s: Seconds | None = Field(
+        None, description="total time that the client's event loop was late; None: not measured"
+    )
     runnable: Annotated[float, Field(ge=0, le=1e7)] | None = Field(
         None, description="mean number of runnable threads on the client's machine"
     )

@@ -107,9 +107,10 @@ def steady_output(load: LoadRun) -> tuple[float, float]:
 def lag_gain(load: LoadRun) -> float:
     """Return by how much a punctual client could increase the log of the output rate.
 
-    At a fixed concurrency a request starts when another ends. So each wave waits twice for a late
-    client: to receive the last token, and to send the next request. Both ends of the steady state
-    may be late once more. Each delay counts as the 99th percentile of the client's lag.
+    The smaller one of two bounds, both for a fixed concurrency, where a request starts when another
+    ends. Each wave waits twice for a late client, and both ends of the steady state once more; each
+    delay counts as the 99th percentile of the client's lag. And one slot's delays cannot overlap,
+    so together they are at most the total time that the client was late.
 
     Raises:
         NoSteadyStateError: as in `steady_window`.
@@ -117,7 +118,10 @@ def lag_gain(load: LoadRun) -> float:
     if load.client_lag_s is None:
         return math.inf
     start, end = steady_window(load)
-    share = load.client_lag_s * (2 * count_waves(load) + 2) / (end - start)
+    delays = load.client_lag_s * (2 * count_waves(load) + 2)
+    if load.client_late_s is not None:
+        delays = min(delays, load.client_late_s)
+    share = delays / (end - start)
     return -math.log1p(-share) if share < 1 else math.inf
 
 

@@ -120,13 +120,16 @@ class MetricsPoller:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
 
-    def lag_between(self, begin: float, end: float) -> float | None:
-        """The 99th percentile of how late the client was between these seconds, if it was there.
+    def lag_between(self, begin: float, end: float) -> dict[str, float]:
+        """Fields of a LoadRun on how late the client was between these seconds; {} if unknown.
 
-        Before the first request it draws prompts, which holds its loop up, and nothing else.
+        Before the first request it draws prompts, which blocks its loop, and nothing else.
         """
         ordered = sorted(late for at, late in self.late if begin <= at <= end)
-        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else None
+        if not ordered:
+            return {}
+        percentile = ordered[int(0.99 * (len(ordered) - 1))]
+        return {"client_lag_s": percentile, "client_late_s": sum(ordered)}
 
     def runnable_between(self, begin: float, end: float) -> float | None:
         """How many threads of this machine were ready to run, on average; None if not known."""

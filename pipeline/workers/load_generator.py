@@ -119,7 +119,7 @@ class LoadGenerator:
             "before": begun if begun not in (None, after) else before,
             "after": after,
             "samples": watch.queue_between(begin, begin + end),
-            "client_lag_s": watch.lag_between(begin, begin + end),
+            **watch.lag_between(begin, begin + end),
             "runnable": watch.runnable_between(begin, begin + end),
             "cpus": os.cpu_count(),
         }

@@ -52,7 +52,7 @@ def test_the_queue_and_the_clients_lag_are_looked_at_while_the_work_lasts() -> N
     assert queue == {"at_s": [pytest.approx(1)], "running": [1], "waiting": [2]}
     assert counters == {"prefix_cache_hits": 3}
     ((begin, _), *_) = watch.late
-    assert watch.lag_between(begin, begin + 1) is not None
+    assert watch.lag_between(begin, begin + 1)["client_lag_s"] >= 0.0
 
 
 def test_what_is_counted_from_a_second_on() -> None:
@@ -71,10 +71,13 @@ def test_an_engine_that_tells_nothing_is_no_error() -> None:
 
     watch._fetch = nothing  # type: ignore[method-assign]
     assert asyncio.run(watch.counters()) is None
-    assert watch.lag_between(0, 1) is None
+    assert watch.lag_between(0, 1) == {}
 
 
 def test_what_held_the_client_up_before_the_load_is_no_lag_of_it() -> None:
     watch = MetricsPoller("http://m", {})
     watch.late += [(1.0, 9.0), *((2.0 + n, 0.01) for n in range(100))]
-    assert watch.lag_between(2.0, 200.0) == 0.01
+    assert watch.lag_between(2.0, 200.0) == {
+        "client_lag_s": 0.01,
+        "client_late_s": pytest.approx(1.0),
+    }

@@ -124,6 +124,16 @@ class TestTheClientsLag:
             ]
             assert RATIO.state(loads) == state
 
+    def test_rare_long_delays_count_once(self) -> None:
+        """As measured by `make demo` next to ten busy threads."""
+        rule = RATIO.model_copy(update={"min_ratio": 0.02})
+        loads = self.late(0.4, 0.5)
+        assert rule.evaluate(loads).lost == 5
+        known = [load.model_copy(update={"client_late_s": 5.0}) for load in loads]
+        assert (rule.state(known), rule.evaluate(known).lost) == ("pass", 0)
+        all_of_it = [load.model_copy(update={"client_late_s": load.seconds}) for load in loads]
+        assert rule.evaluate(all_of_it).lost == 5
+
     def test_without_a_bound_it_counts_for_neither_side(self) -> None:
         assert RATIO.evaluate(self.late(3.0, 2.0)).lost == 5
         unknown = [load.model_copy(update={"client_lag_s": None}) for load in blocks([3.0] * 7)]
