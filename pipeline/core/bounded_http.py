@@ -92,5 +92,9 @@ def send_request(
 
     try:
         return asyncio.run(asyncio.wait_for(exchange(), timeout_s))
+    except httpx.NetworkError as error:
+        if str(error):
+            raise
+        raise httpx.NetworkError("the connection broke") from error
     except TimeoutError as error:
         raise httpx.ReadTimeout(f"no complete response within {timeout_s:g} s") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.checkpoint.folder import MAX_CONTEXT
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import ENDPOINT_KEY
+from pipeline.core.untrusted.json import parse_json
 
 if TYPE_CHECKING:
     from pipeline.core.bounded_http import HttpResponse
@@ -82,7 +83,8 @@ class OpenAIEndpoint:
             answer = self.request("GET", "/v1/models", seconds=ANSWER_TIMEOUT_S)
             if answer.status != 200:
                 raise ValueError(f"it responded with {answer.status}: {answer.text[:200]}")
-            return {str(entry["id"]): dict(entry) for entry in answer.json()["data"]}
+            # The name is sent back, so it must be text that can be encoded.
+            return {str(each["id"]): dict(each) for each in parse_json(answer.content)["data"]}
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             raise ServingError(
                 f"the endpoint does not list its models: {error}",

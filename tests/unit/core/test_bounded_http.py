@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -75,6 +76,14 @@ def test_an_exchange_without_an_end_ends(answering: Answering) -> None:
     assert time.monotonic() - started < 5
 
 
+def test_a_reset_connection_has_a_reason() -> None:
+    def reset(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with server(reset) as url, pytest.raises(httpx.NetworkError, match="broke"):
+        send_request("GET", url, timeout_s=10)
+
+
 def test_a_large_answer_is_refused() -> None:
     with server(with_body(b" " * 100_001)) as url, pytest.raises(httpx.ReadError, match="larger"):
         send_request("GET", url, timeout_s=10, max_bytes=100_000)
@@ -92,6 +101,7 @@ def test_a_bomb_of_gzip_is_refused() -> None:
 ODD = [
     b"", b"[]", b"null", b'{"data": {}}', b'{"data": [1]}', b"[" * 9000,
     b'{"data": [{"id": "a"}, {"id": "b"}]}', b'{"data": "abc"}', b"\xff", b"9" * 9000,
+    b'{"data": [{"id": "\\ud800"}]}',
 ]  # fmt: skip
 
 
