@@ -16,9 +16,6 @@ from quantized_checkpoint import source_files
 from small_checkpoint import write_files
 from typer.testing import CliRunner
 
-from artifacts.registry.history import AliasChange, ChangeReason
-from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG
-from artifacts.registry.registry_address import check_registry, open_registry, still_has
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.cli.main import app
 from pipeline.core.errors import UsageError
@@ -142,23 +139,6 @@ class TestQuantization:
         subprocess.run(command, check=False, timeout=60)
         error = json.loads((tmp_path / "result.json").read_text())["error"]
         assert "llmcompressor" in error["message"]
-
-
-class TestRegistry:
-    def test_an_address_with_its_scheme(self, installed: Path, tmp_path: Path) -> None:
-        uri = f"outside://{tmp_path}/models"
-        weights = tmp_path / "weights"
-        weights.mkdir()
-        (weights / "config.json").write_text("{}")
-        check_registry(uri, "demo")
-        registry = open_registry(uri)
-        version = registry.register("demo", weights, {TUPLE_TAG: "a", EVIDENCE_TAG: "b"})
-        registry.move_alias(
-            "demo", AliasChange("champion", version, None, ChangeReason("promote", "test"))
-        )
-        assert type(registry).__name__ == "OutsideRegistry"
-        assert still_has(uri, "demo", [version], {"champion": version})
-        assert not still_has(uri, "demo", [version], {"champion": "0"})
 
 
 def test_a_plan_with_all_of_them(

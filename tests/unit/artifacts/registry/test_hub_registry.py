@@ -159,15 +159,6 @@ class TestRegister:
         assert registry.register(NAME, folder, tags(folder, "other engine")) == "2"
         assert hub.count(UPLOADS) == 1
 
-    def test_a_number_is_given_once(
-        self, hub: HubWriteStandIn, three: HubRegistry, tmp_path: Path
-    ) -> None:
-        del hub.models[REPO].tags["v3"]
-        assert [v.version for v in three.versions(NAME)] == ["2", "1"]
-        assert not three.has_version(NAME, "3")
-        folder = tmp_path / "variant-c"
-        assert three.register(NAME, folder, tags(folder, "c")) == "4"
-
     @pytest.mark.parametrize(("uri", "private"), [("hf://acme", True), ("hf://acme?public", False)])
     def test_who_may_see_it(
         self, hub: HubWriteStandIn, tmp_path: Path, uri: str, private: bool
@@ -209,16 +200,6 @@ class TestRegister:
         move(registry, "1")
         assert [e.number for e in registry.history(NAME)] == [1]
 
-    def test_tags_are_added_and_changed(self, three: HubRegistry) -> None:
-        three.set_tags(NAME, "2", {"prepare.run": "other", "prepare.recheck": "stands"})
-        first, second = three.versions(NAME)[2], three.versions(NAME)[1]
-        assert second.tags["prepare.run"] == "other"
-        assert second.tags["prepare.recheck"] == "stands"
-        assert second.tags[TUPLE_TAG] == "b"
-        assert first.tags["prepare.run"] == "r"
-        with pytest.raises(RegistryError, match="version 9 "):
-            three.set_tags(NAME, "9", {"a": "b"})
-
 
 class TestAliases:
     def test_an_alias_is_a_tag_of_the_versions_commit(
@@ -229,13 +210,6 @@ class TestAliases:
         assert refs["previous"] == refs["v1"]
         assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
         assert [v.aliases for v in three.versions(NAME)] == [(), ("champion",), ("previous",)]
-
-    def test_the_history_is_told(self, three: HubRegistry) -> None:
-        first, second = three.history(NAME)
-        assert (first.number, first.after, first.replaced, first.version) == (1, 0, None, "1")
-        assert (second.who, second.run, second.verdict) == ("ann", "r", "pass")
-        assert second.changes == {"previous": "1", "champion": "2"}
-        assert HubRegistry(three.uri).history(NAME) == [first, second]
 
     def test_every_state_of_the_history_stays_a_commit(
         self, hub: HubWriteStandIn, three: HubRegistry
@@ -255,30 +229,6 @@ class TestAliases:
             "promote: champion to 2",
             "Aliases are as of entry 2",
         ]
-
-    def test_rolling_back(self, three: HubRegistry) -> None:
-        move(three, "3")
-        three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"))
-        assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
-        three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"))
-        assert three.aliases(NAME) == {"champion": "1"}
-        with pytest.raises(RegistryError, match="'champion'"):
-            three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"))
-
-    def test_only_from_the_version_that_was_seen(self, three: HubRegistry) -> None:
-        with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,"):
-            three.move_alias(
-                NAME, AliasChange("champion", "3", "1", ChangeReason("promote", "bob"), "previous")
-            )
-        assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
-
-    def test_moved_by_hand(self, hub: HubWriteStandIn, three: HubRegistry) -> None:
-        model = hub.models[REPO]
-        model.tags["champion"] = model.tags["v3"]
-        three.settle(NAME)
-        assert three.history(NAME)[-1].action == "outside"
-        three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"))
-        assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
 
     def test_moved_by_hand_to_a_commit_that_is_no_version(
         self, hub: HubWriteStandIn, three: HubRegistry
@@ -301,14 +251,6 @@ class TestAliases:
         assert model.tags["champion"] == model.tags["v2"]
         assert len(three.history(NAME)) == 2
 
-    def test_a_champion_that_was_deleted(self, hub: HubWriteStandIn, three: HubRegistry) -> None:
-        """With both its tags; one can still go back to the one before."""
-        del hub.models[REPO].tags["champion"], hub.models[REPO].tags["v2"]
-        three.settle(NAME)
-        assert three.aliases(NAME) == {"previous": "1"}
-        three.roll_back(NAME, "champion", ChangeReason("rollback", "ann"), to="1")
-        assert three.aliases(NAME) == {"champion": "1"}
-
     def test_a_version_that_does_not_exist(self, three: HubRegistry) -> None:
         for version in ("9", "f" * 40, "nonsense"):
             with pytest.raises(RegistryError, match=f"version {version} "):
@@ -330,13 +272,6 @@ class TestReading:
         register(registry, tmp_path, "a")
         assert registry.names() == [NAME]
         assert HubRegistry("hf://nobody").names() == []
-
-    def test_what_is_not_there(self, registry: HubRegistry) -> None:
-        assert registry.versions("nope") == []
-        assert registry.aliases("nope") == {}
-        assert registry.history("nope") == []
-        assert registry.settle("nope") == []
-        assert not registry.has_version("nope", "1")
 
     def test_pull_checks_the_digests(
         self, hub: HubWriteStandIn, three: HubRegistry, tmp_path: Path

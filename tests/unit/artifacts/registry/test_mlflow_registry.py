@@ -89,13 +89,6 @@ class TestRegister:
         ]
         assert name in registry.names()
 
-    def test_the_same_tuple_again_is_the_same_version(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        numbers = [register(registry, name, folder, digest) for digest in ("a", "b", "a", "b")]
-        assert numbers == ["1", "2", "1", "2"]
-        assert len(registry.versions(name)) == 2
-
     def test_a_version_used_again_gets_the_newer_tags(
         self, registry: MlflowRegistry, name: str, folder: Path
     ) -> None:
@@ -110,35 +103,8 @@ class TestRegister:
         register(registry, name, folder, "a")
         assert register(registry, f"{name} too", folder, "a") == "1"
 
-    def test_a_deleted_version_is_made_anew(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        delete(registry, name, register(registry, name, folder, "a"))
-        assert registry.versions(name) == []
-        assert register(registry, name, folder, "a") == "2"
-
-    def test_find_same(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
-        assert registry.find_same(name, {TUPLE_TAG: "a"}) is None
-        register(registry, name, folder, "a")
-        register(registry, name, folder, "b")
-        found = registry.find_same(name, {TUPLE_TAG: "b"})
-        assert found is not None
-        assert found.version == "2"
-        assert registry.find_same(name, {TUPLE_TAG: "c"}) is None
-
 
 class TestListing:
-    def test_newest_first_by_number(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        for digest in "abcdefghijk":
-            register(registry, name, folder, digest)
-        numbers = [version.version for version in registry.versions(name)]
-        assert numbers == [str(n) for n in range(11, 0, -1)]
-
-    def test_a_model_that_does_not_exist(self, registry: MlflowRegistry, name: str) -> None:
-        assert registry.versions(name) == []
-
     def test_plain_data(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
         register(registry, name, folder, "a")
         move(registry, name, "1", alias="champion")
@@ -151,65 +117,8 @@ class TestListing:
             "tags": {TUPLE_TAG: "a", "prepare.recipe": "r-a"},
         }
 
-    def test_tags_are_added_and_changed(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        register(registry, name, folder, "a")
-        registry.set_tags(name, "1", {"prepare.recipe": "other", "prepare.recheck": "stands"})
-        told = registry.versions(name)[0].tags
-        assert told == {
-            TUPLE_TAG: "a",
-            "prepare.recipe": "other",
-            "prepare.recheck": "stands",
-        }
-
-    def test_a_second_opening_sees_the_same(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        register(registry, name, folder, "a")
-        assert MlflowRegistry(registry.uri).versions(name) == registry.versions(name)
-
 
 class TestAlias:
-    def test_previous_keeps_the_one_before(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        for digest in "abc":
-            register(registry, name, folder, digest)
-        move(registry, name, "1", alias="champion")
-        assert aliases(registry, name) == {"champion": "1"}
-        move(registry, name, "2", alias="champion")
-        assert aliases(registry, name) == {"champion": "2", "previous": "1"}
-        move(registry, name, "3", alias="champion")
-        assert aliases(registry, name) == {"champion": "3", "previous": "2"}
-
-    def test_moving_to_where_it_is_changes_nothing(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        for digest in "ab":
-            register(registry, name, folder, digest)
-        move(registry, name, "1", alias="champion")
-        move(registry, name, "2", alias="champion")
-        move(registry, name, "2", alias="champion")
-        assert aliases(registry, name) == {"champion": "2", "previous": "1"}
-
-    def test_one_version_may_have_both(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        register(registry, name, folder, "a")
-        move(registry, name, "1", alias="champion")
-        move(registry, name, "1", alias="zweiter")
-        assert registry.versions(name)[0].aliases == ("champion", "zweiter")
-
-    def test_a_version_that_does_not_exist(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        register(registry, name, folder, "a")
-        with pytest.raises(RegistryError) as caught:
-            move(registry, name, "9", alias="champion")
-        assert caught.value.where == registry.uri
-        assert aliases(registry, name) == {}
-
     def test_a_name_that_would_be_a_history(
         self, registry: MlflowRegistry, name: str, folder: Path
     ) -> None:
@@ -218,29 +127,6 @@ class TestAlias:
 
 
 class TestHistory:
-    def test_what_an_entry_says(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
-        for digest in "ab":
-            register(registry, name, folder, digest)
-        move(registry, name, "1")
-        move(registry, name, "2")
-        first, second = registry.history(name)
-        assert (first.number, first.after, first.replaced, first.version) == (1, 0, None, "1")
-        told = second.model_dump(exclude={"id", "when", "schema_version"})
-        assert told == {
-            "number": 2,
-            "after": 1,
-            "action": "promote",
-            "alias": "champion",
-            "previous_alias": "previous",
-            "version": "2",
-            "replaced": "1",
-            "changes": {"previous": "1", "champion": "2"},
-            "who": "ann",
-            "run": "r",
-            "verdict": "pass",
-            "reason": "all gates passed",
-        }
-
     def test_a_history_is_no_model_of_its_own(
         self, registry: MlflowRegistry, name: str, folder: Path
     ) -> None:
@@ -248,45 +134,6 @@ class TestHistory:
         move(registry, name, "1")
         assert name in registry.names()
         assert f"{name}.history" not in registry.names()
-
-    def test_moved_by_hand(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
-        """Who has seen the champion before is told that it moved, and the history tells it too."""
-        for digest in "abc":
-            register(registry, name, folder, digest)
-        move(registry, name, "1")
-        set_by_hand(registry, name, "champion", "2")
-        cause = ChangeReason("promote", "bob")
-        with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,") as caught:
-            registry.move_alias(name, AliasChange("champion", "3", "1", cause, "previous"))
-        assert "moved by something other than prepare" in caught.value.message
-        assert registry.history(name)[-1].action == "outside"
-        move(registry, name, "3")
-        assert aliases(registry, name) == {"champion": "3", "previous": "2"}
-
-    def test_aliases_from_before_there_was_a_history(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        for digest in "abc":
-            register(registry, name, folder, digest)
-        set_by_hand(registry, name, "previous", "1")
-        set_by_hand(registry, name, "champion", "2")
-        registry.roll_back(name, "champion", ChangeReason("rollback", "ann"))
-        assert aliases(registry, name) == {"champion": "1"}
-        assert [e.action for e in registry.history(name)] == ["outside", "rollback"]
-
-    def test_a_champion_that_was_deleted(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        """MLflow takes its aliases away; one can still go back to the one before."""
-        for digest in "ab":
-            register(registry, name, folder, digest)
-        move(registry, name, "1")
-        move(registry, name, "2")
-        delete(registry, name, "2")
-        registry.settle(name)
-        assert aliases(registry, name) == {"previous": "1"}
-        registry.roll_back(name, "champion", ChangeReason("rollback", "ann"), to="1")
-        assert aliases(registry, name) == {"champion": "1"}
 
     def test_a_damaged_entry(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
         register(registry, name, folder, "a")
@@ -310,83 +157,7 @@ class TestHistory:
         assert aliases(registry, name) == {"champion": "3", "previous": "2"}
 
 
-class TestRollBack:
-    def back(self, registry: MlflowRegistry, name: str, **how: str) -> HistoryEntry:
-        return registry.roll_back(
-            name, "champion", ChangeReason("rollback", "ann", reason="bad"), **how
-        )
-
-    def test_step_by_step_to_the_first(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        for digest in "abc":
-            register(registry, name, folder, digest)
-        for version in "12312":
-            move(registry, name, version)
-        seen = []
-        for _ in range(4):
-            self.back(registry, name)
-            seen.append(aliases(registry, name))
-        assert seen == [
-            {"champion": "1", "previous": "3"},
-            {"champion": "3", "previous": "2"},
-            {"champion": "2", "previous": "1"},
-            {"champion": "1"},
-        ]
-        with pytest.raises(RegistryError, match="'champion'"):
-            self.back(registry, name)
-
-    def test_to_a_version(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
-        for digest in "abcd":
-            register(registry, name, folder, digest)
-        for version in "123":
-            move(registry, name, version)
-        self.back(registry, name, to="1")
-        assert aliases(registry, name) == {"champion": "1"}
-        self.back(registry, name, to="4")  # was never champion
-        assert aliases(registry, name) == {"champion": "4", "previous": "1"}
-        with pytest.raises(RegistryError, match=r"'champion'.* 4 "):
-            self.back(registry, name, to="4")
-        with pytest.raises(RegistryError, match="version 9 "):
-            self.back(registry, name, to="9")
-
-    def test_only_from_the_version_that_was_seen(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        for digest in "ab":
-            register(registry, name, folder, digest)
-        move(registry, name, "1")
-        move(registry, name, "2")
-        with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,"):
-            self.back(registry, name, replaces="1")
-        assert aliases(registry, name) == {"champion": "2", "previous": "1"}
-
-    def test_the_candidate_is_none_once_it_is_champion(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        for digest in "ab":
-            register(registry, name, folder, digest)
-        cause = ChangeReason("promote", "ann")
-        move(registry, name, "1")
-        registry.move_alias(name, AliasChange("candidate", "2", None, cause))
-        assert aliases(registry, name) == {"champion": "1", "candidate": "2"}
-        move(registry, name, "2")
-        assert aliases(registry, name) == {"champion": "2", "previous": "1"}
-
-
 class TestFetch:
-    def test_every_file_is_copied(
-        self, registry: MlflowRegistry, name: str, folder: Path, tmp_path: Path
-    ) -> None:
-        (folder / "deeper").mkdir(parents=True)
-        (folder / "deeper" / "file").write_text("content")
-        (folder / "config.json").write_text("{}")
-        (folder / "model.safetensors").touch()
-        register(registry, name, folder, "a")
-        (tmp_path / "copy").mkdir()
-        registry.fetch(registry.versions(name)[0], tmp_path / "copy")
-        assert (tmp_path / "copy" / "deeper" / "file").read_text() == "content"
-
     def test_a_source_that_is_no_checkpoint_is_not_copied(
         self, registry: MlflowRegistry, name: str, folder: Path, tmp_path: Path
     ) -> None:
@@ -409,34 +180,6 @@ class TestFetch:
 
 
 class TestStillHas:
-    def test_present_and_missing(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
-        register(registry, name, folder, "a")
-        register(registry, name, folder, "b")
-        assert still_has(registry.uri, name, ["1"], {})
-        assert still_has(registry.uri, name, ["2", "1"], {})
-        assert not still_has(registry.uri, name, ["1", "3"], {})
-        assert not still_has(registry.uri, f"{name} too", ["1"], {})
-
-    def test_deleted(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
-        register(registry, name, folder, "a")
-        register(registry, name, folder, "b")
-        delete(registry, name, "1")
-        assert not still_has(registry.uri, name, ["1"], {})
-        assert still_has(registry.uri, name, ["2"], {})
-
-    def test_an_alias_must_point_where_it_did(
-        self, registry: MlflowRegistry, name: str, folder: Path
-    ) -> None:
-        for digest in "ab":
-            register(registry, name, folder, digest)
-        assert not still_has(registry.uri, name, ["1"], {"champion": "1"})
-        move(registry, name, "1", alias="champion")
-        assert still_has(registry.uri, name, ["1"], {"champion": "1"})
-        assert not still_has(registry.uri, name, ["1"], {"champion": "2"})
-        move(registry, name, "2", alias="champion")
-        assert not still_has(registry.uri, name, ["1"], {"champion": "1"})
-        assert still_has(registry.uri, name, ["1", "2"], {"champion": "2", "previous": "1"})
-
     def test_the_file_is_missing(self, tmp_path: Path) -> None:
         """Asking makes no file: it may be on a disk that is not mounted."""
         path = tmp_path / "registry.db"

@@ -18,13 +18,12 @@ from artifacts.registry import oci_layout
 from artifacts.registry.oci_layout import OciLayout
 from artifacts.registry.oci_layout_registry import OciLayoutRegistry
 from artifacts.registry.registry import (
-    EVIDENCE_TAG,
     TUPLE_TAG,
     AliasChange,
     ChangeReason,
     HistoryEntry,
 )
-from artifacts.registry.registry_address import open_registry, still_has
+from artifacts.registry.registry_address import open_registry
 from pipeline.core.errors import RegistryError
 
 NAME = "it's model 1.5"
@@ -150,13 +149,6 @@ class TestLayout:
 
 
 class TestRegister:
-    def test_the_same_tuple_and_evidence_again(
-        self, registry: OciLayoutRegistry, folder: Path
-    ) -> None:
-        numbers = [register(registry, folder, digest) for digest in ("a", "b", "a", "b")]
-        assert numbers == ["1", "2", "1", "2"]
-        assert register(registry, folder, "a", **{EVIDENCE_TAG: "other"}) == "3"
-
     def test_a_version_used_again_stays_as_it_is(
         self, registry: OciLayoutRegistry, folder: Path
     ) -> None:
@@ -167,21 +159,6 @@ class TestRegister:
         assert after.source == before.source
         assert after.tags == before.tags
         assert after.tags["kept"] == "yes"
-
-    def test_a_number_is_given_once(self, registry: OciLayoutRegistry, folder: Path) -> None:
-        register(registry, folder, "a")
-        register(registry, folder, "b")
-        index = index_of(registry)
-        kept = [line for line in index["manifests"] if line["annotations"][REF] != "v2"]
-        write_index(registry, {**index, "manifests": kept})
-        assert not still_has(registry.uri, NAME, ["2"], {})
-        assert register(registry, folder, "b") == "3"
-
-    def test_still_there(self, registry: OciLayoutRegistry, folder: Path) -> None:
-        move(registry, register(registry, folder, "a"))
-        assert still_has(registry.uri, NAME, ["1"], {"champion": "1"})
-        assert not still_has(registry.uri, NAME, ["1"], {"champion": "2"})
-        assert not still_has(f"{registry.uri}/else", NAME, ["1"], {})
 
     def test_an_empty_folder(self, registry: OciLayoutRegistry, tmp_path: Path) -> None:
         (tmp_path / "nothing").mkdir()
@@ -239,12 +216,6 @@ class TestTags:
         assert line["annotations"] == {REF: "champion"}
         assert registry.versions(NAME)[0].aliases == ("champion",)
 
-    def test_no_such_version(self, registry: OciLayoutRegistry, folder: Path) -> None:
-        register(registry, folder, "a")
-        for version in ("2", "x", "0"):
-            with pytest.raises(RegistryError, match=f"version {version} "):
-                registry.set_tags(NAME, version, {"a": "b"})
-
     def test_names_of_other_standards(self, registry: OciLayoutRegistry, folder: Path) -> None:
         register(registry, folder, "a")
         with pytest.raises(RegistryError) as caught:
@@ -256,20 +227,6 @@ class TestTags:
 
 
 class TestAliases:
-    def test_moved_by_somebody_else(self, registry: OciLayoutRegistry, folder: Path) -> None:
-        """Seen, noted and counted, as with any registry."""
-        for digest in "abc":
-            register(registry, folder, digest)
-        move(registry, "1")
-        set_by_hand(registry, "champion", registry.versions(NAME)[0].source.rpartition("@")[2])
-        assert registry.aliases(NAME) == {"champion": "3"}
-        cause = ChangeReason("promote", "ann")
-        with pytest.raises(RegistryError, match=r"'champion'.* 3, .* 1,"):
-            registry.move_alias(NAME, AliasChange("champion", "2", "1", cause, "previous"))
-        assert [e.action for e in registry.history(NAME)] == ["promote", "outside"]
-        move(registry, "2")
-        assert registry.aliases(NAME) == {"champion": "2", "previous": "3"}
-
     def test_pointed_to_a_manifest_that_is_no_version(
         self, registry: OciLayoutRegistry, folder: Path
     ) -> None:
@@ -353,16 +310,3 @@ class TestHistory:
         write_index(registry, index)
         with pytest.raises(RegistryError, match=r"sha256:\.\./"):
             registry.versions(NAME)
-
-
-def test_fetch_writes_every_file(registry: OciLayoutRegistry, folder: Path, tmp_path: Path) -> None:
-    register(registry, folder, "a")
-    (tmp_path / "copy").mkdir()
-    registry.fetch(registry.versions(NAME)[0], tmp_path / "copy")
-    found = {
-        p.relative_to(tmp_path / "copy"): p.read_bytes()
-        for p in (tmp_path / "copy").rglob("*")
-        if p.is_file()
-    }
-    wanted = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    assert found == wanted
