@@ -1,4 +1,4 @@
-"""What an alias may be called, whatever registry it is set in."""
+"""What an alias may be called, in every registry."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, A
 def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
     """The workload; a relative path in it starts from the folder of the file that it stands in.
 
-    Of another path the last part alone is kept in what is written down: it is this machine's.
+    Records keep only the last part of another path, since it is this machine's.
     """
     if not isinstance(workload, FileWorkload):
         return workload
@@ -242,7 +242,7 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
         )
     if "name" not in data:
         raise UsageError(
-            f"the recipe extends '{shorten(parent)}' and has no name of its own",
+            f"the recipe extends '{shorten(parent)}' and has no name itself",
             where=f"{path}, key name",
             hint="add the key 'name': tables, files and tags distinguish variants by it",
         )

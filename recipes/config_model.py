@@ -14,7 +14,7 @@ MAX_LETTERS = 4_000  # of any text; only the system prompts of chats come near
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 # Python, NumPy and torch take these.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-# Of a gate: must pass, must not fail, never blocks.
+# Tiers of a gate: must pass, must not fail, never blocks.
 Tier = Literal["critical", "supporting", "advisory"]
 
 

@@ -1,7 +1,7 @@
 """Which of the engine's arguments and variables a profile, or a registry's tag, may set.
 
 The engine's parser takes any unique beginning of a name, so only whole names that it knows are
-passed on. Of these, what decides who may reach the server, and what the server loads, is ours; and
+passed on. Those that decide who may reach the server, and what the server loads, are ours; and
 no value may name a file or a Python object, since the engine would open or import it.
 """
 
@@ -24,7 +24,7 @@ _OF_A_FILE = re.compile(
     r"(.*[_-])?(dir|path|file|folder|plugin|cls|module|qualname)s?", re.IGNORECASE
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Of all that a process reads, such as CC, CXX and OPENSSL_CONF, only what tunes the engine and the
+# A process reads more, such as CC, CXX and OPENSSL_CONF; allowed is what tunes the engine and the
 # libraries that compute for it.
 _TUNES = re.compile(
     r"(OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|CUDA|CUBLAS|NVIDIA"

@@ -35,9 +35,7 @@ class EngineFacts(ConfigModel):
         description="defaults that the engine finds when it starts"
     )
     parameters: dict[Lever, str] = Field(description="what each is by default")
-    removed_options: dict[Option, str] = Field(
-        description="options of before, and what to write instead"
-    )
+    removed_options: dict[Option, str] = Field(description="former options, and their replacements")
     no_effect: dict[Option, str] = Field(description="taken, and without effect")
     slows_down: dict[str, str] = Field(description="`option=value` that costs speed, and why")
     changes_outputs: list[Option] = Field(description="with these, answers have to be gated again")

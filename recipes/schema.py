@@ -82,7 +82,7 @@ class CalibrationLimit(ConfigModel):
         None,
         ge=1,
         le=1_000_000,
-        description="blocks that go through a layer at once, in the recipe's place",
+        description="blocks that go through a layer together, in the recipe's place",
     )
 
     def limit(self, calibration: Calibration) -> Calibration:
@@ -175,7 +175,7 @@ class ServingProfile(ConfigModel):
     server_mode: Literal["concurrent", "interleaved"] = Field(
         "interleaved",
         description="how baseline and variant are served while their speeds are measured. "
-        "together: both servers are up at once, for which a GPU has not the memory, and a pass is "
+        "together: both servers run concurrently, which needs memory for both, and a pass is "
         "about one start of each; alternate: one after the other, again and again, each time "
         "started again, so that a pass is about starts in general",
     )
@@ -236,7 +236,7 @@ class ServingProfile(ConfigModel):
         return self.apply_cpu_overrides(lacking)
 
     def apply_cpu_overrides(self, cpu_overrides: Mapping[str, CpuOverride]) -> ServingProfile:
-        """The profile with these in effect, whatever the machine."""
+        """The profile with these in effect, on any machine."""
         changes: dict[str, Any] = {
             "engine_arguments": dict(self.engine_arguments),
             "environment": dict(self.environment),
@@ -251,7 +251,7 @@ class ServingProfile(ConfigModel):
         return changed
 
     def carried_out(self, draft: str | None = None) -> ServingProfile:
-        """The profile as a verdict keeps it: how both sides were served, whatever the machine.
+        """The profile as a verdict keeps it: how both sides were served, on any machine.
 
         A claim's workload stands next to the rule that decides the claim.
 

@@ -92,7 +92,7 @@ class SloGate(ConfigModel):
     )
     limits: dict[LimitName, Annotated[float, Field(ge=0, le=1e7)]] = Field(
         default={},
-        description="the most that a round may show, all at once: percentiles of time to first "
+        description="the most that a round may show, all together: percentiles of time to first "
         "token, of time per further token and of the whole answer in milliseconds, and failed "
         "requests (errors: 0 when absent). With `compare: baseline`, latencies over the "
         "baseline's of the same round",
@@ -186,7 +186,7 @@ class SpeedPolicy(ConfigModel):
 
     @property
     def tiers(self) -> dict[str, Tier]:
-        """Of each gate by its name: `ratio.chat`, `slo.0`."""
+        """Each gate by its name: `ratio.chat`, `slo.0`."""
         return {claim.name: claim.tier for claim in self.claims}
 
 

@@ -98,7 +98,7 @@ def change_answers(names: Iterable[str]) -> bool:
 
 
 def combine(candidates: Iterable[ServingCandidate]) -> ServingCandidate:
-    """All of them at once, of levers that differ; the lever is the first one's."""
+    """All of them together, of levers that differ; the lever is the first one's."""
     first, *others = candidates
     together = first
     for each in others:

@@ -24,7 +24,7 @@ class Arrivals(ConfigModel):
         description="requests a second, as a Poisson process: their number differs between loads",
     )
     concurrency: int | None = Field(
-        None, ge=1, le=100_000, description="so many at once: one begins where another ends"
+        None, ge=1, le=100_000, description="requests in flight: one begins where another ends"
     )
     trace: bool = Field(False, description="at the trace's own times; written as `trace`")
 
@@ -45,7 +45,7 @@ class Arrivals(ConfigModel):
         """For tables and messages."""
         if self.rate is not None:
             return f"{self.rate:g} requests/s"
-        return "the trace's own times" if self.trace else f"{self.concurrency} requests at once"
+        return "the trace's own times" if self.trace else f"{self.concurrency} requests in flight"
 
 
 class WorkloadBase(ConfigModel):

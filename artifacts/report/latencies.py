@@ -74,7 +74,7 @@ def describe_loads(loads: list[LoadRun]) -> str:
     failed = sum(error is not None for load in loads for error in load.requests.error)
     first, sent = loads[0], sum(len(load.requests) for load in loads)
     come = {
-        "concurrency": f"{first.concurrency} at once",
+        "concurrency": f"{first.concurrency} in flight",
         "rate": f"{first.rate} a second",
         "trace": "at a trace's times",
     }[first.arrivals]

@@ -89,9 +89,9 @@ class Timeline:
     @property
     def most_at_once(self) -> int:
         """How many pieces run side by side at most."""
-        return max((len(self.beside(each)) + 1 for each in self._starting()), default=0)
+        return max((len(self.concurrent_with(each)) + 1 for each in self._starting()), default=0)
 
-    def beside(self, placed: TimelineEntry) -> list[str]:
+    def concurrent_with(self, placed: TimelineEntry) -> list[str]:
         """Names of what runs when it starts, or starts with it."""
         return [
             other.piece.name
@@ -119,7 +119,7 @@ class Timeline:
                     "waits_for_room": each.waits_for_room,
                     "starts_at_second": each.start if known else None,
                     "ends_at_second": each.end if known else None,
-                    "beside": self.beside(each),
+                    "concurrent_with": self.concurrent_with(each),
                 }
                 for each in self.placed
             ],
@@ -180,15 +180,15 @@ def _startable(
         for piece in waiting
         if all(name in done for name in piece.after)
     ]
-    beside = [each.piece.needs for each in running]
+    running_items = [each.piece.needs for each in running]
     found: list[tuple[ScheduledTask, float]] = []
     # A large one that could not start before keeps back also what comes earlier in the list.
     for piece, since in sorted(
         ready, key=lambda each: not (_is_large(each[0].needs) and each[1] < now)
     ):
-        if _has_room(piece.needs, beside, count_room):
+        if _has_room(piece.needs, running_items, count_room):
             found.append((piece, since))
-            beside.append(piece.needs)
+            running_items.append(piece.needs)
         elif _is_large(piece.needs):
             break
     return found
@@ -204,12 +204,12 @@ def _is_little(needs: ResourceRequest) -> bool:
 
 def _has_room(
     needs: ResourceRequest,
-    beside: Sequence[ResourceRequest],
+    running_items: Sequence[ResourceRequest],
     count_room: Callable[[ResourceRequest], int],
 ) -> bool:
     """Whether it can start while those run: what needs little always, but on a node taken whole."""
-    together = [*beside, needs]
-    if count_room(ALONE) == 1 and beside and any(each.exclusive for each in together):
+    together = [*running_items, needs]
+    if count_room(ALONE) == 1 and running_items and any(each.exclusive for each in together):
         return False
     return _is_little(needs) or sum(_share(each, count_room) for each in together) <= 1 + ROUNDING
 

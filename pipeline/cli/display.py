@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 PLAIN_LINE_INTERVAL_S = 15.0
-# Of one task; a variant of a thousand tensors is verified in seconds, and each advances it.
+# One task's events; a variant of a thousand tensors is verified in seconds, and each advances it.
 EVENT_INTERVAL_S = 0.5
 
 
 @contextmanager
 def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Progress]:
-    """A Progress that draws for whoever is watching; `plain` lines even on a terminal."""
+    """A Progress on standard error; `plain` lines even on a terminal."""
     with _open(as_json=as_json, plain=plain) as progress, log_outages(progress.note):
         yield progress
 
@@ -141,5 +141,5 @@ class JsonLines:
         self._print({"event": "note", "text": text})
 
     def _print(self, event: dict[str, object]) -> None:
-        # At once, since an outage of the store is told by another thread.
+        # Immediately, since another thread reports an outage of the store.
         print(json.dumps(event) + "\n", end="", file=sys.stderr, flush=True)

@@ -193,7 +193,7 @@ def gc(
 
 
 def _statuses(settings: Settings) -> list[EnvironmentStatus]:
-    """Those of this machine's accelerator, and whatever else is there."""
+    """Those of this machine's accelerator, and all that exist."""
     from pipeline.environments.environment import EnvironmentState, detect_accelerator, status
 
     own = detect_accelerator()

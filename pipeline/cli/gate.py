@@ -51,10 +51,10 @@ def gate(
         setting("--family", "Whose margins apply: fp8, int8, int4 or fp4.", show_default=True),
     ] = "fp8",
     baseline_model: Annotated[
-        str | None, option("--baseline-model", "Of an endpoint that serves several models.")
+        str | None, option("--baseline-model", "The model to ask, if the endpoint serves several.")
     ] = None,
     candidate_model: Annotated[
-        str | None, option("--candidate-model", "Of an endpoint that serves several models.")
+        str | None, option("--candidate-model", "The model to ask, if the endpoint serves several.")
     ] = None,
     max_length: Annotated[
         int | None,

@@ -31,8 +31,8 @@ def gc(
 
     It keeps what an alias or the history of a registry names, what a run younger
     than --older-than used, and all that these depend on. It asks every registry that
-    promotions and rechecks of this store went to; --registry adds one. Of a store in
-    an object store this node's cache is looked through, too.
+    promotions and rechecks of this store went to; --registry adds one. For a store
+    in an object store it also looks through this node's cache.
 
     Examples
 

@@ -150,7 +150,7 @@ def report_error(error: BaseException) -> int:
     """Tell it in a sentence or two; the exit code."""
     if isinstance(error, typer.Abort) or is_interruption(error):
         # One that came inside of an exec(), as when a dataclass is made, leaves a mark by which
-        # CPython ends the process with SIGINT whatever is done about it; the next exec clears it.
+        # CPython ends the process with SIGINT in any case; the next exec clears it.
         exec("")  # noqa: S102
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED

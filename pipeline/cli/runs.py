@@ -59,7 +59,7 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 
 def verdicts_in(report: RunReport) -> list[str]:
-    """Of each variant; of a tuning, of the race's winner."""
+    """One row for each variant; for a tuning, for the winner."""
     if report.tuning is not None and report.tuning.verdict is not None:
         return [f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"]
     return [f"{variant.recipe}: {variant.verdict}" for variant in report.variants]
@@ -106,7 +106,8 @@ def attach(
     """Follow a run that goes on elsewhere until it ends, and exit as it did.
 
     What is read is its record in the store, so it may be on any machine that shares that.
-    Ctrl-C leaves it alone. Of a run whose process was killed it says so, and exits with 1.
+    Ctrl-C leaves it alone. If the process of the run was killed, the command reports it
+    and exits with 1.
 
     Examples
 

@@ -19,7 +19,7 @@ def print_schedule(timeline: Timeline | None) -> None:
     """What runs next to what, and how long all of it takes; nothing where nothing is to be done."""
     if timeline is None or not timeline.placed:
         return
-    print_table(["work", "needs", "waits for", "beside", "from", "to"], schedule_rows(timeline))
+    print_table(["work", "needs", "waits for", "next to", "from", "to"], schedule_rows(timeline))
     print(schedule_line(timeline))
 
 
@@ -31,7 +31,7 @@ def schedule_rows(timeline: Timeline) -> list[list[str]]:
             each.piece.name,
             describe_needs(each.piece.needs),
             shorten_list([*["room"] * each.waits_for_room, *each.piece.after]),
-            shorten_list(timeline.beside(each)),
+            shorten_list(timeline.concurrent_with(each)),
             clock(each.start) if known else "-",
             clock(each.end) if known else "-",
         ]

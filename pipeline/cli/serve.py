@@ -25,7 +25,7 @@ from pipeline.serving.listening_host import HOST
 def serve(
     reference: ReferenceArgument,
     port: Annotated[
-        int, option("--port", "Of --host.", show_default=True, min=1, max=65535)
+        int, option("--port", "Port on --host.", show_default=True, min=1, max=65535)
     ] = 8000,
     host: Annotated[
         str,
@@ -112,7 +112,7 @@ def serve(
             return
         with deployment.start_server(port, ready_timeout, host) as server:
             if as_json:
-                # One line and at once: anyone who reads it waits for it while we go on.
+                # One line, immediately: its reader waits for it.
                 line = json.dumps(
                     {**facts, "url": f"{server.url}/v1", "host": host, "model": "model"}
                 )

@@ -123,7 +123,7 @@ def read_task(file: Path, shape: type[AnyTask]) -> AnyTask:
     """What the file describes.
 
     Raises:
-        UsageError: it is none of ours.
+        UsageError: it is not a task file of prepare.
         StageError: it is another prepare's.
     """
     from pipeline.core.untrusted.record import read_record

@@ -1,8 +1,8 @@
 """Standard output and standard error as they reach a person or a CI log.
 
-All that the command prints passes here, so no text of a checkpoint, a registry or a model acts on
-the terminal or in the log, whoever prints it. What is ours and has to act goes around it: colours
-and bars, by :func:`open_console`, and annotations, by :func:`print_command`.
+All output of the command passes here, so no text of a checkpoint, a registry or a model acts on the
+terminal or in the log. Colours and bars, by :func:`open_console`, and annotations, by
+:func:`print_command`, pass unchanged.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class SanitizedStream(RedactingStream):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        # Of the line that has begun, what decides whether what follows would make a command of it.
+        # The part of the current line that decides whether the rest would make it a command.
         self._line = ""
 
     def write(self, text: str) -> int:
-        """Write the text as it may be shown, whatever of its line was written before."""
+        """Write the text as it may be shown, after any part of its line."""
         length, text = len(text), redact(text)  # libraries log what they connect with
         rest, first = text, ""
         if completed := _COMPLETIONS.get(self._line, _NEVER).match(text):

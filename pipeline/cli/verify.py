@@ -32,7 +32,7 @@ IdentityOption = Annotated[
     str | None,
     option(
         "--identity",
-        "Of a folder: it must be signed by this login (keyless), with --identity-provider.",
+        "For a folder: it must be signed by this login (keyless), with --identity-provider.",
     ),
 ]
 ProviderOption = Annotated[

@@ -336,7 +336,7 @@ def _switch(name: str, value: str) -> str:
 
 
 def _level(written: str) -> str:
-    """Of `-O3`, 3; "" of anything else, as of `-O 3`."""
+    """3 for `-O3`; "" for anything else, also for `-O 3`."""
     return written.removeprefix("-O") if written.startswith("-O") else ""
 
 

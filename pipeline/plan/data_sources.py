@@ -76,7 +76,7 @@ class SourceResolver:
         return self._evaluate_environment
 
     def digest_of(self, file: Path) -> str:
-        """Of the file's content."""
+        """The file's content."""
         return self._digests.digest(file)
 
     def revision_of(self, dataset: str) -> str | None:

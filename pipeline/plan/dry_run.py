@@ -30,7 +30,7 @@ def dry_run_stage(quantize: StageSpec, check_weights: StageSpec) -> StageSpec | 
     """The dry run of the two stages that make a variant: their parameters, with few samples.
 
     Returns:
-        None for a recipe without calibration: it is a matter of minutes, and fails at once.
+        None for a recipe without calibration: it takes minutes, and fails early.
     """
     parameters = QUANTIZE.parameters_of(quantize)
     calibration = parameters.quantization.calibration

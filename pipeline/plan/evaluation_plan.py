@@ -301,7 +301,7 @@ class EvaluationPlanner:
 
 
 def _is_lost(spec: StageSpec, ledger: AttemptLedger, store: Store) -> bool:
-    """Whether a measurement was begun and its log is gone, or is of weights of before."""
+    """Whether a begun measurement lost its log, or has other weights."""
     number = EVALUATE.parameters_of(spec).measurement
     begun = ledger.measurement(measurement_key(spec), number)
     if begun is None:

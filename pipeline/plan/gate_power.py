@@ -64,7 +64,7 @@ class GatePower:
     # That it wrongly fails a variant that loses nothing; likewise one that lost half of the margin.
     chance_of_fail: float | None
     chance_of_fail_at_half: float | None
-    # Of the mean score, that fails with a chance of 80 %; None if none.
+    # Drop of the mean score that fails with a chance of 80 %; None if none.
     smallest_visible_drop: float | None
     # Whether it could pass a variant that loses nothing; None where not known.
     decidable: bool | None
@@ -88,7 +88,7 @@ class JointPower:
 
 
 def joint_power(gates: Sequence[GatePower]) -> tuple[JointPower, ...]:
-    """The chance that no suite keeps a variant out, as if each drew questions of its own."""
+    """The chance that no suite keeps a variant out, as if each drew separate questions."""
     families = dict.fromkeys(gate.family for gate in gates if gate.tier == "critical")
     found = []
     for family in families:
@@ -269,7 +269,7 @@ class _PlannedGate:
 
     @property
     def guessing(self) -> float:
-        """Of a model that knows nothing, as far as the suite's kind says without reading it."""
+        """The chance-level score, if the suite's kind states it without its questions."""
         return self.kind.guessing
 
     @property

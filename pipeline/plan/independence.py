@@ -65,7 +65,7 @@ def _check(name: str, suite: AnySuite, field: str, progress: Progress) -> None:
         return
     what = (
         f"the suite '{name}' has several questions with one '{field}', whose answers rise and fall "
-        "together; each would count as evidence of its own"
+        "together; each would count as separate evidence"
     )
     if suite.tier == "advisory":
         progress.note(f"{what}; it is advisory, so this blocks nothing")

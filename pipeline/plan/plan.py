@@ -57,7 +57,7 @@ class VariantPlan:
 
     @property
     def to_serve(self) -> ServingSpec:
-        """What whoever serves it has to know."""
+        """Notes for the user who serves it."""
         return ServingSpec(
             name=self.recipe.name,
             folder=str(self.model),

@@ -259,7 +259,7 @@ def registry_uri(given: str | None, settings: Settings) -> str:
         return strip_credentials(given)
     if url := remote_url(settings.store):
         raise UsageError(
-            "a store in an object store has no registry of its own",
+            "a store in an object store has no registry",
             where=url,
             hint="name one with --registry or PREPARE_REGISTRY: an MLflow server, hf://NAMESPACE "
             "or oci:///FOLDER; `prepare model --no-promote` needs none",

@@ -23,7 +23,7 @@ def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> Resour
 def needs_to_serve(
     accelerator: str, sides: Sequence[ServingArguments], *, exclusive: bool = False
 ) -> ResourceRequest:
-    """Room for one server after another with these arguments; on a CPU also for all at once.
+    """Room for one server after another with these arguments; on a CPU also for all together.
 
     Args:
         sides: at least one.

@@ -97,7 +97,7 @@ def find_claims(
 
 
 def check_own_workloads(policy: Policy) -> None:
-    """See that the policy's claims on workloads of its own can be measured, whatever serves.
+    """Check that the policy's gates on its own workloads can be measured, with any engine.
 
     Raises:
         UsageError: one cannot; file and key are named.
@@ -149,7 +149,7 @@ def _check_arrivals(claim: SpeedGate, workload: AnyWorkload, where: str) -> None
     at_once = workload.arrivals.concurrency is not None
     if claim.kind == "ratio" and not at_once:
         raise UsageError(
-            f"a ratio of throughput needs requests at once; '{claim.workload}' has "
+            f"a ratio of throughput needs several requests in flight; '{claim.workload}' has "
             f"{workload.arrivals.words}",
             where=f"{where}, key arrivals",
             hint="write 'arrivals: {concurrency: 64}', or make it a claim of 'slo'",
@@ -294,7 +294,7 @@ class Sides:
         tokenizer: folder, of both.
         environment: identity of the load generator's.
         machine: that they are measured on, or the kind of node.
-        beside: distinguishes this measuring from others of the same tuples.
+        repeat: distinguishes this measuring from others of the same tuples.
     """
 
     baseline: SpeedSide

@@ -37,7 +37,7 @@ class PlannedGatePower:
     alpha: float
     most: int  # of these units
     fewest: int | None  # that could decide it; None: `most` is less
-    # Of the most, warm-up and starts of servers included; None where the workload is a profile's.
+    # Maximum, with warm-up and server starts; None where the workload is a profile's.
     minutes: float | None
     chances: tuple[PassProbability, ...]
     starts: int = 0  # of servers for the most, where lives alternate
@@ -126,7 +126,7 @@ def check_claims_decidable(policy: Policy, powers: Sequence[PlannedGatePower]) -
             cap = "blocks" if kind == "ratio" else "rounds"
             raise UsageError(
                 f"{power.gate}: {power.most} {power.unit} cannot decide it at the error rate "
-                f"{power.alpha:.2g}, whatever they show",
+                f"{power.alpha:.2g}, for any result",
                 where=f"policy {policy.name}, key speed.{key}.{cap}",
                 hint=f"allow more {cap}, or claim it with a larger alpha",
             )

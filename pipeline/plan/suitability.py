@@ -103,7 +103,7 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
 
 
 def check_experts(recipe: Recipe, tensors: Mapping[str, TensorEntry]) -> None:
-    """See that a mixture's experts are matrices of their own, as vLLM is to find them again.
+    """Check that a MoE model's experts are separate matrices, as vLLM expects them.
 
     A stream leaves stacks as they are. llm-compressor takes them apart and calibrates each expert,
     but saves the experts apart too, under names that the source does not have, so nothing of them

@@ -1,7 +1,7 @@
 """Lays out what `prepare tune` measures: a race of ways to serve, and one claim on its winner.
 
 Each entrant is a variant of one model that is served otherwise: a life of a separate server, a
-stage that hears it speak and a stage that puts it under load. The claim is one of speed.
+coherence stage and a stage that puts it under load. The claim is one of speed.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def find_claim(
 
 
 def claim_gain(policy: Policy, profile: ServingProfile, workload: str) -> Policy:
-    """The policy with one claim on speed in the place of its own: faster than stock.
+    """The policy with one speed gate in place of all others: faster than the defaults.
 
     Raises:
         UsageError: the workload is not there.
@@ -338,7 +338,7 @@ def first_workload(policy: Policy) -> str:
 
 
 def identities_of(profile: ServingProfile, settings: Settings) -> dict[str, str]:
-    """Of the environments that take part."""
+    """The locks of the environments that take part."""
     accelerator = Accelerator(profile.accelerator)
     names = {"serve", str(find_engine(profile.engine).environment)}
     return {name: identity(name, accelerator, settings) for name in names}

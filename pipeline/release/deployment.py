@@ -38,7 +38,7 @@ class FileSource(Protocol):
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:
     """The folder of a version's files: `weights`, which `prepare pull` made, else its own source.
 
-    Of a store in an object store that is the stage that wrote them; it is brought to this node.
+    For a store in an object store: the stage that wrote them, which is copied to this node.
 
     Raises:
         RegistryError: its files are not on this machine; the hint ends in `command`.

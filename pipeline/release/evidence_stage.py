@@ -1,6 +1,6 @@
 """Lays out and runs the stage `evidence` of a judged variant, from the records of its run.
 
-Whoever promotes calls :func:`evidence_stage` for each variant, runs it, and registers its
+A promotion calls :func:`evidence_stage` for each variant, runs it, and registers its
 `output/` instead of the quantized weights, which are in it.
 """
 

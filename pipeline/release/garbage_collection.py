@@ -160,7 +160,7 @@ def refuse_while_running(store: Store) -> None:
 
 
 def registries_of(store: Store, others: Iterable[str]) -> list[str]:
-    """URIs of every registry that a promotion or recheck of this store went to, and of its own."""
+    """URIs of every registry that a promotion or recheck of this store used, and its own."""
     uris = dict.fromkeys(others)
     own = store.root.resolve() / "registry.db"
     if own.is_file():

@@ -30,7 +30,7 @@ class GarbageObject:
 
 
 def refuse_while_written(store: Store) -> None:
-    """Raise StoreError while a user writes a stage or an answer log, whoever's run that is."""
+    """Raise StoreError while a user writes a stage or an answer log, in any run."""
     if store.remote is None:
         return
     names = map(PurePosixPath, store.remote.objects.names("leases"))

@@ -56,7 +56,6 @@ class RecordedVerdict:
 
     @property
     def checkpoint_digest(self) -> str:
-        """Of the source that the baseline was."""
         return self.judged.coherence.parameters.checkpoint
 
     @property

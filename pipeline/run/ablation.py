@@ -1,6 +1,6 @@
 """Tells what of a variant's loss is its weights', and what its KV cache's: `--ablate`.
 
-Of each suite whose gate failed, stayed open or came close, two more served models are asked the
+For each suite whose gate failed, stayed open or came close, two more served models answer the
 questions that baseline and variant have answered: the variant's weights with the baseline's KV
 cache, and the other way round. Their answers go into answer logs as all others do. No verdict
 changes, and no attempt is counted.

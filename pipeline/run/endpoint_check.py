@@ -1,7 +1,7 @@
 """Refuses endpoints that cannot answer what a policy asks, before the first question.
 
-Both are probed at once. What an lm-eval task needs is known when it is laid out, so such suites are
-held against the same probe then.
+Both are probed concurrently. What an lm-eval task needs is known when it is laid out, so such
+suites are compared with the same probe then.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def no_caches(environment: str) -> Mapping[str, str]:
 class LocalServers:
     """Model servers on this machine, up from the first question until they are closed.
 
-    Whoever opens them has the room for them; see executors. An endpoint that someone else serves is
+    The opener has reserved the resources; see executors. An endpoint that someone else serves is
     neither started nor stopped.
 
     Args:
@@ -107,7 +107,7 @@ class LocalServers:
             draft=Path(model.draft) if model.draft else None,
             caches=self._caches_of(environment),
         )
-        # Kept before it starts, so that it is stopped whatever happens.
+        # Kept before it starts, so that it is always stopped.
         self._servers[model.name] = server
         ready = self._await(server, model)
         facts = {"ready_seconds": ready, "command": server.command[1:]}
@@ -122,9 +122,9 @@ class LocalServers:
         }
 
     def _make_log(self, name: str) -> Path:
-        """A log of its own for each life of a model's server: NAME.log, NAME.2.log and so on.
+        """A separate log for each start of a model's server: NAME.log, NAME.2.log and so on.
 
-        Sittings on several nodes that share the run's folder may each serve the baseline.
+        Serving tasks on several nodes that share the run's folder may each serve the baseline.
         """
         folder, server_run = self._stages.log.folder, 1
         while True:

@@ -226,7 +226,7 @@ def plan_of(
 
 
 def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
-    """Of all files that a prompt's tokens depend on: another tokenizer asks other questions."""
+    """Digest of all files that a prompt's tokens depend on: another tokenizer is another suite."""
     files = {path for pattern in SMALL_FILES for path in folder.glob(pattern) if path.is_file()}
     return digest_json([[path.name, digests.digest(path)] for path in sorted(files)])
 

@@ -1,4 +1,4 @@
-"""One `prepare model` from request to report; whatever happens, run.json records it."""
+"""One `prepare model` from request to report; run.json records every outcome."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Promotion:
             passed,
             PromotionRequest(registry, name=name, signer=self._signer),
             self._stages.store,
-            # Whoever moved the champion while we measured may not have meant to be replaced.
+            # A champion that was set during the measurement may not be meant to be replaced.
             since=start_of(run),
         )
         promoted = PROMOTE.result_of(self._stages.run(spec))

@@ -76,7 +76,7 @@ class RecheckOutcome:
     version: Version  # that was rechecked
     past: RecordedVerdict  # its verdict
     changed: tuple[TupleDifference, ...]  # members of the tuple that differ here
-    # Of the run that measured; None where nothing had to be measured.
+    # The run that measured; None where nothing had to be measured.
     report: RunReport | None = None
     # An earlier recheck of this very tuple, which did not stand.
     refuted: RecheckRecord | None = None

@@ -101,7 +101,7 @@ class Runner:
         """Run every stage up to the verdicts; a variant that fails does not stop the others.
 
         All variants are tried on two layers first, then quantized and verified before they are
-        measured, where there is no room to do it at once: what can fail in minutes should not fail
+        measured, if there is no room to do it in parallel: what can fail in minutes should not fail
         after an hour of quantizing another, or of measuring the baseline. Only a ladder's later
         rungs wait for the verdicts on those before.
 
@@ -117,7 +117,7 @@ class Runner:
     def _check_sandbox(self) -> None:
         """Where code is still to be run, refuse now what would be refused after an hour.
 
-        Of a cluster's nodes it is not known here; there the stage itself refuses.
+        It is unknown here for a cluster's nodes; there the stage itself refuses.
 
         Raises:
             SandboxError: nothing here can keep model-written code in as the policy wants.
@@ -228,7 +228,7 @@ class Runner:
         return [self._plan.baseline.rounds[suite][n] for suite, n in sorted(wanted.items())]
 
     def _undone_of(self, variant: VariantPlan) -> list[StageSpec]:
-        """Of what the first life of its server answers."""
+        """The stages that the first start of its server answers."""
         return self._asking.find_undone(
             self._plan.served_stages(variant, self._stages.find_reusable)
         )

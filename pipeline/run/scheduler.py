@@ -138,7 +138,7 @@ class Scheduler:
             return
         with ThreadPoolExecutor(len(self._running)) as threads:
             failures = list(threads.map(_Running.cancel, self._running.values()))
-        with ExitStack() as left:  # each, whatever goes wrong with another
+        with ExitStack() as left:  # each, even if another fails
             for why in filter(None, failures):
                 left.callback(self._stages.progress.note, why)
             for running in reversed(self._running.values()):
@@ -148,7 +148,7 @@ class Scheduler:
 
 
 class EventQueue:
-    """What jobs have told, in whatever thread, to be handled in one."""
+    """Events of jobs, from any thread, to be handled in one."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -205,7 +205,7 @@ class _Running:
         """End it; why that failed, and so it may go on, or nothing."""
         try:
             self.job.cancel()
-        except Exception as error:  # an executor's library has errors of its own
+        except Exception as error:  # an executor's library has its own errors
             return f"{self.work.name} may go on: {error}"
         return ""
 
@@ -222,7 +222,7 @@ class _Running:
 
 
 class _QueuedListener:
-    """Has a listener hear of everything later, in the thread that handles the events."""
+    """Pass everything to a listener later, in the thread that handles the events."""
 
     def __init__(self, events: EventQueue, listener: Listener) -> None:
         self.events = events

@@ -102,6 +102,6 @@ class ServingPlanner:
 
 
 def raise_failure(work: ScheduledWork, error: PrepareError | None) -> None:
-    """Of work without which there is no going on."""
+    """A failure of work without which the run cannot continue."""
     if error is not None:
         raise error

@@ -197,7 +197,7 @@ class ServingTaskRunner:
         return record
 
     def _open(self, task: ServingTask, spec: StageSpec) -> dict[str, Any]:
-        """What the stage must know of whom it asks; of speed, more than one may be up at once."""
+        """The servers that the stage asks; a speed stage may have more than one."""
         if spec.stage != SPEED.name:
             return self._endpoints.open(task.model)
         sides = {"baseline": task.baseline, "candidate": task.model}
@@ -220,5 +220,5 @@ def needs_endpoint(spec: StageSpec, store: Store) -> bool:
 
 
 def alternates(spec: StageSpec) -> bool:
-    """Whether each side of the stage is served in turn, on lives of its own."""
+    """Whether each side of the stage is served in turn, with separate server starts."""
     return spec.stage == SPEED.name and SPEED.parameters_of(spec).alternates

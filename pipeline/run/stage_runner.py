@@ -33,7 +33,7 @@ class StageLog(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The run's."""
 
     def stage(self, stage: StageReport) -> None:
         """A stage has ended."""
@@ -138,7 +138,7 @@ class StageRunner:
         self._submitted.update(spec.key for spec in specs)
 
     def note_ended(self, specs: Sequence[StageSpec]) -> bool:
-        """Their job has ended, in whatever way; whether the first is done, which was not before."""
+        """Their job has ended, in any way; whether the first is done, which was not before."""
         for spec in specs:
             self._submitted.discard(spec.key)
             if (record := self.find_reusable(spec)) is not None:
@@ -200,7 +200,7 @@ class StageRunner:
 
 
 class SubmittedStageRunner(StageRunner):
-    """Has an executor run each stage, as a work item of its own.
+    """Has an executor run each stage, as a separate work item.
 
     Args:
         executor: where.
@@ -257,5 +257,5 @@ class SubmittedStageRunner(StageRunner):
 
 
 def name_of(spec: StageSpec) -> str:
-    """Of its file and log."""
+    """The name of its file and log."""
     return f"{spec.variant}.{spec.stage}.{spec.key[:8]}"

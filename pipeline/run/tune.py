@@ -325,7 +325,7 @@ class TuningRun:
         )
 
     def _race_combined(self) -> None:
-        """The best of each lever at once, where several beat stock; that may not fit, either."""
+        """The best of each lever together, if several beat the defaults; it may not fit, either."""
         best: dict[str, ScreeningReport] = {}
         known = self._planner.candidates.candidates
         for each in self._report.screening:

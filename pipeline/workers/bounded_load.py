@@ -51,7 +51,7 @@ def bound_request(send: Send, limit: Any) -> Send:
         if found.success and (wrong := find_wrong_count(found)) is not None:
             found.success, found.error = False, wrong
         if not found.success:
-            # Whatever a failed one says of its tokens, vLLM adds it up.
+            # vLLM adds up the tokens that a failed request reports.
             found.output_tokens, found.prompt_len = 0, request_func_input.prompt_len
         return found
 

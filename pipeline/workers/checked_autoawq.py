@@ -3,7 +3,7 @@
 AutoAWQ 0.2.9 tries each scale on the weights themselves and restores them from a state dict that
 it takes by ``tensor.cpu()``. That copies from a GPU; on a CPU it is the tensor itself, so nothing
 is restored, the trials pile up, and the quantizer ends without an error on a model that talks
-garbage. Here the state dict holds copies, whatever the device.
+garbage. Here the state dict holds copies on every device.
 
 AWQ moves factors between layers and so changes weights without changing the function. That is
 looked at: each layer, once scaled, gets the inputs it had before; after the last one, the packed
@@ -22,7 +22,7 @@ from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 
 # As `relative_change` measures. Rounding gave 0.004 to 0.01 in the first layers of SmolLM2-135M and
-# up to 0.022 in small random mixtures of experts; weights that are not restored 0.56 to 0.85.
+# up to 0.022 in small random MoE models; weights that are not restored 0.56 to 0.85.
 LARGEST_SCALING_ERROR = 0.05
 # With the search for clipping, which changes the function on purpose: 0.04 to 0.06 there.
 LARGEST_CLIPPING_ERROR = 0.3
@@ -107,7 +107,7 @@ def copy_state_dict(module: Any) -> Iterator[None]:
 def guard_quantizer() -> type:
     """The quantizer's class, for AutoAWQ's argument `quantizer_cls`.
 
-    Beside AutoAWQ's own arguments it takes `progress` and `findings`.
+    In addition to AutoAWQ's own arguments it takes `progress` and `findings`.
     """
     import torch
     from awq.quantize.quantizer import AwqQuantizer

@@ -86,7 +86,7 @@ class MetricsPoller:
     """An endpoint's own counters, looked at next to a load."""
 
     url: str  # of the endpoint
-    # Of the counters, as of `counters_in`; `running` and `waiting` are its queue.
+    # The counters' names, as in `counters_in`; `running` and `waiting` are its queue.
     names: Mapping[str, str]
     # (second of the monotonic clock, running, waiting) of each look.
     looks: list[tuple[float, dict[str, int]]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class MetricsPoller:
         queue = {name: [each[name] for _, each in looks] for name in QUEUE}
         return {"at_s": [at for at, _ in looks], **queue}
 
-    async def beside(self, work: Awaitable[Result]) -> Result:
+    async def poll_during(self, work: Awaitable[Result]) -> Result:
         """Do the work, looking at the queue and the client's own clock until it is done."""
         watching = [asyncio.create_task(self._look()), asyncio.create_task(self._tick())]
         try:

@@ -37,7 +37,7 @@ class LoadTarget:
     url: str  # without `/v1`
     model: str  # as requests call it
     socket: str | None  # of a server that has one
-    counters: Mapping[str, str]  # the engine's names of its own counters
+    counters: Mapping[str, str]  # the engine's names of its counters
 
 
 class LoadGenerator:
@@ -100,7 +100,7 @@ class LoadGenerator:
     async def _measure(self, options: argparse.Namespace, watch: MetricsPoller) -> dict[str, Any]:
         before = await watch.counters()
         clock, unix = time.perf_counter(), time.time()
-        result = await watch.beside(self._serve.main_async(options))
+        result = await watch.poll_during(self._serve.main_async(options))
         begin = min(result["start_times"])
         columns = to_columns(result, begin, self._lengths)
         if all(columns["error"]):
@@ -184,7 +184,7 @@ class LoadGenerator:
     def _trace(self, seed: int) -> Path:
         """The trace with hash_ids that no other load has, so that the prompts are others.
 
-        It begins at once, whatever time it says: the load generator would wait until then.
+        It begins immediately: the load generator would wait until the time that it names.
         """
         path = self._folder / "trace.jsonl"
         first: float | None = None

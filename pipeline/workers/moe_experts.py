@@ -1,4 +1,4 @@
-"""Mixtures of experts: loaded so that each expert can be quantized, and seen to be calibrated."""
+"""MoE models: loaded so that each expert can be quantized, and seen to be calibrated."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def check_experts(config: Any, trust: bool, *, where: str) -> None:
 
 
 def load_with_separate_experts(checkpoint: str, config: Any, trust: bool) -> Any:
-    """Load the model in its own type; where it has experts, each as linear layers of its own.
+    """Load the model in its own type; where it has experts, each as separate linear layers.
 
-    llm-compressor's `load_quantizable_moe` would load them apart at once. It has transformers look
+    llm-compressor's `load_quantizable_moe` would load them separately too. It has transformers look
     into every module it has, and those for images need torchvision, which is not here.
     """
     from llmcompressor.modeling.moe.linearize import get_linearized_moes, linearize_moe

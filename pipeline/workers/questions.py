@@ -62,7 +62,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def without_copies(rows: Rows, progress: Progress) -> Rows:
-    """The rows without copies of those before, each of which would count as evidence of its own.
+    """The rows without copies of those before, each of which would count as separate evidence.
 
     Copies within one cluster stay; they count as one value.
 
@@ -91,7 +91,7 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
         raise EvaluationDataError(
             f"{copies} of {len(rows)} questions are copies of others",
             where=f"the suite's questions, one of them: {copied[:200]}",
-            hint="each would count as evidence of its own: see whether a file lies there twice; "
+            hint="each would count as separate evidence: see whether a file lies there twice; "
             "several references of one text belong into one row",
         )
     if copies:
@@ -100,7 +100,7 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
 
 
 def content_of(row: dict[str, Any]) -> str:
-    """What a question asks, whatever its number, its title or the answer that is wanted."""
+    """What a question asks, without its number, its title and the wanted answer."""
     return json.dumps({key: row[key] for key in _ASKS if key in row}, sort_keys=True)
 
 

@@ -49,7 +49,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
             (eval_gates/speed/server_runs.py), endpoints by side, tokenizer (folder),
             trust_remote_code.
         progress: receives how many blocks or rounds are done, of the most that there can be.
-        output: has the load book, which the loads are added to.
+        output: has the load log, to which the loads are appended.
 
     Returns:
         the generator's version.

@@ -69,7 +69,7 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
     theta = rope.pop("rope_theta", None)
     share = rope.pop("partial_rotary_factor", None)
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    # GPT-NeoX has names of its own for these two.
+    # GPT-NeoX has other names for these two.
     names = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
     theta_name, share_name = names.get(
         str(config.get("model_type")), ("rope_theta", "partial_rotary_factor")

@@ -2,14 +2,14 @@
 
 lm-eval and vLLM's load generator make their connections themselves, with aiohttp's TCPConnector.
 The class is replaced before they are imported, so every request of the worker goes to the socket,
-whatever host its URL names.
+for any host in its URL.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# Of a TCPConnector's settings, those that a connector of sockets has as well.
+# The settings of a TCPConnector that a connector of sockets has as well.
 _SHARED = ("limit", "limit_per_host", "keepalive_timeout", "force_close")
 
 

@@ -83,7 +83,7 @@ class Engine(Protocol):
     ours: Mapping[str, tuple[str, ...]] = {}
     # Arguments whose value is one of these words, or else a folder.
     words_or_folders: Mapping[str, tuple[str, ...]] = {}
-    # Of speculative decoding, by its own names: what drafts, what of that no profile may ask for,
+    # Speculative decoding, by the engine's names: what drafts, what of that no profile may ask for,
     # with the reason, and which tokens are accepted.
     drafting: Mapping[str, DraftMethod] = {}
     refused_drafting: Mapping[str, str] = {}

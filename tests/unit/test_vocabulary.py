@@ -17,46 +17,11 @@ MAX_SENTENCE_WORDS = 30
 MAX_LINE_CHARACTERS = 120
 
 UNFINISHED_PACKAGES: tuple[str, ...] = (
-    "artifacts/report",
     "pipeline/capacity",
-    "pipeline/cli",
-    "pipeline/environments/plugins/vllm_cpu_kernels/src/prepare_vllm_cpu_kernels",
-    "pipeline/lint",
-    "pipeline/plan",
     "pipeline/preflight",
-    "pipeline/release",
-    "pipeline/release/stages/evidence",
-    "pipeline/run",
-    "pipeline/run/executors",
-    "pipeline/stages/check_weights",
-    "pipeline/stages/coherence",
-    "pipeline/stages/evaluate",
-    "pipeline/stages/speed",
-    "pipeline/workers",
-    "pipeline/workers/fp8_stream",
-    "recipes",
-    "recipes/engines",
-    "tests/unit/artifacts",
-    "tests/unit/artifacts/ci",
-    "tests/unit/artifacts/registry",
-    "tests/unit/artifacts/report",
     "tests/unit/capacity",
-    "tests/unit/cli",
-    "tests/unit/core",
-    "tests/unit/plan",
-    "tests/unit/release",
-    "tests/unit/run",
-    "tests/unit/serving",
-    "tests/unit/stages",
-    "tests/unit/verification",
-    "tests/unit/workers",
 )
-UNFINISHED_PAGES: tuple[str, ...] = (
-    "CHANGELOG.md",
-    "benchmarks/hopper/README.md",
-    "eval_gates/data/README.md",
-    "recipes/calibration/README.md",
-)
+UNFINISHED_PAGES: tuple[str, ...] = ()
 
 TERMS = {
     r"sittings?|sitters?": "serving task",

@@ -1,6 +1,6 @@
 """What runs pieces of work somewhere: the shape of an executor.
 
-A piece of work is a file, and `prepare task run FILE` does it, on whatever machine: one stage, or
+A piece of work is a file, and `prepare task run FILE` does it, on any machine: one stage, or
 a model's server with the stages that ask it. It may be done twice: what is done already is found in
 the store.
 """
@@ -31,7 +31,7 @@ class Job(Protocol):
     """One submitted piece of work."""
 
     def wait(self, listener: Listener) -> None:
-        """Pass its events on until it ends, in whatever thread; raises its own PrepareError."""
+        """Pass its events on until it ends, in any thread; raises its own PrepareError."""
 
     def cancel(self) -> None:
         """End it and everything it started; from another thread than the one that waits."""

@@ -1,6 +1,6 @@
 """Room on this node, shared out among all runs of all its users by locks of the node.
 
-Whoever does anything shares the lock `node`; who measures speed has it alone. `cpus` is held by one
+All work shares the lock `node`; a speed measurement has it alone. `cpus` is held by one
 that computes on every core, and each GPU has a lock by its UUID. All are asked for in one order and
 without waiting, so nobody waits while holding a part of what it needs.
 """
@@ -58,7 +58,7 @@ class NodeAllocator:
     """This machine, as far as pieces of work share it."""
 
     def __init__(self) -> None:
-        self.obstacle = ""  # what was in the way when room was last looked for in vain
+        self.obstacle = ""  # what prevented the last reservation
         self._locks = NodeLocks()
         self._lent_bytes = 0  # of memory, to work of this process
         self._busy: set[str] = set()
@@ -129,7 +129,7 @@ class NodeAllocator:
         return "a measurement of speed, which has this node alone"
 
     def _take_memory(self, needs: ResourceRequest, room: NodeAllocation) -> str:
-        """Of one run's work alone: other runs' is not known here."""
+        """The work of one run alone: other runs' is unknown here."""
         size = needs.memory_bytes
         if size and self._lent_bytes and self._lent_bytes + size > memory_bytes():
             return (
@@ -166,7 +166,7 @@ class NodeAllocator:
             self._locks.reserve(SEVERAL_GPUS)
         return (
             f"{needs.gpus} of this node's {len(self.gpus)} GPUs"
-            f"{f', of which processes that are none of ours use {others}' if others else ''}"
+            f"{f', of which other processes use {others}' if others else ''}"
         )
 
     def _ask_busy(self) -> set[str]:

@@ -45,7 +45,7 @@ def count_room(nodes: Iterable[Resources], needs: ResourceRequest) -> int:
 
 
 def most_frequent(nodes: Iterable[Resources], needs: ResourceRequest) -> Resources | None:
-    """Of the kinds of nodes that have as much the most frequent; None where there is none.
+    """The most frequent kind of nodes that have as much; None if there is none.
 
     Nodes of one kind, so that what is compared is measured alike.
     """

@@ -47,7 +47,7 @@ POLL_INTERVAL_S = 3.0  # at the queue: hundreds of drivers may share one control
 ANSWER_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 90.0  # Slurm gives a job 30 between SIGTERM and SIGKILL, if not told otherwise
 VISIBILITY_TIMEOUT_S = 60.0  # as long as NFS may keep what another node has written from being seen
-# Of squeue(1): a job in any other state goes on, or is begun again.
+# From squeue(1): a job in any other state continues, or starts again.
 OVER = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"),
     *("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", ""),
@@ -188,7 +188,7 @@ class SlurmExecutor:
         """The nodes that have as much and are of another kind than the most frequent.
 
         A model is served, and a variant compared with its baseline, on nodes of one kind. What does
-        neither may run anywhere, and whoever chooses nodes by a flag knows better.
+        neither may run anywhere, and a flag that chooses nodes takes precedence.
         """
         is_chosen = any(flag.startswith(CHOICES_OF_NODES) for flag in self._options.flags)
         if is_chosen or not (needs.gpus or needs.cpus == "all"):

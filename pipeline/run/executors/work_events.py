@@ -13,7 +13,7 @@ from pipeline.run.executors.executor import Listener
 
 
 class ProgressListener:
-    """Listens for who wants to hear of progress alone."""
+    """A listener for progress alone."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -27,7 +27,7 @@ class ProgressListener:
         self._progress.note(text)
 
     def stage_ended(self, stage: StageReport) -> None:
-        """Nobody wants to hear of it."""
+        """A listener that ignores all events."""
 
 
 def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError | None:

@@ -30,8 +30,8 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
 
     source, weights = context.runtime.checkpoint, context.input_record("weights")
     output = context.input_folder("weights") / "output"
-    # Before they are looked at: what is changed meanwhile is another digest later. Of what was
-    # adopted, which may be links and is not promoted, the registered digests are known.
+    # Before they are read: a later change is another digest. Adopted
+    # weights may be links and are not promoted; their registered digests are known.
     made_here = weights.stage == QUANTIZE.name
     carried = digest_auxiliary_files(output) if made_here else None
     found = verify_variant(

@@ -1,4 +1,4 @@
-"""The stage that hears whether a served model speaks at all."""
+"""The stage that checks whether a served model writes coherent text."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> CoherenceResult:
     try:
         perplexity = ask.passage_perplexity()
     except UnsupportedRequestError as error:
-        # Of our own server it is known whether it does.
+        # Whether our own server does is known.
         dialect = find_engine(parameters.serving.engine).dialect
         if parameters.endpoint is None and dialect.scores_prompts:
             raise
@@ -129,7 +129,7 @@ class CoherenceProbe:
     def _post(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to one completion request; raises ServingError when there is none.
 
-        Of our own server through its socket, of a user's endpoint with the key for it.
+        Our own server is asked through its socket, a user's endpoint with its key.
         """
         import httpx
 

@@ -1,8 +1,8 @@
-"""Answer logs as all who share a store see them.
+"""Answer logs shared by all users of a store.
 
-In a folder that is shared a book's files are there for all. Of a store in an object store they are
-copied: rows that were added here go there as objects of their own, every few seconds, and rows of
-others come here when a book is looked into.
+In a shared folder all users have a log's files. With an object store they are copied: rows that
+this node added go there as separate objects, every few seconds, and rows of others come here when
+the log is read.
 """
 
 from __future__ import annotations

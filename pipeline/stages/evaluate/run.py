@@ -2,13 +2,13 @@
 
 A round asks up to a number of questions, and stops earlier where the policy's rule decides the
 gate against the baseline's answers. Answers go into the store's answer log of this served model
-and suite as they come in, whatever the rule: another margin, or a higher cap, begins with them.
+and suite as they come in, under any rule: another margin, or a higher cap, begins with them.
 
 A gate that passes is decided only if it is sensitive (eval_gates/chance_baselines.py). Else the
 baseline answers more questions, until the margin is shown to end above the chance level, or not.
 
 `answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score
-(0 to 1) and whatever the suite adds.
+(0 to 1) and the fields of the suite.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         "tokenizer": runtime.tokenizer,
         "max_length": parameters.max_length,
         "trust_remote_code": parameters.trust_remote_code,
-        # Of a user's endpoint it is not known, and tried.
+        # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
         "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
     }

@@ -12,7 +12,7 @@ from pipeline.core.stage import Stage, WorkerRuntime
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.stages.attempts import Counted
 
-# Of these stages' roles, before the claim's name.
+# Prefix of these stages' roles, before the gate's name.
 ROLE = "speed."
 
 
@@ -37,7 +37,7 @@ class SpeedParameters(Record):
 
     @property
     def alternates(self) -> bool:
-        """Whether each pair or round has lives of servers of its own, one up at a time."""
+        """Whether each pair or round has its own server starts, one server at a time."""
         return self.rule.server_mode == "interleaved"
 
     @property

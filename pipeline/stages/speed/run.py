@@ -1,7 +1,7 @@
 """Measures what one claim on speed depends on: blocks of both sides, or rounds of the candidate.
 
 `loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load_run.py), in the
-order of measuring. It is the load book, too, that a try which ended too soon leaves to the next.
+order of measuring. A try that ended early leaves the load log to the next.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Meas
     """How far it is.
 
     Args:
-        folder: of the try that measures, and of no other; None for whoever only looks.
+        folder: of the try that measures, and of no other; None for a reader.
 
     Raises:
         StoreError: an input is not in the store, or a load is damaged.
@@ -199,7 +199,7 @@ def worker_spec(
                 "url": each.url,
                 "model": each.model,
                 "socket": each.socket,
-                # Of a user's endpoint the engine is not known; most are vLLM's.
+                # The engine of a user's endpoint is unknown; most are vLLM's.
                 "counters": dict(find_engine(parameters.sides[side].serving.engine).counters),
             }
             for side, each in runtime.endpoints.items()

@@ -20,7 +20,7 @@ SAFE_QUOTIENT = 456.0
 
 
 class Caster:
-    """Casts pieces of at most so many bytes, in buffers of its own; one a thread."""
+    """Casts pieces of at most so many bytes, in its own buffers; one per thread."""
 
     def __init__(self, scheme: str, device: str, piece_bytes: int) -> None:
         import torch

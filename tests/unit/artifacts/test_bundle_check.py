@@ -25,7 +25,7 @@ from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
 
-# Answers lost, with which it passes alone and not beside another, and the first of them.
+# Answers lost, with which it passes alone and not next to another, and the first of them.
 CLOSE, FIRST = 3, 58
 
 

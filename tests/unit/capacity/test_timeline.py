@@ -60,7 +60,7 @@ def test_what_waits_for_inputs_and_what_for_room() -> None:
     waits = {each.piece.name: each.waits_for_room for each in found.placed}
     assert waits == {"a": False, "b": True, "c": False}
     b, c = found.placed[1:]
-    assert (found.beside(b), found.beside(c)) == (["c"], ["b"])
+    assert (found.concurrent_with(b), found.concurrent_with(c)) == (["c"], ["b"])
 
 
 def test_nothing_runs_beside_a_measurement_and_none_is_put_off_for_ever() -> None:
@@ -73,7 +73,7 @@ def test_nothing_runs_beside_a_measurement_and_none_is_put_off_for_ever() -> Non
         "speed": (22, 27),
         "f3": (27, 40),
     }
-    assert found.beside(found.placed[-2]) == []
+    assert found.concurrent_with(found.placed[-2]) == []
 
 
 def test_little_work_runs_beside_all_but_a_measurement() -> None:
@@ -96,7 +96,7 @@ def test_unknown_times_are_told_as_such() -> None:
     plain = found.to_dict()
     assert (plain["wall_seconds"], plain["gpu_minutes"], plain["most_at_once"]) == (None, None, 2)
     assert [each["starts_at_second"] for each in plain["work"]] == [None, None]
-    assert plain["work"][0]["beside"] == ["b"]
+    assert plain["work"][0]["concurrent_with"] == ["b"]
 
 
 def test_more_than_there_is() -> None:

@@ -290,7 +290,7 @@ def await_sleep(pid: int) -> None:
     """Return once the process waits in the kernel.
 
     Python takes note of a signal between two instructions or when a system call is interrupted:
-    one that comes just before the call is heard of only after it, here after its timeout.
+    one that comes just before the call is handled only after it, here after its timeout.
     """
     deadline = time.monotonic() + 30
     while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":

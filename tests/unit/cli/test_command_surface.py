@@ -53,7 +53,7 @@ def parameter_line(parameter: Any, hints: dict[str, Any]) -> str:
 
 
 def range_of(parameter: Any) -> str:
-    """Of a number, the least and the largest that are taken."""
+    """The smallest and the largest number that is accepted."""
     least, largest = getattr(parameter, "min", None), getattr(parameter, "max", None)
     if least is None and largest is None:
         return ""

@@ -280,7 +280,7 @@ def waiting_stage(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str
 
 
 def hear_signals() -> None:
-    """A shell's background jobs, and so whatever CI starts there, inherit SIGINT as ignored."""
+    """A shell's background jobs, and so a CI job's processes, inherit SIGINT as ignored."""
     for number in INTERRUPTIONS:
         signal.signal(number, signal.SIG_DFL)
 
@@ -399,7 +399,7 @@ def test_a_path_that_no_file_can_have(words: tuple[str, ...], path: str) -> None
 def test_without_a_temporary_folder_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in a container whose file system is read-only, whatever the first error was."""
+    """As in a container whose file system is read-only, for any first error."""
     monkeypatch.setattr(tempfile, "_get_default_tempdir", fail)
     monkeypatch.setattr(tempfile, "tempdir", None)
 

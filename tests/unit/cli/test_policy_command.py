@@ -47,7 +47,7 @@ def data(tmp_path: Path) -> str:
 
 
 def mine(tmp_path: Path, **suite: Any) -> str:
-    """A policy of one suite of MMLU, beside HumanEval with a wide margin."""
+    """A policy of one suite of MMLU, next to HumanEval with a wide margin."""
     path = tmp_path / "mine.yaml"
     content = {
         "name": "mine",

@@ -177,7 +177,7 @@ def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_command_does_not_print_them(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Of a server that does not answer, whose client quotes the address in its error."""
+    """A server does not answer, and its client quotes the address in its error."""
     ran = subprocess.run(
         [sys.executable, "-m", "pipeline.cli.main", *words, f"http://me:{SECRET}@127.0.0.1:9"],
         capture_output=True,

@@ -82,7 +82,7 @@ def test_a_kind_that_is_not_ours_becomes_the_general_error(kind: object) -> None
 
 def test_a_subclass_defined_elsewhere_is_found_too() -> None:
     class OwnError(pipeline.core.errors.StoreError):
-        """Of a plug-in."""
+        """An error of a plug-in."""
 
     assert type(from_dict(OwnError("x").to_dict())) is OwnError
 

@@ -79,7 +79,7 @@ def test_threads_do_not_break_into_each_others_lines() -> None:
 def test_a_reader_that_went_away_does_not_stop_the_work() -> None:
     read, write = os.pipe()
     os.close(read)
-    EventWriter(write).note("nobody hears this")
+    EventWriter(write).note("nobody reads this")
     os.close(write)
 
 

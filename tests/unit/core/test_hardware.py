@@ -52,7 +52,7 @@ def test_speeds_are_kept_for_one_machine_or_for_a_kind_of_node() -> None:
     assert NODE.measured_on("cpu") == NODE.machine
     some = NODE.model_copy(update={"machine": "", "name": "n7"})
     assert some.measured_on("cpu") == f"{NODE.cpu}, 2 cores"
-    # Whatever of the node a job may use.
+    # Any part of the node that a job may use.
     assert some.model_copy(update={"cores": 1}).measured_on("cpu") == some.measured_on("cpu")
     on_gpu = node_of({"gpu": "NVIDIA L4"}).model_copy(update={"machine": ""})
     assert on_gpu.measured_on("cuda") == f"NVIDIA L4, {NODE.cpu}, 2 cores"

@@ -1,4 +1,4 @@
-"""Interruptions: known for what they are, whatever became of them, and held back."""
+"""Interruptions: recognized in every form, and deferred."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ class World:
             self.check()
 
     def finish(self) -> None:
-        """Let all go on, and one who is new; each is heard of from time to time."""
+        """Let all go on, and one who is new; each reports from time to time."""
         newest = self.add()
         for _ in range(400):
             self.now += 7

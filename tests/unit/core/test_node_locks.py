@@ -28,7 +28,7 @@ locks = NodeLocks(Path(sys.argv[1]))
 print(locks.try_acquire("node", shared=sys.argv[2] == "shared") is not None, flush=True)
 sys.stdin.read()
 """
-# The lock is passed on to a child that outlives whoever took it.
+# The lock is passed on to a child that outlives its holder.
 PASS_ON = """
 import subprocess, sys
 from pathlib import Path

@@ -168,9 +168,9 @@ def test_what_a_killed_process_fetched_in_part_does_not_stay(
         blob = Path(first.stdout.readline().strip()).name
         first.kill()
     cache = cache_folder(url, tmp_path / "there")
-    beside = cache / "blobs" / f".{blob}"
-    (half := beside.with_name(f"{beside.name}.{first.pid}")).write_text("half")
-    (others := beside.with_name(f"{beside.name}.1")).write_text("of one that goes on")
+    cached = cache / "blobs" / f".{blob}"
+    (half := cached.with_name(f"{cached.name}.{first.pid}")).write_text("half")
+    (others := cached.with_name(f"{cached.name}.1")).write_text("of one that goes on")
     [folder] = (cache / "stages" / "judge").iterdir()
     assert folder.name.endswith(f"fetched.{first.pid}")
     there = Node(url, tmp_path, "there")

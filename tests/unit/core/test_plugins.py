@@ -50,7 +50,7 @@ def test_one_that_no_package_declares() -> None:
         (None, "outside_one:Good"),
         (GOOD, "outside_two:Other"),
         (GOOD, "outside_three:Good"),  # not of the base that is asked for
-        ("raise RuntimeError('of its own')", "outside_four:Good"),
+        ("raise RuntimeError('of the plug-in')", "outside_four:Good"),
         (GOOD, "outside_five"),
     ],
 )

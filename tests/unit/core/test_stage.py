@@ -16,7 +16,7 @@ from pipeline.core.stage import Stage, WorkerRuntime
 
 class Wanted(Record):
     size: int
-    later: str = ""  # evidence of before does not have it
+    later: str = ""  # earlier evidence does not have it
 
 
 class Found(Record):

@@ -21,7 +21,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Of an empty home."""
+    """The settings of an empty home."""
     return Settings(home=tmp_path / "home", store=tmp_path / "store")
 
 

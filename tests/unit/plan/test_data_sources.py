@@ -453,7 +453,7 @@ class TestHub:
             }
             commit = hub.datasets["org/chats"].commit
             said = ask_in_child(tmp_path, list(self.ASKED), HF_ENDPOINT=hub.url)
-            # huggingface_hub asks about things of its own, too.
+            # huggingface_hub makes its own requests, too.
             asked = [r.path for r in hub.requests if r.path.startswith("/api/datasets/")]
         first, second, _, suite, _ = said["answers"]
         assert first["identity"] == {"hub": "org/chats", "revision": commit}

@@ -20,7 +20,7 @@ from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.schema import Recipe
 
 LAYER = "model.layers.0"
-MIXTURE: dict[str, tuple[str, tuple[int, ...]]] = {
+MOE_MODEL: dict[str, tuple[str, tuple[int, ...]]] = {
     "model.embed_tokens.weight": ("BF16", (32, 128)),
     f"{LAYER}.self_attn.q_proj.weight": ("BF16", (128, 128)),
     f"{LAYER}.block_sparse_moe.gate.weight": ("BF16", (4, 128)),
@@ -32,7 +32,7 @@ ROUTERS = r"re:(.*\.)?(gate|router|shared_expert_gate)(\..*)?$"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "checkpoint", MIXTURE)
+    return write_checkpoint(tmp_path / "checkpoint", MOE_MODEL)
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> Path:

@@ -215,8 +215,8 @@ class TestRefusal:
     def test_several_variants_need_more(self) -> None:
         error = refused(policy(), 100)
         (alone,) = map(int, re.findall(r"it takes (\d+)", error.message))
-        (beside,) = map(int, re.findall(r"it takes (\d+)", refused(policy(), 100, BOTH).message))
-        assert beside > alone
+        (together,) = map(int, re.findall(r"it takes (\d+)", refused(policy(), 100, BOTH).message))
+        assert together > alone
 
     def test_where_all_can_decide_nothing_heavy_is_imported(self) -> None:
         code = (
@@ -340,7 +340,7 @@ class TestBesideNothingLost:
 
 @cache
 def carried_power(name: str) -> tuple[GatePower, ...]:
-    """Of a policy of the package, with the questions that it is for."""
+    """The power of a packaged policy, with the questions that it is for."""
     return policy_power(catalog.load_policy(name), BOTH, CARRIED if name == "demo" else FULL)
 
 

@@ -33,7 +33,7 @@ def benchmark() -> Iterator[ModuleType]:
 
 
 def highest(alpha: float) -> float:
-    """Of an error rate that is kept, give or take two standard errors."""
+    """Whether an error rate is kept, give or take two standard errors."""
     return alpha + 2 * math.sqrt(alpha * (1 - alpha) / RUNS)
 
 

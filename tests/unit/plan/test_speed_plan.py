@@ -176,7 +176,7 @@ def test_a_workload_longer_than_the_context_is_refused() -> None:
 def test_a_round_that_would_be_cut_short_is_refused(
     tmp_path: Path, changes: dict[str, Any], key: str | None
 ) -> None:
-    """Of 60 seconds at 1,000 a second the first 40 would be sent, and no queue seen to grow."""
+    """The first 40 of 60 seconds at 1,000 a second would be sent, and no queue seen to grow."""
     if "kind" in changes:
         file = tmp_path / "t.jsonl"
         file.write_text(row_at(0) + row_at(2))
@@ -199,7 +199,7 @@ def test_a_round_that_would_be_cut_short_is_refused(
 def test_a_percentile_of_rounds_with_few_requests_is_refused(
     limit: str, rate: float, refused: bool
 ) -> None:
-    """Of 30 seconds."""
+    """A workload of 30 seconds."""
     claims = policy(slo=[{"workload": "chat", "rate": rate, "limits": {limit: 800.0}}])
     if not refused:
         find_claims(claims, profile(chat=SMALL))

@@ -52,7 +52,7 @@ def site(tmp_path: Path) -> OciSite:
 def test_a_move_that_is_recorded_and_not_completed(
     site: OciSite, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has an exit code of its own, since it takes effect later."""
+    """It has its own exit code, since it takes effect later."""
     run = site.made.report.run
     words = {"promote": [f"{run}:{ONE}", "--store", str(site.store.root)], "rollback": ["model"]}
 

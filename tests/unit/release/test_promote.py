@@ -54,7 +54,7 @@ def deployable(recipe: str, engine: str = "0.32.0") -> dict[str, Any]:
 
 
 def policy(prefer: str) -> dict[str, Any]:
-    """The default policy with names of its own for the aliases."""
+    """The default policy with other names for the aliases."""
     promotion = {"prefer": prefer, "alias": "best", "previous_alias": "former"}
     return {**load_policy("default").model_dump(), "promotion": promotion}
 

@@ -238,7 +238,7 @@ class TestPromoteRun:
         assert not Path(good.uri.removeprefix("sqlite:///")).exists()
 
     def test_a_variant_that_the_record_leaves_out(self, good: FakeRun) -> None:
-        """Whoever leaves one out would have Holm's correction count fewer."""
+        """With one left out Holm's correction would count fewer."""
         (run,) = RunFolders(good.store).all()
         edit(run / RUN_RECORD, lambda run: run["variants"].pop())
         good.report = RunReport.model_validate_json((run / RUN_RECORD).read_text())
@@ -289,7 +289,7 @@ class TestCollection:
         for each in find_garbage(good.store, [], 0, Listener()):
             remove(each, good.store)
         left = [p for p in good.store.root.rglob("*") if p.is_file() and p.suffix != ".lock"]
-        # Whoever measures again has to find what was measured before.
+        # A later measurement has to find what was measured before.
         kept = {p.relative_to(good.store.root).parts[0] for p in left}
         assert kept == {"attempts", "measurements"}
 

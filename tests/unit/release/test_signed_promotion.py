@@ -137,7 +137,7 @@ def result_digests(forged: Path) -> list[str]:
 
 
 def give_keys_that_follow(forged: Path) -> None:
-    """Rename every stage whose parameters were edited, and whatever names it."""
+    """Rename every stage whose parameters were edited, and all that refers to it."""
     for file in sorted((forged / BUNDLE / "stages").glob(f"*/*/{RECORD}")):
         record = StageRecord.model_validate_json(file.read_text())
         revision = newest_revision(record.stage)

@@ -34,9 +34,9 @@ def test_the_kind_of_gpu_matters_to_who_uses_one() -> None:
 def test_memory_limits_what_fits_side_by_side() -> None:
     asked = [ResourceRequest(gpus=1, memory_bytes=size * GIB) for size in (0, 80, 300, 900)]
     assert [count_room([H100], needs) for needs in asked] == [8, 8, 2, 1]
-    # Of an estimate that is more than a node gives away all that it gives is taken.
+    # If an estimate exceeds what a node gives away, all that it gives is taken.
     assert H100.taken_by(asked[-1]).memory_bytes == 700 * GIB
-    # Of the next node of the kind a little less may be there, and it is to be taken whole, too.
+    # The next node of the kind may have a little less, and it is to be taken whole, too.
     assert H100.taken_by(ResourceRequest(exclusive=True)).memory_bytes == 0
 
 

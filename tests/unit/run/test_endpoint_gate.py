@@ -50,7 +50,7 @@ def request_of(tmp_path: Path) -> GateRequest:
 
 
 def keys(request: GateRequest, run_id: str = "run") -> set[str]:
-    """Of all stages that ask."""
+    """All stages that ask."""
     home = request.tokenizer.parent
     settings = Settings(home=home / "home", store=home / "store")
     policy = load_policy(request.policy)

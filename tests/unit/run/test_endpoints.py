@@ -93,7 +93,7 @@ def test_a_side_that_died_is_noticed_while_the_other_lives(
     while (died := dead(servers)) is None and time.monotonic() < deadline:
         assert ask(facts[1]) == 200
     assert "exit code 9" in str(died)
-    # It is no longer open, so whoever needs it starts another.
+    # It is no longer open, so the next user starts another.
     assert dead(servers) is None
     assert servers.open(model(tmp_path, "baseline")) is not facts[0]
 
@@ -120,9 +120,9 @@ def dead(servers: LocalServers) -> ServingError | None:
 
 
 def test_each_life_has_a_log_in_the_order_of_lives(servers: LocalServers, tmp_path: Path) -> None:
-    """Whatever lies beside: logs of the server's parts on other nodes, and another variant's."""
-    for beside in ("fp8.node1.log", "fp8.node2.log", "fp8.2.node1.log", "fp8.kv.log"):
-        (tmp_path / f"server.{beside}").touch()
+    """Other files there: logs of the server's parts on other nodes, and another variant's."""
+    for other in ("fp8.node1.log", "fp8.node2.log", "fp8.2.node1.log", "fp8.kv.log"):
+        (tmp_path / f"server.{other}").touch()
     logs = []
     for _ in range(3):
         logs.append(Path(servers.open(model(tmp_path, "fp8"))["server_log"]))

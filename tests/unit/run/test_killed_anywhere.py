@@ -88,7 +88,7 @@ def run_until(store: Path, change: int, after_opening: bool) -> bool:
 
 
 def contents(stage: Path) -> dict[str, object]:
-    """Of its files; the record without what says how, in which life, the answers were got."""
+    """Its files; the record without how, and in which server start, the answers were got."""
     found: dict[str, object] = {
         str(f.relative_to(stage)): f.read_bytes() for f in stage.rglob("*") if f.is_file()
     }

@@ -463,7 +463,7 @@ class TestSchedule:
         assert {"baseline: asked", made[1]} <= set(work[asked[1]]["waits_for"])
         assert work[asked[1]]["stages"] == [*SERVED, SPEED]
         assert work[asked[1]]["needs"] == ALONE.model_dump()
-        assert work[asked[1]]["beside"] == []
+        assert work[asked[1]]["concurrent_with"] == []
         assert {name for name, each in work.items() if each["needs"]["cpus"] == "all"} == {
             made[0],
             *asked,
@@ -496,9 +496,9 @@ class TestSchedule:
                 work[f"{name}: loads"]["needs"]
                 == ResourceRequest(gpus=1, exclusive=True).model_dump()
             )
-            assert work[f"{name}: loads"]["beside"] == []
+            assert work[f"{name}: loads"]["concurrent_with"] == []
             assert f"{name}: asked" in work[f"{name}: loads"]["waits_for"]
-        assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["beside"]
+        assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["concurrent_with"]
         assert found.to_dict()["schedule"]["most_at_once"] >= 2
 
     @pytest.mark.parametrize("gpus", [1, 2])

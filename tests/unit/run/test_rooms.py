@@ -1,4 +1,4 @@
-"""A run says the same in whatever room: one piece of work at a time, or six, told in any order."""
+"""A run has the same result with any resources: one work item at a time, or six, in any order."""
 
 from __future__ import annotations
 

@@ -185,12 +185,12 @@ def test_the_time_of_a_killed_run_ends_with_its_last_sign_of_life(store: Store) 
 
 def test_a_full_disk_is_explained(log: RunRecorder) -> None:
     # The record's neighbour, which is renamed into place, leads to where every write fails.
-    beside = log.folder / f".{RUN_RECORD}.{os.getpid()}"
-    beside.symlink_to("/dev/full")
+    temporary = log.folder / f".{RUN_RECORD}.{os.getpid()}"
+    temporary.symlink_to("/dev/full")
     with pytest.raises(StoreError) as caught:
         log.note("x")
     assert "store" in caught.value.where
-    beside.unlink()
+    temporary.unlink()
     log.note("there is space again")
     assert "there is space again" in on_disk(log)["notes"]
 

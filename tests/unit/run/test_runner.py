@@ -610,10 +610,10 @@ class TestLadder:
         assert all(not check.differences for check in check_run(report, Store(ladder.root)))
 
     def test_others_do_not_wait_for_the_ladder(self, ladder: FakeRun) -> None:
-        ladder.recipes = ("beside", *ladder.rungs)
+        ladder.recipes = ("other", *ladder.rungs)
         report = ladder.run()
-        assert self.verdicts(report)["beside"] == "pass"
-        assert ladder.models.served == ["baseline", "beside", ONE]
+        assert self.verdicts(report)["other"] == "pass"
+        assert ladder.models.served == ["baseline", "other", ONE]
 
     def test_the_record_bears_checking(self, ladder: FakeRun) -> None:
         report = ladder.run()

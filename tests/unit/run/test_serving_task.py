@@ -1,4 +1,4 @@
-"""What a serving task sees to before a server starts, on whatever node it is held."""
+"""What a serving task sees to before a server starts, on any node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `prepare task run` refuses to do on whatever node it is started."""
+"""What `prepare task run` refuses to do on any node."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its commands, of which sbatch does the work at once."""
+    """A folder of its commands, of which sbatch does the work immediately."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     for name, script in {"sbatch": SBATCH, "sinfo": "#!/bin/sh\necho n1 2 4000 '(null)'\n"}.items():

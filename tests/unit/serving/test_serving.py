@@ -127,7 +127,7 @@ LOGS = [
         CUDA_MEMORY,
         "reduce the server's memory",
     ),
-    # Of several exceptions the first is the cause.
+    # The first of several exceptions is the cause.
     (
         f"(Worker pid=7) ERROR 11-21 09:08:43 [multiproc_executor.py:870] {CUDA_MEMORY}\n"
         f"{ENGINE}RuntimeError: Worker failed with error 'x', please check the stack trace above\n",

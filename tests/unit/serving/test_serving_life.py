@@ -276,7 +276,7 @@ def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
 
 
 class Stranger(HttpStandIn):
-    """Another's server on a port, which answers whatever ours would."""
+    """Another's server on a port, which answers as ours would."""
 
     def __init__(self, port: int, model: str, asked: list[str]) -> None:
         class Handler(SilentHandler):

@@ -14,7 +14,7 @@ SERVER = Path(__file__).with_name("tiny_server.py")
 
 
 class Tiny(Engine):
-    """The server beside."""
+    """The server."""
 
     name = "tiny"
     title = "Tiny"

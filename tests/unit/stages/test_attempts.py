@@ -40,9 +40,9 @@ REPLAYS, QUESTIONS = 1000, 300
 
 def policy(**changes: Any) -> Policy:
     mine = {"kind": "mmlu", "margins": {"fp8": 0.01}, **changes}
-    beside = {"kind": "mmlu", "margins": {"fp8": 0.5}, "tier": "advisory"}
+    neighbor = {"kind": "mmlu", "margins": {"fp8": 0.5}, "tier": "advisory"}
     return Policy.model_validate(
-        {"name": "p", "summary": "s", "suites": {"mine": mine, "beside": beside}}
+        {"name": "p", "summary": "s", "suites": {"mine": mine, "neighbor": neighbor}}
     )
 
 
@@ -177,14 +177,14 @@ class TestMeasurements:
         assert self.choose(ledger, remeasured=again) == 2
         later = Remeasured(again.gates, frozenset({"run 3"}))
         assert self.choose(ledger, remeasured=later) == 3
-        assert self.choose(ledger, remeasured=later, gate="beside") == 2
+        assert self.choose(ledger, remeasured=later, gate="neighbor") == 2
 
     def test_weights_that_were_measured_elsewhere_have_later_numbers_for_every_gate(
         self, ledger: AttemptLedger
     ) -> None:
         again = Remeasured(frozenset({"mine"}), frozenset({"run"}), least=2)
         assert self.choose(ledger, remeasured=again) == 2
-        assert self.choose(ledger, remeasured=again, gate="beside") == 2
+        assert self.choose(ledger, remeasured=again, gate="neighbor") == 2
 
 
 class TestWhatMakesAnAttempt:
@@ -345,7 +345,7 @@ class TestEvidence:
 
 
 def p_values(before: Any, after: Any, margin: float) -> Any:
-    """Of 'the drop is the margin or more', at any question; along the last axis."""
+    """Evidence on 'the drop is the margin or more' at any question; along the last axis."""
     log_pass, _ = log_evidence(after - before, Comparison.points(margin), None)
     return np.exp(-log_pass.max(axis=-1))
 

@@ -251,7 +251,7 @@ class TestWeights:
     def test_a_layer_of_zeros(self, sound: Verification) -> None:
         tensors = variant_tensors(sound.kind)
         name = numbers(tensors, LAYER)
-        # Whatever number stands for zero: all of them are the same, and the fit undoes no zero.
+        # Any number may stand for zero: all are the same, and the fit undoes no zero.
         tensors[name].array[:] = tensors[name].array[:1] * 0
         sound.write_variant_weights(tensors)
         error = sound.fault()

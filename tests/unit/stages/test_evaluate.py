@@ -42,7 +42,7 @@ def test_the_metric_of_each_kind(suite: AnySuite, metric: str) -> None:
 
 def test_weights_that_are_taken_in_again_keep_their_answers() -> None:
     def key_with(**check: str | None) -> str:
-        """Of a round on weights that were checked so."""
+        """The result of a round on weights that were checked so."""
         spec: Any = SimpleNamespace(
             stage="evaluate",
             parameters={"suite": "quiz", "max_questions": 8},

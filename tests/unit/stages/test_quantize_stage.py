@@ -59,7 +59,7 @@ def test_the_recipe_as_it_was_used(tmp_path: Path) -> None:
 
 
 def test_what_is_carried_over(tmp_path: Path) -> None:
-    """Whatever its vocabulary is called (Qwen's first models: qwen.tiktoken), and its code."""
+    """Under any name of its vocabulary (Qwen's first models: qwen.tiktoken), and its code."""
     own = {
         "qwen.tiktoken": b"IQ== 0",
         "sentencepiece.bpe.model": b"pieces",

@@ -175,7 +175,7 @@ class TestKilled:
         first, *_ = lines = file.read_bytes().splitlines(keepends=True)
         stage.fails_after = None
         torn_anywhere = (lines[:3], [*lines[:2], first[:20]], [*lines[:3], first[:-1]])
-        # Of the three that count, each lost life is one; at least one is measured.
+        # Each lost start is one of the three that count; at least one is measured.
         for torn, units in zip(torn_anywhere, (5, 4, 4), strict=True):
             file.write_bytes(b"".join(torn))
             found = done(stage)

@@ -75,7 +75,7 @@ class Verification:
         return self.fault(ignore).message
 
     def add_to_source(self, tensors: Tensors, *, tied: bool = True) -> None:
-        """Give the source these tensors, instead of its own or besides."""
+        """Give the source these tensors, in place of the original ones or in addition."""
         weights = safetensors_of(source_tensors(tied=tied) | tensors)
         (self.source / WEIGHTS).write_bytes(weights)
 

@@ -20,7 +20,7 @@ NAME = "model.layers.0.mlp.down_proj"
 def stored_layer(
     folder: Path, weights: Any, kind: str, source: Any = None
 ) -> tuple[StoredTensor, LayerDequantizer]:
-    """`weights` quantized, beside `source` (the same weights where None) in float32."""
+    """`weights` quantized, with `source` (the same weights where None) in float32."""
     matrix = np.asarray(weights if source is None else source, np.float32)
     before = {f"{NAME}.weight": Stored("F32", matrix)}
     write_files(folder / "source", {WEIGHTS: safetensors_of(before)})

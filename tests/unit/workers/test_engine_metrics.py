@@ -42,7 +42,7 @@ def test_the_queue_and_the_clients_lag_are_looked_at_while_the_work_lasts() -> N
         return "done"
 
     async def both() -> tuple[str, dict[str, int] | None]:
-        return await watch.beside(work()), await watch.counters()
+        return await watch.poll_during(work()), await watch.counters()
 
     watch._fetch = fetch  # type: ignore[method-assign]
     done, counters = asyncio.run(both())

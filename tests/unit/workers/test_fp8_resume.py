@@ -19,7 +19,7 @@ VERSIONS = {"torch": "1"}
 
 @pytest.fixture
 def plans(tmp_path: Path) -> list[ShardPlan]:
-    """Of three source files with a matrix each."""
+    """The result for three source files with a matrix each."""
     folder = tmp_path / "source"
     folder.mkdir()
     found = []

@@ -206,7 +206,7 @@ class TestImports:
 
     OURS = ("pipeline", "recipes", "eval_gates")
     NOT_OURS = ("artifacts", "pydantic", "mlflow", "httpx", "pytest", "listener")
-    # Files beside bootstrap.py and next to the packages, which must not be modules of their own.
+    # Files next to bootstrap.py and the packages, which must not be modules.
     NEIGHBOURS = ("protocol", "quantize_awq", "evaluate", "bootstrap", "errors", "tests")
 
     def test_exactly_three_packages(self, worker: TinyWorker, bare_python: str) -> None:

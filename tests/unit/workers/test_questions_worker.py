@@ -114,7 +114,7 @@ class TestMmlu:
     def test_who_always_gives_one_answer(
         self, tmp_path: Path, folder: Path, form: Any, text: str, guessing: float
     ) -> None:
-        """Of 40 questions 30 have the key A, with another text each time, or mostly the same."""
+        """30 of 40 questions have the key A, with another text each time, or mostly the same."""
         rows = [
             mmlu_question("law", n)
             | {"answer": 0 if n % 4 else 1, "choices": [f"a{n}", "b", "c", "d"]}

@@ -37,7 +37,7 @@ def spec(sides: tuple[str, ...] = ("baseline", "candidate"), **workload: Any) ->
 
 @dataclass
 class Measuring:
-    """Measures at once; a request takes so many seconds, by side."""
+    """Measures immediately; a request takes so many seconds, by side."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     asked: list[tuple[str, int, int]] = field(default_factory=list)

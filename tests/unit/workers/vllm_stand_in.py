@@ -1,4 +1,4 @@
-"""A stand-in for the module `vllm.benchmarks.serve`: it takes the options, and answers at once."""
+"""A stand-in for the module `vllm.benchmarks.serve`: it takes the options and answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-# Of vLLM 0.32 and 0.33, those that are used.
+# The options of vLLM 0.32 and 0.33 that are used.
 OPTIONS = (
     *("backend", "endpoint", "base-url", "model", "tokenizer", "request-rate", "max-concurrency"),
     *(
@@ -82,7 +82,7 @@ class Serve:
 
     async def main_async(self, options: argparse.Namespace) -> dict[str, Any]:
         self.asked.append(options)
-        await asyncio.sleep(0)  # whoever looks on has begun
+        await asyncio.sleep(0)  # the poller has begun
         samples = self.get_samples(options, self.get_tokenizer(options.tokenizer))
         url = options.base_url
         self.sent.append(await self._align_prompts_to_server_tokenizer(url, "m", samples, None))

@@ -31,7 +31,7 @@ class EvidenceParameters(Record):
 
 
 class EvidenceRuntime(Record):
-    """Of which run it tells."""
+    """The run that it describes."""
 
     run: str
     command: str

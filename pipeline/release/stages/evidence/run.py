@@ -1,4 +1,4 @@
-"""Makes the folder that is deployed: the weights, the model card, and the evidence bundle beside.
+"""Makes the folder that is deployed: the weights, the model card, and the evidence bundle.
 
 The weights are hard links to those of the stage `quantize` (copies on another file system), so
 they take no room twice, and neither stage changes a file of the other. `output/` is what a

@@ -1,4 +1,4 @@
-"""The JUnit file as readers see it: parsed back, whatever its texts hold."""
+"""The JUnit file as readers see it: parsed back, with any text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def suites(run: str) -> dict[str, Any]:
 
 
 def outcomes(suite: Any) -> dict[str, tuple[str, str | None]]:
-    """Of each case the element that says how it ended, and that one's type."""
+    """Each case's element that states how it ended, and that element's type."""
     return {
         case.name: (case.result[0]._tag, case.result[0].type) if case.result else ("passed", None)
         for case in suite

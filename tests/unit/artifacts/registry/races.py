@@ -1,4 +1,4 @@
-"""What tests of races on aliases share, whatever the registry."""
+"""Helpers of the tests of races on aliases, for every registry."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def move_at(registry: Registry, what: What, barrier: Any, answers: Any) -> None:
 
 
 def race(processes: BaseContext, calls: Calls) -> dict[str, Any]:
-    """Let them go at once; outcome by who."""
+    """Start them together; each one's outcome."""
     barrier, answers = processes.Barrier(len(calls)), processes.Queue()
     runners = [
         processes.Process(target=target, args=(*arguments, barrier, answers))  # type: ignore[attr-defined]

@@ -108,7 +108,7 @@ class TestKill:
     """SIGKILL before each write, and after the last; then the next finds the old or the new, whole.
 
     The steps of a promotion and of a rollback: entry, `previous`, `champion`, the mark that it was
-    carried out. Killed before the entry, nothing has happened; afterwards, whoever comes next
+    carried out. Killed before the entry, nothing has happened; afterwards, the next command
     carries it out.
     """
 

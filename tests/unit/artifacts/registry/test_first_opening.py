@@ -1,4 +1,4 @@
-"""The embedded registry's database is whole or absent, whatever ends the process that makes it.
+"""The embedded registry's database is whole or absent, however the process that makes it ends.
 
 PREPARE_RACE_REPEATS=12 kills at that many moments, and races that many pairs of processes.
 """

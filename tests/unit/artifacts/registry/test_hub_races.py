@@ -132,7 +132,7 @@ class TestRace:
     def test_versions_registered_at_once(
         self, hub: HubWriteStandIn, turn: int, tmp_path: Path
     ) -> None:
-        """Each number is given once, and the same version twice at once is one."""
+        """Each number is given once, and the same version made twice concurrently is one."""
         calls = [(register, (hub.url, folder_of(tmp_path, digest), digest)) for digest in "abc"]
         outcomes = race(processes, calls)
         assert sorted(outcomes.values()) == ["1", "2", "3"]
@@ -151,7 +151,7 @@ class TestRace:
 class TestKill:
     """SIGKILL before each write, and after the last; then the next finds the old or the new, whole.
 
-    Killed before the entry, nothing has happened; afterwards, whoever comes next carries it out.
+    Killed before the entry, nothing has happened; afterwards, the next command carries it out.
     """
 
     @pytest.mark.parametrize("step", range(1, WRITES_OF_A_PROMOTION + 2))

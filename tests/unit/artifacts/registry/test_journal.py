@@ -99,7 +99,7 @@ STEPS = st.one_of(
 def test_aliases_always_follow_from_the_history(
     steps: list[tuple[tuple[str, str], int | None]],
 ) -> None:
-    """Whatever is killed wherever: settled, the aliases are what the entries say."""
+    """After any kill, once settled, the aliases are what the entries state."""
     memory = Memory()
     for (kind, version), writes_left in steps:
         if kind == "by hand":

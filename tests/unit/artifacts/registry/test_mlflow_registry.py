@@ -1,7 +1,7 @@
 """The registry, with a real MLflow client and its embedded SQLite store.
 
 Opening it takes seconds (MLflow's import, its schema), so one is opened for all tests, and every
-test has a model name of its own.
+test has its own model name.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class TestRace:
         check_whole(registry, {"champion": held[-1], "previous": before}, entries=2 + len(held))
 
     def test_registrations_get_a_number_each(self, registry: OciLayoutRegistry, made: Path) -> None:
-        """Of the same tuple one, which both get."""
+        """One version of the same tuple, which both get."""
         calls = [
             (racing_oci_mover.register, (registry.uri, made / "weights", digest))
             for digest in ("new", "newer", "a")

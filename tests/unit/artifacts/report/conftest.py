@@ -25,5 +25,5 @@ def made(kept_run: FakeRun, tmp_path: Path) -> FakeRun:
 
 @pytest.fixture
 def evidence(made: FakeRun) -> RunEvidence:
-    """Of the run in the copy."""
+    """The copied run's report."""
     return RunEvidence(made.report, made.store)

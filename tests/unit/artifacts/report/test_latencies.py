@@ -36,7 +36,7 @@ def test_a_figure_a_metric_with_the_baseline_beside_each_variant(tmp_path: Path)
     assert tpot.table.rows[0][1:] == ("100.0",) * 4
     baseline, fp8, _ = ttft.notes
     assert baseline.startswith("baseline: short, ")
-    assert fp8.endswith("4 at once; 0 failed")
+    assert fp8.endswith("4 in flight; 0 failed")
 
 
 def test_how_a_load_comes_is_told() -> None:

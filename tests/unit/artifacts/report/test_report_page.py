@@ -124,7 +124,7 @@ def test_one_file_that_asks_for_nothing(page: PageParts) -> None:
 
 
 def test_what_a_model_says_is_inert(tmp_path: Path) -> None:
-    """Whatever text is another's: questions, answers, subjects, modules, reasons, options."""
+    """Every text of others: questions, answers, subjects, modules, reasons, options."""
     texts = Texts(
         question=HOSTILE + HALF_A_PAIR,
         answer=HOSTILE + HALF_A_PAIR,

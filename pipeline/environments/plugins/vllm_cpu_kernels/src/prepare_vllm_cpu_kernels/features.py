@@ -17,7 +17,7 @@ QUESTIONS = {
 
 
 def hide_features() -> None:
-    """Deny what the variable does not name; None says that this is no platform of its own."""
+    """Deny what the variable does not name; None: the platform is not replaced."""
     named = os.environ.get("PREPARE_CPU_FEATURES")
     if named is None:
         return
