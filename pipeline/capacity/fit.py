@@ -1,4 +1,4 @@
-"""One variant on so many GPUs: weights, what is left for the cache, and what is in the way."""
+"""Fit of one variant on a number of GPUs: weights, remaining cache, and the first obstacle."""
 
 from __future__ import annotations
 
@@ -17,60 +17,57 @@ Obstacle = Literal["", "recipe", "hardware", "split", "weights", "context"]
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a variant needs and holds, tensor-parallel over so many GPUs."""
+    """Memory and capacity of a variant on `tensor_parallel` GPUs a replica."""
 
     variant: str
-    tensor_parallel: int  # GPUs that one copy is spread over
-    replicas: int  # copies that all the GPUs hold
+    tensor_parallel: int  # GPUs of one replica
+    replicas: int  # on all GPUs
     weights_bytes: int  # on each GPU
-    reserve_bytes: int  # on each GPU, for all that is neither weights nor cache; an estimate
+    reserve_bytes: int  # on each GPU, for neither weights nor cache; an estimate
     cache_bytes: int  # on each GPU, left for keys and values
-    tokens: int  # of KV cache that a copy has, as vLLM counts them
-    sequences: int  # of the context's length that a copy serves at once
-    tokens_per_s_at_most: float  # of one sequence, by the memory's bandwidth alone
-    obstacle: Obstacle  # what stands in the way; empty where it can be served
-    reason: str  # the obstacle in words
-    hint: str = ""  # what to do about it
+    tokens: int  # KV cache of a replica, as vLLM counts them
+    sequences: int  # concurrent sequences of full context length on a replica
+    tokens_per_s_at_most: float  # of one sequence, bound by memory bandwidth
+    obstacle: Obstacle  # empty if it fits
+    reason: str  # the obstacle as a sentence
+    hint: str = ""
 
     @property
     def fits(self) -> bool:
-        """Whether it can be served."""
         return not self.obstacle
 
     @property
     def sequences_of_all(self) -> int:
-        """Sequences at once over all copies."""
+        """Concurrent sequences of all replicas."""
         return self.replicas * self.sequences if self.fits else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
         return {**vars(self), "fits": self.fits, "sequences_of_all": self.sequences_of_all}
 
 
 @dataclass(frozen=True)
 class ShardedVariant:
-    """A variant, ready to be laid on GPUs."""
+    """A variant whose weights are classified for tensor parallelism."""
 
-    recipe: Recipe  # that makes it
-    shards: ShardedWeights  # its weights by how they are spread
+    recipe: Recipe
+    shards: ShardedWeights
     undivided: tuple[int, ...]  # columns that none of the recipe's group sizes divides
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is the checkpoint as it is."""
         return self.recipe.family == "baseline"
 
 
 @dataclass(frozen=True)
 class GpuPool:
-    """Where candidates are laid."""
+    """The GPUs, the checkpoint and the engine settings that variants are fitted with."""
 
     inspection: CheckpointInspection
     gpu: GpuType
-    gpus: int  # how many there are
-    limits: ServingLimits  # how the engine is started
+    gpus: int
+    limits: ServingLimits
     context: int  # tokens of a sequence
-    draft_bytes: int = 0  # weights of what drafts for variants
+    draft_bytes: int = 0  # weights of the variants' draft model
 
     @classmethod
     def of(
@@ -82,12 +79,12 @@ class GpuPool:
         context: int | None = None,
         draft_bytes: int = 0,
     ) -> GpuPool:
-        """The site where the engine is started as a profile says, or by vLLM's defaults.
+        """Read the engine settings from a profile, or use vLLM's defaults.
 
-        Without a context, it is the model's, or the profile's limit.
+        The context defaults to the profile's limit, or the model's.
 
         Raises:
-            UsageError: the profile does not go with it.
+            UsageError: the profile is not for GPUs or has an invalid value.
         """
         limits = ServingLimits.of(gpu, profile)
         longest = limits.context(inspection.shape.context)
@@ -96,13 +93,12 @@ class GpuPool:
     def fit(
         self, candidate: ShardedVariant, tensor_parallel: int, *, reserve_at_least: bool = False
     ) -> FitResult:
-        """Lay the candidate on so many GPUs of the site, for one copy.
+        """Fit one replica of the candidate on `tensor_parallel` GPUs.
 
-        With `reserve_at_least` the reserve is the lower estimate, to refuse only what surely does
-        not fit.
+        `reserve_at_least` takes the lower estimate of the reserve, to refuse only certain misfits.
         """
         weights = candidate.shards.bytes_on_gpu(tensor_parallel)
-        if not candidate.is_baseline:  # vLLM spreads a draft as it does the model
+        if not candidate.is_baseline:  # vLLM splits a draft like the model
             weights += -(-self.draft_bytes // tensor_parallel)
         reserve = self.limits.reserve_bytes(
             self.inspection.shape, tensor_parallel, at_least=reserve_at_least
@@ -131,7 +127,7 @@ class GpuPool:
     def capacity(
         self, candidate: ShardedVariant, tensor_parallel: int, memory: int, context: int
     ) -> KvCapacity:
-        """What the cache holds in that much memory on each GPU."""
+        """Return what the KV cache holds in `memory` bytes on each GPU."""
         return self.inspection.cache.capacity(
             memory,
             context=context,
@@ -143,7 +139,7 @@ class GpuPool:
         )
 
     def longest_context(self, candidate: ShardedVariant, fit: FitResult) -> int:
-        """Tokens of the longest sequence that fits alone, in whole blocks; 0 where none does."""
+        """Return the longest sequence that fits alone, in tokens of full blocks; 0 if none fits."""
         low, high = 0, self.context // self.limits.block_size
         while low < high:
             middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Every variant on every way to use the GPUs: which fit, which is best, and hints for the rest."""
+"""Fits of every variant for every division of the GPUs, with the best one and hints."""
 
 from __future__ import annotations
 
@@ -20,34 +20,29 @@ from recipes import catalog
 from recipes.gpu import GpuType
 from recipes.schema import Recipe, ServingProfile
 
-MAX_GPUS = 64  # that a hint looks at
-FAIR_SHARE = 0.5  # of the sequences that the roomiest way holds
+MAX_GPUS = 64  # limit of the hints
+FAIR_SHARE = 0.5  # of the concurrent sequences of the best division
 BFLOAT16 = 8.0  # compute capability
 
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """All that `prepare plan --gpu` reports."""
+    """The report of `prepare plan --gpu`."""
 
-    site: GpuPool  # the GPUs, how the engine is started, and the checkpoint
-    # what each variant's recipe makes of the checkpoint, by its name
-    weights: dict[str, VariantWeights]
+    site: GpuPool
+    weights: dict[str, VariantWeights]  # by recipe
     fits: tuple[FitResult, ...]  # each variant on each number of GPUs, the baseline first
-    notes: tuple[str, ...]  # what the figures leave out, or a user should know
-    needs: tuple[
-        StageResources, ...
-    ] = ()  # memory of the machine and disk of each variant's stages
-    minutes: tuple[StageDuration, ...] = ()  # expected time of each variant's stages
-    seen: ObservedDurations = field(
-        default_factory=ObservedDurations
-    )  # that such a run has left here
-    timeline: Timeline | None = None  # when a run's work would go on them; None: it cannot
+    notes: tuple[str, ...]  # limits of the estimates
+    needs: tuple[StageResources, ...] = ()
+    minutes: tuple[StageDuration, ...] = ()
+    seen: ObservedDurations = field(default_factory=ObservedDurations)
+    timeline: Timeline | None = None  # None if a run is not possible on these GPUs
 
     def best(self, variant: str) -> FitResult | None:
-        """The way to serve it: the fewest GPUs a copy that do not starve the caches.
+        """Return the fit with the fewest GPUs a replica that keeps enough concurrent sequences.
 
-        Copies need no all-reduce and no common clock, so they beat tensor parallelism as long as
-        they together hold a fair share of the sequences that any other way would hold.
+        Replicas need no all-reduce. They are preferred while together they hold `FAIR_SHARE` of the
+        sequences of the best division.
         """
         found = [fit for fit in self.fits if fit.variant == variant and fit.fits]
         enough = FAIR_SHARE * max((fit.sequences_of_all for fit in found), default=0)
@@ -55,7 +50,6 @@ class CapacityPlan:
         return min(fair, key=lambda fit: fit.tensor_parallel) if fair else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
         site, inspection = self.site, self.site.inspection
         best = {name: self.best(name) for name in self.weights}
         return {
@@ -85,7 +79,7 @@ class CapacityPlan:
         }
 
     def stages(self) -> list[dict[str, Any]]:
-        """Each variant's stages: minutes, memory of the machine, disk; null where not known."""
+        """Return minutes, host memory and disk of each stage; null where unknown."""
         needs = {(need.variant, need.stage): need for need in self.needs}
         return [
             {
@@ -102,7 +96,7 @@ class CapacityPlan:
         ]
 
     def disk_bytes(self) -> int:
-        """Bytes that the checkpoint and all its variants take on disk."""
+        """Return the disk bytes of the checkpoint and all its variants."""
         source = self.site.inspection.source.weights_bytes
         baseline = catalog.BASELINE
         return source + sum(w.bytes for name, w in self.weights.items() if name != baseline)
@@ -119,12 +113,12 @@ def capacity_plan(
     store: Path | None = None,
     draft_bytes: int = 0,
 ) -> CapacityPlan:
-    """Lay the baseline and the recipes' variants on the GPUs; arguments as :meth:`Site.of`.
+    """Fit the baseline and the recipes' variants on the GPUs.
 
-    How long stages take is seen from the finished ones in the folder `store`, where it is given.
+    Observed stage durations come from the directory `store`, if it is given.
 
     Raises:
-        UsageError: the profile or the context does not go with it.
+        UsageError: the profile or the context does not suit the model.
     """
     if context is not None and context > inspection.shape.context:
         raise UsageError(
@@ -161,7 +155,7 @@ def candidates_of(
     recipes: Iterable[Recipe],
     weights: Mapping[str, VariantWeights],
 ) -> list[ShardedVariant]:
-    """The recipes' variants, ready to be laid on GPUs; `weights` by the recipe's name."""
+    """Return the recipes' variants, ready to be fitted; `weights` has the recipes' names."""
     return [
         ShardedVariant(recipe, shards(inspection, made), made.undivided)
         for recipe in recipes
@@ -170,16 +164,16 @@ def candidates_of(
 
 
 def divisors(gpus: int) -> list[int]:
-    """Ways to use all the GPUs with equal copies."""
+    """Return the numbers of GPUs a replica that use all GPUs."""
     return [number for number in range(1, gpus + 1) if gpus % number == 0]
 
 
 def hint(
     fit: FitResult, candidate: ShardedVariant, candidates: Sequence[ShardedVariant], site: GpuPool
 ) -> str:
-    """What to do about a variant that cannot be served so; alternatives, the nearest first.
+    """Return alternatives for a variant that does not fit, the nearest first.
 
-    Any of `candidates` could be served instead; none, where that is no hint.
+    Recipes of `candidates` may be suggested instead; an empty sequence suggests none.
     """
     if fit.obstacle == "recipe":
         return "add a group size that divides to the recipe, or ignore those layers"
@@ -198,13 +192,13 @@ def hint(
 
 
 def shorter_context(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
-    """A context that the cache can hold."""
+    """Suggest a context that the cache can hold."""
     tokens = site.longest_context(candidate, fit) if fit.obstacle == "context" else 0
     return f"set max-model-len to at most {tokens}" if tokens else ""
 
 
 def more_or_fewer_gpus(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
-    """The nearest number of GPUs for a copy that works; more rather than fewer."""
+    """Suggest the nearest number of GPUs that fits; larger numbers come first."""
     now = fit.tensor_parallel
     for number in (*range(now + 1, MAX_GPUS + 1), *range(now - 1, 0, -1)):
         if site.fit(candidate, number).fits:
@@ -213,7 +207,7 @@ def more_or_fewer_gpus(fit: FitResult, candidate: ShardedVariant, site: GpuPool)
 
 
 def other_recipe(fit: FitResult, candidates: Iterable[ShardedVariant], site: GpuPool) -> str:
-    """A variant that can be served where this one cannot."""
+    """Suggest recipes that fit on as many GPUs."""
     names = [
         c.recipe.name
         for c in candidates
@@ -223,7 +217,7 @@ def other_recipe(fit: FitResult, candidates: Iterable[ShardedVariant], site: Gpu
 
 
 def larger_gpu(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
-    """The smallest kind of GPU that holds it in the same number."""
+    """Suggest the smallest larger GPU type that fits, in the same number."""
     for name in catalog.gpu_names():
         gpu = catalog.load_gpu(name)
         if gpu.memory_gib <= site.gpu.memory_gib:
@@ -234,20 +228,20 @@ def larger_gpu(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
 
 
 def capable_gpus(candidate: ShardedVariant) -> str:
-    """Kinds of GPU that have what the recipe needs."""
+    """Suggest GPU types for the recipe."""
     needed = candidate.recipe.minimum_compute_capability or 0.0
     names = [n for n in catalog.gpu_names() if catalog.load_gpu(n).compute_capability >= needed]
     return f"a GPU such as {', '.join(names)}" if names else ""
 
 
 def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:
-    """What the figures leave out, and what looks odd about a recipe with this checkpoint."""
+    """Yield what the estimates omit, and oddities of a recipe with this checkpoint."""
     inspection = site.inspection
     yield from inspection.cache.notes
     if inspection.shape.experts:
         yield (
-            "a mixture's reserve is an upper estimate, from public logs of vLLM 0.10: the cache "
-            "may get several GB more, and what is short by less than that may fit"
+            "an MoE model's reserve is an upper estimate from public logs of vLLM 0.10: the cache "
+            "may get several GB more, so a model that lacks less than that may fit"
         )
     if inspection.source.quantized:
         yield "the checkpoint is quantized already: no recipe starts from it"

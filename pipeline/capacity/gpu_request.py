@@ -1,4 +1,4 @@
-"""From the options of `prepare plan --gpu` to a capacity plan; nothing is downloaded or run."""
+"""Resolves the options of `prepare plan --gpu` to a capacity plan without downloads."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from recipes.schema import ServingProfile
 def answer(
     request: ModelRequest, settings: Settings, gpu_name: str, gpus: int, context: int | None
 ) -> CapacityPlan:
-    """Inspect the checkpoint and lay it on the GPUs.
+    """Inspect the checkpoint and fit it on the GPUs.
 
-    The request is as for `prepare model`; its profile "auto" is the one for the GPU asked about.
-    Without a context, it is the model's.
+    The profile "auto" is the one for the requested GPU. The context defaults to the model's.
 
     Raises:
-        UsageError: something named does not exist.
+        UsageError: a name does not exist.
         CheckpointError: the checkpoint is missing or damaged.
     """
     gpu = catalog.load_gpu(gpu_name)
@@ -38,8 +37,8 @@ def answer(
         profile = catalog.profile_for_gpu(gpu.driver_name)
     else:
         profile = catalog.load_profile(request.profile)
-    # The recipes and the checkpoint's name do not depend on the profile. The machine that asks
-    # need not have the GPU that is asked about, so its own is not looked at.
+    # Recipes and checkpoint do not depend on the profile. This machine need not have the requested
+    # GPU, so its own is not inspected.
     choices = choose(replace(request, profile="cpu"), settings)
     source = read_source(choices, settings)
     plan = capacity_plan(
@@ -59,26 +58,26 @@ def answer(
 
 
 def read_source(choices: ResolvedOptions, settings: Settings) -> HeaderSource:
-    """Config and headers of the checkpoint, wherever it is.
+    """Read the checkpoint's config and headers.
 
     Raises:
-        CheckpointError: it is missing or damaged, or a demo that was not made yet.
+        CheckpointError: it is missing or damaged, or is a demo that is not made yet.
     """
     return _read(choices.reference, choices.profile, settings)
 
 
 def read_draft_bytes(profile: ServingProfile, settings: Settings) -> int:
-    """Bytes of the weights that draft for variants; 0 where nothing does, or they are not there.
+    """Return the bytes of the draft model's weights; 0 without one, or if they are not found.
 
     Raises:
-        UsageError: the profile's key names nothing that a checkpoint can be.
+        UsageError: the profile's key is not a valid checkpoint name.
     """
     reference = draft_reference(profile)
     if reference is None:
         return 0
     try:
         return _read(reference, profile, settings).weights_bytes
-    except CheckpointError:  # which is reported when it is fetched
+    except CheckpointError:  # the download reports it
         return 0
 
 

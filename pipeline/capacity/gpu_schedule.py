@@ -1,8 +1,7 @@
-"""When a run's work would go on GPUs that are asked about, from headers alone.
+"""Schedule of a run on requested GPUs, from checkpoint headers alone.
 
-Neither such a GPU nor a cluster has to be there, nor the weights; so there is no plan with stages
-yet, and nothing counts as done. What takes seconds and no GPU, questions and verdicts, is left out,
-as are rounds that the answers may call for.
+Neither the GPUs nor the weights need to exist, so nothing counts as done. Stages of seconds
+without a GPU, and evaluation rounds that depend on answers, are omitted.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from recipes.schema import Recipe
 def schedule_on_gpus(
     plan: CapacityPlan, recipes: Sequence[Recipe], policy: Policy, *, dry_run: bool
 ) -> Timeline | None:
-    """The schedule of a run on the plan's GPUs, as those of one node.
+    """Return the schedule of a run on the plan's GPUs, as one node.
 
-    Each model is served on the fewest GPUs that are best for it (:meth:`CapacityPlan.best`).
+    Each model takes the number of GPUs of :meth:`CapacityPlan.best`.
 
     Args:
-        recipes: of the variants that are tried at once.
-        dry_run: whether those with calibration are tried on two layers first.
+        recipes: variants without those that only a failed recipe would start.
+        dry_run: whether recipes with calibration are tried on two layers first.
 
     Returns:
-        None where the baseline, or none of the variants, can be served there.
+        None if the baseline or every variant does not fit.
     """
     names = [BASELINE, *(recipe.name for recipe in recipes if recipe.name in plan.weights)]
     gpus = {name: best.tensor_parallel for name in names if (best := plan.best(name))}
@@ -49,7 +48,7 @@ def schedule_on_gpus(
 
 
 def room_of(gpus: int) -> Callable[[ResourceRequest], int]:
-    """How many such pieces of work fit on a node with so many GPUs."""
+    """Return a function that counts how many such requests fit on one node."""
 
     def count(needs: ResourceRequest) -> int:
         if needs.gpus > gpus:
@@ -75,7 +74,7 @@ def _made(plan: CapacityPlan, stage: str, variant: str) -> PendingStage:
 def _asked(
     plan: CapacityPlan, variant: str, gpus: Mapping[str, int], *, is_loaded: bool
 ) -> Iterator[PendingStage]:
-    """Who asks the variant's server, with what loads it apart from the rest."""
+    """Yield the stages that query the variant's server; loads are a separate stage."""
     measure, room = _seconds(plan, "measure", variant), ResourceRequest(gpus=gpus[variant])
     before = (_key("check_weights", variant), _key("measure", BASELINE))
     key, asked = _key("measure", variant), "asked"
@@ -83,7 +82,7 @@ def _asked(
         yield PendingStage(key, variant, "measure", measure, room, before, server_run=asked)
         return
     load = _seconds(plan, "speed", variant)
-    # Medians of different runs: of some the part may be longer than all of most.
+    # Both are medians of different runs, so `load` may exceed `measure`.
     rest = None if measure is None or load is None else max(0.0, measure - load)
     yield PendingStage(key, variant, "measure", rest, room, before, server_run=asked)
     both = ResourceRequest(gpus=max(gpus[variant], gpus[BASELINE]), exclusive=True)
@@ -101,7 +100,6 @@ def _is_calibrated(recipe: Recipe) -> bool:
 
 
 def _seconds(plan: CapacityPlan, stage: str, variant: str) -> float | None:
-    """Seen here, or estimated."""
     found = {(each.variant, each.stage): each.minutes for each in plan.minutes}
     minutes = found.get((variant, stage), plan.seen.minutes(stage, variant))
     return None if minutes is None else 60 * minutes

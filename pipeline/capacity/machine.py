@@ -1,4 +1,4 @@
-"""What this machine has: memory, disk, GPUs."""
+"""Memory, disk and GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pipeline.core.hardware import NodeInfo, this_node
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run can use."""
+    """Memory, disk and GPUs that a run can use."""
 
     memory_bytes: int  # of the machine, or what its container may use
     free_disk_bytes: int  # where the store is
     gpu: str | None = None  # name of the first NVIDIA GPU that CUDA shows us; None without one
-    gpus: int = 0  # how many of that kind it shows
+    gpus: int = 0  # visible GPUs of that type
     compute_capability: float | None = None  # of the first
-    driver: str = ""  # version of the GPUs' driver; empty where it is not known, or does not matter
-    visible_devices: str | None = None  # what hides others from CUDA; None where nothing does
+    driver: str = ""  # driver version; empty if unknown or irrelevant
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None if unset
     cpu_features: tuple[str, ...] = field(default_factory=cpu_features)
 
 
 def this_machine(store: Path, *, with_gpu: bool) -> Machine:
-    """Look at the machine that we run on; the driver is asked only where GPUs matter.
+    """Inspect this machine; the GPU driver is queried only with `with_gpu`.
 
-    The folder of the store need not be there yet.
+    The store's directory need not exist yet.
     """
     return machine_of(this_node(with_gpus=with_gpu), store, with_gpu=with_gpu)
 
 
 def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
-    """The machine that a run can use, where that node does the work; the store's disk is ours."""
+    """Return the node's resources with the free space of our store's disk."""
     gpus = node.gpus if with_gpu else ()
     first = gpus[0] if gpus else None
     return Machine(
@@ -49,6 +49,6 @@ def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
 
 
 def existing_folder(path: Path) -> Path:
-    """The folder, or the nearest above it that is there: where it will be made."""
+    """Return the nearest existing directory of `path` and its parents."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if each.is_dir())

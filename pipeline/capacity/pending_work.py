@@ -1,9 +1,8 @@
-"""The pieces of work that stages come to, as a run would make them.
+"""Groups pending stages into work items, as a run does.
 
-The rules are those of `runner.py` and `serving_planner.py` in `pipeline/run/`: shared stages, then
-trials on two layers, then weights; a model's server and all who ask it are one piece, the
-baseline's before the others'; loads are a piece of their own where several models could be asked
-side by side.
+The rules are those of `runner.py` and `serving_planner.py` in `pipeline/run/`. Shared stages come
+first, then dry runs, then weights. A model's server and its clients are one work item, the
+baseline's first. Loads are a separate item where several models could be served concurrently.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pipeline.core.resource_request import ResourceRequest
 
 
 class Phase(IntEnum):
-    """Of a stage: each waits for all of an earlier one."""
+    """Order of stages: each waits for all stages of an earlier phase."""
 
     SHARED, TRIED, LATER = range(3)
 
@@ -28,15 +27,13 @@ class PendingStage:
 
     key: str
     variant: str
-    name: str  # as people are told it
-    seconds: float | None  # expected; None where it is not known
-    needs: ResourceRequest  # of one that asks a model, for that model's server
+    name: str  # for people
+    seconds: float | None  # expected; None if unknown
+    needs: ResourceRequest  # of the server, for a stage that queries one
     inputs: tuple[str, ...] = ()  # keys
     turn: Phase = Phase.LATER
-    server_run: str = ""  # of the model's server that it asks, in words; "" where it asks none
-    under_load: ResourceRequest | None = (
-        None  # for both sides' servers, where it measures their speed
-    )
+    server_run: str = ""  # label of the server run that it queries; "" if none
+    under_load: ResourceRequest | None = None  # of both servers, if it measures speed
 
 
 def expected_pieces(
@@ -44,12 +41,12 @@ def expected_pieces(
     count_room: Callable[[ResourceRequest], int],
     start_seconds: Callable[[str], float | None],
 ) -> list[ScheduledTask]:
-    """What is more urgent first: making, and asking the variants before the baseline again.
+    """Return the work items, the most urgent first.
 
     Args:
-        stages: about in the order in which they run; an input that is not among them is done.
-        count_room: how many such pieces fit side by side.
-        start_seconds: that a variant's server takes to start; None where it is not known.
+        stages: roughly in run order; inputs that are not among them are done.
+        count_room: number of such requests that fit concurrently.
+        start_seconds: start time of a variant's server; None if unknown.
     """
     groups: dict[str, list[PendingStage]] = {}
     for each in sorted(stages, key=lambda stage: bool(stage.server_run)):

@@ -1,4 +1,4 @@
-"""What a serving profile, or vLLM's defaults, grant the cache on one kind of GPU."""
+"""Memory settings of the engine on one GPU type, from a profile or vLLM's defaults."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from recipes.schema import ServingProfile
 UTILIZATION = 0.92
 BLOCK_SIZE = 16
 NATIVE_FP8 = 8.9
-# vLLM 0.33's defaults for its OpenAI server: from this much memory on, so many tokens a step and
-# so many sequences.
+# vLLM 0.33's defaults for its OpenAI server: minimum GPU memory, tokens a step, sequences.
 DEFAULTS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
-SMALLER_STEPS = "A100"  # which it gives the last line's, whatever its memory
+SMALLER_STEPS = "A100"  # always gets the last line's defaults
 
 # The reserve. Context: the CUDA context and libraries. Graphs: what vLLM captures for decoding.
 CONTEXT_BYTES = GIB // 2
@@ -27,33 +26,32 @@ ACTIVATION_BYTES = 2
 HIDDEN_COPIES = 4  # residual, normed input, query with key and value, output
 INNER_COPIES = 3  # gate, up, and their product
 SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-bit index
-# A mixture's reserve is an upper estimate: with a sampler that sorts, as vLLM's did without
-# FlashInfer. Logs of 0.10 come to 36 to 39 bytes an entry. 0.33's does not sort, but
-# no log of a mixture on an H100 under it is known.
+# The reserve of MoE models is an upper estimate: it assumes a sorting sampler, which logs of
+# vLLM 0.10 without FlashInfer show at 36 to 39 bytes an entry. vLLM 0.33's sampler does not sort.
 SORTING_SAMPLER_BYTES = 39
 
 
 @dataclass(frozen=True)
 class ServingLimits:
-    """How the engine is started, as far as memory depends on it."""
+    """Engine settings that memory depends on."""
 
-    source: str  # the profile's name, or words
+    source: str  # the profile, or vLLM's defaults
     utilization: float  # share of the GPU's memory that the engine may use
     block_size: int  # tokens of a KV block
     step_tokens: int  # max-num-batched-tokens
-    batches: int  # of so many tokens that may be under way at once
+    batches: int  # of step_tokens, in flight concurrently
     sequences: int  # max-num-seqs
-    context_limit: int | None  # max-model-len, where it is set
+    context_limit: int | None  # max-model-len, if set
     kv_dtype: str  # of variants
-    baseline_kv_dtype: str  # of the baseline
-    model_bytes: int  # of an element of the type that the model runs in
+    baseline_kv_dtype: str
+    model_bytes: int  # bytes of an element of the model's dtype
 
     @classmethod
     def of(cls, gpu: GpuType, profile: ServingProfile | None) -> ServingLimits:
-        """The profile's; without one vLLM's defaults, and an FP8 cache where the GPU has FP8.
+        """Read the profile; without one take vLLM's defaults, and an FP8 cache if the GPU has FP8.
 
         Raises:
-            UsageError: the profile is not for GPUs, or one of its values is of the wrong kind.
+            UsageError: the profile is not for GPUs, or a value has the wrong type.
         """
         if profile is not None and profile.accelerator != "cuda":
             raise UsageError(
@@ -78,26 +76,25 @@ class ServingLimits:
         )
 
     def element_bytes(self, *, is_baseline: bool) -> int:
-        """Bytes of an element of the KV cache."""
         dtype = self.baseline_kv_dtype if is_baseline else self.kv_dtype
         return element_bytes(dtype, self.model_bytes)
 
     def context(self, model_context: int) -> int:
-        """Tokens of a sequence: the model's, or the profile's limit."""
         return min(model_context, self.context_limit or model_context)
 
     def usable_bytes(self, gpu: GpuType) -> int:
-        """Bytes of each GPU that the engine may use."""
         return int(gpu.memory_bytes * self.utilization)
 
     def reserve_bytes(
         self, shape: ModelShape, tensor_parallel: int, *, at_least: bool = False
     ) -> int:
-        """Bytes of each GPU that neither weights nor cache may have; an estimate.
+        """Estimate the bytes of each GPU that neither weights nor cache use.
 
-        CUDA context, graphs, communication buffers, what the experts work in, and the larger of a
-        step's activations and the sampler's work on the logits. vLLM measures instead, when it
-        starts. Of a mixture of experts `at_least` gives the lower estimate, not the upper one.
+        The sum of CUDA context, graphs, communication buffers, expert workspace, and the larger of
+        a
+        step's activations and the sampler's logits. For MoE models `at_least` gives a lower
+        estimate,
+        otherwise it is an upper one. vLLM measures it at startup.
         """
         is_upper = bool(shape.experts) and not at_least
         inner = -(-INNER_COPIES * shape.inner // tensor_parallel)
@@ -109,11 +106,12 @@ class ServingLimits:
         return CONTEXT_BYTES + GRAPH_BYTES + buffers + kept + max(step, sampler)
 
     def workspace_bytes(self, shape: ModelShape, tensor_parallel: int) -> int:
-        """Bytes of each GPU that the experts' kernels work in, and never give back.
+        """Return the bytes of each GPU that expert kernels hold permanently.
 
-        For every expert that a token of a step is sent to: gate and up or, in the same place, what
-        comes out; and next to it what goes into the second product, or the tokens sorted by expert.
-        So in vLLM 0.33, `workspace_shapes` of its Triton, CUTLASS and Marlin experts.
+        Each expert of a token needs two buffers: gate and up share one with the output. The other
+        holds
+        the second product's input or the sorted tokens. Source: `workspace_shapes` in vLLM 0.33
+        (Triton, CUTLASS and Marlin experts).
         """
         inner = -(-shape.expert_inner // tensor_parallel)
         width = max(2 * inner, shape.hidden) + max(inner, shape.hidden)
@@ -121,7 +119,7 @@ class ServingLimits:
 
 
 def _defaults(gpu: GpuType) -> tuple[int, int]:
-    """Tokens a step, and sequences."""
+    """Return tokens a step, and sequences."""
     memory = 0 if SMALLER_STEPS in gpu.driver_name else gpu.memory_bytes
     for least, step_tokens, sequences in DEFAULTS:
         if memory >= least:

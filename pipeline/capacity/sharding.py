@@ -1,9 +1,9 @@
-"""How tensor parallelism spreads a variant's weights over GPUs, and when it cannot.
+"""Distribution of a variant's weights over GPUs by tensor parallelism, and its obstacles.
 
-As vLLM does it: attention, MLP and expert matrices, embeddings and the output head are split;
-norms, routers and the narrow side of latent attention are on every GPU; a key-value head is
-never split. Where the engine's way differs by model (vision towers, state-space layers), this
-counts a copy on every GPU: more than is used, rather than less.
+The rules are vLLM's. Attention, MLP and expert matrices, embeddings and the output head are split.
+Norms, routers and the narrow side of latent attention are on every GPU; a key-value head is never
+split. Layers that vLLM treats differently by model (vision towers, state-space layers) count fully
+on every GPU, which is an upper estimate.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pipeline.inspection.module_kind import ModuleKind
 from pipeline.inspection.variant_size import VariantTensor, VariantWeights
 
 ON_EVERY_GPU: tuple[ModuleKind, ...] = ("norms", "routers", "vision", "other")
-NOT_LOADED: tuple[ModuleKind, ...] = ("mtp",)  # unless speculative decoding is asked for
+NOT_LOADED: tuple[ModuleKind, ...] = ("mtp",)  # unless speculative decoding uses it
 LATENT = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "q_down_proj", "kv_down_proj")
 INDEXERS = ("indexer",)
 KEY_VALUE = ("k_proj", "v_proj", "key", "value")
-# These take the split activations in, so their columns are split; of the others the rows.
+# These read split activations, so their columns are split; the others' rows are.
 SPLIT_BY_COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "c_proj", "dense_4h_to_h", "fc2", "wo")
 WIDE_TYPES = ("F32", "F64")  # the engine runs them in 16 bits
-# Tiles of a kernel for MXFP4 experts, which are filled up to them: Marlin's, the largest of vLLM's.
+# Tiles that MXFP4 experts are padded to: Marlin's, the largest of vLLM's kernels.
 MXFP4_HIDDEN, MXFP4_INNER = 256, 128
 
 
 @dataclass(frozen=True)
 class ShardedWeights:
-    """A variant's weights by how they are spread."""
+    """A variant's weights by their distribution over GPUs."""
 
     everywhere: int  # bytes that every GPU keeps
     split: int  # bytes that are divided by the number of GPUs
@@ -48,12 +48,11 @@ class ShardedWeights:
     expert_inner: int = 0  # of one such expert
 
     def bytes_on_gpu(self, gpus: int) -> int:
-        """Bytes of weights on each of so many GPUs."""
         shared = self.key_value // min(gpus, self.key_value_heads)
         return self.everywhere + -(-self.split // gpus) + shared
 
     def filling_bytes(self, gpus: int) -> int:
-        """Bytes on each of so many GPUs that MXFP4 experts grow by at most, to whole tiles."""
+        """Return the maximum padding of MXFP4 experts to full tiles, in bytes a GPU."""
         if not self.mxfp4:
             return 0
         inner = -(-self.expert_inner // gpus)
@@ -61,7 +60,7 @@ class ShardedWeights:
         return self.mxfp4 * filled // (self.hidden * inner * gpus) - self.mxfp4 // gpus
 
     def obstacle(self, gpus: int) -> str:
-        """Why the model cannot be spread over so many GPUs; empty where it can."""
+        """Return why the model cannot be split over `gpus` GPUs; empty if it can."""
         if self.heads % gpus:
             return f"{self.heads} attention heads cannot be split over {gpus} GPUs"
         kv = self.key_value_heads
@@ -80,7 +79,7 @@ class ShardedWeights:
 
 
 def shards(inspection: CheckpointInspection, weights: VariantWeights) -> ShardedWeights:
-    """Sort the variant's tensors by how they are spread."""
+    """Classify the variant's tensors by their distribution over GPUs."""
     everywhere = split = key_value = read = mxfp4 = 0
     columns: set[int] = set()
     grouped: set[int] = set()
@@ -127,14 +126,14 @@ def shards(inspection: CheckpointInspection, weights: VariantWeights) -> Sharded
 
 
 def served_bytes(each: VariantTensor) -> int:
-    """Bytes in the GPU's memory: what is not quantized runs in 16 bits, however it is stored."""
+    """Return the bytes in GPU memory: unquantized tensors run in 16 bits."""
     if not each.quantized and each.tensor.dtype in WIDE_TYPES:
         return 2 * each.tensor.elements
     return each.bytes
 
 
 def _read_per_token(kind: ModuleKind, size: int, inspection: CheckpointInspection) -> int:
-    """A token reads one row of the embedding, and only the experts that it is sent to."""
+    """Count one embedding row as nothing, and only the experts that a token uses."""
     shape = inspection.shape
     if kind == "experts" and shape.experts:
         return size * shape.experts_per_token // shape.experts

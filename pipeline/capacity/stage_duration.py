@@ -1,10 +1,9 @@
-"""Minutes of a variant's stages on a kind of GPU: as seen here, else estimated, else not known.
+"""Minutes of a variant's stages on a GPU type: observed, else estimated, else unknown.
 
-*Seen* means finished stages of the store, of a model whose variant had the same size, on that
-kind of GPU. An *estimate* is arithmetic from published figures and two assumed ones
-(`DISK_BYTES_PER_S`, `SHARE_OF_PEAK`), a lower one: it counts nothing but disk and matrix products,
-and was not compared with runs on GPUs. Serving and measuring have none: they depend on the engine,
-and on how soon the gates are decided.
+*Observed* durations are of finished stages of the store on that GPU type, for a model whose variant
+has the same size. An *estimate* is a lower bound from published figures and two assumptions
+(`DISK_BYTES_PER_S`, `SHARE_OF_PEAK`). It counts disk and matrix products alone and is not validated
+on GPUs. Serving and measuring have no estimate.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ class StageDuration:
 
     stage: str  # quantize, check_weights, serve (one start), measure (all suites, speed)
     variant: str
-    minutes: float | None  # None where it is not known
-    basis: str  # "seen here", or what an estimate was made from
+    minutes: float | None  # None if unknown
+    basis: str  # "seen here", or the sources of an estimate
 
 
 @dataclass
 class ObservedDurations:
-    """Seconds of the store's finished stages of one model on one kind of GPU."""
+    """Seconds of the store's finished stages of one model on one GPU type."""
 
     # by (stage, variant); one entry a run. For `measure`, a run's stages are summed; `speed` is the
     # part of it under load.
@@ -58,7 +57,7 @@ class ObservedDurations:
 
     @classmethod
     def of(cls, store: Path, gpu: GpuType, weights: dict[str, VariantWeights]) -> ObservedDurations:
-        """Look through the store's records; the checkpoint is recognized by its variants' sizes."""
+        """Read the store's records; the variants' sizes identify the checkpoint."""
         records = list(known_of(Store(store).records(leave_out_damaged=True)))
         digests = _digests_on(records, gpu) & _digests_of(records, weights)
         seen = cls()
@@ -86,7 +85,7 @@ class ObservedDurations:
         return seen
 
     def minutes(self, stage: str, variant: str) -> float | None:
-        """The median; None where none was seen."""
+        """Return the median; None without observations."""
         found = self.seconds.get((stage, variant))
         return statistics.median(found) / 60 if found else None
 
@@ -102,7 +101,7 @@ def stage_minutes(
     profile: ServingProfile | None,
     seen: ObservedDurations,
 ) -> list[StageDuration]:
-    """Every variant's stages, the baseline's first; it has neither quantize nor check_weights."""
+    """Return the durations of all stages; the baseline has no quantize and no check_weights."""
     found = []
     for recipe in recipes:
         made_by = ("quantize", "check_weights") if recipe.quantization.quantizes else ()
@@ -125,7 +124,7 @@ def estimate(
     gpu: GpuType,
     profile: ServingProfile | None,
 ) -> StageDuration:
-    """The estimate of a recipe's `quantize`; not known for what is not modelled (GPTQ's solver)."""
+    """Estimate a recipe's `quantize`; unknown for solvers that are not modeled, such as GPTQ's."""
     moved = inspection.source.weights_bytes + weights.bytes
     disk = f"{moved / 1e9:,.1f} GB of disk at an assumed {DISK_BYTES_PER_S / 1e9:g} GB/s"
     seconds = moved / DISK_BYTES_PER_S
@@ -154,12 +153,12 @@ def _is_on(of: Record, gpu: GpuType) -> TypeGuard[ServedModel]:
 
 
 def _digests_on(records: list[Known], gpu: GpuType) -> set[str]:
-    """Checkpoints that were served on such a GPU."""
+    """Return the checkpoints that were served on this GPU type."""
     return {kept.parameters.checkpoint for kept in records if _is_on(kept.parameters, gpu)}
 
 
 def _digests_of(records: list[Known], weights: dict[str, VariantWeights]) -> set[str]:
-    """Checkpoints of which a variant was made that is as large as planned."""
+    """Return the checkpoints with a variant of the planned size."""
     return {
         kept.parameters.checkpoint
         for kept in records

@@ -1,7 +1,7 @@
-"""How much memory of the machine and disk each stage of a variant takes: estimates, no measuring.
+"""Estimated host memory and disk of each stage of a variant.
 
-Each figure is a sum of things that are known from headers, and a constant for what the libraries
-take. docs/how-to/capacity-planning.md says how far that was compared with real runs.
+Each estimate adds sizes from headers and a constant for libraries.
+docs/how-to/capacity-planning.md compares it with real runs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SMALL_FILES_BYTES = 50_000_000  # tokenizer, config, record and logs of a varian
 
 @dataclass(frozen=True)
 class StageResources:
-    """What one stage of a variant takes."""
+    """Resources of one stage of a variant."""
 
     stage: str  # its name; "serve" for the server
     variant: str
-    host_bytes: int | None  # memory of the machine, not of a GPU; None where it is not known
+    host_bytes: int | None  # memory of the machine, not of a GPU; None if unknown
     disk_bytes: int  # that stay on disk
-    basis: str  # what the memory is made of, in words
+    basis: str  # components of the memory
 
 
 def stage_needs(
@@ -50,10 +50,10 @@ def stage_needs(
     made: Collection[str] = (),
     draft_bytes: int = 0,
 ) -> list[StageResources]:
-    """What each variant's `quantize`, `check_weights` and server take, the baseline's server first.
+    """Return the needs of each variant's `quantize`, `check_weights` and server.
 
-    Without a profile it is served on some GPU. For recipes named in `made` nothing is quantized.
-    What drafts for variants has `draft_bytes` of weights.
+    Without a profile, models are served on a GPU. Recipes in `made` need no quantizing.
+    `draft_bytes` are the weights of the variants' draft model.
     """
     to_make = [recipe for recipe in recipes if recipe.name not in made]
     quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]
@@ -68,13 +68,13 @@ def quantize_need(
     weights: VariantWeights,
     profile: ServingProfile | None,
 ) -> StageResources | None:
-    """Memory and disk of a recipe's `quantize`; None for the baseline, which has none."""
+    """Estimate a recipe's `quantize`; None for the baseline."""
     quantization = recipe.quantization
     if not quantization.quantizes:
         return None
     disk = weights.bytes + SMALL_FILES_BYTES
     if quantization.is_streamed:
-        # A published model whose files' sizes are not known counts as one file: rather too much.
+        # A published model with unknown file sizes counts as one file, an upper estimate.
         shard = inspection.source.largest_file_bytes or inspection.source.weights_bytes
         host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
         return StageResources(
@@ -96,7 +96,7 @@ def quantize_need(
 
 
 def check_need(recipe: Recipe, weights: VariantWeights) -> StageResources | None:
-    """Memory of a recipe's `check_weights`, whatever the size; None for the baseline."""
+    """Estimate a recipe's `check_weights`; None for the baseline."""
     if not recipe.quantization.quantizes:
         return None
     matrices = [each.tensor for each in weights.tensors if each.quantized]
@@ -117,7 +117,7 @@ def serve_need(
     profile: ServingProfile | None,
     draft_bytes: int = 0,
 ) -> StageResources:
-    """Memory of a variant's server; on a GPU the weights are in the GPU's, so not known here."""
+    """Estimate the host memory of a variant's server; unknown on a GPU."""
     if profile is None or profile.accelerator != "cpu":
         return StageResources("serve", recipe.name, None, 0, "weights and cache are on the GPU")
     wide = profile.engine_arguments.get("dtype") in ("float32", "float")
@@ -135,12 +135,12 @@ def serve_need(
 
 
 def sixteen_bit_bytes(inspection: CheckpointInspection) -> int:
-    """Bytes of all tensors as a quantizer loads them: stored 32 bits stay 32."""
+    """Return the bytes of all tensors in their stored types, as a quantizer loads them."""
     return sum(t.end - t.begin for t in inspection.source.tensors.values())
 
 
 def activation_bytes(inspection: CheckpointInspection, calibration: Calibration) -> int:
-    """Bytes of the samples between two layers, and of one batch inside of one."""
+    """Return the bytes of all samples between two layers, and of one batch inside a layer."""
     shape = inspection.shape
     tokens = calibration.samples * calibration.max_tokens
     batch = calibration.batch_size * calibration.max_tokens
@@ -151,7 +151,7 @@ def activation_bytes(inspection: CheckpointInspection, calibration: Calibration)
 def limit_calibration(
     calibration: Calibration | None, profile: ServingProfile | None
 ) -> Calibration | None:
-    """The calibration that a run does: a profile may limit it."""
+    """Apply the profile's limit, if any, to the calibration."""
     limit = profile.calibration_limit if profile else None
     return limit.limit(calibration) if calibration and limit else calibration
 

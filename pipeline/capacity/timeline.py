@@ -1,9 +1,8 @@
-"""When each piece of a run's work would run: the schedule of a run, played through in advance.
+"""Simulated schedule of a run's work items.
 
-A list schedule (Graham 1969): whenever something ends, what is ready starts in the order of the
-list, where there is room. The room is as executors share it out: of a kind of work of which so many
-fit side by side, each takes that share. One that needs the whole node, or several GPUs, is not
-overtaken once it waits.
+A list schedule (Graham 1969): when an item ends, ready items start in list order while resources
+last. If n items of a kind fit concurrently, each takes 1/n of the node. No item overtakes a waiting
+item that needs the full node or several GPUs.
 """
 
 from __future__ import annotations
@@ -17,59 +16,58 @@ from pipeline.core.resource_request import ResourceRequest
 
 LITTLE, ALONE = ResourceRequest(), ResourceRequest(exclusive=True)
 ROUNDING = 1e-9
-UNKNOWN_SECONDS = 60.0  # where nothing at all was measured, to say what would run next to what
+UNKNOWN_SECONDS = 60.0  # without any measurement, so that concurrency is still shown
 
 
 @dataclass(frozen=True)
 class ScheduledTask:
-    """One stage, or one model's server with the stages that ask it."""
+    """One stage, or one model's server with the stages that query it."""
 
     name: str
     needs: ResourceRequest
-    seconds: float | None  # expected; None where it is not known
-    after: tuple[str, ...] = ()  # names of the pieces that must be done before
-    stages: tuple[str, ...] = ()  # what is in it, where that is more than itself
+    seconds: float | None  # expected; None if unknown
+    after: tuple[str, ...] = ()  # names of its dependencies
+    stages: tuple[str, ...] = ()  # its stages, if there are several
 
 
 @dataclass(frozen=True)
 class TimelineEntry:
-    """A piece of work with its time; seconds count from the run's start."""
+    """A work item with its times, in seconds from the run's start."""
 
     piece: ScheduledTask
-    ready: float  # when all that it waits for is done
-    start: float  # when there is room, too
+    ready: float  # all dependencies are done
+    start: float  # resources are free
     end: float
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether others have what it needs when it could start."""
+        """Whether resources were busy when the item became ready."""
         return self.start > self.ready
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The pieces of a run, in the order in which they start."""
+    """The work items of a run in start order."""
 
     placed: tuple[TimelineEntry, ...]
-    gpus: int  # that there are
-    is_measured: bool  # whether all times are expected ones; else some are made up
+    gpus: int
+    is_measured: bool  # whether all durations are known; otherwise some are assumed
 
     @property
     def wall_seconds(self) -> float | None:
-        """From the first start to the last end; None where a time is not known."""
+        """Seconds from the first start to the last end; None if a duration is unknown."""
         return max((each.end for each in self.placed), default=0.0) if self.is_measured else None
 
     @property
     def gpu_minutes(self) -> float | None:
-        """Minutes of all pieces, times the GPUs that each takes; None as for the wall time."""
+        """GPU minutes of all items; None if a duration is unknown."""
         return self.least_gpu_minutes if self.is_measured else None
 
     @property
     def least_wall_seconds(self) -> float:
-        """The wall time; where not all times are known, what the known ones alone come to.
+        """The wall time, or a lower bound if durations are unknown.
 
-        That is the longest chain of pieces that wait for each other, or the work of all GPUs shared
-        out evenly: no schedule is shorter (Graham 1969).
+        The bound is the longest dependency chain, or all GPU work divided evenly (Graham 1969).
         """
         if self.wall_seconds is not None:
             return self.wall_seconds
@@ -82,17 +80,17 @@ class Timeline:
 
     @property
     def least_gpu_minutes(self) -> float:
-        """Minutes of the pieces whose time is known, times the GPUs that each takes."""
+        """GPU minutes of the items whose duration is known."""
         seconds = (e.piece.needs.gpus * (e.piece.seconds or 0) for e in self.placed)
         return sum(seconds) / 60
 
     @property
-    def most_at_once(self) -> int:
-        """How many pieces run side by side at most."""
+    def max_concurrent(self) -> int:
+        """Maximum number of concurrent items."""
         return max((len(self.concurrent_with(each)) + 1 for each in self._starting()), default=0)
 
     def concurrent_with(self, placed: TimelineEntry) -> list[str]:
-        """Names of what runs when it starts, or starts with it."""
+        """Return the names of items that run when this one starts."""
         return [
             other.piece.name
             for other in self.placed
@@ -100,7 +98,6 @@ class Timeline:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
         known = self.is_measured
         return {
             "gpus": self.gpus,
@@ -108,7 +105,7 @@ class Timeline:
             "gpu_minutes": self.gpu_minutes,
             "wall_seconds_at_least": self.least_wall_seconds,
             "gpu_minutes_at_least": self.least_gpu_minutes,
-            "most_at_once": self.most_at_once,
+            "max_concurrent": self.max_concurrent,
             "work": [
                 {
                     "name": each.piece.name,
@@ -132,18 +129,17 @@ class Timeline:
 def play(
     pieces: Sequence[ScheduledTask], count_room: Callable[[ResourceRequest], int], gpus: int = 0
 ) -> Timeline:
-    """When each of the pieces would run.
+    """Simulate the schedule.
 
-    A piece of unknown length takes the median of the others, and the timeline says no times.
+    An item of unknown duration takes the median of the others, and the timeline reports no times.
 
     Args:
-        pieces: what is more urgent first; each after all that it waits for, which may be pieces
-            that are not there, since they are done.
-        count_room: how many such pieces fit side by side; 0 where none does.
-        gpus: that there are, for the record.
+        pieces: the most urgent first, each after its dependencies; missing dependencies are done.
+        count_room: number of such items that fit concurrently; 0 if none.
+        gpus: number of GPUs, for the record.
 
     Raises:
-        ValueError: a piece needs more than there is, or waits for itself.
+        ValueError: an item needs more than there is, or waits for itself.
     """
     known = [piece.seconds for piece in pieces if piece.seconds is not None]
     stand_in = statistics.median(known) if known else UNKNOWN_SECONDS
@@ -174,21 +170,21 @@ def _startable(
     now: float,
     count_room: Callable[[ResourceRequest], int],
 ) -> list[tuple[ScheduledTask, float]]:
-    """What is ready, since when, and finds room; nothing overtakes a large one that waits."""
+    """Return the items that can start, with the time since when each is ready."""
     ready = [
         (piece, max((done[name].end for name in piece.after), default=0.0))
         for piece in waiting
         if all(name in done for name in piece.after)
     ]
-    running_items = [each.piece.needs for each in running]
+    running_needs = [each.piece.needs for each in running]
     found: list[tuple[ScheduledTask, float]] = []
-    # A large one that could not start before keeps back also what comes earlier in the list.
+    # A waiting large item also holds back items that are earlier in the list.
     for piece, since in sorted(
         ready, key=lambda each: not (_is_large(each[0].needs) and each[1] < now)
     ):
-        if _has_room(piece.needs, running_items, count_room):
+        if _has_room(piece.needs, running_needs, count_room):
             found.append((piece, since))
-            running_items.append(piece.needs)
+            running_needs.append(piece.needs)
         elif _is_large(piece.needs):
             break
     return found
@@ -204,18 +200,18 @@ def _is_little(needs: ResourceRequest) -> bool:
 
 def _has_room(
     needs: ResourceRequest,
-    running_items: Sequence[ResourceRequest],
+    running_needs: Sequence[ResourceRequest],
     count_room: Callable[[ResourceRequest], int],
 ) -> bool:
-    """Whether it can start while those run: what needs little always, but on a node taken whole."""
-    together = [*running_items, needs]
-    if count_room(ALONE) == 1 and running_items and any(each.exclusive for each in together):
+    """Return whether the item can start; a small item waits only for an exclusive one."""
+    together = [*running_needs, needs]
+    if count_room(ALONE) == 1 and running_needs and any(each.exclusive for each in together):
         return False
     return _is_little(needs) or sum(_share(each, count_room) for each in together) <= 1 + ROUNDING
 
 
 def _share(needs: ResourceRequest, count_room: Callable[[ResourceRequest], int]) -> float:
-    """Of all the room that there is, what such a piece takes."""
+    """Return the fraction of the node that an item takes."""
     if _is_little(needs):
         return 0.0
     return 1 / room if (room := count_room(needs)) else float("inf")

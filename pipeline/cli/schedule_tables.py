@@ -43,7 +43,9 @@ def schedule_line(timeline: Timeline) -> str:
     """How long it takes with the room that there is, or at least takes."""
     gpus = timeline.gpus
     on = f"on {gpus} GPU{'s' * (gpus != 1)}" if gpus else "on this machine"
-    return f"{on}: {describe_time(timeline)}; at most {timeline.most_at_once} concurrent work items"
+    return (
+        f"{on}: {describe_time(timeline)}; at most {timeline.max_concurrent} concurrent work items"
+    )
 
 
 def describe_time(timeline: Timeline) -> str:

@@ -1,1 +1,1 @@
-"""Checks that predict, before a run begins, whether it would fail."""
+"""Checks that predict whether a run would fail."""

@@ -1,6 +1,6 @@
-"""What a machine or a model is not for: each check says what would go wrong, or nothing.
+"""Checks of a machine or a model for a recipe or profile.
 
-None of them reads weights, builds an environment or asks the network.
+They read no weights, build no environment and use no network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from recipes.schema import Recipe, ServingProfile
 
 
 def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
-    """A profile for GPUs needs them: as many as one server is spread over."""
+    """Compare the number of GPUs with that of one server."""
     if profile.accelerator != "cuda":
         return None
     wanted = count_gpus(profile.engine_arguments)
@@ -49,7 +49,7 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
 
 
 def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError | None:
-    """A driver that cannot run the CUDA of the locked environments: work would be on the CPU."""
+    """Refuse a driver that cannot run the CUDA version of the locked environments."""
     if profile.accelerator != "cuda" or not is_driver_too_old(machine.driver):
         return None
     return PreflightError(
@@ -64,7 +64,7 @@ def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError
 def find_gpu_fault(
     recipe: Recipe, profile: ServingProfile, machine: Machine
 ) -> PrepareError | None:
-    """A GPU without the recipe's number format: FP8 below compute capability 8.9."""
+    """Refuse a GPU without the recipe's number format, such as FP8 below capability 8.9."""
     needed = recipe.minimum_compute_capability
     found = machine.compute_capability if profile.accelerator == "cuda" else None
     if needed is None or found is None or found >= needed:
@@ -86,9 +86,9 @@ def find_unsuitable(
     *,
     made: bool = False,
 ) -> Iterable[PrepareError]:
-    """A recipe that is not for this model or this machine; see pipeline/plan/suitability.py.
+    """Yield the reasons against a recipe on this model or machine.
 
-    Where its weights are `made` already, only serving them is still to come.
+    If its weights are `made` already, only serving is checked.
     """
     serving: tuple[Callable[[], None], ...] = (
         lambda: check_servable(recipe, profile.accelerator, features),
@@ -107,11 +107,11 @@ def find_unsuitable(
 
 
 def tensor_parallel(profile: ServingProfile) -> int:
-    """GPUs that one copy is spread over."""
+    """Return the GPUs of one replica."""
     value = profile.engine_arguments.get("tensor-parallel-size", 1)
     return value if type(value) is int and value > 0 else 1
 
 
 def is_pipelined(profile: ServingProfile) -> bool:
-    """Whether each GPU has a part of the layers alone, which no estimate here is made for."""
+    """Return whether the GPUs divide the layers, which the estimates do not support."""
     return profile.engine_arguments.get("pipeline-parallel-size", 1) != 1

@@ -1,4 +1,4 @@
-"""Looks for what would keep an environment from being built or used, and says how to fix it."""
+"""Checks of what environments need to be built and used, with hints."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ SERVER_SHARES_BYTES = 160 * 2**20  # vLLM 0.32's queue between its processes
 
 
 def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[DoctorCheck]:
-    """Everything that was looked at, whether well or not, in a sensible order to read.
+    """Return all findings, the good ones included, in reading order.
 
-    Without a profile it looks whether the one that a run would take can be served here.
+    Without a profile, the default profile of this machine is checked.
     """
     accelerator = detect_accelerator()
     checks: list[Callable[[], Iterator[DoctorCheck]]] = [
@@ -74,7 +74,7 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
 
 
 def diagnose_build_host(settings: Settings) -> list[DoctorCheck]:
-    """What keeps an image with the environments for GPUs from being built here, without a GPU."""
+    """Check a host without a GPU that builds an image with GPU environments."""
     cuda = Accelerator.CUDA
     checks: list[Callable[[], Iterator[DoctorCheck]]] = [
         _check_python,
@@ -90,7 +90,7 @@ def diagnose_build_host(settings: Settings) -> list[DoctorCheck]:
 
 
 def processor_finding(features: Collection[str]) -> DoctorCheck:
-    """What can be served with an x86 processor of these features."""
+    """Report whether an x86 CPU with these features can serve models."""
     if lack := find_engine(DEFAULT).lacks(features):
         hint = "run on a newer machine, or on one with a GPU"
         return DoctorCheck("processor", Severity.PROBLEM, lack, hint)
@@ -99,9 +99,9 @@ def processor_finding(features: Collection[str]) -> DoctorCheck:
 
 
 def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
-    """Whether this machine can serve as the profile says, what it does otherwise, what it cannot.
+    """Report whether this machine can serve the profile, its overrides and unsuitable recipes.
 
-    None stands for the profile that a run would take here.
+    None stands for the default profile of this machine.
     """
     try:
         node = this_node()
@@ -146,7 +146,7 @@ def _check_python() -> Iterator[DoctorCheck]:
 
 
 def _check_sandbox() -> Iterator[DoctorCheck]:
-    """Whether model-written code can be kept in; HumanEval is refused where it cannot."""
+    """Check the isolation of model-written code, which HumanEval requires."""
     try:
         isolation = choose_isolation("auto")
     except SandboxError as error:
@@ -156,7 +156,7 @@ def _check_sandbox() -> Iterator[DoctorCheck]:
 
 
 def _check_shared_memory() -> Iterator[DoctorCheck]:
-    """Whether a server's processes can talk; containers have 64 MB for that by default."""
+    """Check the shared memory of server processes; containers have 64 MB by default."""
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if free < SERVER_SHARES_BYTES:
         yield DoctorCheck(
@@ -183,7 +183,7 @@ def _check_uv() -> Iterator[DoctorCheck]:
 
 
 def _check_bubblewrap() -> Iterator[DoctorCheck]:
-    """The sandbox's program; whether it works is known only where the image will run."""
+    """Find the sandbox's program; only the image's host can show whether it works."""
     if place := shutil.which("bwrap"):
         yield DoctorCheck("bubblewrap", Severity.OK, place)
     else:
@@ -196,7 +196,7 @@ def _check_bubblewrap() -> Iterator[DoctorCheck]:
 
 
 def _check_index(accelerator: Accelerator) -> Iterator[DoctorCheck]:
-    """Whether the package index has what is pinned; the engine's metadata alone is fetched."""
+    """Check that the package index has the engine's pin; only metadata is fetched."""
     lock = define(EnvironmentName.SERVE, accelerator)
     package = find_engine(DEFAULT).package(accelerator)
     pin = f"{package}=={lock.pins[package]}"
@@ -214,7 +214,7 @@ def _check_index(accelerator: Accelerator) -> Iterator[DoctorCheck]:
 def _check_home(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
     folder = _nearest_existing(environments_folder(settings.home))
     try:
-        # Tried rather than asked: root may do everything by its rights, and still cannot here.
+        # A write is tried, because root passes permission checks on a read-only mount.
         with tempfile.TemporaryFile(dir=folder):
             yield DoctorCheck("home", Severity.OK, str(settings.home))
     except OSError as error:
@@ -232,7 +232,7 @@ def _check_home(settings: Settings, accelerator: Accelerator) -> Iterator[Doctor
 
 
 def _check_own_folder() -> Iterator[DoctorCheck]:
-    """Whether engines find a place of this user's for what they keep next to the caches."""
+    """Check that engines can write to the user's cache directory."""
     folder = Path.home() / ".cache"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -291,7 +291,7 @@ def _check_processor() -> Iterator[DoctorCheck]:
 
 
 def _check_numa() -> Iterator[DoctorCheck]:
-    """What vLLM's library for CPUs is linked with; without it vLLM starts, and then fails."""
+    """Load the library that vLLM on CPUs is linked with; without it vLLM fails after its start."""
     try:
         ctypes.CDLL(NUMA_LIBRARY)
     except OSError as error:

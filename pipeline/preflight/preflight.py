@@ -1,4 +1,4 @@
-"""Runs all checks and refuses the run with everything they found at once."""
+"""Runs all checks and refuses the run with all faults together."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ from recipes.schema import Recipe, ServingProfile
 
 @dataclass(frozen=True)
 class PreflightInput:
-    """What is about to be run, and where."""
+    """A run's models, recipes, profile and machine."""
 
     source: HeaderSource  # config and headers of the checkpoint
     recipes: Sequence[Recipe]  # of the variants
-    baseline: Recipe  # the recipe that changes nothing
-    profile: ServingProfile  # says how variants are served
-    machine: Machine  # that all of it happens on
-    store: Path  # folder of the store, for messages
+    baseline: Recipe
+    profile: ServingProfile
+    machine: Machine
+    store: Path  # for messages
     trust_remote_code: bool = False  # run Python code from the checkpoint
-    # names of recipes whose weights are there already, wherever they are: what only quantizing
-    # needs is not asked of them
+    # recipes whose weights exist already: checks of quantizing are skipped
     made: frozenset[str] = frozenset()
-    draft_bytes: int = 0  # weights of what drafts for variants
+    draft_bytes: int = 0  # weights of the variants' draft model
 
     def faults(self) -> list[PrepareError]:
-        """All that would make the run fail, the disk left out."""
+        """Return all faults except those of disk space."""
         found = [
             *self._find_checkpoint_faults(),
             checks.find_missing_gpus(self.profile, self.machine),
@@ -70,10 +69,11 @@ class PreflightInput:
         return [fault for fault in found if fault is not None]
 
     def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
-        """That variants still to be made need more space than the store's disk has; at most one.
+        """Return at most one fault: the missing variants need more space than the store's disk has.
 
-        Beside those in `made`, those in `stored` are there; `download` are bytes of the checkpoint
-        that the same disk gets.
+        `stored` names further recipes that are in the store. `download` are bytes of the checkpoint
+        on
+        the same disk.
         """
         to_make = {
             name: made.bytes + SMALL_FILES_BYTES
@@ -97,7 +97,7 @@ class PreflightInput:
         ]
 
     def pair_faults(self) -> list[PrepareError]:
-        """Variants that cannot be served next to the baseline, for policies that compare speeds."""
+        """Return the variants that cannot be served next to the baseline, as speed ratios need."""
         if (inspection := self._inspection) is None:
             return []
         memory = self.machine.memory_bytes
@@ -113,9 +113,9 @@ class PreflightInput:
                 f"the servers of '{name}' and of the baseline need about "
                 f"{(need.host_bytes + baseline) / 1e9:,.1f} GB of memory together, this machine "
                 f"has {memory / 1e9:,.1f} GB",
-                where="policy key speed: both are up at once",
-                hint="run on a machine with more memory, serve with a smaller KV cache, or take a "
-                "policy without such a claim",
+                where="policy key speed: both servers run concurrently",
+                hint="run on a machine with more memory, serve with a smaller KV cache, or use a "
+                "policy without a speed ratio",
             )
             for name, need in needs.items()
             if need.host_bytes is not None
@@ -123,7 +123,7 @@ class PreflightInput:
         ]
 
     def memory_to_make(self) -> dict[tuple[str, str], int]:
-        """Bytes of the machine's memory that making a variant takes, by stage and recipe."""
+        """Return the host memory of quantizing and checking, by stage and recipe."""
         if (inspection := self._inspection) is None:
             return {}
         needs = [
@@ -142,13 +142,12 @@ class PreflightInput:
 
     @property
     def architecture(self) -> str:
-        """First of config.json's architectures."""
         names = self.source.config.get("architectures")
         return str(names[0]) if isinstance(names, list) and names else "unknown"
 
     @cached_property
     def weights(self) -> dict[str, VariantWeights]:
-        """What each recipe makes of the checkpoint, the baseline's first."""
+        """The weights that each recipe makes of the checkpoint, the baseline's first."""
         tensors, config = self.source.tensors, self.source.config
         return {
             recipe.name: variant_weights(tensors, recipe.quantization, config)
@@ -156,7 +155,7 @@ class PreflightInput:
         }
 
     def notes(self) -> list[str]:
-        """What could not be checked, and why."""
+        """Return what could not be checked, and why."""
         found = []
         if isinstance(self._inspected, CheckpointError):
             found.append(f"memory is not checked before the run: {self._inspected.message}")
@@ -177,10 +176,10 @@ class PreflightInput:
             yield unsupported.own_code_error(where)
 
     def _find_gpu_memory_faults(self) -> Iterator[PrepareError]:
-        """The baseline or a variant that the engine could not start with on this machine's GPUs.
+        """Yield the models that the engine could not start on this machine's GPUs.
 
-        A GPU that no data file describes is not checked. All of them have to be served, so that
-        another recipe is no hint for one.
+        GPUs without a data file are not checked. All models must be served, so another recipe is no
+        hint.
         """
         profile, inspection = self.profile, self._inspection
         gpu = catalog.gpu_of_driver(self.machine.gpu) if self.machine.gpu else None
@@ -202,7 +201,6 @@ class PreflightInput:
                 )
 
     def _find_memory_faults(self) -> Iterator[PrepareError]:
-        """Stages that need more of the machine's memory than there is."""
         memory, inspection = self.machine.memory_bytes, self._inspection
         if inspection is None:
             return
@@ -230,7 +228,7 @@ class PreflightInput:
 
     @cached_property
     def _inspected(self) -> CheckpointInspection | CheckpointError:
-        """The checkpoint's shape; the error where config.json lacks a number that memory needs."""
+        """The checkpoint's shape, or the error if config.json lacks a required number."""
         try:
             return inspect(self.source)
         except CheckpointError as error:
@@ -238,12 +236,11 @@ class PreflightInput:
 
     @property
     def _inspection(self) -> CheckpointInspection | None:
-        """That shape; None where it is not known, which `notes` reports."""
         return self._inspected if isinstance(self._inspected, CheckpointInspection) else None
 
 
 def refuse(faults: Iterable[PrepareError]) -> None:
-    """Raise the only fault as it is, or one error that lists all; nothing where there is none.
+    """Raise the only fault, or one error that lists all; return if there is none.
 
     Raises:
         PrepareError: the run would fail.
@@ -253,7 +250,7 @@ def refuse(faults: Iterable[PrepareError]) -> None:
 
 
 def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
-    """The only fault as it is, or one error that lists all; None where there is none."""
+    """Return the only fault, or one error that lists all; None if there is none."""
     if len(faults) < 2:
         return next(iter(faults), None)
     listed = "\n".join(f"  {n}. {line(fault)}" for n, fault in enumerate(faults, start=1))
@@ -261,5 +258,5 @@ def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
 
 
 def line(fault: PrepareError) -> str:
-    """A fault in one line: what, and the hint."""
+    """Return message and hint in one line."""
     return f"{fault.message}; hint: {fault.hint}" if fault.hint else fault.message

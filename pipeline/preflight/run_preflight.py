@@ -1,4 +1,4 @@
-"""The preflight of one run: before the checkpoint is fetched or hashed, and once it is planned."""
+"""Preflight of one run: before the checkpoint is fetched, and after planning."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipeline.preflight.preflight import PreflightInput
 
 
 def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput | None:
-    """The checks of a run, from config.json and headers alone.
+    """Build the checks of a run from config.json and headers.
 
     Returns:
-        None where these cannot be read: a demo that is not made yet, or a checkpoint that is
-        missing or damaged, which `locate` reports with a separate hint.
+        None if these cannot be read: a demo is not made yet, or a checkpoint is missing or damaged,
+        which `locate` reports.
     """
     try:
         source = read_source(choices, settings)
@@ -44,10 +44,10 @@ def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput
 
 
 def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[PrepareError]:
-    """What is known before anything is fetched, hashed or built.
+    """Return the faults that are known before anything is fetched, hashed or built.
 
-    The disk is among it only for a checkpoint that still has to be downloaded, where no variant to
-    be made may be in the store already: of any other, what is there is known from the plan.
+    The disk is checked only if the checkpoint must be downloaded and the store has no variants. In
+    other cases the plan is needed to know what is stored.
     """
     faults = preflight.faults()
     claims = find_claims(choices.policy, choices.profile)
@@ -65,7 +65,7 @@ def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[Pr
 
 
 def registry_faults(choices: ResolvedOptions, settings: Settings) -> list[PrepareError]:
-    """That the registry would not take what passes, where this is plain before anything does."""
+    """Return the fault of a registry that would refuse a promotion."""
     if not choices.promote:
         return []
     try:
@@ -77,13 +77,13 @@ def registry_faults(choices: ResolvedOptions, settings: Settings) -> list[Prepar
 
 
 def late_faults(preflight: PreflightInput, plan: Plan, find: Find) -> list[PrepareError]:
-    """Too little disk for the variants that are not in the store yet."""
+    """Return the fault of too little disk for the variants that are not in the store."""
     made = {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
     return preflight.disk_fault(made)
 
 
 def _machine(choices: ResolvedOptions, settings: Settings) -> Machine:
-    """Which serves; with interpreters of the site's own, the driver is the site's business."""
+    """Return the serving machine; the driver is not checked with the site's own interpreters."""
     with_gpu = choices.profile.accelerator == "cuda"
     found = machine_of(choices.node, settings.store, with_gpu=with_gpu)
     of_the_site = {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys()
@@ -91,7 +91,7 @@ def _machine(choices: ResolvedOptions, settings: Settings) -> Machine:
 
 
 def _may_have_variants(preflight: PreflightInput) -> bool:
-    """Whether a variant that is still to be made might be in the store already."""
+    """Return whether a variant that the run needs may be in the store."""
     if preflight.made.issuperset(recipe.name for recipe in preflight.recipes):
         return False
     folder = preflight.store / "stages" / "quantize"
@@ -99,7 +99,7 @@ def _may_have_variants(preflight: PreflightInput) -> bool:
 
 
 def _is_on_the_same_disk(store: Path) -> bool:
-    """Whether the Hub's cache lies on the store's disk."""
+    """Return whether the Hub's cache is on the store's disk."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places: Iterable[Path] = (store, Path(HF_HUB_CACHE))

@@ -1,4 +1,4 @@
-"""Why a way to serve does not race on this machine, by arithmetic, before any server starts."""
+"""Reasons to skip a serving candidate on this machine, computed before any server starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipes.tuning_candidates import ServingCandidate
 
 
 def skip_reason(candidate: ServingCandidate, accelerator: AcceleratorName, machine: Machine) -> str:
-    """Why the candidate is not for such a machine; "" where it is."""
+    """Return why the candidate is not for such a machine; "" if it is."""
     if candidate.accelerator not in (None, accelerator):
         return f"for {candidate.accelerator}, and this profile is for {accelerator}"
     needed, here = candidate.minimum_compute_capability, machine.compute_capability
@@ -29,13 +29,13 @@ def misfit(
     inspection: CheckpointInspection | None,
     gpu: str | None,
 ) -> str:
-    """Why it cannot be served here, or would show nothing; "" where it can.
+    """Return why it cannot be served here, or equals the defaults; "" if it can.
 
     Args:
-        entrant: that would race.
-        stock: what it is compared with.
-        inspection: of the checkpoint; None where its shape is not known.
-        gpu: as the driver gives it; None on a CPU.
+        screened: the candidate.
+        defaults: its comparison.
+        inspection: None if the checkpoint's shape is unknown.
+        gpu: the driver's name; None on a CPU.
     """
     if (speculative := screened.profile.speculative) is not None and speculative.model is not None:
         return "it drafts by a model, and draft models are not tuned"
@@ -49,7 +49,7 @@ def misfit(
     if inspection is None or described is None:
         return ""
     profile = screened.profile
-    # The model is laid out as a baseline, and served with the entrant's cache.
+    # The model has the baseline's weights and the candidate's cache.
     profile = profile.model_copy(update={"baseline_kv_cache_dtype": profile.kv_cache_dtype})
     together = tensor_parallel(profile)
     recipe = catalog.load_recipe(catalog.BASELINE)

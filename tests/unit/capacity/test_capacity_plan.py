@@ -162,7 +162,7 @@ GIB = 2**30
 
 
 class TestReserveOfAMixture:
-    """Planned beside public logs of vLLM on H100s: at or below what they had, and not far."""
+    """Compare the plan with public logs of vLLM on H100s: it is at most slightly below them."""
 
     def test_qwen3_235b_in_fp8_on_four(self) -> None:
         # vllm-project/vllm#21348: "GPU KV cache size: 178,880 tokens", utilization 0.9.
@@ -213,8 +213,8 @@ class TestReserveOfAMixture:
         dense_model = llama_8b.shape
         least = limits.reserve_bytes(dense_model, 1, at_least=True)
         assert limits.reserve_bytes(dense_model, 1) == least
-        mixture = inspected(MIXTRAL_8X22B).shape
-        assert limits.reserve_bytes(mixture, 1) > limits.reserve_bytes(mixture, 1, at_least=True)
+        moe = inspected(MIXTRAL_8X22B).shape
+        assert limits.reserve_bytes(moe, 1) > limits.reserve_bytes(moe, 1, at_least=True)
 
 
 class TestChoice:

@@ -36,7 +36,7 @@ def times(found: Timeline) -> dict[str, tuple[float, float]]:
 
 
 def recipes(number: int, gpus: int) -> Timeline:
-    """Of each recipe 10 s on a GPU, then 20 s on one."""
+    """Each recipe takes 10 s on a GPU, then 20 s on one."""
     made = [ScheduledTask(f"make {n}", ONE_GPU, 10) for n in range(number)]
     asked = [ScheduledTask(f"ask {n}", ONE_GPU, 20, (f"make {n}",)) for n in range(number)]
     return timeline(*made, *asked, gpus=gpus)
@@ -47,7 +47,7 @@ def test_recipes_share_gpus(gpus: int, seconds: float) -> None:
     found = recipes(8, gpus)
     assert found.wall_seconds == seconds
     assert found.gpu_minutes == 4
-    assert found.most_at_once == min(gpus, 8)
+    assert found.max_concurrent == min(gpus, 8)
 
 
 def test_what_waits_for_inputs_and_what_for_room() -> None:
@@ -94,7 +94,7 @@ def test_what_is_done_is_not_waited_for() -> None:
 def test_unknown_times_are_told_as_such() -> None:
     found = timeline(ScheduledTask("a", ONE_GPU, None), ScheduledTask("b", ONE_GPU, 10), gpus=2)
     plain = found.to_dict()
-    assert (plain["wall_seconds"], plain["gpu_minutes"], plain["most_at_once"]) == (None, None, 2)
+    assert (plain["wall_seconds"], plain["gpu_minutes"], plain["max_concurrent"]) == (None, None, 2)
     assert [each["starts_at_second"] for each in plain["work"]] == [None, None]
     assert plain["work"][0]["concurrent_with"] == ["b"]
 
@@ -106,7 +106,7 @@ def test_more_than_there_is() -> None:
 
 def test_nothing_to_do() -> None:
     assert timeline().to_dict() == {
-        **{"gpus": 0, "wall_seconds": 0.0, "gpu_minutes": 0.0, "most_at_once": 0, "work": []},
+        **{"gpus": 0, "wall_seconds": 0.0, "gpu_minutes": 0.0, "max_concurrent": 0, "work": []},
         **{"wall_seconds_at_least": 0.0, "gpu_minutes_at_least": 0.0},
     }
 

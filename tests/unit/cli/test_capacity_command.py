@@ -79,7 +79,7 @@ def test_the_schedule_of_a_run_on_them(model: str) -> None:
     told = CliRunner().invoke(app, options).stdout
     assert "on 2 GPUs: at least 0:00:00 (h:mm:ss), 0.0 GPU-minutes, and what has no time" in told
     schedule = json.loads(CliRunner().invoke(app, [*options, "--json"]).stdout)["schedule"]
-    assert (schedule["gpus"], schedule["most_at_once"]) == (2, 3)
+    assert (schedule["gpus"], schedule["max_concurrent"]) == (2, 3)
     assert schedule["wall_seconds"] is None
     assert schedule["gpu_minutes_at_least"] > 0
     work = {each["name"]: each for each in schedule["work"]}

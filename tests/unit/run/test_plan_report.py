@@ -499,7 +499,7 @@ class TestSchedule:
             assert work[f"{name}: loads"]["concurrent_with"] == []
             assert f"{name}: asked" in work[f"{name}: loads"]["waits_for"]
         assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["concurrent_with"]
-        assert found.to_dict()["schedule"]["most_at_once"] >= 2
+        assert found.to_dict()["schedule"]["max_concurrent"] >= 2
 
     @pytest.mark.parametrize("gpus", [1, 2])
     @pytest.mark.parametrize("dry_run", [True, False])
