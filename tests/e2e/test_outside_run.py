@@ -1,0 +1,60 @@
+"""One run with a suite, quantization kind, engine, executor and registry of another package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from uv import find_uv_bin
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
+
+PACKAGE = Path(__file__).parents[1] / "outside_package"
+RUN = PACKAGE / "run"
+
+
+def test_all_of_them_in_one_run(tmp_path: Path) -> None:
+    site, models = tmp_path / "site", tmp_path / "models"
+    install = [find_uv_bin(), "pip", "install", "--no-deps", "--target", str(site), str(PACKAGE)]
+    subprocess.run(install, check=True, capture_output=True, timeout=300)
+    settings, receipts = tmp_path / "settings.yaml", tmp_path / "receipts"
+    executor = {"kind": "outside", "partition": "all-five", "receipts": str(receipts)}
+    settings.write_text(json.dumps({"executor": executor}))
+    variables = {
+        "PYTHONPATH": str(site),
+        "PREPARE_SETTINGS": str(settings),
+        "PREPARE_STORE": str(tmp_path / "store"),
+    }
+
+    def prepare(*words: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "pipeline.cli.main", *words, "--json"],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=1500,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout)
+
+    files = ("recipe", "profile", "policy")
+    options = [word for each in files for word in (f"--{each}", str(RUN / f"{each}.yaml"))]
+    registry = ["--registry", f"outside://{models}"]
+    report = prepare("model", "demo:smollm2-135m", *options, *registry)
+    (variant,) = (each for each in report["variants"] if each["recipe"] == "nearest-int8")
+    assert variant["promoted"]
+    verdicts = {gate["suite"]: gate["verdict"] for gate in variant["gates"]}
+    assert set(verdicts) == {"quiz", "sums"}
+    assert verdicts["quiz"] == "pass"
+    (version,) = prepare("registry", "list", *registry)
+    assert version["aliases"] == ["champion"]
+    assert json.loads(version["tags"]["prepare.serving"])["engine"] == "outside"
+    assert list(models.rglob("oci-layout"))
+    assert set(receipts.read_text().splitlines()) == {"all-five"}
+    assert prepare("verify", "latest")["same"]
