@@ -18,7 +18,7 @@ from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline import __version__
 from pipeline.capacity.machine import machine_of
-from pipeline.core.errors import EvaluationDataError, StageError, UsageError
+from pipeline.core.errors import StageError, UsageError
 from pipeline.core.hardware import Hardware, this_node
 from pipeline.core.installation import DIGITS, PACKAGES, digest_code, this_prepare
 from pipeline.core.resource_request import ResourceRequest
@@ -93,22 +93,6 @@ def test_a_stage_runs_with_the_gpus_that_it_needs(
         submit(executor, task, gpus=gpus).wait(Heard())
         assert stages.record(task) is not None
         assert stages.begun()[-1][1] in seen
-
-
-def test_its_own_error_arrives_as_what_it_is(executor: RayExecutor, stages: TinyStages) -> None:
-    stages.let_go()
-    task = stages.task("wrong", folder=str(stages.folder / "none"))
-    text = task.read_text().replace('"builtin"', '"folder"')
-    task.write_text(text)
-    with pytest.raises(EvaluationDataError):
-        submit(executor, task).wait(Heard())
-
-
-def test_a_dead_worker_is_told_with_the_log(executor: RayExecutor, stages: TinyStages) -> None:
-    task = stages.task("gone")
-    task.unlink()
-    with pytest.raises(UsageError, match="spec cannot be read"):
-        submit(executor, task).wait(Heard())
 
 
 def test_a_node_without_the_interpreter_finds_or_builds_its_own(

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 from loose_stage import stage_spec
+from played_slurm import play_slurm
 from quantized_checkpoint import inspected
 from sample_stages import RESULTS
 from small_checkpoint import write_files
@@ -64,14 +65,6 @@ def say(event, arguments):
         print("left in a buffer", end="")
 
 sys.addaudithook(say)
-"""
-SBATCH = """#!/bin/sh
-for word; do case "$word" in
-    --output=*) output=${word#*=};; --error=*) log=${word#*=};; --wrap=*) script=${word#*=};;
-    --test-only) exit 0;;
-esac; done
-sh -c "$script" >> "$output" 2>> "$log"
-echo 17
 """
 
 
@@ -121,16 +114,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its commands, of which sbatch does the work immediately."""
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    for name, script in {"sbatch": SBATCH, "sinfo": "#!/bin/sh\necho n1 2 4000 '(null)'\n"}.items():
-        (folder / name).write_text(script)
-    for name in ("squeue", "scancel"):
-        (folder / name).write_text("#!/bin/sh\n")
-    for program in folder.iterdir():
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
-    return folder
+    return play_slurm(tmp_path / "slurm", monkeypatch)
 
 
 @pytest.mark.parametrize("options", [LocalOptions(), SlurmOptions()], ids=lambda each: each.kind)

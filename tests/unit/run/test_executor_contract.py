@@ -1,7 +1,9 @@
-"""The local executor: real stages in real child processes, how they fail, die and are cancelled.
+"""What every executor must do with work, and how settings choose one.
 
-`check_weights` (small hand-made checkpoints) and `questions` (through a real worker, the carried
-texts) are quick stages; a stage that waits for its store lock is one that can be killed at leisure.
+Stages are real: `check_weights` (small hand-made checkpoints) and `questions` (through a real
+worker, the carried texts). Slurm's commands are played by scripts, and Ray has one real node.
+Kills, several nodes and a real Slurm are in tests/e2e/cluster. A stage that waits for its store
+lock is one that can be killed at leisure; only the local executor and its like see that.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
 from loose_stage import stage_spec
-from outside import declare
+from outside import declare, install, on_the_path
+from played_slurm import play_slurm
 from quantized_checkpoint import inspected
 from sample_stages import RESULTS
 from small_checkpoint import write_files
@@ -142,57 +145,104 @@ class Run:
             yield job, stages[0]
 
 
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        needs = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
+        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=needs)
+        yield cluster.address
+        import ray
+
+        ray.shutdown()
+        cluster.shutdown()
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
+    """On the local executor."""
     return Run(tmp_path)
 
 
-def test_a_stage_runs_into_the_store_and_its_events_arrive(run: Run) -> None:
-    spec = run.check_weights()
-    run.submit(spec).wait(run.listener)
-    record = run.store.find("check_weights", spec.key)
+@pytest.fixture(params=["local", "outside", "slurm", "ray"])
+def anywhere(
+    request: pytest.FixtureRequest, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Run]:
+    """On each executor."""
+    with ExitStack() as stack:
+        keys = {"kind": request.param}
+        if request.param == "outside":
+            install(tmp_path / "site")
+            stack.enter_context(on_the_path(tmp_path / "site"))
+        elif request.param == "slurm":
+            play_slurm(tmp_path / "slurm", monkeypatch)
+        elif request.param == "ray":
+            keys["address"] = request.getfixturevalue("ray_address")
+        settings = Settings(home=tmp_path / "home", store=tmp_path / "store", executor=keys)
+        run.executor = executor_of(settings)
+        yield run
+
+
+def test_room_and_node(anywhere: Run) -> None:
+    executor, needs = anywhere.executor, ResourceRequest()
+    assert executor.count_room(needs) >= 1
+    assert executor.count_room(ResourceRequest(gpus=1000)) == 0
+    with pytest.raises(UsageError):
+        executor.find_room(ResourceRequest(gpus=1000))
+    allocation = anywhere.place()
+    allocation.release()
+    allocation.release()
+
+
+def test_a_stage_runs_into_the_store_and_its_events_arrive(anywhere: Run) -> None:
+    spec = anywhere.check_weights()
+    anywhere.submit(spec).wait(anywhere.listener)
+    record = anywhere.store.find("check_weights", spec.key)
     assert record is not None
     assert record.result["scales_checked"] == len(LINEAR)
     tensors = source_tensors()
-    assert len(run.listener.events) == len(tensors)
+    assert len(anywhere.listener.events) == len(tensors)
     total = sum(tensor.array.nbytes for tensor in tensors.values())
-    assert run.listener.events[-1] == ("fp8-dynamic: check_weights", total, total, "bytes")
-    assert run.processes() == {}
+    assert anywhere.listener.events[-1] == ("fp8-dynamic: check_weights", total, total, "bytes")
+    assert anywhere.processes() == {}
 
 
-def test_a_worker_in_an_interpreter_of_its_own(run: Run) -> None:
-    spec = run.questions({"kind": "builtin"})
-    run.submit(spec).wait(run.listener)
-    record = run.store.find("questions", spec.key)
+def test_a_worker_in_an_interpreter_of_its_own(anywhere: Run) -> None:
+    spec = anywhere.questions({"kind": "builtin"})
+    anywhere.submit(spec).wait(anywhere.listener)
+    record = anywhere.store.find("questions", spec.key)
     assert record is not None
     assert record.result["questions"] == 32
     assert record.peak_memory_bytes is not None
     assert record.peak_memory_bytes > 1_000_000
-    folder = run.store.stage_folder("questions", spec.key)
+    folder = anywhere.store.stage_folder("questions", spec.key)
     assert len((folder / "questions.jsonl").read_text().splitlines()) == 32
 
 
-def test_a_stage_that_is_done_is_not_run_again(run: Run) -> None:
-    spec = run.check_weights()
+def test_a_stage_that_is_done_is_not_run_again(anywhere: Run) -> None:
+    spec = anywhere.check_weights()
     for _ in range(2):
-        run.submit(spec).wait(run.listener)
-    assert len(run.listener.events) == len(source_tensors())
+        anywhere.submit(spec).wait(anywhere.listener)
+    assert len(anywhere.listener.events) == len(source_tensors())
 
 
-def test_a_stages_own_error_comes_back_as_its_class(run: Run) -> None:
-    spec = run.check_weights()
-    overwrite(run.variant(), f"{LINEAR[0]}.weight_scale", b"\0\0")
-    error = run.failure(spec)
+def test_a_stages_own_error_comes_back_as_its_class(anywhere: Run) -> None:
+    spec = anywhere.check_weights()
+    overwrite(anywhere.variant(), f"{LINEAR[0]}.weight_scale", b"\0\0")
+    error = anywhere.failure(spec)
     assert type(error) is VerificationError
     assert error.message == f"'{LINEAR[0]}.weight_scale' has a scale that is not above zero"
-    assert error.where == str(run.variant() / "model.safetensors")
+    assert error.where == str(anywhere.variant() / "model.safetensors")
     assert "the calibration overflowed" in error.hint
 
 
-def test_a_workers_own_error_crosses_two_processes(run: Run) -> None:
-    empty = run.folder / "eval-data"
+def test_a_workers_own_error_crosses_two_processes(anywhere: Run) -> None:
+    empty = anywhere.folder / "eval-data"
     empty.mkdir()
-    error = run.failure(run.questions({"kind": "folder"}, folder=str(empty)))
+    error = anywhere.failure(anywhere.questions({"kind": "folder"}, folder=str(empty)))
     assert type(error) is EvaluationDataError
     assert str(empty) in error.where
 
@@ -209,15 +259,15 @@ def test_a_worker_that_dies_is_named_with_its_log(run: Run) -> None:
     assert Path(error.where).read_text() == "last words\n"
 
 
-def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(run: Run) -> None:
-    spec = run.check_weights()
+def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(anywhere: Run) -> None:
+    spec = anywhere.check_weights()
     broken = spec.model_copy(update={"inputs": {}})
-    error = run.failure(broken)
+    error = anywhere.failure(broken)
     assert type(error) is InternalStageError
     assert "KeyError: 'weights'" in error.message
-    assert str(run.log) in error.where
-    assert "Traceback" in run.log.read_text()
-    assert "KeyError: 'weights'" in run.log.read_text()
+    assert str(anywhere.log) in error.where
+    assert "Traceback" in anywhere.log.read_text()
+    assert "KeyError: 'weights'" in anywhere.log.read_text()
 
 
 def test_what_libraries_print_among_the_events_is_passed_over(run: Run) -> None:
@@ -231,15 +281,15 @@ def test_what_libraries_print_among_the_events_is_passed_over(run: Run) -> None:
     assert run.listener.events == []
 
 
-def test_a_spec_that_cannot_be_read_is_a_usage_error(run: Run) -> None:
-    run.spec_file.write_text('{"stage": "check_weights"}')
+def test_a_spec_that_cannot_be_read_is_a_usage_error(anywhere: Run) -> None:
+    anywhere.spec_file.write_text('{"stage": "check_weights"}')
     with pytest.raises(UsageError) as caught:
-        run.place().submit(run.spec_file, run.log).wait(run.listener)
-    assert caught.value.where == str(run.spec_file)
-    run.spec_file.unlink()
+        anywhere.place().submit(anywhere.spec_file, anywhere.log).wait(anywhere.listener)
+    assert caught.value.where == str(anywhere.spec_file)
+    anywhere.spec_file.unlink()
     with pytest.raises(UsageError) as caught:
-        run.place().submit(run.spec_file, run.log).wait(run.listener)
-    assert caught.value.where == str(run.spec_file)
+        anywhere.place().submit(anywhere.spec_file, anywhere.log).wait(anywhere.listener)
+    assert caught.value.where == str(anywhere.spec_file)
 
 
 def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -> None:
