@@ -66,10 +66,11 @@ class PrepareError(Exception):
     exit_code = ExitCode.EXPECTED_ERROR
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
-        super().__init__(redact(message))
-        self.message = redact(message)
-        self.where = redact(where)
-        self.hint = redact(hint)
+        # A name in a checkpoint can have any length.
+        self.message, self.where, self.hint = (
+            clip(redact(part), MAX_PART_CHARACTERS) for part in (message, where, hint)
+        )
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         # A file name can contain line breaks.
@@ -77,8 +78,7 @@ class PrepareError(Exception):
         lines = [self.message, f"  where: {place}", f"  hint:  {self.hint}"]
         parts = (self.message, self.where, self.hint)
         nonempty = [line for line, part in zip(lines, parts, strict=True) if part]
-        # A file name or key can have any length.
-        return "\n".join(clip(line, MAX_PART_CHARACTERS) for line in nonempty)
+        return "\n".join(nonempty)
 
     def to_dict(self) -> dict[str, str]:
         """Return plain data that crosses a process boundary as JSON."""

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline.core.errors
-from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError, from_dict, raise_as
+from pipeline.core.errors import (
+    MAX_PART_CHARACTERS,
+    ExitCode,
+    PrepareError,
+    StoreError,
+    UsageError,
+    from_dict,
+    raise_as,
+)
 
 
 def tree() -> list[type[PrepareError]]:
@@ -38,6 +46,13 @@ def test_each_class_survives_json(kind: type[PrepareError]) -> None:
 def test_any_text_survives(what: str, where: str, hint: str) -> None:
     back = from_dict(json.loads(json.dumps(PrepareError(what, where=where, hint=hint).to_dict())))
     assert (back.message, back.where, back.hint) == (what, where, hint)
+
+
+def test_every_part_is_limited() -> None:
+    error = PrepareError("x" * 10_000_000, where="y" * 10_000_000, hint="z" * 10_000_000)
+    lengths = [len(part) for part in (error.message, error.where, error.hint)]
+    assert max(lengths) <= MAX_PART_CHARACTERS
+    assert len(json.dumps(error.to_dict())) < 4 * MAX_PART_CHARACTERS
 
 
 @pytest.mark.parametrize("kind", tree())
