@@ -1,1 +1,1 @@
-"""A run laid out as stages with their keys, before anything is done."""
+"""Run plans: stages with their keys."""

@@ -1,4 +1,4 @@
-"""The plan of what was chosen, and whether it can decide anything before it runs."""
+"""Builds the plan of resolved options and checks that its gates can decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoints that a run needs: found, fetched or made, and seen to be of a kind it takes."""
+"""Locates a run's checkpoints and refuses unsupported ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def locate_draft(
     *,
     trust_remote_code: bool,
 ) -> Checkpoint | None:
-    """The checkpoint that drafts, as `locate`; None where the profile names none."""
+    """Locate the draft checkpoint; None if the profile names none."""
     reference = draft_reference(profile)
     if reference is None:
         return None
@@ -62,14 +62,14 @@ def locate_draft(
 
 
 def demo_stage(choices: ResolvedOptions, settings: Settings) -> StageSpec:
-    """The stage that makes the demo checkpoint."""
+    """Return the stage that makes the demo checkpoint."""
     return demo_stage_of(choices.reference, choices.profile, settings)
 
 
 def demo_stage_of(
     reference: CheckpointReference, profile: ServingProfile, settings: Settings
 ) -> StageSpec:
-    """The stage that makes the demo of that reference, in the profile's kind of environment."""
+    """Return the stage that makes the demo checkpoint in the profile's environment."""
     accelerator = Accelerator(profile.accelerator)
     return DEMO_CHECKPOINT.spec(
         "demo",
@@ -93,7 +93,6 @@ def _fetch(
     *,
     is_head: bool = False,
 ) -> Checkpoint:
-    """Find, fetch or make it, and inspect it."""
     revision = None
     if reference.kind == "demo":
         folder = make_demo(demo_stage_of(reference, profile, settings))
@@ -113,7 +112,7 @@ def _fetch(
 
 
 def check_supported(checkpoint: Checkpoint, choices: ResolvedOptions, *, to_quantize: bool) -> None:
-    """Raise CheckpointError for what no recipe here can start from, or serve."""
+    """Raise CheckpointError for a checkpoint that no recipe supports or vLLM cannot serve."""
     config = str(checkpoint.path / "config.json")
     if checkpoint.quantized and to_quantize:
         raise quantized_error(config, [file.name for file in checkpoint.files])

@@ -1,6 +1,6 @@
-"""Decides where a suite's questions, and calibration texts, come from; nothing is read yet.
+"""Selects the sources of suite questions and calibration texts without reading them.
 
-A decision is plain data that names its content (a digest, a Hub revision, a locked environment),
+A source is plain data that identifies its content (a digest, a Hub revision, a locked environment),
 so it can be part of a stage's key.
 """
 
@@ -26,11 +26,11 @@ BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.j
 
 
 class SourceResolver:
-    """Resolves data sources for one run; asks the Hub at most once a dataset.
+    """Resolves one run's data sources; queries the Hub at most once a dataset.
 
     Args:
-        eval_data: the user's folder of evaluation data, if any.
-        evaluate_environment: identity of the environment whose packages carry questions.
+        eval_data: the user's directory of evaluation data, if any.
+        evaluate_environment: identity of the environment whose packages contain questions.
         progress: receives a note when the preferred source is unavailable.
     """
 
@@ -55,10 +55,10 @@ class SourceResolver:
         self._suites: dict[str, SuiteSource] = {}
 
     def suite(self, name: str, suite: AnySuite) -> SuiteSource:
-        """The first available one of the suite's sources; looked for once a suite.
+        """Return the suite's first available source; results are cached.
 
         Raises:
-            EvaluationDataError: none can, or a local file is missing or damaged.
+            EvaluationDataError: no source is available, or a local file is missing or damaged.
         """
         asked = f"{name} {suite.model_dump_json()}"
         if asked not in self._suites:
@@ -67,30 +67,26 @@ class SourceResolver:
 
     @property
     def eval_data(self) -> Path | None:
-        """The user's folder of evaluation data."""
         return self._eval_data
 
     @property
     def environment(self) -> str:
-        """Identity of the environment whose packages carry questions."""
         return self._evaluate_environment
 
     def digest_of(self, file: Path) -> str:
-        """The file's content."""
         return self._digests.digest(file)
 
     def revision_of(self, dataset: str) -> str | None:
-        """The dataset's newest commit on the Hub; None if the Hub cannot be reached."""
+        """Return the dataset's newest commit on the Hub; None if the Hub cannot be reached."""
         if dataset not in self._revisions:
             self._revisions[dataset] = resolve_dataset_revision(dataset)
         return self._revisions[dataset]
 
     def note(self, text: str) -> None:
-        """Report that a preferred source is unavailable."""
         self._progress.note(text)
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
-        """By suite, how many questions its source has; None where that is not known yet.
+        """Return the number of available questions by suite; None if unknown.
 
         Raises:
             EvaluationDataError: as :meth:`suite`.
@@ -100,11 +96,12 @@ class SourceResolver:
     def calibration(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str
     ) -> tuple[Calibration, dict[str, Any], Path | None]:
-        """The data pinned and limited, its identity, and its file if local.
+        """Return the pinned and limited calibration, its identity, and its file if local.
 
         Raises:
-            UsageError: a named file does not exist, or the Hub cannot be reached and the recipe
-                has no fallback.
+            UsageError: a named file does not exist, or the Hub cannot be reached and the recipe has
+                no
+                fallback.
         """
         wanted = self._limit(calibration, limit, variant)
         file = BUILTIN_CALIBRATION
@@ -154,7 +151,7 @@ class SourceResolver:
 
 
 def local_rows(suite: AnySuite, source: SuiteSource) -> Iterator[dict[str, Any]]:
-    """The rows of a suite's questions as their files have them; none where they lie elsewhere.
+    """Yield the rows of a suite's local files; none if the source is not local.
 
     Raises:
         EvaluationDataError: a file cannot be read.

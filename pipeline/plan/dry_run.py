@@ -1,4 +1,4 @@
-"""Which variants are tried on two layers first, and as what stage."""
+"""Selects variants for a dry run on two layers, and builds its stage."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ TOKENS = 128
 
 
 def is_worth_it(weights_bytes: int, wanted: bool | None) -> bool:
-    """Whether variants of a checkpoint are tried first.
-
-    Args:
-        wanted: as the user says; None to go by the size.
-    """
+    """Return the user's choice; None decides by the checkpoint's size."""
     return weights_bytes >= WORTH_BYTES if wanted is None else wanted
 
 
 def dry_run_stage(quantize: StageSpec, check_weights: StageSpec) -> StageSpec | None:
-    """The dry run of the two stages that make a variant: their parameters, with few samples.
+    """Build the dry run of a variant's two stages, with few samples.
 
     Returns:
-        None for a recipe without calibration: it takes minutes, and fails early.
+        None for a recipe without calibration, which takes minutes.
     """
     parameters = QUANTIZE.parameters_of(quantize)
     calibration = parameters.quantization.calibration

@@ -1,7 +1,4 @@
-"""Lays out the asking of a policy's suites: the questions, and the rounds in which they come.
-
-The same for a variant that this run makes and serves, and for an endpoint that someone else does.
-"""
+"""Plans the questions of a policy's suites and their rounds, for served models and endpoints."""
 
 from __future__ import annotations
 
@@ -38,12 +35,12 @@ QUESTION_SEED = 20240814
 
 @dataclass(frozen=True)
 class EvaluationSide:
-    """One side of the comparison as it is served, as far as the asking of it goes.
+    """One side of the comparison, as evaluation clients see it.
 
     Args:
-        identity: all that says which model answers, and how it is served; part of the keys.
-        after: stages that come before, by role, such as the check of its coherence.
-        max_length: tokens that a prompt and its answer may have together.
+        identity: the model and its serving arguments; part of the keys.
+        after: stages that must finish first, by role.
+        max_length: maximum tokens of prompt and answer together.
     """
 
     recipe: Recipe
@@ -58,10 +55,8 @@ class EvaluationPlanner:
     """Plans a policy's suites for a baseline and its variants.
 
     Args:
-        recipes: of all variants.
-        attempt: that they are; None until it is known (`count`).
+        attempt: None until `count` finds it.
         measurements: by suite, the number of the measurement that is made or continued.
-        run: id of the run.
     """
 
     policy: Policy
@@ -75,17 +70,16 @@ class EvaluationPlanner:
 
     @cached_property
     def found(self) -> dict[str, SuiteSource]:
-        """Where each suite's questions come from; raises EvaluationDataError where nowhere."""
+        """Sources of each suite's questions; raises EvaluationDataError."""
         return {name: self.sources.suite(name, s) for name, s in self.policy.suites.items()}
 
     @cached_property
     def questions(self) -> dict[str, StageSpec]:
-        """The stages that lay out questions, by `questions.<suite>`."""
         return {f"questions.{name}": self._question_stage(name) for name in self.policy.suites}
 
     @cached_property
     def asked(self) -> dict[str, str]:
-        """What critical suites ask, and what asks it: their answers depend on that, too."""
+        """Keys of the questions of critical suites, and the environment that evaluates them."""
         keys = {name: self.questions[f"questions.{name}"].key for name in self.policy.suites}
         return {
             "environment": self.environment,
@@ -100,15 +94,7 @@ class EvaluationPlanner:
         run: str = "",
         remeasured: Remeasured = NOTHING,
     ) -> EvaluationPlanner:
-        """The planner for that attempt, with the measurement that each gate is at.
-
-        Args:
-            attempt: that the variants are.
-            baseline: how it is served.
-            variants: how they are served.
-            run: id of the run.
-            remeasured: what is measured again though it is over.
-        """
+        """Return the planner of that attempt, with each gate's measurement number."""
         planner = replace(self, attempt=attempt, run=run)
         for name in self.policy.suites:
             number = planner._number(name, baseline, variants, remeasured)
@@ -116,15 +102,13 @@ class EvaluationPlanner:
         return planner
 
     def rounds(self, served: EvaluationSide, baseline: Rounds | None) -> Rounds:
-        """All rounds that there could be, by suite.
-
-        Args:
-            baseline: the baseline's rounds, which a variant's follow; None for the baseline.
+        """Return all possible rounds by suite; `baseline` has the baseline's rounds, if it is not
+        `served`.
         """
         return {name: self._rounds(name, served, baseline) for name in self.policy.suites}
 
     def repeats(self, rounds: Rounds) -> dict[str, StageSpec]:
-        """The stages in which the baseline is asked some first questions again, by role."""
+        """Return the stages that repeat some of the baseline's first questions, by role."""
         repeats = {}
         for name, suite in self.policy.suites.items():
             first = rounds[name][0]
@@ -143,12 +127,11 @@ class EvaluationPlanner:
         return repeats
 
     def cap(self, name: str) -> int | None:
-        """Questions of the suite at most; None where that is not known before they are read."""
+        """Return the suite's maximum number of questions; None if unknown before they are read."""
         counts = (self.policy.suites[name].questions, self.found[name].questions)
         return min((count for count in counts if count is not None), default=None)
 
     def level(self, suite: str) -> float:
-        """The level at which asking stops."""
         return self._counted.level(self.measurements.get(suite, 1))
 
     @property
@@ -164,7 +147,7 @@ class EvaluationPlanner:
         variants: Sequence[EvaluationSide],
         remeasured: Remeasured,
     ) -> int:
-        """The number of the measurement of a gate, of all variants together."""
+        """Return the measurement number of a gate, for all variants together."""
         store = Store(self.store)
         ledger = AttemptLedger(store)
 
@@ -172,7 +155,7 @@ class EvaluationPlanner:
             return any(_is_lost(spec(side, number), ledger, store) for side in sides)
 
         def is_over(number: int) -> bool:
-            """Whether it was begun, and of each variant that it was begun for no round is left."""
+            """Return whether all variants with this measurement have finished their rounds."""
             planner = replace(self, measurements={**self.measurements, suite: number})
             asked = planner._rounds(suite, baseline, None)
             begun = [v for v, key in zip(variants, keys, strict=True) if ledger.latest(key)]
@@ -246,17 +229,6 @@ class EvaluationPlanner:
         against: StageSpec | None = None,
         runtime: EvaluateRuntime | None = None,
     ) -> StageSpec:
-        """One round of one side.
-
-        Args:
-            name: of the suite.
-            served: the side.
-            number: of the measurement.
-            max_questions: limit of the round.
-            rule: that ends it before.
-            against: the baseline's round.
-            runtime: where it is asked.
-        """
         suite = self.policy.suites[name]
         before = {"baseline": against} if against is not None else {}
         return EVALUATE.spec(
@@ -294,14 +266,13 @@ class EvaluationPlanner:
         return round_sizes(expected, suite.batch, cap)
 
     def _rule(self, name: str, recipe: Recipe) -> GateRule | None:
-        """What decides a gate; None of the baseline."""
         if recipe.family == "baseline":
             return None
         return gate_rule_of(self.policy.suites[name], recipe.family, self.level(name))
 
 
 def _is_lost(spec: StageSpec, ledger: AttemptLedger, store: Store) -> bool:
-    """Whether a begun measurement lost its log, or has other weights."""
+    """Return whether a measurement lost its log, or its log has other weights."""
     number = EVALUATE.parameters_of(spec).measurement
     begun = ledger.measurement(measurement_key(spec), number)
     if begun is None:
@@ -317,7 +288,7 @@ def _is_lost(spec: StageSpec, ledger: AttemptLedger, store: Store) -> bool:
 
 
 def _are_over(rounds: Sequence[StageSpec], store: Store) -> bool:
-    """Whether the last round that the answers so far call for is done."""
+    """Return whether the last round that the answers require is done."""
     found = [store.find_current(spec.stage, spec.key) for spec in rounds]
     done = [EVALUATE.result_of(record) for record in found if record is not None]
     return len(done) == len(rounds) or any(not each.has_more for each in done)

@@ -1,8 +1,7 @@
-"""What a policy's gates can show with the available questions, before any work is done.
+"""Power of a policy's gates with the available questions, before any work.
 
-The figures come from imagined runs of each gate (eval_gates/statistics/power.py, fixed_power.py).
-A gate that could not pass even a variant that answers everything as the baseline does is refused,
-since it would only cost time.
+The numbers come from simulated runs (eval_gates/statistics/power.py, fixed_power.py). A gate that
+could not even pass a variant with the baseline's answers is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _REPLAYS = 200  # a chance of 95 % is then known to 1.5 points (standard error)
 
 @dataclass(frozen=True)
 class GatePower:
-    """One suite's gate on variants of one family; chances are those when nothing is lost."""
+    """Power of one suite's gate for one recipe family; chances assume no loss."""
 
     suite: str  # its name in the policy
     tier: str  # as in the policy
@@ -61,7 +60,7 @@ class GatePower:
     chance_of_pass: float | None  # None where the number of questions is not known
     # Likewise, of a variant that truly lost half of the margin.
     chance_of_pass_at_half: float | None
-    # That it wrongly fails a variant that loses nothing; likewise one that lost half of the margin.
+    # Chance to fail a variant without loss, and one that lost half of the margin.
     chance_of_fail: float | None
     chance_of_fail_at_half: float | None
     # Drop of the mean score that fails with a chance of 80 %; None if none.
@@ -72,13 +71,13 @@ class GatePower:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a variant that loses nothing may well not pass."""
+        """Whether the gate may well not pass a variant without loss."""
         return self.chance_of_pass is not None and self.chance_of_pass < TARGET_POWER
 
 
 @dataclass(frozen=True)
 class JointPower:
-    """The chance that no suite of a policy keeps a variant of one family out."""
+    """Chance that a policy passes a variant of one family."""
 
     family: Family  # of recipes
     # That all critical suites pass and no supporting one fails if nothing is lost on any; None
@@ -88,7 +87,7 @@ class JointPower:
 
 
 def joint_power(gates: Sequence[GatePower]) -> tuple[JointPower, ...]:
-    """The chance that no suite keeps a variant out, as if each drew separate questions."""
+    """Return the joint chances of each family, as if suites had independent questions."""
     families = dict.fromkeys(gate.family for gate in gates if gate.tier == "critical")
     found = []
     for family in families:
@@ -126,12 +125,12 @@ def _product(chances: Iterable[float | None]) -> float | None:
 def policy_power(
     policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None = None
 ) -> tuple[GatePower, ...]:
-    """What to expect of every gate; 0.1 to 0.4 s for each.
+    """Simulate every gate; takes 0.1 to 0.4 s each.
 
     Args:
-        policy: suites and margins; every suite has one for every recipe's family.
-        counts: by suite, questions that its source has, where known.
-        level: at which gates are decided; that of a first attempt when None.
+        policy: every suite must have a margin for each recipe's family.
+        counts: by suite, the number of available questions, if known.
+        level: error rate of each gate; None for that of a first attempt.
     """
     return tuple(_power_of(gate) for gate in _gates(policy, recipes, counts, level))
 
@@ -143,15 +142,14 @@ def check_decidable(
     progress: Progress,
     level: float | None = None,
 ) -> None:
-    """Refuse a suite that cannot decide its margin; takes microseconds where all can.
+    """Refuse a suite that cannot decide its margin.
 
     Args:
         progress: receives a note on advisory suites that cannot decide.
 
     Raises:
-        UsageError: a critical or supporting suite could not pass a variant that loses nothing,
-            or is insensitive for every score of the baseline; or its task has several questions
-            for each passage.
+        UsageError: a critical or supporting suite could not pass a variant without loss, is
+            insensitive for every baseline score, or has several questions on one passage.
     """
     check_known_tasks(policy, progress)
     for gate in _gates(policy, recipes, counts, level):
@@ -167,12 +165,10 @@ def check_decidable(
 
 
 def check_likely(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> None:
-    """Refuse a critical suite that would leave nearly every good variant undecided.
-
-    Takes microseconds where all pass half of them or more.
+    """Refuse a critical suite that leaves nearly all good variants undecided.
 
     Raises:
-        UsageError: it would pass a variant that loses nothing in fewer than one run in five.
+        UsageError: the chance to pass a variant without loss is below MIN_CHANCE.
     """
     for gate in _gates(policy, recipes, counts, None):
         chance = gate.rare_pass() if gate.suite.tier == "critical" else None
@@ -186,12 +182,11 @@ def check_counted(
     laid_out: Mapping[str, QuestionsResult],
     progress: Progress,
 ) -> None:
-    """Check lm-eval suites again, by the questions that were laid out.
+    """Check lm-eval suites again with the number of prepared questions.
 
     Args:
         laid_out: by suite, the result of its stage `questions`.
-        progress: receives a note on each number of questions that was estimated wrongly, and on
-            each gate that may well not pass a good variant.
+        progress: receives notes on wrong estimates and on gates of low power.
 
     Raises:
         UsageError: as :func:`check_decidable` and :func:`check_likely`.
@@ -222,7 +217,7 @@ def check_counted(
 
 @dataclass(frozen=True)
 class _PlannedGate:
-    """One suite for one family, with what its decidability depends on."""
+    """One suite for one family, with what its power depends on."""
 
     name: str
     suite: AnySuite
@@ -255,13 +250,13 @@ class _PlannedGate:
 
     @property
     def baseline(self) -> float | None:
-        """Its assumed mean score, where the margin is a share of it."""
+        """The assumed mean score, if the margin is relative to it."""
         if self.comparison.kind == "points":
             return None
         return self.kind.assumed_baseline
 
     def is_decidable(self) -> bool:
-        """Whether it could pass where no answer changes, with the best of baselines."""
+        """Return whether the gate could pass without any changed answer."""
         if self.questions is None or self.questions >= self._count_surely_enough():
             return True
         least = self._count_least(self.comparison)
@@ -269,18 +264,18 @@ class _PlannedGate:
 
     @property
     def guessing(self) -> float:
-        """The chance-level score, if the suite's kind states it without its questions."""
+        """The chance-level score of the suite's kind."""
         return self.kind.guessing
 
     @property
     def must_exceed(self) -> float:
-        """What the baseline has to be shown to score more than, or the gate is insensitive."""
+        """The score that the baseline must exceed for a sensitive gate."""
         if self.comparison.kind == "points":
             return self.guessing + self.comparison.size
         return self.guessing / self.comparison.size
 
     def can_see(self) -> bool:
-        """Whether a baseline without a single error could show that the gate is not insensitive."""
+        """Return whether a baseline without errors would make the gate sensitive."""
         if self.must_exceed >= 1:
             return False
         if self.questions is None:
@@ -293,7 +288,7 @@ class _PlannedGate:
         return least is not None and least <= self.questions
 
     def rare_pass(self) -> float | None:
-        """The chance to pass a variant that loses nothing, where that is under MIN_CHANCE."""
+        """Return the chance to pass a variant without loss, if it is below MIN_CHANCE."""
         if self.questions is None or self.suite.about == "benchmark" or self._is_likely():
             return None
         plan = _plan_of(self)
@@ -301,7 +296,7 @@ class _PlannedGate:
         return plan.chance_of_pass if plan.chance_of_pass < MIN_CHANCE else None
 
     def _is_likely(self) -> bool:
-        """Whether about half of such variants pass, by arithmetic that needs no numpy."""
+        """Return whether about half of such variants pass; needs no numpy."""
         assert self.questions is not None
         if self.suite.test == "sequential":
             return _expect_questions(self) <= self.questions
@@ -310,7 +305,6 @@ class _PlannedGate:
         return self.comparison.kind == "points" and reach <= self.comparison.size
 
     def rarity(self, chance: float) -> UsageError:
-        """The error of a gate that passes too few of the variants that lose nothing."""
         return UsageError(
             f"the suite '{self.name}' would pass only {100 * chance:.0f} % of the variants that "
             f"lose nothing: {self.suite.margins[self.family].words}, {self.questions} questions, "
@@ -320,7 +314,6 @@ class _PlannedGate:
         )
 
     def insensitivity(self) -> UsageError:
-        """The error that says so; of a gate that cannot see only."""
         return UsageError(
             f"the suite '{self.name}' is insensitive at its margin of "
             f"{self.suite.margins[self.family].words}: it reaches down to what guessing scores "
@@ -332,7 +325,6 @@ class _PlannedGate:
         )
 
     def refusal(self) -> UsageError:
-        """The error that says so; of a gate that is not decidable only."""
         return UsageError(
             f"the suite '{self.name}' cannot decide its margin of "
             f"{self.suite.margins[self.family].words}: even when no answer changes it takes "
@@ -349,13 +341,13 @@ class _PlannedGate:
         )
 
     def _plan_bet(self, comparison: Comparison) -> float:
-        """The bet that has half of the stake, were that the margin."""
+        """Return the bet that gets half of the stake at that margin."""
         return planned_bet(
             comparison, self.suite.expected_flips, self.flip_size, self.kind.assumed_baseline
         )
 
     def _count_surely_enough(self) -> float:
-        """No less than the least number, without numpy: by the largest of the bets alone."""
+        """Return an upper bound of the least number, from the largest bet alone."""
         if self.suite.test == "fixed":
             return math.inf
         allowed = self.comparison.allowed_drop(1.0)
@@ -378,7 +370,7 @@ class _PlannedGate:
         yield "'tier: advisory'"
 
     def _find_strictest(self) -> Comparison | None:
-        """The strictest margin of its kind that could pass, in steps of a tenth of a point."""
+        """Return the strictest margin that could pass, in steps of a tenth of a point."""
         assert self.questions is not None
         return find_strictest(self.comparison, self.questions, self._count_least)
 
@@ -419,7 +411,7 @@ def _power_of(gate: _PlannedGate) -> GatePower:
 
 
 def _plan_of(gate: _PlannedGate) -> SequentialGatePower | None:
-    """From the real gate's imagined runs; None where the number of questions is not known."""
+    """Simulate the gate; None if the number of questions is unknown."""
     if gate.questions is None:
         return None
     if gate.suite.test == "fixed":
@@ -469,7 +461,7 @@ def _words(gate: _PlannedGate, plan: SequentialGatePower | None, decidable: bool
 
 
 def _describe_visibility(gate: _PlannedGate) -> str:
-    """Describe what the baseline must exceed; empty if that is a score of 0."""
+    """Describe the score that the baseline must exceed; empty if that is 0."""
     least = f"{100 * gate.must_exceed:.3g} %"
     above = f"; insensitive unless the baseline is shown to score more than {least}"
     if gate.kind.scores_unrelated:

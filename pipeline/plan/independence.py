@@ -1,7 +1,7 @@
-"""Refuses gates that would count several questions about one text as evidence of their own.
+"""Refuses gates that count several questions on one text as independent evidence.
 
-Answers to questions about one passage rise and fall together. A claim about all such questions then
-errs in 7 to 15 % of runs where 5 is promised; by the means of passages (`cluster`) it does not.
+Answers to questions on one passage are correlated. A gate without clusters then errs in 7 to 15 %
+of runs at a nominal 5 %; with means of passages (`cluster_by`) it keeps its level.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from recipes.policy import AnySuite, Policy
 
 
 def check_known_tasks(policy: Policy, progress: Progress) -> None:
-    """Before anything is read: of the tasks that are known to have several questions a passage.
+    """Check tasks that are known to have several questions a passage, before anything is read.
 
     Raises:
-        UsageError: a suite that is not advisory asks one of them, and puts nothing together.
+        UsageError: a suite that is not advisory uses such a task without clusters.
     """
     for name, suite in policy.suites.items():
         field = kind_of(suite).known_cluster(suite)
@@ -32,7 +32,7 @@ def check_known_tasks(policy: Policy, progress: Progress) -> None:
 def check_laid_out(
     policy: Policy, laid_out: Mapping[str, QuestionsResult], progress: Progress
 ) -> None:
-    """Once the questions are laid out: of those that have long texts in common.
+    """Check prepared questions for long common texts.
 
     Args:
         laid_out: by suite, the result of its stage `questions`.
@@ -48,7 +48,7 @@ def check_laid_out(
 
 
 def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
-    """Note local questions that seem to belong together where the suite declares no cluster."""
+    """Note local questions that share a field if the suite declares no cluster."""
     for name, suite in policy.suites.items():
         if suite.cluster_by is not None or suite.about == "benchmark":
             continue

@@ -1,9 +1,8 @@
-"""A run laid out as stages with their keys, before anything is done.
+"""A run as stages with their keys.
 
-A stage's key is the digest of its name, revision, parameters and inputs' keys: everything that
-can change its output. So the whole plan, and what of it is already in the store, is known from
-the start; only how many rounds of questions it takes, and so the verdict and the promotion, wait
-for the answers.
+A stage's key is the digest of its name, revision, parameters and inputs' keys. The plan and its
+finished stages are therefore known from the start. Only the number of rounds, the verdicts and the
+promotion depend on answers.
 """
 
 from __future__ import annotations
@@ -30,18 +29,15 @@ Find = Callable[[StageSpec], StageRecord | None]
 
 @dataclass(frozen=True)
 class VariantPlan:
-    """One recipe's stages, in the order they run.
+    """One recipe's stages, in run order.
 
     Args:
-        model: folder of the checkpoint that is served; of an endpoint that someone else serves,
-            of its tokenizer.
-        arguments: how it is served; None where someone else does.
+        model: directory of the served checkpoint, or of an endpoint's tokenizer.
+        arguments: None for an external endpoint.
         stages: by role; a suite's is its first round.
-        served: roles that the first life of the variant's server answers.
-        rounds: by suite, all rounds of questions that there could be.
-        draft: folder of the checkpoint that drafts for it, where one does.
-        ready_timeout_seconds: that its server has to start.
-        endpoint: where someone else serves it.
+        served: roles that the first run of the variant's server answers.
+        rounds: by suite, all possible rounds of questions.
+        draft: directory of the draft checkpoint, if any.
     """
 
     recipe: Recipe
@@ -57,7 +53,6 @@ class VariantPlan:
 
     @property
     def to_serve(self) -> ServingSpec:
-        """Notes for the user who serves it."""
         return ServingSpec(
             name=self.recipe.name,
             folder=str(self.model),
@@ -69,7 +64,7 @@ class VariantPlan:
         )
 
     def measure_speed(self, speed: Mapping[str, StageSpec]) -> VariantPlan:
-        """The plan with these stages, by role, after all else that the server answers."""
+        """Return the plan with these stages, by role, after all others of the server."""
         return replace(
             self,
             stages={**self.stages, **speed},
@@ -77,11 +72,11 @@ class VariantPlan:
         )
 
     def wants_dry_run(self, find: Find) -> bool:
-        """Whether two layers are to be tried first: not where the whole is quantized already."""
+        """Return whether two layers are tried first; not if the weights exist."""
         return "dry_run" in self.stages and find(self.stages["quantize"]) is None
 
     def find_reached(self, find: Find) -> dict[str, StageSpec]:
-        """By suite, the last round that the answers so far call for; it may be still to run."""
+        """Return each suite's last required round, which may be pending."""
         reached = {}
         for suite, rounds in self.rounds.items():
             number = 0
@@ -93,15 +88,13 @@ class VariantPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole run: shared stages, the baseline, then the variants.
+    """A full run: shared stages, the baseline, then the variants.
 
     Args:
-        shared: stages that all need, by role.
-        baseline: what every variant is judged against.
-        profile: that both sides are served by, as it is carried out; None of endpoints, and of a
-            tuning.
+        shared: stages that all variants need, by role.
+        profile: as it is applied; None for endpoints and tuning.
         rungs: recipes of a ladder, in order; empty without one.
-        attempt: that the variants are; None of a tuning, which judges no variant.
+        attempt: None for tuning, which judges no variant.
     """
 
     policy: Policy
@@ -114,23 +107,23 @@ class Plan:
 
     @property
     def accelerator(self) -> AcceleratorName | Literal[""]:
-        """That both sides are served on; '' where nobody knows."""
+        """The serving accelerator; '' if unknown."""
         return self.profile.accelerator if self.profile is not None else ""
 
     @property
     def tried_at_once(self) -> tuple[VariantPlan, ...]:
-        """The variants that wait for no other: all but a ladder's rungs after the first."""
+        """The variants that wait for no other: all but later recipes of a ladder."""
         later = self.rungs[1:]
         return tuple(each for each in self.variants if each.recipe.name not in later)
 
     @property
     def later_rungs(self) -> tuple[VariantPlan, ...]:
-        """The ladder's rungs after the first, in order: tried while none before has passed."""
+        """The ladder's recipes after the first, in order; tried until one passes."""
         by_name = {each.recipe.name: each for each in self.variants}
         return tuple(by_name[name] for name in self.rungs[1:])
 
     def stages(self, find: Find) -> list[StageSpec]:
-        """Every stage that the answers so far call for, about in the order in which they run."""
+        """Return every stage that the answers so far require, roughly in run order."""
         variants = self.find_reached_variants(find)
         tried = [v.stages["dry_run"] for v in variants if v.wants_dry_run(find)]
         made = [[v.stages["quantize"], v.stages["check_weights"]] for v in variants]
@@ -146,13 +139,13 @@ class Plan:
         ]
 
     def served_stages(self, variant: VariantPlan, find: Find) -> list[StageSpec]:
-        """What the first life of the variant's server answers, in order."""
+        """Return the stages of the variant's first server run, in order."""
         speed = self.speed_stages(variant, find)
         roles = [r for r in variant.served if r in speed or variant.stages[r].stage != SPEED.name]
         return [variant.stages[role] for role in roles]
 
     def find_reached_variants(self, find: Find) -> tuple[VariantPlan, ...]:
-        """The variants that the verdicts so far call for: a rung, once that before has failed."""
+        """Return the variants that the verdicts so far require."""
         reached = list(self.tried_at_once)
         by_name = {each.recipe.name: each for each in self.variants}
         for before, rung in pairwise(by_name[name] for name in self.rungs):
@@ -163,10 +156,9 @@ class Plan:
         return tuple(reached)
 
     def last_rounds(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
-        """By suite, the last round of the variant's; it may be still to run.
+        """Return each suite's last round, which may be pending.
 
-        As `find_reached`, but a variant that has failed a suite which blocks is asked no more, so
-        its other suites end with the rounds that they have.
+        A variant that failed a blocking suite gets no further rounds.
         """
         reached = variant.find_reached(find)
         if not self._has_failed(reached, find):
@@ -178,9 +170,9 @@ class Plan:
         }
 
     def speed_stages(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
-        """By role, what is measured of the policy's claims on speed.
+        """Return the stages of the policy's speed gates, by role.
 
-        A variant that has failed a suite which blocks is not put under load any more.
+        A variant that failed a blocking suite gets no further loads.
         """
         speed = {role: spec for role, spec in variant.stages.items() if spec.stage == SPEED.name}
         if self._has_failed(variant.find_reached(find), find):
@@ -196,7 +188,7 @@ class Plan:
     def judge_stage(
         self, variant: VariantPlan, last: Mapping[str, StageSpec], find: Find
     ) -> StageSpec:
-        """The verdict on a variant from its suites' last rounds, and from its speed."""
+        """Build the verdict's stage from the suites' last rounds and the speed gates."""
         assert self.attempt is not None
         inputs: dict[str, StageSpec | StageReference] = {}
         for suite, spec in last.items():
@@ -231,7 +223,7 @@ class Plan:
         )
 
     def _further_rounds(self, variants: tuple[VariantPlan, ...], find: Find) -> list[StageSpec]:
-        """Rounds after the first, the baseline's before each variant's."""
+        """Return rounds after the first, the baseline's before each variant's."""
         specs: dict[str, StageSpec] = {}
         for variant in variants:
             for suite, last in self.last_rounds(variant, find).items():
@@ -243,15 +235,15 @@ class Plan:
 
 
 def needs_more(record: StageRecord | None) -> bool:
-    """Whether that round is done and left its gate open, with more questions to ask."""
+    """Return whether the round is done and its gate is open, with questions left."""
     return record is not None and EVALUATE.result_of(record).has_more
 
 
 def has_failed(record: StageRecord | None) -> bool:
-    """Whether that round is done and decided against the variant."""
+    """Return whether the round is done and failed the variant."""
     return record is not None and EVALUATE.result_of(record).state == "fail"
 
 
 def repeat_role(suite: str) -> str:
-    """The role of the stage in which the baseline is asked a suite's first questions again."""
+    """Return the role of the stage that repeats a suite's first questions."""
     return f"{suite} again"

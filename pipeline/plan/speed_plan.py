@@ -312,7 +312,7 @@ class Sides:
         Args:
             claim: of the policy.
             number: of the measurement.
-            race: the rule, where the candidate is put under the claim's load to choose one.
+            screen: the rule of a tuning's screening; None for the claim's rule.
         """
         rule = screen or claim.rule
         baseline = {"baseline": self.baseline} if rule.compares else {}

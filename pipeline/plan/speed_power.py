@@ -40,7 +40,7 @@ class PlannedGatePower:
     # Maximum, with warm-up and server starts; None where the workload is a profile's.
     minutes: float | None
     chances: tuple[PassProbability, ...]
-    starts: int = 0  # of servers for the most, where lives alternate
+    starts: int = 0  # server starts for `most` units, if servers are interleaved
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -59,8 +59,8 @@ def claim_powers(
     Args:
         policy: whose claims they are.
         tried: number of variants.
-        profile: that a run serves with, whose workloads, accelerator and lives count; None: not
-            known, so a ratio has the first of its minimums and no allowance for lives.
+        profile: its workloads, accelerator and server mode count. With None a ratio has the first
+            of its minimums and no restart allowance.
         level: at which claims are decided; that of a first attempt when None.
         start_seconds: that a server took here; None: not known, so START_SECONDS.
 

@@ -128,11 +128,10 @@ def check_experts(recipe: Recipe, tensors: Mapping[str, TensorEntry]) -> None:
 def check_mtp(
     recipe: Recipe, tensors: Mapping[str, TensorEntry], config: Mapping[str, Any]
 ) -> None:
-    """See that no layers for multi-token prediction would be lost.
+    """Check that no layers for multi-token prediction would be lost.
 
-    A stream copies them. transformers does not load them, so a recipe that builds the model would
-    not save them. llm-compressor copies some back: names that begin with `mtp`, where config.json
-    counts them under two keys that it knows. That was never tried here, so those are refused too.
+    A streamed recipe copies them. transformers does not load them, so other recipes do not save
+    them. llm-compressor copies some names back; that is not tested, so those are refused too.
 
     Raises:
         StageError: the source has such layers, and the recipe is not streamed.

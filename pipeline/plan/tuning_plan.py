@@ -55,13 +55,13 @@ from recipes.tuning_candidates import (
     change_answers,
 )
 
-NO_GAIN = 1.0  # ratio to stock that must be exceeded
+NO_GAIN = 1.0  # ratio to the engine defaults that must be exceeded
 SCREENING = "screening"
 
 
 @dataclass(frozen=True)
 class ScreeningCandidate:
-    """One way to serve, in a race."""
+    """Serving arguments that a screening measures."""
 
     name: str
     parameter: str
@@ -72,21 +72,21 @@ class ScreeningCandidate:
 
     @property
     def serving(self) -> ServingArguments:
-        """The engine's arguments."""
+        """Arguments on this node."""
         return ServingArguments.of(self.fitted, is_baseline=False)
 
 
 def make_defaults(
     profile: ServingProfile, candidates: CandidateFile, node: NodeInfo | None = None
 ) -> ScreeningCandidate:
-    """The profile without what any candidate moves: there, the engine's own defaults hold.
+    """Return the profile with engine defaults for every option that a candidate sets.
 
     Args:
         node: that serves; None: this machine.
     """
     parameters = candidates.candidates.values()
     moved = {subject_of(name) for each in parameters for name in each.engine_arguments}
-    kept = {  # how many GPUs stock is on is the profile's to say
+    kept = {  # the profile sets the number of GPUs
         name: value
         for name, value in profile.engine_arguments.items()
         if subject_of(name) not in moved or name in DIVIDES_GPUS
@@ -105,10 +105,10 @@ def make_defaults(
 def make_screened(
     name: str, candidate: ServingCandidate, defaults: ScreeningCandidate
 ) -> ScreeningCandidate:
-    """Stock with what the candidate adds.
+    """Return the engine defaults with the candidate's options.
 
     Raises:
-        UsageError: that is not for a profile to set, or not known to the engine.
+        UsageError: a profile may not set an option, or the engine does not have it.
     """
     base = defaults.profile
     where = f"candidates.{name}"
@@ -138,7 +138,7 @@ def make_screened(
 
 
 def make_profiled(profile: ServingProfile, defaults: ScreeningCandidate) -> ScreeningCandidate:
-    """The profile as it stands, which may be better, or worse, than stock."""
+    """Return the unchanged profile as a candidate."""
     arguments = profile.engine_arguments.items() - defaults.profile.engine_arguments.items()
     changes = (
         profile.speculative is not None
@@ -149,7 +149,7 @@ def make_profiled(profile: ServingProfile, defaults: ScreeningCandidate) -> Scre
 
 
 def gpus_of(serving: ServingArguments) -> int:
-    """How many GPUs it is spread over."""
+    """Return the number of GPUs of one server."""
     return count_gpus(serving.engine_arguments)
 
 
@@ -163,14 +163,14 @@ def _screened(
 
 @dataclass(frozen=True)
 class TuningPlanner:
-    """Lays out the stages.
+    """Plans the stages.
 
     Args:
-        checkpoint: that is served as it is.
-        stock: what all are compared with.
-        policy: whose error rate and workloads count.
-        workload: name of the declared one, or the path of its file.
-        candidates: how they race.
+        checkpoint: served without quantization.
+        engine_defaults: the comparison of all candidates.
+        policy: has the error rate and the workloads.
+        workload: name of the workload, or the path of its file.
+        candidates: candidates and settings of the screening.
         identities: environment name to identity digest.
         store: folder of the store.
         trust_remote_code: let the engine run Python code from the checkpoint's folder.
@@ -186,7 +186,7 @@ class TuningPlanner:
     trust_remote_code: bool = False
 
     def plan(self) -> Plan:
-        """Stock, which everything is compared with."""
+        """Return the plan with the engine defaults as baseline."""
         return Plan(
             policy=self.policy,
             shared={},
@@ -195,7 +195,7 @@ class TuningPlanner:
         )
 
     def screen(self, screened: ScreeningCandidate, leader: float | None) -> VariantPlan:
-        """The entrant's life in the race; `leader`: output tokens a second of the fastest yet."""
+        """Plan a candidate's screening; `leader`: best output tokens a second so far."""
         claim = self.claim(self.policy.alpha)
         rule = ScreeningRule(
             repetitions=self.candidates.repetitions,
@@ -208,10 +208,10 @@ class TuningPlanner:
         return self._variant(screened, {f"speed.{SCREENING}": screening})
 
     def confirm(self, winner: ScreeningCandidate, attempt: Attempt, run: str) -> VariantPlan:
-        """The claim that the winner is faster than stock.
+        """Plan the confirmation that the winner is faster than the engine defaults.
 
-        Which one wins is a matter of chance, so another winner of the same race does not begin
-        another attempt: the measurement of the tuning has the next number.
+        The winner depends on chance, so another winner of the same screening does not start
+        another attempt. It takes the tuning's next measurement number.
         """
         loads = speed_stages(
             self._sides(winner),
@@ -223,21 +223,21 @@ class TuningPlanner:
         return self._variant(winner, loads)
 
     def claim(self, alpha: float) -> SpeedGatePlan:
-        """That a way to serve is faster than stock under the declared workload.
+        """Return the speed gate against the engine defaults under the declared workload.
 
         Raises:
-            UsageError: the workload is not there, or cannot be asked; file and key are named.
+            UsageError: the workload does not exist or cannot be measured.
         """
         return find_claim(
             self.policy, self.engine_defaults.fitted, self.workload, alpha, self._max_length()
         )
 
     def claimed(self) -> Policy:
-        """The policy with that claim alone."""
+        """Return the policy with that speed gate alone."""
         return claim_gain(self.policy, self.engine_defaults.fitted, self.workload)
 
     def attempt(self, run: str) -> Attempt:
-        """The attempt that this tuning is: all that may race, and the load."""
+        """Return the tuning's attempt, identified by all candidates and the load."""
         served = self._identity(self.engine_defaults).model_dump()
         load = dump_workload(self.claim(self.policy.alpha))[0]
         scope = AttemptScope(
@@ -306,7 +306,7 @@ def find_claim(
     alpha: float,
     max_length: int | None = None,
 ) -> SpeedGatePlan:
-    """The claim on speed that confirms a gain; the policy's own claims are left out."""
+    """Return the speed gate that confirms a gain, without the policy's own gates."""
     claimed = claim_gain(policy, profile, workload)
     (claim,) = find_claims(claimed, profile, alpha=alpha, max_length=max_length)
     return claim
@@ -332,7 +332,7 @@ def claim_gain(policy: Policy, profile: ServingProfile, workload: str) -> Policy
 
 
 def first_workload(policy: Policy) -> str:
-    """The one that the policy claims a ratio of, else the chat of the profile or the package."""
+    """Return the first workload of the policy's ratio gate, otherwise "chat"."""
     ratio = policy.speed.ratio if policy.speed else None
     return ratio.workloads[0] if ratio else "chat"
 
@@ -347,7 +347,7 @@ def identities_of(profile: ServingProfile, settings: Settings) -> dict[str, str]
 def entrants_of(
     candidates: CandidateFile, profile: ServingProfile, defaults: ScreeningCandidate
 ) -> Iterator[tuple[str, ServingCandidate | None]]:
-    """Who might race, in this order: the profile as it stands, then the candidates."""
+    """Yield the profile, if it differs from the defaults, and then the candidates."""
     if ServingArguments.of(profile, is_baseline=False) != ServingArguments.of(
         defaults.profile, is_baseline=False
     ):
