@@ -1,8 +1,7 @@
-"""Starts a worker inside a managed environment: ``python bootstrap.py MODULE SPEC RESULT OUTPUT``.
+"""Start a worker inside a managed environment: ``python bootstrap.py MODULE SPEC RESULT OUTPUT``.
 
-The environment does not have this project installed, and the project's own site-packages must
-not leak into it (their versions conflict; that is why there are environments). So the three
-packages that workers use are registered by their location, and nothing else is put on the path.
+The environment does not have this project installed, and the project's site-packages would conflict
+with its own. So only the three packages that workers use are registered, by their location.
 """
 
 import importlib

@@ -1,8 +1,8 @@
-"""vLLM's load generator put in bounds: what it sends goes to the endpoint alone, and answers end.
+"""Limits for vLLM's load generator: requests go to the endpoint only, and answers are bounded.
 
-Its own client follows redirects with the prompts in them, reads answers without an end, unpacks
-what it did not ask to be packed, waits six hours, and believes counts that are no numbers. Under
-a load these are failed requests, with a cause each.
+Its own client follows redirects with the prompts in them, reads unbounded answers, unpacks
+unrequested compression, waits six hours, and accepts counts that are no numbers. Here each of these
+is a failed request with a cause.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Send = Callable[..., Awaitable[Any]]
 
 
 def bound_load(serve: Any) -> None:
-    """Put the module `vllm.benchmarks.serve` in bounds, once and for good."""
+    """Apply the limits to the module `vllm.benchmarks.serve`, permanently."""
     client = serve.aiohttp
     if isinstance(client.ClientSession, functools.partial):
         return
@@ -42,7 +42,7 @@ def bound_load(serve: Any) -> None:
 
 
 def bound_request(send: Send, limit: Any) -> Send:
-    """The same request function, in bounds; `limit` is aiohttp's, of seconds."""
+    """Return the request function with limits; `limit` is aiohttp's, in seconds."""
 
     @functools.wraps(send)
     async def sent(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
@@ -59,7 +59,7 @@ def bound_request(send: Send, limit: Any) -> Send:
 
 
 def find_wrong_count(found: Any) -> str | None:
-    """What a server says of tokens that is no number of tokens, in words."""
+    """Describe a token count of the server that is not a number of tokens."""
     for what, count in (("answer", found.output_tokens), ("prompt", found.prompt_len)):
         if type(count) is not int or not 0 <= count <= MAX_TOKENS:
             return f"the endpoint says that the {what} has {str(count)[:40]!a} tokens"
@@ -67,12 +67,12 @@ def find_wrong_count(found: Any) -> str | None:
 
 
 class BoundedStreams:
-    """An aiohttp session whose answers come as they are sent, in bounds.
+    """An aiohttp session that limits streamed answers.
 
     Args:
         session: of aiohttp.
-        most: bytes that an answer may have.
-        limit: of aiohttp, of its seconds.
+        most: maximum bytes of an answer.
+        limit: of aiohttp, in seconds.
     """
 
     def __init__(self, session: Any, most: int, limit: Any) -> None:
@@ -84,7 +84,7 @@ class BoundedStreams:
     async def post(
         self, url: str, *, json: Any, headers: dict[str, str]
     ) -> AsyncIterator[StreamedResponse]:
-        """One request; raises BadResponseError, as `post_bounded`."""
+        """Send one request; raises BadResponseError, as `post_bounded`."""
         asked = post_bounded(
             self._session, url, self._most, json=json, headers=headers, timeout=self._limit
         )
@@ -93,4 +93,4 @@ class BoundedStreams:
 
 
 async def read_nothing(*_: Any) -> None:
-    """In the place of a reader of counters."""
+    """Replacement for a reader of counters."""

@@ -17,10 +17,10 @@ from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 def calibration_blocks(
     calibration: dict[str, Any], file: str | None, tokenizer: Any, progress: Progress
 ) -> list[list[int]]:
-    """Texts, shuffled by seed, end to end, cut into blocks of exactly max_tokens tokens.
+    """Return texts, shuffled by seed and concatenated, in blocks of exactly max_tokens tokens.
 
-    Packing (as AutoAWQ does) wastes no token on padding, which would distort the statistics.
-    Where the texts are too short for as many blocks as asked, that is reported.
+    Packing (as AutoAWQ does) needs no padding, which would distort the statistics. Too few texts
+    for the requested blocks are reported.
 
     Raises:
         StageError: there are fewer tokens than one block needs.
@@ -52,7 +52,7 @@ def calibration_blocks(
 
 
 def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) -> list[str]:
-    """The texts of a local JSONL or plain text file, or of a Hub dataset."""
+    """Return the texts of a local JSONL or plain text file, or of a Hub dataset."""
     column = calibration["column"]
     if file is None:
         from datasets import load_dataset
@@ -90,7 +90,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
 
 
 def as_text(value: Any, tokenizer: Any) -> str:
-    """A text as it is; a list of chat messages through the model's chat template."""
+    """Return a text unchanged, and a list of chat messages through the model's chat template."""
     if isinstance(value, str):
         return value
     if tokenizer.chat_template:
@@ -99,7 +99,7 @@ def as_text(value: Any, tokenizer: Any) -> str:
 
 
 def block_facts(blocks: list[list[int]]) -> dict[str, Any]:
-    """What the stage's record keeps of the blocks."""
+    """Return facts on the blocks for the stage's record."""
     return {
         "calibration_blocks": len(blocks),
         "calibration_tokens": sum(map(len, blocks)),

@@ -1,13 +1,13 @@
-"""AutoAWQ's quantizer with its state dict repaired, and with every layer seen to answer as before.
+"""AutoAWQ's quantizer with a corrected state dict and a check of every layer's function.
 
-AutoAWQ 0.2.9 tries each scale on the weights themselves and restores them from a state dict that
-it takes by ``tensor.cpu()``. That copies from a GPU; on a CPU it is the tensor itself, so nothing
-is restored, the trials pile up, and the quantizer ends without an error on a model that talks
-garbage. Here the state dict holds copies on every device.
+AutoAWQ 0.2.9 tries each scale on the weights themselves and restores them from a state dict that it
+takes by ``tensor.cpu()``. On a CPU that is the tensor itself: nothing is restored, the trials
+accumulate, and the result is garbage without an error. Here the state dict holds copies on every
+device.
 
-AWQ moves factors between layers and so changes weights without changing the function. That is
-looked at: each layer, once scaled, gets the inputs it had before; after the last one, the packed
-model's log-probabilities are compared with the original's.
+AWQ moves factors between layers, which must not change the function. Each scaled layer therefore
+gets its earlier inputs again; after the last one, the packed model's log-probabilities are compared
+with the original's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CURE = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
 
 @dataclass
 class ScalingDiagnostics:
-    """What the checks saw; written by the quantizer."""
+    """Results of the checks; written by the quantizer."""
 
     # Per layer, the share of its change to a token that scaling altered.
     scaling_errors: list[float]
@@ -45,7 +45,7 @@ class ScalingDiagnostics:
     same_next_token: float = math.nan
 
     def check_layer(self, index: int, error: float, largest: float) -> None:
-        """Keep a layer's error; raise StageError where scaling changed what the layer does."""
+        """Keep a layer's error; raise StageError if scaling changed the layer's function."""
         self.scaling_errors.append(error)
         if not error <= largest:
             raise StageError(
@@ -56,7 +56,7 @@ class ScalingDiagnostics:
             )
 
     def check_model(self, divergence: float, same_next_token: float) -> None:
-        """Keep the packed model's; raise StageError where it has little to do with the original."""
+        """Keep the packed model's divergence; raise StageError if it is too large."""
         self.divergence, self.same_next_token = divergence, same_next_token
         if not divergence <= LARGEST_DIVERGENCE:
             raise StageError(
@@ -76,7 +76,7 @@ class ScalingDiagnostics:
 
 
 def few_tokens_error(what: str) -> StageError:
-    """An expert that no calibration token reached has no scales to be found for it."""
+    """Return the error for an expert that no calibration token reached."""
     return StageError(
         f"the calibration texts do not reach every expert: {what}",
         where="recipe key quantization.calibration",
@@ -86,10 +86,9 @@ def few_tokens_error(what: str) -> StageError:
 
 @contextmanager
 def copy_state_dict(module: Any) -> Iterator[None]:
-    """While open, the module's state dict holds copies of what lies on a CPU, not the tensors.
+    """During the block, the module's state dict holds copies of tensors on a CPU.
 
-    By torch's own hook: AutoAWQ's method stays as it is, and its ``.cpu()`` finds a tensor that
-    no one else writes to. What lies on a GPU is copied by ``.cpu()`` itself.
+    It uses torch's hook: AutoAWQ's method is unchanged. Tensors on a GPU are copied by ``.cpu()``.
     """
 
     def copy(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
@@ -105,16 +104,16 @@ def copy_state_dict(module: Any) -> Iterator[None]:
 
 
 def guard_quantizer() -> type:
-    """The quantizer's class, for AutoAWQ's argument `quantizer_cls`.
+    """Return the quantizer's class, for AutoAWQ's argument `quantizer_cls`.
 
-    In addition to AutoAWQ's own arguments it takes `progress` and `findings`.
+    In addition to AutoAWQ's arguments it takes `progress` and `findings`.
     """
     import torch
     from awq.quantize.quantizer import AwqQuantizer
     from awq.utils.utils import get_best_device
 
     class CheckedAwqQuantizer(AwqQuantizer):  # type: ignore[misc]
-        """One block of tokens goes through the packed layers, next to all through the original."""
+        """One block of tokens passes the packed layers, and all blocks the original ones."""
 
         def __init__(
             self, *args: Any, progress: Progress, findings: ScalingDiagnostics, **options: Any
@@ -184,7 +183,7 @@ def guard_quantizer() -> type:
             return float(divergence), float(same)
 
         def _predictions(self, hidden: Any) -> Any:
-            """Log-probabilities that the model's end makes of its layers' last output."""
+            """Return log-probabilities for the layers' last output."""
             self.awq_model.move_embed(self.model, "cpu")
             layers = list(self.modules)
             try:
@@ -198,7 +197,7 @@ def guard_quantizer() -> type:
             return logits.float().log_softmax(-1)
 
     class _CachedOutputLayer(torch.nn.Module):  # type: ignore[misc]
-        """Stands for a layer whose output is known already."""
+        """A layer whose output is already known."""
 
         def __init__(self, hidden: Any) -> None:
             super().__init__()
@@ -211,11 +210,11 @@ def guard_quantizer() -> type:
 
 
 def relative_change(inputs: Any, outputs: Any, others: Any) -> float:
-    """How far `others` are from `outputs`, as a share of what the layer added to its `inputs`.
+    """Return how far `others` are from `outputs`, relative to what the layer added to its `inputs`.
 
-    Median over tokens of the ratio of Euclidean norms. Not of the outputs' own norm: a few
-    huge activations pass through the residual, and would hide everything. What rounding the
-    outputs themselves explains is taken off: a layer deep in a model adds little to much.
+    Median over tokens of the ratio of Euclidean norms. The outputs' own norm would hide errors,
+    because a few huge activations pass through the residual. What rounding of the outputs explains
+    is subtracted: a deep layer adds little to a large value.
     """
     import torch
 
@@ -227,7 +226,7 @@ def relative_change(inputs: Any, outputs: Any, others: Any) -> float:
 
 @contextmanager
 def unpack(layer: Any, names: list[str], dtype: Any) -> Iterator[None]:
-    """While open, packed linear layers are ordinary ones, unpacked by AutoAWQ's own code.
+    """During the block, packed linear layers are ordinary ones, unpacked by AutoAWQ's code.
 
     A packed layer computes in float16, which large activations overflow; an engine does not.
     """

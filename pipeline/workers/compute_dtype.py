@@ -1,4 +1,4 @@
-"""A model computed with in 32 bits, and stored in the types that it came in.
+"""A model computed in 32 bits and stored in its original types.
 
 On a CPU without native bf16 torch emulates it: a linear layer takes five times as long as in
 float32, a batched matmul of attention fifty times.
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class ComputeDtype:
-    """What a model's floating-point tensors are turned into while it is calibrated.
+    """The floating-point type of a model's tensors during calibration.
 
     Args:
-        name: "float32", or None to leave the model as it is.
+        name: "float32", or None to leave the model unchanged.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -22,7 +22,7 @@ class ComputeDtype:
         self._model_type: Any = None
 
     def widen(self, model: Any) -> None:
-        """Turn the model's 16-bit tensors into 32 bits; the values are the same."""
+        """Convert the model's 16-bit tensors to 32 bits; the values are the same."""
         import torch
 
         if self.name != "float32":
@@ -34,9 +34,9 @@ class ComputeDtype:
                 tensor.data = tensor.data.to(torch.float32)
 
     def narrow(self, model: Any) -> None:
-        """Turn back what was widened, before anything is packed; new tensors as the model's own.
+        """Convert widened tensors back before packing; new tensors get the model's type.
 
-        Weights and scales are rounded first and quantized after, as where all is done in 16 bits.
+        Weights and scales are rounded first and quantized after, as in a 16-bit calibration.
         """
         import torch
 
@@ -48,5 +48,5 @@ class ComputeDtype:
 
 
 def tensors_of(model: Any) -> list[tuple[str, Any]]:
-    """Parameters and buffers, each once, by name."""
+    """Return parameters and buffers, each once, by name."""
     return [*model.named_parameters(), *model.named_buffers()]

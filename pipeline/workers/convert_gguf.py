@@ -1,8 +1,7 @@
-"""Worker: turn a GGUF file into a bf16 safetensors checkpoint, for the demo model.
+"""Worker: converts a GGUF file to a bf16 safetensors checkpoint, for the demo model.
 
-Runs in the `quantize` environment (transformers 5, gguf, torch). The GGUF tensors are widened
-to bf16, so the result is an ordinary unquantized checkpoint, though its weights carry the
-rounding of the GGUF they came from.
+Runs in the `quantize` environment (transformers 5, gguf, torch). The result is an ordinary
+unquantized checkpoint, but its weights carry the rounding of the GGUF file.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def _read_metadata(source: Path) -> dict[str, Any]:
-    """The GGUF file's short key-value pairs (the vocabulary's arrays are left out)."""
+    """Return the GGUF file's short key-value pairs, without the vocabulary's arrays."""
     import gguf  # type: ignore[import-not-found]
 
     # transformers parses the file, 49,000 tokens one by one in Python, four times over and
@@ -74,7 +73,7 @@ def _read_metadata(source: Path) -> dict[str, Any]:
 
 
 def _load_model(source: Path) -> Any:
-    """The model in bf16, as if it had never been quantized."""
+    """Return the model in bf16."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -95,11 +94,11 @@ def _load_model(source: Path) -> Any:
 
 
 def _load_tokenizer(source: Path, pre_tokenizer: str) -> Any:
-    """The tokenizer, with what its conversion from GGUF loses put right.
+    """Return the tokenizer, with what its conversion from GGUF loses restored.
 
     Args:
-        pre_tokenizer: the file's own name for how text is cut before BPE; "smollm" cuts every
-            digit off by itself, which the conversion forgets.
+        pre_tokenizer: the file's name of the rule that splits text before BPE; "smollm" splits off
+            every digit, which the conversion forgets.
     """
     from tokenizers import decoders, pre_tokenizers  # type: ignore[import-not-found]
     from transformers import AutoTokenizer
@@ -131,14 +130,14 @@ def _generation_config(tokenizer: Any) -> Any:
 
 
 def _make_readable_by_transformers_4(path: Path) -> None:
-    """Put `rope_theta` where 4.x looks for it too; 5.x reads it from `rope_parameters`."""
+    """Write `rope_theta` where 4.x reads it too; 5.x reads it from `rope_parameters`."""
     config = json.loads(path.read_text(encoding="utf-8"))
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _clean_tokenizer_config(path: Path, context: int) -> None:
-    """Name a class that 4.x and 5.x both have, the real length, and leave spaces in code alone."""
+    """Name a class that 4.x and 5.x have, the real length, and leave spaces in code unchanged."""
     config = json.loads(path.read_text(encoding="utf-8"))
     for key in ("backend", "is_local", "local_files_only", "model_type", "legacy"):
         config.pop(key, None)

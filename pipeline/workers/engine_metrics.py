@@ -1,4 +1,4 @@
-"""What an engine tells of itself while it is under load, and how late the client was meanwhile."""
+"""An engine's metrics during a load, and the lag of the client."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Result = TypeVar("Result")
 
 
 def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
-    """Values in Prometheus' text form, each summed over its labels.
+    """Return values of Prometheus' text format, each summed over its labels.
 
     Args:
-        text: what `/metrics` answers.
-        names: what to call them, and the engine's own name of each.
+        text: what `/metrics` returns.
+        names: our names, and the engine's name of each.
 
     Raises:
         ValueError: a value is no count.
@@ -48,12 +48,12 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
 
 
 def leave_out_queue(found: dict[str, int] | None) -> dict[str, int] | None:
-    """What is counted from the engine's start; None where it tells nothing of it."""
+    """Return what is counted from the engine's start; None if the engine reports none."""
     return {name: value for name, value in (found or {}).items() if name not in QUEUE} or None
 
 
 def count_runnable() -> int | None:
-    """Threads of this machine that run, or are ready to; None where the kernel does not tell."""
+    """Return the threads of this machine that run or are ready to; None if unknown."""
     try:
         return int(LOAD_AVERAGE.read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
@@ -61,11 +61,11 @@ def count_runnable() -> int | None:
 
 
 class SpecDecodeCounter:
-    """What an endpoint counts of speculative decoding from now on.
+    """Counters of an endpoint's speculative decoding from now on.
 
     Args:
         url: of the endpoint.
-        names: as of `counters_in`; empty where nothing is drafted, and nothing is asked then.
+        names: as in `counters_in`; empty without speculative decoding: then nothing is requested.
     """
 
     def __init__(self, url: str, names: Mapping[str, str]) -> None:
@@ -73,7 +73,7 @@ class SpecDecodeCounter:
         self._before = self._look()
 
     def facts(self) -> dict[str, Any]:
-        """What was drafted and accepted since, for a stage's result; empty where nobody counts."""
+        """Return drafted and accepted tokens since then, for a stage's result; {} if unknown."""
         found = counts_between(self._before, self._look())
         return {} if found is None else {"spec_decode": found}
 
@@ -83,7 +83,7 @@ class SpecDecodeCounter:
 
 @dataclass
 class MetricsPoller:
-    """An endpoint's own counters, looked at next to a load."""
+    """Reader of an endpoint's counters during a load."""
 
     url: str  # of the endpoint
     # The counters' names, as in `counters_in`; `running` and `waiting` are its queue.
@@ -96,22 +96,22 @@ class MetricsPoller:
     runnable: list[tuple[float, int]] = field(default_factory=list)
 
     async def counters(self) -> dict[str, int] | None:
-        """The counters without the queue; None where the endpoint does not tell."""
+        """Return the counters without the queue; None if the endpoint reports none."""
         return leave_out_queue(await self._fetch())
 
     def counters_after(self, second: float) -> dict[str, int] | None:
-        """The counters at the first look after that second of the monotonic clock, if any."""
+        """Return the first counters after that second of the monotonic clock, if any."""
         return next((leave_out_queue(found) for at, found in self.looks if at >= second), None)
 
     def queue_between(self, begin: float, end: float) -> dict[str, list[Any]]:
-        """Running and waiting requests at each look between these seconds, from `begin` on."""
+        """Return running and waiting requests between these seconds, counted from `begin`."""
         looks = [(at - begin, each) for at, each in self.looks if begin <= at <= end]
         looks = [(at, each) for at, each in looks if set(QUEUE) <= set(each)]
         queue = {name: [each[name] for _, each in looks] for name in QUEUE}
         return {"at_s": [at for at, _ in looks], **queue}
 
     async def poll_during(self, work: Awaitable[Result]) -> Result:
-        """Do the work, looking at the queue and the client's own clock until it is done."""
+        """Do the work; poll the queue and the client's lag until it is done."""
         watching = [asyncio.create_task(self._look()), asyncio.create_task(self._tick())]
         try:
             return await work
@@ -121,9 +121,9 @@ class MetricsPoller:
             await asyncio.gather(*watching, return_exceptions=True)
 
     def lag_between(self, begin: float, end: float) -> dict[str, float]:
-        """Fields of a LoadRun on how late the client was between these seconds; {} if unknown.
+        """Return a LoadRun's fields on the client's lag between these seconds; {} if unknown.
 
-        Before the first request it draws prompts, which blocks its loop, and nothing else.
+        Before the first request the client draws prompts, which blocks its loop, and nothing else.
         """
         ordered = sorted(late for at, late in self.late if begin <= at <= end)
         if not ordered:
@@ -132,7 +132,7 @@ class MetricsPoller:
         return {"client_lag_s": percentile, "client_late_s": sum(ordered)}
 
     def runnable_between(self, begin: float, end: float) -> float | None:
-        """How many threads of this machine were ready to run, on average; None if not known."""
+        """Return the mean number of this machine's runnable threads; None if unknown."""
         found = [threads for at, threads in self.runnable if begin <= at <= end]
         return sum(found) / len(found) if found else None
 
@@ -155,7 +155,7 @@ class MetricsPoller:
             self.late.append((before, max(0.0, time.perf_counter() - before - TICK_SECONDS)))
 
     async def _fetch(self) -> dict[str, int] | None:
-        """Its counters; None of an endpoint that tells none, or what nobody should read."""
+        """Return its counters; None if there are none, or the answer is unreadable."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)

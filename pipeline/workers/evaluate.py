@@ -1,4 +1,4 @@
-"""Worker: asks one suite's questions of an endpoint, batch by batch, until the round is over.
+"""Worker: asks an endpoint one suite's questions in batches, until the round is over.
 
 Runs in the `evaluate` environment. Every batch goes through lm-eval; its answers are appended to
 the answer log before the next look, so a kill loses one batch at most.
@@ -27,13 +27,13 @@ REQUEST_TIMEOUT_SECONDS = 1800
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Ask until the gate is decided, the round is over or its time is.
+    """Ask until the gate is decided, the questions are exhausted or the time is over.
 
     Args:
-        spec: name and suite, questions (file), book (file), part (of the book, that is ours),
-            stopping, minutes, concurrency, url, model, tokenizer (folder), max_length (tokens),
-            trust_remote_code, asks_once (try one request a question), socket (of a server that has
-            one), counters (the engine's names of them, where it drafts).
+        spec: name and suite, questions (file), book (file of the answer log), part (of the log, for
+            this worker), stopping, minutes, concurrency, url, model, tokenizer (folder), max_length
+            (tokens), trust_remote_code, asks_once (try one request a question), socket (of a server
+            that has one), counters (the engine's names, if it drafts).
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
@@ -56,10 +56,10 @@ def ask_until_over(
     minutes: float | None,
     progress: Progress,
 ) -> str:
-    """Ask batch after batch, each one's answers in the book before the next look.
+    """Ask batch after batch; append each one's answers before the next look.
 
     Returns:
-        what ended it: `timeout`, or `exhausted` when the gate is decided or the round is over.
+        what ended it: `timeout`, or `exhausted` if the gate is decided or no question is left.
     """
     answers = book.rows()
     started = time.monotonic()
@@ -87,7 +87,7 @@ class EvalClient:
         self._model = client(spec, self._count_answers, progress)
 
     def ask(self, batch: range) -> Rows:
-        """The answers to these questions, in their order."""
+        """Return the answers to these questions, in their order."""
         from lm_eval.evaluator import evaluate
 
         self._before, self._requests = batch.start, 0
@@ -111,12 +111,12 @@ class EvalClient:
         return rows
 
     def facts(self) -> dict[str, Any]:
-        """What the round's record says of the asking."""
+        """Return the round's facts for its record."""
         return {"requests": self._model.statistics()}
 
     @property
     def _task(self) -> str:
-        """What progress is shown under: the policy's name of the suite."""
+        """Name of the progress: the policy's name of the suite."""
         return str(self._spec.get("name", self._spec["suite"]["kind"]))
 
     def _count_answers(self, requests: int) -> None:
@@ -131,14 +131,14 @@ class EvalClient:
 
 
 def open_suite(spec: dict[str, Any]) -> SuiteTask:
-    """The suite's task over its questions.
+    """Return the suite's task over its questions.
 
     Args:
         spec: suite (what an answer depends on) and questions (the stage's file).
 
     Raises:
-        EvaluationDataError: an lm-eval task's documents are not those that were laid out.
-        SandboxError: programs cannot be isolated as the policy wants.
+        EvaluationDataError: an lm-eval task's documents differ from those of the stage.
+        SandboxError: programs cannot be isolated as the policy requires.
     """
     file = Path(spec["questions"])
     kind = kind_named(spec["suite"]["kind"])
@@ -147,7 +147,7 @@ def open_suite(spec: dict[str, Any]) -> SuiteTask:
 
 
 def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Progress) -> Any:
-    """The lm-eval model that asks the endpoint."""
+    """Return the lm-eval model that asks the endpoint."""
     from eval_gates.suites.completions_model import completions_model
 
     return completions_model(

@@ -125,7 +125,7 @@ class LoadGenerator:
         }
 
     def _warm_after(self, ends: list[float | None]) -> float:
-        """Seconds until the first wave is answered, or a rate's or trace's warm-up is over."""
+        """Return seconds until the first wave is answered, or a rate's or trace's warm-up ends."""
         at_once = self._workload["arrivals"]["concurrency"]
         if at_once:
             return max((each for each in ends[:at_once] if each is not None), default=0.0)
@@ -134,10 +134,10 @@ class LoadGenerator:
     def arguments(
         self, endpoint: LoadTarget, requests: int, seed: int, rate: float | None = None
     ) -> list[str]:
-        """The command line of `vllm bench serve`.
+        """Return the command line of `vllm bench serve`.
 
-        No request goes before the load: a readiness check and warm-ups of one prompt would be
-        drained, and in the prefix cache, before the load begins.
+        No request precedes the load: readiness checks and warm-ups of one prompt would be in the
+        prefix cache before it begins.
         """
         arrivals = self._workload["arrivals"]
         return [
@@ -182,7 +182,7 @@ class LoadGenerator:
         ]
 
     def _trace(self, seed: int) -> Path:
-        """The trace with hash_ids that no other load has, so that the prompts are others.
+        """Return the trace with hash_ids that no other load has, so that the prompts differ.
 
         It begins immediately: the load generator would wait until the time that it names.
         """
@@ -198,10 +198,10 @@ class LoadGenerator:
         return path
 
     def _read_prompts(self, requests: int, seed: int, tokenizer: Any) -> list[Any]:
-        """The file's prompts in an order of the load's own.
+        """Return the file's prompts in the load's order.
 
-        vLLM's class for it wants pandas, which is not in the environment. A prompt that was sent
-        before is in the prefix cache, but not under this load's salt.
+        vLLM's class for it needs pandas, which the environment lacks. An earlier prompt is in the
+        prefix cache, but not under this load's salt.
         """
         with Path(self._workload["file"]).open() as lines:
             prompts = [json.loads(line)["prompt"] for line in lines]
@@ -217,7 +217,7 @@ class LoadGenerator:
         ]
 
     def _note_prompts(self, get_samples: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """The same, with the digest of all that is asked kept."""
+        """Wrap the function, and keep a digest of all prompts."""
 
         def get(options: argparse.Namespace, tokenizer: Any) -> list[Any]:
             if self._workload["kind"] == "requests":
@@ -233,10 +233,10 @@ class LoadGenerator:
 
 
 async def keep_prompts(_url: str, _model: str, requests: list[Any], *_: Any) -> list[Any]:
-    """The prompts as they were drawn, in the place of vLLM's alignment to the server's tokenizer.
+    """Return the prompts as drawn, instead of vLLM's alignment to the server's tokenizer.
 
-    That sends the prompts to the endpoint's `/tokenize`, and asks what its `/detokenize` answers:
-    a candidate would choose its own prompts, and the two sides would not be asked the same.
+    That alignment uses the endpoint's `/tokenize` and `/detokenize`: a candidate would choose its
+    own prompts, and the two sides would get different ones.
     """
     return requests
 
@@ -244,15 +244,15 @@ async def keep_prompts(_url: str, _model: str, requests: list[Any], *_: Any) -> 
 def to_columns(
     result: Mapping[str, Any], begin: float, lengths: Sequence[int]
 ) -> dict[str, list[Any]]:
-    """Timings of every request in seconds since `begin`, from a detailed result of vLLM's.
+    """Return timings of every request in seconds since `begin`, from vLLM's detailed result.
 
-    An answer of another length than was asked for is none: shorter ones are sooner there, and a
-    server that says it sent more would be faster by its own word.
+    An answer of another length than requested is a failed request: a shorter one is faster, and a
+    server could report more tokens than it sent.
 
     Args:
         result: of `main_async`, in the order of asking.
         begin: second of the client's clock at which the load began.
-        lengths: tokens that were asked for, of each request.
+        lengths: requested tokens of each request.
     """
     rows = list(_rows(result, begin, lengths))
     return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}

@@ -1,4 +1,4 @@
-"""MoE models: loaded so that each expert can be quantized, and seen to be calibrated."""
+"""MoE models: loaded so that each expert can be quantized, with a check of their calibration."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def expert_count(config: Any) -> int:
 
 
 def check_experts(config: Any, trust: bool, *, where: str) -> None:
-    """See, without its weights, that llm-compressor can take the model's experts apart.
+    """Check, without the weights, that llm-compressor can separate the model's experts.
 
-    transformers keeps the experts of a layer in one tensor of three dimensions, where no linear
-    layer is to be found; llm-compressor replaces what it knows by linear layers, and sends every
+    transformers keeps a layer's experts in one tensor of three dimensions, without linear layers.
+    llm-compressor replaces the modules that it supports by linear layers, and sends every
     calibration token through every expert.
 
     Raises:
-        StageError: it does not know these experts, so they would be left in 16 bits, or calibrated
-            only by the tokens that the router happens to send there.
+        StageError: it does not support these experts, so they would stay in 16 bits, or be
+            calibrated only by the tokens that the router sends there.
     """
     import torch
     from llmcompressor.modeling.moe.linearize import get_non_linearized_moes
@@ -44,10 +44,10 @@ def check_experts(config: Any, trust: bool, *, where: str) -> None:
 
 
 def load_with_separate_experts(checkpoint: str, config: Any, trust: bool) -> Any:
-    """Load the model in its own type; where it has experts, each as separate linear layers.
+    """Load the model in its own type, each expert as separate linear layers.
 
-    llm-compressor's `load_quantizable_moe` would load them separately too. It has transformers look
-    into every module it has, and those for images need torchvision, which is not here.
+    llm-compressor's `load_quantizable_moe` has transformers search all its modules, and those for
+    images need torchvision, which the environment lacks.
     """
     from llmcompressor.modeling.moe.linearize import get_linearized_moes, linearize_moe
     from transformers import AutoModelForCausalLM
@@ -60,9 +60,10 @@ def load_with_separate_experts(checkpoint: str, config: Any, trust: bool) -> Any
 
 
 def save_under_numbered_names(model: Any) -> None:
-    """Where the checkpoint calls an expert's matrices w1, w2 and w3, so will the saved one.
+    """Save an expert's matrices as w1, w2 and w3 if the checkpoint has these names.
 
-    llm-compressor 0.14 saves those of Mixtral and its kin as gate_proj, down_proj and up_proj.
+    llm-compressor 0.14 saves those of Mixtral and similar models as gate_proj, down_proj and
+    up_proj.
     """
     from llmcompressor.modeling.moe.conversion_mappings import set_save_conversion_mapping
     from transformers.conversion_mapping import (
@@ -91,7 +92,7 @@ def save_under_numbered_names(model: Any) -> None:
 
 
 class ExpertTokenCounter:
-    """Counts the calibration tokens that each expert of a model sees; a dense one has none."""
+    """Counts the calibration tokens of each expert; a dense model has none."""
 
     def __init__(self, model: Any) -> None:
         from llmcompressor.modeling.moe.linearize import get_linearized_moes
@@ -114,10 +115,10 @@ class ExpertTokenCounter:
         return count
 
     def check_counts(self) -> dict[str, int]:
-        """The least number that any expert saw; empty for a dense model.
+        """Return the smallest number of tokens of any expert; {} for a dense model.
 
         Raises:
-            StageError: an expert saw none.
+            StageError: an expert received none.
         """
         if not self.seen:
             return {}

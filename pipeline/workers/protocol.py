@@ -1,4 +1,4 @@
-"""How a worker talks: spec JSON in, result JSON out, progress events next to it.
+"""A worker's protocol: spec JSON in, result JSON out, progress events next to it.
 
 Runs inside a managed environment, so it uses the standard library only. An expected failure is
 raised as a PrepareError and crosses the process boundary in the result file.
@@ -26,10 +26,9 @@ Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
 
 
 def peak_memory_bytes() -> int:
-    """Largest resident set of this process so far, or of a child of it.
+    """Return the largest resident set of this process or of a child of it so far.
 
-    Not by getrusage for the process itself: it begins to count with what the process had that
-    started this one.
+    getrusage would include the memory of the process that started this one.
     """
     status = Path("/proc/self/status").read_text()
     (own,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -38,12 +37,12 @@ def peak_memory_bytes() -> int:
 
 
 def versions_of(*libraries: str) -> dict[str, str]:
-    """Installed versions of libraries whose change can change what a worker makes."""
+    """Return installed versions of libraries that can change a worker's result."""
     return {name: version(name) for name in libraries}
 
 
 def explain(error: Exception) -> PrepareError:
-    """An unexpected exception as an error that can be shown to a user."""
+    """Return an unexpected exception as an error for the user."""
     # Libraries written in other languages put the system's error into their message only.
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
         return StoreError(
@@ -55,11 +54,10 @@ def explain(error: Exception) -> PrepareError:
 
 
 def main(load: Callable[[], Run]) -> None:
-    """Run a worker's `run(spec, progress, output_folder)` as its command line asks.
+    """Run a worker's `run(spec, progress, output_folder)` by its command line.
 
-    It is loaded after the packages of plugins are registered, because it may be in one of them.
-
-    The command line is ``SPEC.json RESULT.json OUTPUT_FOLDER``.
+    The worker is loaded after the packages of plugins are registered, because it may be in one of
+    them. The command line is ``SPEC.json RESULT.json OUTPUT_FOLDER``.
     """
     redact_streams()
     spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])

@@ -29,14 +29,14 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Write the quantized checkpoint into `output`.
 
     Args:
-        spec: as of `Quantization.worker`.
+        spec: as in `Quantization.worker`.
 
     Returns:
-        facts for the record: what was quantized, with what, and what the checks saw.
+        facts for the record: sizes, versions, and the checks' results.
 
     Raises:
-        StageError: AutoAWQ does not know the architecture, no group size divides, there are too
-            few calibration tokens, or the outcome does not answer as the original does.
+        StageError: AutoAWQ does not support the architecture, no group size divides, there are too
+            few calibration tokens, or the result differs too much from the original.
     """
     checkpoint = Path(spec["checkpoint"])
     check_architecture(checkpoint)
@@ -45,7 +45,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def check_architecture(checkpoint: Path) -> None:
-    """Raise StageError unless AutoAWQ's own table has the model's type."""
+    """Raise StageError unless AutoAWQ's table has the model's type."""
     from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
     config = checkpoint / "config.json"
@@ -62,7 +62,7 @@ def check_architecture(checkpoint: Path) -> None:
 def quantize(
     spec: dict[str, Any], readable: Path, progress: Progress, output: Path
 ) -> dict[str, Any]:
-    """Load the model from `readable`, quantize it, and save it with the source's own config."""
+    """Load the model from `readable`, quantize it, and save it with the source's config."""
     from awq import AutoAWQForCausalLM
     from transformers import AutoTokenizer, set_seed
 
@@ -120,7 +120,7 @@ def quantize(
 
 
 def linear_layers(model: Any) -> dict[str, Any]:
-    """The linear layers that AutoAWQ quantizes, by their names in the whole model."""
+    """Return the linear layers that AutoAWQ quantizes, by full name."""
     from awq.utils.module import exclude_layers_to_not_quantize, get_named_linears, get_op_name
 
     left_out = getattr(model, "modules_to_not_convert", None)
@@ -133,23 +133,23 @@ def linear_layers(model: Any) -> dict[str, Any]:
 
 
 def leave_out_routers(model: Any, ignore: list[str]) -> None:
-    """Have AutoAWQ leave out what the recipe does; it knows parts of names."""
+    """Make AutoAWQ leave out what the recipe does; it matches parts of names."""
     words = words_left_out(list(linear_layers(model)), ignore)
     if words:
         model.modules_to_not_convert = [*(getattr(model, "modules_to_not_convert", [])), *words]
 
 
 def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
-    """The words that make AutoAWQ leave out those of its linear layers that `ignore` means.
+    """Return the words that make AutoAWQ leave out the linear layers in `ignore`.
 
-    What lies outside of the model's layers, such as lm_head, it never quantizes. Inside, it
-    scales all linear layers together but the routers of experts.
+    AutoAWQ never quantizes modules outside of the model's layers, such as lm_head. Inside, it
+    scales all linear layers together except the routers of experts.
 
     Returns:
-        parts of names, for its `modules_to_not_convert`; no other layer's name has them in it.
+        parts of names, for its `modules_to_not_convert`; no other layer's name contains them.
 
     Raises:
-        StageError: the list means a layer that AutoAWQ cannot leave out.
+        StageError: the list names a layer that AutoAWQ cannot leave out.
     """
     meant = {name for name in linears if is_ignored(name, ignore)}
     words = {".".join(name.split(".")[-2:]) for name in meant if name.split(".")[-1] in ROUTERS}
@@ -166,7 +166,7 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
 
 
 def check_rows(linears: Iterable[Any]) -> None:
-    """Raise StageError where a layer's rows cannot be packed."""
+    """Raise StageError if a layer's rows cannot be packed."""
     rows = {linear.out_features for linear in linears}
     if any(count % PACKED_ROWS for count in rows):
         raise StageError(
@@ -177,10 +177,10 @@ def check_rows(linears: Iterable[Any]) -> None:
 
 
 def keep_sources_config(source: Path, output: Path) -> None:
-    """Put the source's config.json in place of the one saved, with what quantization added.
+    """Replace the saved config.json by the source's, with the quantization added.
 
-    The saved one is in the form of transformers 4, and lacks what that does not know. So the
-    variant is read as its baseline is.
+    The saved one is in the form of transformers 4 and lacks newer keys. So the variant is read as
+    its baseline is.
     """
     saved = output / "config.json"
     added = json.loads(saved.read_text(encoding="utf-8"))["quantization_config"]

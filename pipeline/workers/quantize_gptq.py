@@ -1,4 +1,4 @@
-"""Worker: GPTQ, with SmoothQuant before it where the recipe requires it, by llm-compressor."""
+"""Worker: GPTQ, after SmoothQuant if the recipe requires it, by llm-compressor."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def smoothed_layers(model: Any) -> list[tuple[list[str], str]] | None:
-    """What SmoothQuant scales together, where llm-compressor's own table is wrong; else None.
+    """Return SmoothQuant's mappings where llm-compressor's table is wrong; else None.
 
-    Gemma 2 and 3 have a separate norm before the MLP, and `post_attention_layernorm`, which the
-    table takes for it, after the attention.
+    Gemma 2 and 3 have a separate norm before the MLP; the table takes `post_attention_layernorm`
+    for it, which comes after the attention.
     """
     before_mlp = "pre_feedforward_layernorm"
     if not any(name.endswith(f".{before_mlp}") for name, _ in model.named_modules()):

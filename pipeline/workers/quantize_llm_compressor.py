@@ -1,6 +1,6 @@
 """Quantizes a whole model with llm-compressor and calibration data.
 
-In compressed-tensors' checkpoint format. What needs no data is streamed (workers/fp8_stream).
+The format is compressed-tensors'. Recipes without calibration are streamed (workers/fp8_stream).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def quantize_whole_model(
     """Load the model, quantize it, and save it.
 
     Args:
-        spec: as of `Quantization.worker`.
+        spec: as in `Quantization.worker`.
 
     Returns:
         facts of QuantizeResult, with the digest of the calibration texts.
 
     Raises:
-        StageError: the architecture, the group sizes or the calibration texts do not suit.
+        StageError: the architecture, the group sizes or the calibration texts do not fit.
     """
     import torch
     from transformers import AutoTokenizer, set_seed
@@ -86,10 +86,10 @@ def quantize_whole_model(
 
 
 def load_model(checkpoint: str, trust: bool) -> Any:
-    """The model, with every expert's matrices as linear layers of their own.
+    """Return the model, with every expert's matrices as separate linear layers.
 
     Raises:
-        StageError: transformers does not know the architecture, or its experts cannot be
+        StageError: transformers does not support the architecture, or its experts cannot be
             calibrated.
     """
     from transformers import AutoConfig
@@ -112,7 +112,7 @@ def load_model(checkpoint: str, trust: bool) -> Any:
 def weights_in_groups(
     bits: int, group_size: int | None, *, symmetric: bool, observer: str = MINMAX
 ) -> dict[str, Any]:
-    """A scheme of whole-number weights that share a scale by groups of columns."""
+    """Return a scheme of integer weights that share a scale by groups of columns."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     weights = QuantizationArgs(
@@ -144,7 +144,7 @@ def calibrate(model: Any, modifiers: list[Any], blocks: list[list[int]], batch_s
 
 
 def linear_columns(model: Any, ignore: list[str]) -> set[int]:
-    """Columns of the linear layers that are quantized."""
+    """Return the column counts of the linear layers to quantize."""
     import torch
 
     return {
@@ -155,17 +155,16 @@ def linear_columns(model: Any, ignore: list[str]) -> set[int]:
 
 
 def leave_memory_unpinned() -> None:
-    """llm-compressor 0.14 pins cached activations even without an accelerator, which fails."""
+    """Disable pinned memory: llm-compressor 0.14 pins cached activations, which fails on a CPU."""
     from llmcompressor.pipelines.cache import IntermediatesCache
 
     IntermediatesCache.pin_memory = lambda self, *args, **kwargs: None
 
 
 def follow_bars(progress: Progress, kind: str) -> None:
-    """Turn the library's own progress bars into events: it offers no other hook.
+    """Convert the library's progress bars to events: it offers no other hook.
 
-    The sequential pipeline names its bars ``(layer/layers): ...``; in the end there is one over
-    all modules.
+    The sequential pipeline names its bars ``(layer/layers): ...``; a last one is over all modules.
     """
     import tqdm.std
 
@@ -185,6 +184,9 @@ def follow_bars(progress: Progress, kind: str) -> None:
 
 
 def quantized_modules(model: Any) -> int:
-    """How many modules' weights are quantized; attention may have a scheme for its cache alone."""
+    """Return the number of modules with quantized weights;
+
+    attention may quantize its cache alone.
+    """
     schemes = [getattr(module, "quantization_scheme", None) for module in model.modules()]
     return sum(scheme is not None and scheme.weights is not None for scheme in schemes)

@@ -29,7 +29,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def kv_cache_scales() -> Any:
-    """An FP8 KV cache with one static scale a layer, which vLLM reads as k_scale and v_scale."""
+    """Return an FP8 KV cache with one static scale a layer, read by vLLM as k_scale and v_scale."""
     from compressed_tensors.quantization import QuantizationArgs
 
     return QuantizationArgs(

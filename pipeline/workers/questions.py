@@ -1,4 +1,4 @@
-"""Worker: writes one suite's questions, in the seeded order in which they are asked.
+"""Worker: writes one suite's questions, in their seeded order.
 
 Runs in the `evaluate` environment, whose packages carry questions and read the Hub's.
 """
@@ -32,7 +32,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Args:
         spec: suite (what an answer depends on), source, folder (of --eval-data, or of a task's
-            file; None of others), seed.
+            file; None for other sources), seed.
 
     Raises:
         EvaluationDataError: the source has no such questions, or they are malformed.
@@ -62,13 +62,13 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def without_copies(rows: Rows, progress: Progress) -> Rows:
-    """The rows without copies of those before, each of which would count as separate evidence.
+    """Return the rows without copies, each of which would count as separate evidence.
 
     Copies within one cluster stay; they count as one value.
 
     Raises:
-        EvaluationDataError: more than a few are copies, as where a file and its copy lie in one
-            folder, or an id is there twice.
+        EvaluationDataError: more than a few are copies, as if a folder has a file twice, or an id
+            occurs twice.
     """
     ids = Counter(str(row["id"]) for row in rows)
     name, times = ids.most_common(1)[0] if ids else ("", 1)
@@ -100,19 +100,19 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
 
 
 def content_of(row: dict[str, Any]) -> str:
-    """What a question asks, without its number, its title and the wanted answer."""
+    """Return a question's content, without its number, title and expected answer."""
     return json.dumps({key: row[key] for key in _ASKS if key in row}, sort_keys=True)
 
 
 def with_fields(rows: Rows, files: list[Path]) -> Rows:
-    """The rows with all fields that their files give them, so that any can be a cluster."""
+    """Return the rows with all fields of their files, so that any can be a cluster."""
     found = [row for file in files for _, row in read_rows(file)]
     fields = found + [{}] * len(rows)
     return [{**row, FIELDS: {**row, **own}} for row, own in zip(rows, fields, strict=False)]
 
 
 def with_clusters(rows: Rows, field: str) -> Rows:
-    """The rows with a key `cluster`, equal where they have the same in that field.
+    """Return the rows with a key `cluster`, equal for equal values of that field.
 
     Raises:
         EvaluationDataError: a question has no such field, or all of them are one cluster.
@@ -141,7 +141,7 @@ def with_clusters(rows: Rows, field: str) -> Rows:
 
 
 def shuffle(rows: Rows, seed: int) -> Rows:
-    """All rows in an order that the seed alone decides; how many are asked is decided later.
+    """Return all rows in an order that depends on the seed alone.
 
     Questions of one cluster stay together; the clusters are shuffled, large and small alike.
     """

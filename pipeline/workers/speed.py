@@ -1,9 +1,9 @@
-"""Worker: measures blocks or rounds until a speed claim is decided, inside the `serve` environment.
+"""Worker: measures blocks or rounds until a speed gate is decided, inside the `serve` environment.
 
-A block is one load a side with the same prompts, one after the other; a coin says which goes first.
-A round is one load of the candidate. Where lives alternate, one server is up, and is put under the
-few loads of its life. Each block has a separate seed: with one seed for all, a server would be
-measured that has every prompt in its cache.
+A block is one load per side with the same prompts, one after the other, in random order. A round is
+one load of the candidate. If server starts alternate, one server runs and receives the few loads of
+its start. Each block has a separate seed: with one seed, every prompt would be in the server's
+cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ None where the workload has none."""
 
 @dataclass(frozen=True)
 class Size:
-    """How many requests a load has, and what of its time counts."""
+    """Number of requests of a load, and the part of its time that counts."""
 
     requests: int
     timing: Timing | None = None  # None at a fixed concurrency
@@ -42,13 +42,13 @@ class Size:
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Measure on the servers that are up: until the rule has decided, or their life is over.
+    """Measure on the running servers, until the rule has decided or this start's loads are done.
 
     Args:
         spec: name and workload, rule (eval_gates/speed/gate_rule.py), sides, server run
             (eval_gates/speed/server_runs.py), endpoints by side, tokenizer (folder),
             trust_remote_code.
-        progress: receives how many blocks or rounds are done, of the most that there can be.
+        progress: receives finished blocks or rounds, and their maximum.
         output: has the load log, to which the loads are appended.
 
     Returns:
@@ -74,7 +74,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
-    """All that one life of the servers is to measure; each block is on disk before the next."""
+    """Measure all loads of one server start; each block is on disk before the next."""
     from eval_gates.speed.gate_rule import parse_rule
     from eval_gates.speed.load_log import LoadLog
     from eval_gates.speed.server_runs import ServerRun
@@ -101,10 +101,10 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
 def generate_units(
     spec: dict[str, Any], server_run: ServerRun, measure: Measure, loads: Sequence[LoadRun]
 ) -> Iterator[list[LoadRun]]:
-    """Block after block, or round after round, without an end: the loads of each.
+    """Yield the loads of block after block, or round after round, without an end.
 
     Args:
-        loads: so far; those of each unit are added before the next one is asked for.
+        loads: so far; the caller appends each unit's before the next one.
     """
     draw = Randomization(server_run.draw, server_run.sides)
     requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe)
@@ -127,7 +127,7 @@ def generate_of_one_side(
     before: Sequence[LoadRun],
     measure: Measure,
 ) -> Iterator[LoadRun]:
-    """The loads of one side's life, of a pair of lives that measures one side after the other."""
+    """Yield the loads of one side's server start, if the sides are measured in turn."""
     (side,) = server_run.sides
     draw = Randomization(server_run.draw, schedule.sides)
     seeds = [draw.next_unit()[0] for _ in range(schedule.loads or 1)]
@@ -147,7 +147,7 @@ def generate_of_one_side(
 def warm_up_at_a_rate(
     workload: dict[str, Any], side: str, measure: Measure, look: Callable[[], int]
 ) -> None:
-    """A short load that counts for nothing, as one of a fixed concurrency tells how fast it is."""
+    """Send a short load that does not count; at a fixed concurrency the first look does it."""
     from eval_gates.speed.rounds import count_arrivals
 
     rate, seconds = workload["arrivals"]["rate"], float(workload["warmup_seconds"])
@@ -160,7 +160,7 @@ def warm_up_at_a_rate(
 def load_of(
     spec: dict[str, Any], measure: Measure, size: Size, side: str, *, seed: int, **where: int
 ) -> LoadRun:
-    """One load, measured; `where` it stands among the others: its life, block and place."""
+    """Measure one load; `where` is its server run, block and place."""
     from eval_gates.speed.load_run import LoadRun
 
     return LoadRun.model_validate(
@@ -173,11 +173,11 @@ def load_of(
 
 
 def size_of(spec: dict[str, Any], loads: Sequence[LoadRun], seed: int, requests: int) -> Size:
-    """The size of the next load, the same on both sides.
+    """Return the size of the next load, the same on both sides.
 
     Args:
-        spec: as of `run`.
-        loads: of whole units before it.
+        spec: as in `run`.
+        loads: of complete units before it.
         seed: of the load.
         requests: at a fixed concurrency.
     """
@@ -194,14 +194,14 @@ def size_of(spec: dict[str, Any], loads: Sequence[LoadRun], seed: int, requests:
 
 
 def grown(requests: int, loads: Sequence[LoadRun], seconds: float) -> int:
-    """As many requests as the last loads had, and more where their steady parts were too short.
+    """Return as many requests as the last loads had, or more if their steady parts were too short.
 
-    What was disturbed while a load's size was looked for makes loads too small.
+    A disturbance while the size was determined makes loads too small.
 
     Args:
-        requests: at least.
+        requests: minimum.
         loads: so far.
-        seconds: that the steady part should last.
+        seconds: wanted length of the steady part.
     """
     from eval_gates.speed.load_run import MAX_REQUESTS
     from eval_gates.speed.steady_state import steady_seconds
@@ -218,7 +218,7 @@ def grown(requests: int, loads: Sequence[LoadRun], seconds: float) -> int:
 
 
 def describe_arrivals(workload: dict[str, Any], timing: Timing | None) -> dict[str, Any]:
-    """How the requests come, as a load says it."""
+    """Return a load's fields on its arrivals."""
     arrivals = workload["arrivals"]
     if timing is None:
         return {"arrivals": "concurrency", "concurrency": arrivals["concurrency"]}
@@ -235,10 +235,10 @@ def count_requests(
     look: Callable[[], int],
     known: float = 0.0,
 ) -> int:
-    """How many requests a load of a fixed concurrency has, the same on both sides; else 0.
+    """Return the number of requests at a fixed concurrency, the same on both sides; else 0.
 
-    A short load of each side tells how fast it is, and warms it up: the faster one is to be busy
-    for the workload's seconds. So many requests a second are `known` of an earlier life.
+    A short load of each side measures its speed, and warms it up. The faster side is to be busy for
+    the workload's seconds. `known` is the requests per second of an earlier server start.
     """
     from eval_gates.speed.load_run import LENGTH_FACTOR, MAX_REQUESTS, MIN_LOAD_WAVES
 

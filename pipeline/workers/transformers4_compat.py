@@ -1,8 +1,8 @@
-"""A checkpoint that transformers 5 saved, shown to a library that reads it by transformers 4.
+"""A checkpoint saved by transformers 5, prepared for a library that uses transformers 4.
 
 Version 5 keeps all of a rotary embedding under `rope_parameters`, calls the data type `dtype`, and
-names tokenizers after what runs them. Version 4 knows none of these, and does not complain: it
-takes a `rope_theta` of 10,000 for any model. The weights are the same in both.
+names tokenizers after their backend. Version 4 ignores these without an error: it uses a
+`rope_theta` of 10,000 for any model. The weights are the same in both.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 
 
 def transformers4_view(checkpoint: Path, view: Path) -> Path:
-    """The checkpoint's folder if version 4 reads it rightly, else `view`, made to be read so.
+    """Return the checkpoint's folder if version 4 reads it correctly, else a converted `view`.
 
     Args:
         checkpoint: folder; nothing in it is changed.
-        view: an empty folder; gets links to the files, and its own of what is written differently.
+        view: an empty folder; gets links to the files, and converted copies.
 
     Raises:
-        StageError: version 4 has no words for what the configuration says.
+        StageError: version 4 cannot express the configuration.
     """
     rewritten = {}
     for name, rewrite in ((CONFIG, config_of_4), (TOKENIZER_CONFIG, tokenizer_config_of_4)):
@@ -46,10 +46,10 @@ def transformers4_view(checkpoint: Path, view: Path) -> Path:
 
 
 def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json in the words of transformers 4; one that has them already comes back equal.
+    """Return a config.json in the form of transformers 4; one in that form is unchanged.
 
     Raises:
-        StageError: kinds of layers with rotary embeddings of their own.
+        StageError: layer types have different rotary embeddings.
     """
     converted = dict(config)
     if "dtype" in converted:
@@ -90,7 +90,7 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_config_of_4(config: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer_config.json in the words of transformers 4."""
+    """Return a tokenizer_config.json in the form of transformers 4."""
     converted = dict(config)
     if converted.get("tokenizer_class") == "TokenizersBackend":
         converted["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -1,8 +1,7 @@
-"""Lets the asynchronous HTTP clients of a worker's libraries talk to a server's Unix socket.
+"""Connects the asynchronous HTTP clients of a worker's libraries to a server's Unix socket.
 
-lm-eval and vLLM's load generator make their connections themselves, with aiohttp's TCPConnector.
-The class is replaced before they are imported, so every request of the worker goes to the socket,
-for any host in its URL.
+lm-eval and vLLM's load generator use aiohttp's TCPConnector. The class is replaced before they are
+imported, so every request of the worker goes to the socket, for any host in its URL.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _SHARED = ("limit", "limit_per_host", "keepalive_timeout", "force_close")
 
 
 def connect_through(path: str | None) -> None:
-    """Send all requests of this process through the socket at that path; None changes nothing."""
+    """Send all requests of this process through the socket; None changes nothing."""
     if path is None:
         return
     import aiohttp
@@ -23,7 +22,7 @@ def connect_through(path: str | None) -> None:
     socket = path
 
     class UnixSocketConnector(aiohttp.UnixConnector):  # type: ignore[misc]
-        """Takes the settings of a TCPConnector."""
+        """A connector that accepts a TCPConnector's settings."""
 
         def __init__(self, **settings: Any) -> None:
             shared = {name: settings[name] for name in _SHARED if name in settings}

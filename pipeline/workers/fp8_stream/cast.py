@@ -1,8 +1,8 @@
-"""Rows of a weight to FP8, to the bit as compressed-tensors does it in llm-compressor's oneshot.
+"""Casts rows of a weight to FP8 with the same bits as llm-compressor's oneshot.
 
-The library's own functions define the result. On a CPU they take six passes over memory, most of
-them slow, so that rows of ordinary numbers go a shorter way whose result is provably the same
-(docs/dev/quantizer-notes.md); all others, and all on an accelerator, go the library's.
+compressed-tensors' functions define the result. On a CPU they take six slow passes over memory.
+Rows of ordinary numbers take a shorter way with provably the same result
+(docs/dev/quantizer-notes.md); all others, and all on an accelerator, take the library's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAFE_QUOTIENT = 456.0
 
 
 class Caster:
-    """Casts pieces of at most so many bytes, in its own buffers; one per thread."""
+    """Casts pieces up to a number of bytes, in its own buffers; one per thread."""
 
     def __init__(self, scheme: str, device: str, piece_bytes: int) -> None:
         import torch
@@ -39,11 +39,11 @@ class Caster:
         self._quotients = torch.empty(piece_bytes // 2, dtype=torch.bfloat16)
 
     def room(self, piece: Chunk) -> memoryview:
-        """Where the piece's bytes are to be read into."""
+        """Buffer to read the piece's bytes into."""
         return memoryview(self._input)[: piece.size]
 
     def cast(self, piece: Chunk) -> tuple[memoryview, memoryview]:
-        """The FP8 bytes and the scales' bytes of what :meth:`room` holds; until the next cast."""
+        """Return the FP8 bytes and the scales' bytes of the buffer, valid until the next cast."""
         torch = self._torch
         elements = piece.rows * piece.columns
         dtype = getattr(torch, TORCH_DTYPES[piece.dtype])
@@ -60,7 +60,10 @@ class Caster:
         return memoryview(self._output)[:elements], memoryview(self._scales)[:size]
 
     def _cast_ordinary(self, weight: Any, target: Any) -> Any:
-        """Cast bfloat16 rows on the CPU into `target`; the scales, or None for the other way."""
+        """Cast bfloat16 rows on the CPU into `target`;
+
+        return the scales, or None if not ordinary.
+        """
         torch = self._torch
         groups = self._groups(weight)
         if self._device != "cpu" or weight.dtype != torch.bfloat16 or groups is None:
@@ -85,7 +88,7 @@ class Caster:
         return scale
 
     def _groups(self, weight: Any) -> Any:
-        """The weight as (groups of rows, rows, groups of columns, columns); None if cut groups."""
+        """Return the weight as (groups of rows, rows, groups of columns, columns); None if cut."""
         rows, columns = weight.shape
         if self._scheme == "FP8_DYNAMIC":
             return weight.view(rows, 1, 1, columns)
@@ -94,7 +97,7 @@ class Caster:
         return weight.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
 
     def _cast_as_library(self, weight: Any, target: Any) -> Any:
-        """Cast by the library's own functions into `target`; the scales."""
+        """Cast by the library's functions into `target`; return the scales."""
         from compressed_tensors.quantization.lifecycle.forward import quantize
         from compressed_tensors.quantization.utils import maybe_pad_tensor_for_block_quant
 

@@ -1,9 +1,9 @@
-"""Moves the pieces of all files from disk to disk, in several threads that each do all three steps.
+"""Moves the pieces of all files from disk to disk, in several threads that do all three steps.
 
 Every place is known in advance, so a thread takes the next piece, reads, casts and writes it; while
-one waits for memory or disk the others cast. torch and the system calls release the interpreter's
-lock. Pieces go in the order of the output, which the disk so gets in one run; one more thread has
-it write what it was given, and names finished files, so that little is left to wait for in the end.
+one waits for memory or disk the others cast. torch and system calls release the GIL. Pieces are
+ordered as in the output, so writes are sequential. One more thread starts the write-back and names
+finished files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPORT_SECONDS = 0.25
 
 
 class CopyPipeline:
-    """The work of one stream: files made in a folder; progress is in bytes read."""
+    """Files of one stream, made in a folder; progress is in bytes read."""
 
     def __init__(
         self, plans: list[ShardPlan], output: Path, scheme: str, device: str, progress: Progress
@@ -74,7 +74,7 @@ class CopyPipeline:
             torch.set_num_threads(threads_of_torch)
 
     def _all_work(self) -> Iterator[tuple[ShardFile, Chunk]]:
-        """Pieces in the order of the output; files are opened as their turn comes."""
+        """Yield pieces in the order of the output; a file is opened when its first piece comes."""
         for plan in self._plans:
             cut = [p for m in plan.moves for p in pieces(m, self._scheme, self._piece_bytes)]
             file = ShardFile(plan, self._output, len(cut))
@@ -85,7 +85,7 @@ class CopyPipeline:
                 yield file, piece
 
     def _carry(self) -> None:
-        """What each thread does: take a piece, read, cast, write, until there is none left."""
+        """Take, read, cast and write pieces until none is left; run by each thread."""
         import torch
 
         torch.set_num_threads(1)  # of this thread: the pieces are cast side by side as it is
@@ -115,7 +115,7 @@ class CopyPipeline:
             self._flush(file.finish)
 
     def _count(self, read: int, written: int) -> bool:
-        """Report bytes a few times a second; whether the disk is to write what it was given."""
+        """Report bytes a few times a second; return whether to start the write-back."""
         with self._counting:
             self._read += read
             self._unpushed += written

@@ -1,6 +1,6 @@
-"""Where every byte of the output goes, computed from the input's headers before any data is read.
+"""The place of every byte of the output, computed from the input's headers.
 
-So each piece of a tensor can be read, cast and written on its own, in any order, by any thread.
+So each piece of a tensor can be read, cast and written separately, in any order, by any thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WIDEST_FIRST = {dtype: -place for place, dtype in enumerate(DTYPE_BITS)}
 
 @dataclass(frozen=True)
 class Chunk:
-    """A run of a source tensor's bytes, at most all of them, and where in the output it goes."""
+    """A range of a source tensor's bytes, and its place in the output."""
 
     begin: int  # offset in the source file
     size: int  # bytes there
@@ -46,12 +46,12 @@ class ShardPlan:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes that are read for it."""
+        """Bytes to read for it."""
         return sum(move.size for move in self.moves)
 
     @property
     def quantized(self) -> int:
-        """How many of its tensors are cast."""
+        """Number of its tensors to cast."""
         return sum(move.rows > 0 for move in self.moves)
 
 
@@ -62,9 +62,9 @@ def plan_shard(
     quantized: Collection[str],
     left_out: Collection[str] = (),
 ) -> ShardPlan | None:
-    """Lay out the output of one input file; None where nothing of it is left.
+    """Lay out the output of one input file; None if nothing of it is left.
 
-    The tensors lie as the safetensors library orders them: widest type first, then by name.
+    The tensors are ordered as by the safetensors library: widest type first, then by name.
 
     Args:
         quantized: names of the tensors to cast.
@@ -120,7 +120,7 @@ def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def pieces(move: Chunk, scheme: str, piece_bytes: int) -> Iterator[Chunk]:
-    """Cut a tensor: whole rows (whole blocks of rows) of about `piece_bytes`, or plain bytes."""
+    """Cut a tensor into whole rows (or blocks of rows) of about `piece_bytes`, or plain bytes."""
     if not move.rows:
         for start in range(0, move.size, piece_bytes):
             size = min(piece_bytes, move.size - start)

@@ -1,7 +1,7 @@
-"""Which output files an earlier try has finished: those need not be made again.
+"""Output files that an earlier try finished.
 
-A file gets its name only when it is whole. Whether it was made from the same weights by the same
-recipe, the note next to it says, which is there as long as the work goes on.
+A file gets its name only when it is complete. A note next to it, kept during the work, states
+whether it was made from the same weights by the same recipe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTE = ".fp8-stream.json"
 def take_up(
     output: Path, plans: list[ShardPlan], scheme: str, versions: dict[str, str]
 ) -> list[ShardPlan]:
-    """Those of the plans whose files are still to make; what is of other work is removed."""
+    """Return the plans whose files are still to make; remove files of other work."""
     note = {"scheme": scheme, "versions": versions, "shards": [fingerprint(p) for p in plans]}
     path = output / NOTE
     finished: list[ShardPlan] = []
@@ -39,13 +39,13 @@ def take_up(
 
 
 def close(output: Path) -> None:
-    """Remove the note: all is done."""
+    """Remove the note when all is done."""
     (output / NOTE).unlink()
     flush_folder(output)
 
 
 def fingerprint(plan: ShardPlan) -> dict[str, Any]:
-    """What a file is made from, as far as size, time and header show."""
+    """Return the identity of a file's source: its size, time and header."""
     status = plan.source.stat()
     return {
         "name": plan.name,
@@ -57,7 +57,7 @@ def fingerprint(plan: ShardPlan) -> dict[str, Any]:
 
 
 def is_finished(path: Path, plan: ShardPlan) -> bool:
-    """Whether the file is there in its size and with its header."""
+    """Return whether the file exists with its size and header."""
     if not path.is_file() or path.stat().st_size != plan.size:
         return False
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Whether two tensors hold the same bytes, read in bounded memory."""
+"""Comparison of two tensors' bytes in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What becomes of each source tensor: quantized, kept, left out, or a reason to refuse the stream.
+"""Decides for each source tensor: quantized, kept, left out, or a reason to refuse the stream.
 
-By names, shapes and config.json alone; what llm-compressor decides by the modules of a built model.
+It uses names, shapes and config.json alone, where llm-compressor uses a built model's modules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRANSPOSED_ARCHITECTURES = ("gpt2", "openai-gpt", "ctrl", "imagegpt", "decision_
 def check_supported(
     tensors: Mapping[str, TensorEntry], config: dict[str, Any], ignore: list[str], source: Path
 ) -> None:
-    """Refuse what names and shapes do not say how to quantize.
+    """Refuse checkpoints whose names and shapes do not determine how to quantize them.
 
     Raises:
         StageError: transposed or already quantized layers, a tied lm_head that the recipe does
@@ -59,7 +59,7 @@ def check_supported(
 
 
 def tied_pair(tensors: Mapping[str, TensorEntry], config: dict[str, Any]) -> tuple[str, str] | None:
-    """Names of lm_head and of the embedding it may repeat; None where there is no such pair."""
+    """Return the names of lm_head and of the embedding that it may repeat, if any."""
     if not is_tied(config):
         return None
     heads = [name for name in tensors if is_head(name)]
@@ -71,7 +71,7 @@ def tied_pair(tensors: Mapping[str, TensorEntry], config: dict[str, Any]) -> tup
 
 
 def kept_layers(tensors: Mapping[str, TensorEntry], ignore: list[str]) -> list[str]:
-    """Modules that stay as they are, where it would look for quantized ones: for the engine.
+    """Return modules that stay unquantized, so that the engine expects that.
 
     Experts in stacks stay: which of a stack's axes are rows differs by architecture.
     """

@@ -1,4 +1,4 @@
-"""One file being made: read from its source, written under another name until it is whole."""
+"""An output file, written under another name until it is complete."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ UNFINISHED = ".unfinished"
 
 
 class ShardFile:
-    """Reads and writes at any place from any thread; :meth:`finish` gives the file its name."""
+    """Reads and writes at any place from any thread; :meth:`finish` renames the file."""
 
     def __init__(self, plan: ShardPlan, folder: Path, pieces: int) -> None:
-        """Make the file in its full size, so that a full disk is noticed before the work."""
+        """Create the file in its full size, so that a full disk is noticed before the work."""
         self._plan = plan
         self._folder = folder
         self._final = folder / plan.name
@@ -60,24 +60,24 @@ class ShardFile:
                 data, position = data[count:], position + count
 
     def piece_done(self) -> bool:
-        """Count one piece as written; whether that was the last one."""
+        """Count one piece as written; return whether it was the last one."""
         with self._counting:
             self._waiting -= 1
             return self._waiting == 0
 
     def push(self) -> None:
-        """Have the disk write what it was given so far."""
+        """Start the write-back of the data so far."""
         os.fdatasync(self._target)
 
     def finish(self) -> None:
-        """Wait until the disk has it, then give it its name."""
+        """Flush the file to disk, then rename it."""
         os.fsync(self._target)
         self.close()
         self._unfinished.replace(self._final)
         flush_folder(self._folder)
 
     def close(self) -> None:
-        """Let go of source and file, which keeps the name that it has."""
+        """Close source and file; the file keeps its current name."""
         while self._open:
             os.close(self._open.pop())
 
@@ -88,5 +88,5 @@ class ShardFile:
 
 
 def unfinished_path(final: Path) -> Path:
-    """What the file is called before it is whole: no name that a loader takes for weights."""
+    """Return the name of an incomplete file, which no loader takes for weights."""
     return final.with_name(f".{final.name}{UNFINISHED}")

@@ -51,13 +51,13 @@ def stream_fp8(
 ) -> dict[str, Any]:
     """Write the FP8 weights of a checkpoint, with index, config.json and generation_config.json.
 
-    Every output file is made from the source file of its name. An output folder that a killed call
-    has left is continued: its finished files are not made again.
+    Every output file is made from the source file of its name. A call continues in the output
+    folder of a killed call: it keeps the finished files.
 
     Args:
-        output: existing folder; weight files in it that are not of this work are removed.
+        output: existing folder; weight files of other work in it are removed.
         scheme: FP8_DYNAMIC or FP8_BLOCK, presets of compressed-tensors.
-        ignore: modules to leave as they are: names, shell patterns or `re:` expressions.
+        ignore: modules to leave unchanged: names, shell patterns or `re:` expressions.
 
     Returns:
         scheme, quantized_modules, shards (files), shards_reused (finished by an earlier call),
@@ -114,10 +114,10 @@ def plan(
 def resolve_tie(
     source: Path, headers: dict[Path, SafetensorsHeader], config: dict[str, Any]
 ) -> list[str]:
-    """Tensors that the output leaves out: a stored lm_head that only repeats the embedding.
+    """Return tensors that the output omits: a stored lm_head that only repeats the embedding.
 
     Raises:
-        StageError: it differs from the embedding, so that weights and config.json disagree.
+        StageError: it differs from the embedding, so weights and config.json disagree.
     """
     tensors = {name: tensor for h in headers.values() for name, tensor in h.tensors.items()}
     pair = tied_pair(tensors, config)
@@ -137,7 +137,7 @@ def resolve_tie(
 
 
 def choose_device() -> str:
-    """The accelerator that torch sees, else "cpu"."""
+    """Return torch's accelerator, or "cpu"."""
     import torch
 
     if torch.accelerator.is_available():

@@ -11,7 +11,7 @@ from pipeline.workers.fp8_stream.layout import ShardPlan
 
 
 def quantization_config(scheme: str, ignore: list[str]) -> dict[str, Any]:
-    """The config that says how all layers but those are quantized, by the library's own classes."""
+    """Return the config for all layers except those, by the library's classes."""
     from importlib.metadata import version
 
     from compressed_tensors.config import CompressionFormat
@@ -47,7 +47,7 @@ def write_config(output: Path, config: dict[str, Any], quantization: dict[str, A
 
 
 def write_index(output: Path, plans: list[ShardPlan]) -> None:
-    """Write which file holds which tensor; nothing where there is one file of the usual name."""
+    """Write the index of tensors to files; nothing for one file of the usual name."""
     if [plan.name for plan in plans] == ["model.safetensors"]:
         return
     index = {
