@@ -33,7 +33,7 @@ class StageImplementation(Protocol):
     """
 
     def run(self, context: StageContext[Any, Any], /) -> Record | None:
-        """Return the declared result; None, with RESUMED, to run again with other servers up."""
+        """Return the declared result; None, with RESUMED, to run again with other servers."""
 
 
 def is_unfinished(record: StageRecord) -> bool:
@@ -76,7 +76,6 @@ def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record
 
 @cache
 def _stage_folders() -> dict[str, str]:
-    """Packages of the stages, by name."""
     return {
         module.name: f"{package}.{module.name}"
         for package in PACKAGES

@@ -30,7 +30,7 @@ BOOTSTRAP = Path(__file__).parents[1] / "workers" / "bootstrap.py"
 
 @dataclass
 class StageContext(Generic[Parameters, Runtime]):
-    """One stage's parameters, inputs, output folder and way to report progress."""
+    """A stage's parameters, inputs, output folder and progress."""
 
     spec: StageSpec
     folder: Path
@@ -101,9 +101,9 @@ class StageContext(Generic[Parameters, Runtime]):
 
         Args:
             worker: module with `run(spec, progress, output)`.
-            output: existing folder that it writes into; the stage's own when None.
+            output: existing folder for its files; None for the stage's own.
             environment: variables in addition to those of every worker.
-            needs: networks that it must reach; it gets only their credentials.
+            needs: networks that it needs; it gets only their credentials.
             plugins: modules that it imports, as from `Plugin.for_worker`.
 
         Raises:
@@ -178,7 +178,7 @@ def execute(spec: StageSpec, progress: Progress) -> StageRecord:
 def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | None:
     """Run one stage into its store, or return the record that another process just made.
 
-    Return None if it must be run again with other servers up; see StageImplementation.
+    It returns None if the stage must run again with other servers; see StageImplementation.
 
     Raises:
         PrepareError: the stage failed; its files stay in `<key>.*.partial`.

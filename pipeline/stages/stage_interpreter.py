@@ -1,4 +1,4 @@
-"""A stage's interpreter on the node that runs it."""
+"""A stage's interpreter on its node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage that takes registered weights in, in the place of quantizing."""
+"""The stage that links registered weights, instead of quantizing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.stages.quantize import QuantizeResult, WeightsProvenance
 
 
 class AdoptParameters(WeightsProvenance):
-    """Which weights, and how they were made."""
+    """The weights, and how they were made."""
 
     files: dict[str, str] = Field(description="digest of each, by name")
     made: QuantizeResult

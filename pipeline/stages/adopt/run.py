@@ -1,8 +1,7 @@
-"""Takes registered weights instead of quantizing: linked into `output/`, digests checked.
+"""Links registered weights into `output/` instead of quantizing, and checks their digests.
 
-The files are hard links where the file system can, else symbolic links, so gigabytes are never
-copied. The record looks like that of `quantize`, whose part it takes: it has the facts that the
-evidence of the version says how the weights were made.
+The files are hard links if the file system supports it, else symbolic links, so gigabytes are never
+copied. The record has the form of `quantize`'s, with the facts of the version's evidence.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
     """Link every file of the registered checkpoint that counts.
 
     Raises:
-        StageError: a file is missing, or not the one that was registered.
+        StageError: a file is missing, or differs from the registered one.
     """
     folder = Path(context.runtime.folder)
     output = context.output_folder()
@@ -45,7 +44,7 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
 
 
 def link(source: Path, place: Path) -> None:
-    """Make the file appear at that place without copying it."""
+    """Link the file at that place without copying it."""
     try:
         # A link that is given as a folder's file is followed, so that none points to a link.
         os.link(source.resolve(), place)
@@ -58,7 +57,7 @@ def link(source: Path, place: Path) -> None:
 
 
 def check(place: Path, digest: str, source: Path) -> None:
-    """Raise StageError where the content is not what was registered."""
+    """Raise StageError if the content is not the registered one."""
     with raise_as(StageError, "a registered file cannot be read", str(source)):
         found = digest_file(place)
     if found != digest:

@@ -26,7 +26,7 @@ class CheckWeightsRuntime(Record):
 
 
 class Sqnr(Record):
-    """Signal to quantization noise of the layers."""
+    """Signal-to-quantization-noise ratio of the layers."""
 
     median_db: float | None
     floor_db: float | None
@@ -34,7 +34,7 @@ class Sqnr(Record):
 
 
 class CheckWeightsResult(Record):
-    """What was found of sound weights."""
+    """Facts on sound weights."""
 
     weights_digest: str = Field(
         description="so that what was measured of other weights is stale when they are made again"

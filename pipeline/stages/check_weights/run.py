@@ -1,4 +1,4 @@
-"""Checks that quantized weights are what the recipe promises, before anything is served."""
+"""Checks that quantized weights match the recipe, before anything is served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     """Compare the `weights` input with its source (docs/explanation/weight-verification.md).
 
     Raises:
-        VerificationError: naming the first file or tensor that is wrong.
+        VerificationError: names the first wrong file or tensor.
     """
     # Imported here: numbers are for this stage alone, and every command imports the stages.
     from pipeline.verification.sqnr_floors import median_db, worst_layers

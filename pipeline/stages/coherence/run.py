@@ -1,7 +1,7 @@
-"""Asks a served model whether it speaks at all, before any long evaluation.
+"""Checks a served model's coherence before any long evaluation.
 
-A passage of plain English is scored: a model that quantization (or a wrong kernel) has broken
-gives it a perplexity many times the baseline's, which a glance at an answer could miss.
+It scores a passage of plain English: a model that quantization (or a wrong kernel) broke has a
+perplexity many times the baseline's, which a short answer may not show.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> CoherenceResult:
 
 
 def incoherence(perplexity: float | None, baseline: float | None, text: str) -> str:
-    """Why the model must be held to be broken; "" when it speaks.
+    """Return why the model is broken; "" if it is coherent.
 
     Args:
-        perplexity: on the passage, None where a log-probability was not a number.
+        perplexity: on the passage; None if a log-probability was not a number.
         baseline: the baseline's perplexity; None for the baseline itself.
     """
     if perplexity is None:
@@ -84,12 +84,12 @@ def incoherence(perplexity: float | None, baseline: float | None, text: str) -> 
 
 
 def silence(text: str) -> str:
-    """Why a model that answers with this must be held to be broken; "" when it speaks."""
+    """Return why a model with this answer is broken; "" if it is coherent."""
     return "" if text.strip() else "the served model answers with nothing"
 
 
 class UnsupportedRequestError(ServingError):
-    """The endpoint refuses this kind of request."""
+    """The endpoint does not support this kind of request."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class CoherenceProbe:
     socket: str | None = None
 
     def passage_perplexity(self) -> float | None:
-        """Perplexity of the passage's tokens after the first, by the server's own scoring."""
+        """Return the perplexity of the passage's tokens after the first, by the server's scores."""
         answer = self._post({"prompt": PASSAGE, "max_tokens": 1, "echo": True, "logprobs": 1})
         try:
             # The first token has no log-probability; the last one was generated.
@@ -127,10 +127,7 @@ class CoherenceProbe:
             raise ServingError("the model server's answer has no text", where=self.url) from error
 
     def _post(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one completion request; raises ServingError when there is none.
-
-        Our own server is asked through its socket, a user's endpoint with its key.
-        """
+        """Return the answer to one completion request; raise ServingError if there is none."""
         import httpx
 
         from pipeline.core.bounded_http import send_request

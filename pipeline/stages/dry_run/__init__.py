@@ -1,4 +1,4 @@
-"""The stage that tries two layers before the whole checkpoint is worked on."""
+"""The stage that tries two layers before the whole checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.stages.quantize import QuantizeParameters, QuantizeRuntime
 
 
 class DryRunParameters(Record):
-    """What is tried: two stages, with few samples."""
+    """Two stages to try, with few samples."""
 
     layers: int
     quantize: QuantizeParameters

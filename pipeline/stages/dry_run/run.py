@@ -1,10 +1,9 @@
 """Quantizes two layers of the checkpoint with few samples, before all of it.
 
-What would fail after an hour fails here within a minute: an architecture that the quantizer does
-not know, a group size that does not divide, experts that see no tokens, values that overflow. It is
-the code of the stages `quantize` and `check_weights`, with the recipe's own settings, on a
-checkpoint cut from the source. The weights are deleted afterwards, on failure too; record and log
-stay.
+What would fail after an hour fails here within a minute: an unsupported architecture, a group size
+that does not divide, experts without tokens, values that overflow. It runs the code of the stages
+`quantize` and `check_weights`, with the recipe's settings, on a checkpoint cut from the source. The
+weights are deleted afterwards, on failure too; record and log stay.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ CUT = "cut"
 
 @dataclass
 class SubStageContext(StageContext[Any, Any]):
-    """One of the two stages inside the dry run: its parameters, and its input from memory.
+    """One of the two stages inside the dry run.
 
     Args:
         place: its runtime, with the cut checkpoint.
@@ -45,7 +44,7 @@ class SubStageContext(StageContext[Any, Any]):
     made: Record | None = None
 
     def input_folder(self, role: str) -> Path:
-        """The weights that were just made lie in this stage's own folder."""
+        """This stage's own folder, which has the new weights."""
         return self.folder
 
     def input_record(self, role: str) -> StageRecord:
@@ -64,20 +63,17 @@ class SubStageContext(StageContext[Any, Any]):
 
     @property
     def runtime(self) -> Any:
-        """As of the whole checkpoint, but for its place."""
         return self.place
 
     @property
     def parameters(self) -> Any:
-        """Those of the stage that is tried."""
         return self.asked
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Report progress, named as that of a dry run."""
         super().advance(f"dry run: {task}", done, total, unit)
 
     def note(self, text: str) -> None:
-        """Say it as of a dry run; what a later line says of the whole checkpoint may differ."""
+        """Report a note as of a dry run; the whole checkpoint may have another."""
         super().note(f"dry run: {text}")
 
 
@@ -85,7 +81,7 @@ def run(context: StageContext[DryRunParameters, QuantizeRuntime]) -> DryRunResul
     """Cut, quantize, check, delete.
 
     Raises:
-        PrepareError: what went wrong, said to be of the dry run.
+        PrepareError: the failure, marked as of the dry run.
     """
     folder, wanted = context.folder / CUT, context.parameters
     source = context.runtime.checkpoint
@@ -121,7 +117,7 @@ def run(context: StageContext[DryRunParameters, QuantizeRuntime]) -> DryRunResul
 
 
 def explain(error: PrepareError, context: StageContext[Any, Any]) -> PrepareError:
-    """The error, saying that it came up before the whole checkpoint was worked on."""
+    """Return the error, marked as of the dry run."""
     kind = type(error) if isinstance(error, (StageError, StoreError)) else StageError
     return kind(
         f"the dry run on {RETAINED_LAYERS} layers failed, the whole checkpoint was not tried: "
@@ -134,7 +130,6 @@ def explain(error: PrepareError, context: StageContext[Any, Any]) -> PrepareErro
 def _part(
     context: StageContext[Any, Any], asked: Record, place: Record, made: Record | None = None
 ) -> SubStageContext:
-    """One of the two stages on the cut checkpoint."""
     return SubStageContext(
         spec=context.spec,
         folder=context.folder,
@@ -148,7 +143,6 @@ def _part(
 
 
 def _inspect(source: Checkpoint, folder: Path) -> Checkpoint:
-    """The cut checkpoint as a separate checkpoint, seen to be whole."""
     return inspect_folder(
         folder,
         ref=f"{source.ref}, cut",

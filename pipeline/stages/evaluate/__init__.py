@@ -1,4 +1,4 @@
-"""The stage that asks one side one suite's questions: a round."""
+"""The stage that asks one side one suite's questions in a round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recipes.policy import AnyTask
 
 
 class EvaluateParameters(ServedModel):
-    """Who is asked what, and how far."""
+    """The model, the questions and their number."""
 
     suite: AnyTask = Field(description="of the policy")
     environment: str = Field(description="identity of the one that asks")
@@ -72,17 +72,17 @@ NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 
 
 def measurement_key(spec: StageSpec) -> str:
-    """Digest of what is measured, as far as a plan has it: the stages before and the questions."""
+    """Return the digest of the measurement: earlier stages and questions."""
     keys = {role: each.key for role, each in spec.inputs.items() if role not in NOT_OF_THE_MODEL}
     return _digest_asked(spec, (*NOT_OF_THE_ANSWER, "measurement"), keys)
 
 
 def log_key(spec: StageSpec, result_of: Callable[[str], dict[str, Any]]) -> str:
-    """Digest of everything that an answer depends on: the model as served, suite, questions.
+    """Return the digest of all that an answer depends on: the served model, suite, questions.
 
     Args:
         spec: of the stage.
-        result_of: the result of an earlier stage, by role.
+        result_of: returns the result of an earlier stage, by role.
     """
     results = {role: result_of(role) for role in spec.inputs if role not in NOT_OF_THE_MODEL}
     known = {

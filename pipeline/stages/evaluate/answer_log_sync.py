@@ -26,7 +26,7 @@ SENT_EVERY_SECONDS = 5.0
 
 
 def book_file(store: Store, key: str) -> Path:
-    """The book's name, with what others have added to it by now."""
+    """Return the log's path, after fetching rows of other nodes."""
     book = store.root / FOLDER / f"{key}.jsonl"
     if store.remote is not None:
         writers = {part.writer for part in parts_of(book) if not part.rows}
@@ -40,7 +40,7 @@ def book_file(store: Store, key: str) -> Path:
 
 @contextmanager
 def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterator[Lease]:
-    """Have a book to oneself, to add to it; what is added is sent to others meanwhile."""
+    """Hold a log exclusively to append to it; new rows are sent to others meanwhile."""
     with store.hold(book.stem, waits) as claim:
         make_folder(book.parent)
         if store.remote is None:
@@ -65,7 +65,7 @@ def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterato
 
 
 def send_rows(objects: ObjectStore, book: Path) -> None:
-    """Send whole rows that are here and not there, a part for each writer."""
+    """Upload complete rows that are not uploaded yet, one part per writer."""
     sent = _sent_parts(objects.names(""), book.stem)
     for part in parts_of(book):
         if part.rows:
@@ -85,6 +85,5 @@ class _SentPart:
 
 
 def _sent_parts(names: Iterable[str], key: str) -> list[_SentPart]:
-    """Those of one book among the objects' names."""
     found = (re.fullmatch(rf"{re.escape(key)}\.(\d+)-(\d+)-(\d+)\.jsonl", each) for each in names)
     return [_SentPart(m[0], int(m[1]), int(m[2]) + int(m[3])) for m in found if m is not None]

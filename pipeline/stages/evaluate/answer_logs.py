@@ -1,4 +1,4 @@
-"""Which answer logs a store has, by the names of their files."""
+"""A store's answer logs, by the names of their files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ FIRST = "000000-00000000-00000000.jsonl"
 
 
 def has_log(store: Store, key: str) -> bool:
-    """Whether the store has the log; of one that gc removed, or a user, it has no file."""
+    """Return whether the store has the log; gc or a user may have removed it."""
     return any(name.startswith(f"{key}.") for name in store.key_value_store(FOLDER).names(""))
 
 
 def begin_log(store: Store, key: str) -> None:
-    """Make an empty log, unless there is one."""
+    """Create an empty log, unless there is one."""
     if not has_log(store, key):
         store.key_value_store(FOLDER).put_if_absent(f"{key}.{FIRST}", b"")

@@ -1,14 +1,14 @@
 """Asks a served model one suite's questions, as many as it takes, and keeps every answer.
 
-A round asks up to a number of questions, and stops earlier where the policy's rule decides the
-gate against the baseline's answers. Answers go into the store's answer log of this served model
-and suite as they come in, under any rule: another margin, or a higher cap, begins with them.
+A round asks up to a number of questions, and stops earlier if the policy's rule decides the gate
+against the baseline's answers. Answers are appended to the store's answer log of this served model
+and suite, so another margin or a higher cap begins with them.
 
-A gate that passes is decided only if it is sensitive (eval_gates/chance_baselines.py). Else the
-baseline answers more questions, until the margin is shown to end above the chance level, or not.
+A pass is decided only if the gate is sensitive (eval_gates/chance_baselines.py). Else the baseline
+answers more questions, until the margin is shown to end above the chance level, or not.
 
-`answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score
-(0 to 1) and the fields of the suite.
+`answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score (0 to
+1) and the fields of the suite.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
 @dataclass(frozen=True)
 class EvaluationRound:
-    """What one round of a suite has to do: the questions, the answers so far, when to stop."""
+    """One round of a suite: the questions, the answers so far, and the stopping rule."""
 
     questions_file: Path
     ids: list[str]
@@ -63,18 +63,18 @@ class EvaluationRound:
         return AnswerLog(self.book_file, self.ids)
 
     def is_over(self) -> bool:
-        """Whether the answers that are kept suffice, so that no model need be served."""
+        """Whether the kept answers suffice, so that no model need be served."""
         scores = [float(row["score"]) for row in self.book.rows()]
         return not self.stopping.next_batch(scores[: self.stopping.end])
 
     def state(self, scores: list[float]) -> str:
-        """pass, fail, insensitive or open: nothing passes where the gate is not shown to see."""
+        """Return pass, fail, insensitive or open."""
         state = self.stopping.state(scores)
         return state if state == "fail" or self.sight == "clear" else self.sight
 
 
 def is_answered(spec: StageSpec, store: Store) -> bool:
-    """Whether the stage can be done from kept answers, without a server."""
+    """Return whether kept answers suffice, without a server."""
     return round_of(spec, store).is_over()
 
 
@@ -121,14 +121,14 @@ def run(context: Context) -> EvaluateResult:
 
 
 def metric_of(context: Context) -> str:
-    """What a score is, as the field calls it."""
+    """Return the score's usual name."""
     suite = context.parameters.suite
     laid_out = ASKED.result_of(context.input_record("questions")).metric
     return kind_of(suite).metric(suite, laid_out)
 
 
 def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
-    """What the stage has to do; raises StoreError where an input is not in the store."""
+    """Return the round to do; raise StoreError if an input is missing."""
     parameters = EVALUATE.parameters_of(spec)
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
     questions = [row for _, row in read_rows(questions_file)]
@@ -162,7 +162,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
 
 
 def book_key(spec: StageSpec, store: Store) -> str:
-    """Name of the answer log; raises StoreError where an input is not in the store."""
+    """Return the answer log's key; raise StoreError if an input is missing."""
     return log_key(spec, lambda role: record_of(spec, store, role).result)
 
 
@@ -170,7 +170,7 @@ def count_answers(context: Context, key: str) -> None:
     """Count the attempt and the measurement, before an answer is stored or used.
 
     Raises:
-        AttemptChangedError: the ledger is not as the run was planned by.
+        AttemptChangedError: the ledger has changed since planning.
     """
     counted, number = context.runtime.counted, context.parameters.measurement
     if counted is None:
@@ -205,7 +205,7 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
 
 
 def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
-    """The record of the earlier stage in that role; raises StoreError when it is not there."""
+    """Return the earlier stage's record in that role; raise StoreError if missing."""
     reference = spec.inputs[role]
     record = store.find(reference.stage, reference.key)
     if record is None:
@@ -218,5 +218,5 @@ def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
 
 
 def folder_of(spec: StageSpec, store: Store, role: str) -> Path:
-    """The outputs of the earlier stage in that role."""
+    """Return the earlier stage's outputs in that role."""
     return store.stage_folder(spec.inputs[role].stage, spec.inputs[role].key)

@@ -1,4 +1,4 @@
-"""The stage that turns the evidence on a variant into a verdict."""
+"""The stage that computes a variant's verdict from the evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recipes.schema import AcceleratorName, Family, ServingProfile
 
 
 class JudgeParameters(Record):
-    """What a verdict is reached by."""
+    """All that a verdict depends on."""
 
     policy: Policy
     recipe: str | None = Field(None, description="of the variant")
@@ -33,18 +33,18 @@ class JudgeParameters(Record):
 
     @property
     def accelerator(self) -> AcceleratorName | None:
-        """That both sides are served on; None of endpoints, whose machine nobody knows."""
+        """The accelerator of both sides; None for endpoints, whose machine is unknown."""
         return self.profile.accelerator if self.profile is not None else None
 
 
 class JudgeRuntime(Record):
-    """What is written next to the attempt where this stage is the first to count it."""
+    """What is recorded with the attempt if this stage counts it first."""
 
     run: str = Field("", description="id of the run that began the attempt")
 
 
 class JudgeResult(Record):
-    """The verdict on a variant alone."""
+    """The verdict on one variant alone."""
 
     verdict: Verdict
     reason: str
@@ -58,7 +58,7 @@ class JudgeResult(Record):
 
 
 def policy_digest(judge: StageRecord) -> str:
-    """Return the digest of the policy as the record has it."""
+    """Return the digest of the policy as recorded."""
     return digest_json(judge.parameters.get("policy"))
 
 

@@ -1,4 +1,4 @@
-"""Turns the evidence on one variant into a verdict, by the policy's margins alone."""
+"""Computes one variant's verdict by the policy's margins alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pipeline.stages.judge.verdict import judge_evidence
 
 
 def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
-    """Judge every suite and every claim on speed.
+    """Judge every suite and every speed gate.
 
     Raises:
-        EvaluationDataError: the evidence of the two sides does not fit together.
+        EvaluationDataError: the evidence of the two sides does not match.
         AttemptChangedError: the run has to be planned again.
     """
     # Where all answers were there already, nothing has counted the attempt yet.

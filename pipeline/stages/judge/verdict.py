@@ -1,6 +1,6 @@
-"""One variant's verdict from kept evidence: every suite of the policy, and every claim on speed.
+"""One variant's verdict from kept evidence: every suite and every speed gate of the policy.
 
-A pure function of what the stage `judge` has at hand, so that anyone can compute it again.
+It is a pure function of the stage's inputs, so anyone can compute it again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def judge_evidence(
     record: Record,
     loads: Loads,
 ) -> JudgeResult:
-    """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
+    """Return the verdict from kept evidence; nothing else is read.
 
     Args:
         parameters: of the judge stage.
-        roles: of the stages that are there.
-        answers: of a stage, in the order of asking, by role.
-        record: of a stage, by role.
-        loads: of a stage `speed`, in the order of measuring, by role.
+        roles: of the available stages.
+        answers: returns a stage's answers in the order of asking, by role.
+        record: returns a stage's record, by role.
+        loads: returns a stage `speed`'s loads in the order of measuring, by role.
     """
     policy = parameters.policy
     questions = {name: QUESTIONS.result_of(record(f"questions.{name}")) for name in policy.suites}
@@ -71,7 +71,7 @@ def judge_evidence(
 
 
 def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeStats]:
-    """What the variant's engine counted of speculative decoding, where it was measured."""
+    """Return what the variant's engine counted of speculative decoding, by suite."""
     found = {name: EVALUATE.result_of(record(f"candidate.{name}")).spec_decode for name in suites}
     return {name: drafted for name, drafted in found.items() if drafted is not None}
 
@@ -79,10 +79,10 @@ def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeSta
 def speed_of(
     parameters: JudgeParameters, roles: set[str], record: Record, loads: Loads
 ) -> list[SpeedGateReport]:
-    """A report for each of the policy's claims on speed; one that was not measured is undecided.
+    """Return a report for each speed gate of the policy; one that was not measured is undecided.
 
     Raises:
-        LookupError: a claim has no rule.
+        LookupError: a gate has no rule.
     """
     reports = []
     for claim in parameters.policy.claims_on(parameters.accelerator):

@@ -13,7 +13,7 @@ from recipes.quantization import AnyQuantization
 
 
 class WeightsProvenance(Record):
-    """How weights are made, or were that are taken in."""
+    """How weights are made, or were made before they were registered."""
 
     checkpoint: str = Field(description="digest of the source")
     quantization: AnyQuantization
@@ -22,7 +22,7 @@ class WeightsProvenance(Record):
 
 
 class CalibrationCompute(Record):
-    """What changes the numbers of a calibration."""
+    """Settings that change a calibration's numbers."""
 
     dtype: str | None = Field(None, description="None for the model's own")
     environment: dict[str, str] = Field({}, description="variables that limit the CPU's features")
@@ -41,7 +41,7 @@ class QuantizeParameters(WeightsProvenance):
 
 
 class QuantizeRuntime(WorkerRuntime):
-    """Where the source and the texts lie."""
+    """Places of the source and the texts."""
 
     checkpoint: Checkpoint
     recipe: dict[str, Any] = Field({}, description="as it is kept next to the weights")
@@ -51,7 +51,7 @@ class QuantizeRuntime(WorkerRuntime):
 
 
 class QuantizeResult(Record):
-    """What was made; what a quantizer does not tell is None."""
+    """Facts on the weights; None if the quantizer does not report them."""
 
     weights_digest: str
     weights_bytes: int

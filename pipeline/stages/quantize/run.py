@@ -1,4 +1,4 @@
-"""Quantizes the checkpoint; the variant's checkpoint lies in `output/`, its recipe next to it."""
+"""Quantizes the checkpoint into `output/`, with its recipe next to it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ RESOLVED_RECIPE = "recipe.json"
 
 
 def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeResult:
-    """Quantize, then put the source's own tokenizer files in place of re-saved ones.
+    """Quantize, then replace re-saved tokenizer files by the source's.
 
-    Saving a tokenizer again can change it (a truncation length set while calibrating is saved
-    with it, for one), so what the source has is copied as it is.
+    Saving a tokenizer can change it; for example, it adds a truncation length of the calibration.
     """
     output = context.output_folder()
     parameters, runtime = context.parameters, context.runtime
@@ -61,7 +60,7 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
 
 
 def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> None:
-    """Keep the recipe next to the record: what it extends merged in, what is pinned filled in."""
+    """Save the resolved recipe next to the record."""
     quantization = context.parameters.quantization.model_dump(mode="json")
     resolved = {**context.runtime.recipe, "quantization": quantization}
     text = json.dumps(resolved, indent=2) + "\n"
@@ -69,13 +68,13 @@ def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> N
 
 
 def check_space(folder: Path, source: Path, quantization: Quantization) -> None:
-    """See that the disk has room: the preflight may have been hours ago.
+    """Check that the disk has room: the preflight may have been hours ago.
 
     Args:
-        folder: for the variant; what an earlier try has left in it is used or removed.
+        folder: for the variant; an earlier try's files in it are used or removed.
 
     Raises:
-        StoreError: it has not.
+        StoreError: the room does not suffice.
     """
     there = sum(file.stat().st_size for file in folder.iterdir())
     needed = estimated_bytes(source, quantization) - there
@@ -89,7 +88,7 @@ def check_space(folder: Path, source: Path, quantization: Quantization) -> None:
 
 
 def copy_carried_over(source: Checkpoint, output: Path) -> None:
-    """Copy the files that quantization must not change, and remove strangers of their kind."""
+    """Copy the files that quantization must not change, and remove others of their kind."""
     names = {
         file.name
         for file in source.files

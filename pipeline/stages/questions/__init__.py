@@ -1,4 +1,4 @@
-"""The stage that lays out a suite's questions in the order of asking."""
+"""The stage that lists a suite's questions in the order of asking."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class QuestionsResult(Record):
 
     @property
     def units(self) -> int:
-        """How many questions there are; where they belong together, how many clusters."""
+        """Number of questions, or of clusters if questions belong together."""
         return self.clusters or self.questions
 
 

@@ -1,6 +1,6 @@
-"""Lays out one suite's questions: where they come from, which ones, and in which order.
+"""Lists one suite's questions: their source, selection and order.
 
-Every variant, and the baseline, is asked exactly these, so that answers can be paired.
+The baseline and every variant get exactly these, so that answers can be paired.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.stages.questions import QuestionsParameters, QuestionsResult, Ques
 
 
 def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
-    """Write questions.jsonl; worked examples stand in each question's own row."""
+    """Write questions.jsonl; each row has its worked examples."""
     parameters, source = context.parameters, context.parameters.source
     facts = context.run_worker(
         "pipeline.workers.questions",

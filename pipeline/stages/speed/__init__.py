@@ -1,4 +1,4 @@
-"""The stage that measures what one claim on speed depends on, or one entrant of a race."""
+"""The stage that measures one speed gate, or one candidate of a screening."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLE = "speed."
 
 
 class SpeedParameters(Record):
-    """Which sides are measured, and until when."""
+    """The sides to measure, and the stopping rule."""
 
     name: str = Field(description="of the workload")
     workload: dict[str, Any] = Field(description=WORKLOAD)
@@ -42,10 +42,10 @@ class SpeedParameters(Record):
 
     @property
     def decided_by(self) -> SpeedGateRule:
-        """What a verdict has of it, which does not repeat the times of a trace.
+        """Return the rule for the verdict, without the times of a trace.
 
         Raises:
-            ValidationError: it is a race, which decides nothing.
+            ValidationError: it is a screening, which decides nothing.
         """
         workload = {key: value for key, value in self.workload.items() if key != "times"}
         return SpeedGateRule.model_validate(
@@ -54,7 +54,7 @@ class SpeedParameters(Record):
 
 
 class SpeedRuntime(WorkerRuntime):
-    """Where the sides answer, and the workload lies."""
+    """Endpoints of the sides, and the workload's files."""
 
     endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
     tokenizer: str = Field("", description="folder")
@@ -64,7 +64,7 @@ class SpeedRuntime(WorkerRuntime):
 
 
 class SpeedResult(Record):
-    """What was measured; `loads.jsonl` has it all."""
+    """Summary of the measurement; `loads.jsonl` has all loads."""
 
     units: int = Field(description="blocks, pairs of server runs or rounds")
     state: str

@@ -1,4 +1,4 @@
-"""Measures what one claim on speed depends on: blocks of both sides, or rounds of the candidate.
+"""Measures one speed gate: blocks of both sides, or rounds of the candidate.
 
 `loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load_run.py), in the
 order of measuring. A try that ended early leaves the load log to the next.
@@ -42,7 +42,7 @@ RESUMED = (LOADS, IN_PROGRESS)  # blocks of a killed try are not drawn again
 
 @dataclass(frozen=True)
 class MeasurementProgress:
-    """How far a measurement is, and what comes next."""
+    """Progress of a measurement, and its next step."""
 
     book: LoadLog
     begun: MeasurementInProgress
@@ -52,23 +52,23 @@ class MeasurementProgress:
     """Without those of what was half measured."""
 
     def next_server_run(self) -> ServerRun | None:
-        """What is to be measured next; None where it is over."""
+        """Return the next server start to measure; None if the measurement is over."""
         is_between = len(self.loads) % self.server_runs.unit == 0
         if is_between and not self.rule.needs_more(self.loads):
             return None
         return self.server_runs.next_server_run(self.begun.seed, self.begun.server_runs, self.loads)
 
     def next_sides(self) -> tuple[str, ...]:
-        """Whose servers are to be up for that: of lives that alternate, one that is just up."""
+        """Return the sides whose servers must run for it; of alternating starts, one."""
         server_run = self.next_server_run()
         return server_run.sides if server_run is not None else ()
 
 
 def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> MeasurementProgress:
-    """How far it is.
+    """Return the measurement's progress.
 
     Args:
-        folder: of the try that measures, and of no other; None for a reader.
+        folder: of the try that measures; None for a reader.
 
     Raises:
         StoreError: an input is not in the store, or a load is damaged.
@@ -89,10 +89,10 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Meas
 
 
 def run(context: Context) -> SpeedResult | None:
-    """Measure until the claim is decided, or its cap is reached; None: by another server.
+    """Measure until the gate is decided or its cap is reached; None: another server is needed.
 
     Raises:
-        ServingError: an endpoint answered nothing at all.
+        ServingError: an endpoint did not answer any request.
         AttemptChangedError: the run has to be planned again.
     """
     course = course_of(context.spec, context.store, context.folder)
@@ -138,7 +138,7 @@ def count_loads(context: Context, seed: int) -> None:
 
 
 def measure(context: Context, course: MeasurementProgress, server_run: ServerRun) -> dict[str, Any]:
-    """Have the worker measure on the servers that are up; what it says of itself."""
+    """Have the worker measure on the running servers; return its facts."""
     endpoints = context.runtime.endpoints
     is_ours = all(each.socket is not None for each in endpoints.values())
     with PromptFile(context) as workload:
@@ -159,9 +159,9 @@ def measure(context: Context, course: MeasurementProgress, server_run: ServerRun
 
 
 class PromptFile:
-    """The workload as the load generator takes it; a file of prompts is there only meanwhile.
+    """The workload in the load generator's form; a file of prompts exists only meanwhile.
 
-    What users sent is not evidence: which prompts they were is told by the digest of each load.
+    Users' prompts are not evidence: each load's digest identifies them.
     """
 
     def __init__(self, context: Context) -> None:
