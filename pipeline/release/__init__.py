@@ -1,1 +1,1 @@
-"""Registered versions: promoted, found, copied, served, and compared with what was judged."""
+"""Registered versions: promotion, lookup, copies, serving, and comparison with the verdict."""

@@ -1,4 +1,7 @@
-"""A registered version as files to deploy: found, copied, and compared with what was registered."""
+"""A registered version as files to deploy:
+
+found, copied, and compared with the registered digests.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,16 @@ KEY = re.compile("[0-9a-f]{64}")
 
 
 class FileSource(Protocol):
-    """What has a version's files: a registry of models, or a repository of an OCI registry."""
+    """Source of a version's files: a model registry, or a repository of an OCI registry."""
 
     def fetch(self, version: Version, folder: Path) -> None:
-        """Copy the version's files into that folder, which exists and is empty."""
+        """Copy the version's files into that existing, empty folder."""
 
 
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:
-    """The folder of a version's files: `weights`, which `prepare pull` made, else its own source.
+    """Return the folder of a version's files:
+
+    `weights`, which `prepare pull` made, or its own source.
 
     For a store in an object store: the stage that wrote them, which is copied to this node.
 
@@ -63,10 +68,10 @@ def _find_evidence(version: Version, store: Store) -> Path | None:
 
 
 def find_version(registry: Registry, reference: str) -> Version:
-    """The version that NAME@ALIAS or NAME@NUMBER names; moves left unfinished are finished before.
+    """Return the version NAME@ALIAS or NAME@NUMBER; finish incomplete alias changes before.
 
     Raises:
-        UsageError: it is not of that form, or there is none.
+        UsageError: the reference has another form, or there is no such version.
     """
     name, mark, wanted = reference.rpartition("@")
     if not (mark and name and wanted):
@@ -100,15 +105,15 @@ def check_files(
     public_key: Path | None,
     added: tuple[str, ...] = ADDED_LATER,
 ) -> int:
-    """Hold a folder's files against the digests that were registered; returns how many.
+    """Compare a folder's files with the registered digests; return their number.
 
-    Those named in `added` may have come since. With a public key, they must be signed with it.
+    Files in `added` may have been added since. With a public key, the files must be signed with it.
 
     Raises:
-        RegistryError: they are not the files that were judged, or there is no digest to check.
+        RegistryError: they differ from the judged files, or there is no digest to check.
         CheckpointError: the folder has no weights, or a file cannot be read.
-        EvidenceError: there is something that is neither a file nor a folder; or the files are not
-            as a user with that key signed them.
+        EvidenceError: there is something that is neither a file nor a folder; or the files differ
+            from those signed with that key.
     """
     words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer, card, evidence)"}
     for tag in words:
@@ -140,15 +145,15 @@ def check_files(
 def pull_version(
     registry: FileSource, version: Version, destination: Path, public_key: Path | None
 ) -> int:
-    """Copy the version's files into a new folder, which appears when they are whole.
+    """Copy the version's files into a new folder, which appears when it is complete.
 
     Returns:
-        how many files.
+        number of files.
 
     Raises:
-        UsageError: the folder is there already.
-        RegistryError: the files are unavailable, or are not those that were judged.
-        EvidenceError: they are not signed with the public key, where there is one.
+        UsageError: the folder exists.
+        RegistryError: the files are unavailable, or differ from the judged ones.
+        EvidenceError: they are not signed with the given public key.
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(
@@ -177,12 +182,12 @@ def pull_version(
 
 
 def refuse_unlisted(version: Version, folder: Path) -> None:
-    """Refuse files that the evidence next to the weights does not list, by name.
+    """Refuse files that the evidence next to the weights does not list by name.
 
-    Their digest is a tag, and anyone who can add a file to a registry may be able to set that too.
+    The evidence's digest is a tag. Anyone who can add a file to a registry may be able to set it.
 
     Raises:
-        RegistryError: there is such a file, or the evidence that the version names is not there.
+        RegistryError: there is such a file, or the evidence that the version names is missing.
         EvidenceError: its list cannot be read.
     """
     bundle = folder / BUNDLE

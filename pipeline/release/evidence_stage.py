@@ -1,7 +1,7 @@
-"""Lays out and runs the stage `evidence` of a judged variant, from the records of its run.
+"""Plans and runs the stage `evidence` of a judged variant, from the records of its run.
 
-A promotion calls :func:`evidence_stage` for each variant, runs it, and registers its
-`output/` instead of the quantized weights, which are in it.
+A promotion calls :func:`evidence_stage` for each variant, runs it, and registers its `output/`,
+which has the quantized weights.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def write_evidence(
     name: str | None = None,
     signer: Signer | None = None,
 ) -> StageRecord:
-    """Make the folder to deploy for one judged variant, `output/` of the stage, or find it made.
+    """Make the folder to deploy for one judged variant, `output/` of the stage, or reuse it.
 
     Raises:
-        EvidenceError: a stage that the verdict depends on is gone, or the weights changed since.
+        EvidenceError: a stage that the verdict depends on is missing, or the weights changed since.
         UsageError: the variant was not judged.
     """
     spec = evidence_stage(run, recipe, store, override=override, name=name, signer=signer)
@@ -51,10 +51,10 @@ def evidence_stage(
     name: str | None = None,
     signer: Signer | None = None,
 ) -> StageSpec:
-    """The stage `evidence` of one variant; its key is the same while all that it depends on is.
+    """Return the stage `evidence` of one variant; its key depends on all that it depends on.
 
-    `override` says why it is promoted though it did not pass; without a name, it has the run's.
-    With a signer, only a process that can read the private key may run the stage.
+    `override` is the reason for promoting it without a pass. Without `name` it has the run's. With
+    a signer, only a process that can read the private key may run the stage.
 
     Raises:
         EvidenceError: a stage that the verdict depends on is gone from the store.

@@ -1,7 +1,7 @@
-"""Finds what the store need not keep, and removes it: stages, runs and answers that nobody names.
+"""Finds and removes what the store need not keep: unreferenced stages, runs and answers.
 
-Kept is what a registry's alias or history names, what a run younger than some days used, and all
-that these depend on. What was made within those days is kept too.
+Kept is what a registry's alias or history references, what a run younger than some days used, and
+all that these depend on. Everything younger than those days is kept too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Doomed = tuple[str, Path]
 
 @dataclass
 class RetainedItems:
-    """What must stay: stages as (name, key), and runs by id."""
+    """Items to keep: stages as (name, key), and runs by id."""
 
     stages: set[Stage] = field(default_factory=set)
     runs: set[str] = field(default_factory=set)
@@ -61,14 +61,14 @@ class GarbageItem:
 def find_garbage(
     store: Store, registries: Iterable[str], days: float, progress: Progress
 ) -> list[GarbageItem]:
-    """Everything that may go, the largest first; what is younger than so many days stays.
+    """Return everything that may be removed, the largest first; younger items stay.
 
-    `registries` are asked next to those that the store's own promotions went to. Runs whose records
-    cannot be read stay, with a note.
+    `registries` are asked in addition to those of the store's own promotions. Runs with unreadable
+    records stay, with a note.
 
     Raises:
-        RegistryError: a registry cannot be asked, so it is not known what it names.
-        StoreError: a run is going on.
+        RegistryError: a registry cannot be asked, so its references are unknown.
+        StoreError: a run is in progress.
     """
     refuse_while_running(store)
     refuse_while_written(store)
@@ -105,7 +105,7 @@ def find_garbage(
 def find_objects(
     store: Store, kept: RetainedItems, records: Iterable[StageRecord], oldest: datetime
 ) -> list[GarbageItem]:
-    """What may go of an object store."""
+    """Return what may be removed from an object store."""
     books = {book_of(record, store) for record in records if record.stage == "evaluate"}
     return [
         GarbageItem(each.kind, each.path, each.size, each.name)
@@ -114,7 +114,7 @@ def find_objects(
 
 
 def remove(garbage: GarbageItem, store: Store) -> None:
-    """Remove it, unless someone holds it by now; raises StoreError when it cannot be removed."""
+    """Remove it, unless another process holds it now; raise StoreError if that fails."""
     path = garbage.path
     if garbage.kind == "stage":
         store.discard(path.parent.name, path.name, forget=True)
@@ -147,7 +147,7 @@ def _remove_object(garbage: GarbageItem, store: Store) -> None:
 
 
 def refuse_while_running(store: Store) -> None:
-    """Raise StoreError while a run is going on: it counts on stages that its record lacks yet."""
+    """Raise StoreError while a run is in progress: its record does not list all its stages yet."""
     folders = RunFolders(store)
     for folder in folders.maybe_running():
         # A job goes on where its driver was killed.
@@ -185,10 +185,10 @@ def list_rechecked(store: Store) -> Iterator[str]:
 
 
 def keep_named(store: Store, registry: Registry, kept: RetainedItems) -> None:
-    """Keep what any alias or history of the registry names.
+    """Keep what any alias or history of the registry references.
 
     Raises:
-        RegistryError: a model that this store promoted there is not shown to us.
+        RegistryError: a model that this store promoted is not visible there.
     """
     promoted = {
         each.name
@@ -218,7 +218,7 @@ def keep_named(store: Store, registry: Registry, kept: RetainedItems) -> None:
 
 
 def stages_of(store: Store, version: Version) -> Iterator[Stage]:
-    """The stages that a registered version names: its weights' and its verdict's."""
+    """Yield the stages of a registered version: its weights' and its verdict's."""
     if "prepare.verdict.stage" in version.tags:
         yield "judge", version.tags["prepare.verdict.stage"]
     if store.remote is not None and EVIDENCE_TAG in version.tags:
@@ -231,7 +231,7 @@ def stages_of(store: Store, version: Version) -> Iterator[Stage]:
 
 
 def keep_of_runs(store: Store, oldest: datetime, kept: RetainedItems, progress: Progress) -> None:
-    """Keep young runs, those that are named already, and what all of them used."""
+    """Keep young runs, referenced runs, and what all of them used."""
     for folder in RunFolders(store).all():
         try:
             report = read_run(folder)
@@ -245,7 +245,7 @@ def keep_of_runs(store: Store, oldest: datetime, kept: RetainedItems, progress: 
 
 
 def keep_inputs(store: Store, kept: RetainedItems) -> list[StageRecord]:
-    """Keep also what the kept stages depend on; returns the records of all that are kept."""
+    """Keep also what the kept stages depend on; return all kept records."""
     pending, seen, records = list(kept.stages), set(kept.stages), []
     while pending:
         record = store.find(*pending.pop())
@@ -262,9 +262,9 @@ def keep_inputs(store: Store, kept: RetainedItems) -> list[StageRecord]:
 
 
 def stages_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
-    """Finished stages that nobody names, and old unfinished ones.
+    """Yield unreferenced finished stages, and old unfinished ones.
 
-    Records of promotions stay: they say which registries to ask, and are small.
+    Records of promotions stay: they name the registries to ask, and are small.
     """
     for folder in sorted((store.root / "stages").glob("*/*")):
         stage, name = folder.parent.name, folder.name
@@ -278,14 +278,14 @@ def stages_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[D
 
 
 def runs_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
-    """Records and logs of runs that nobody names."""
+    """Yield records and logs of unreferenced runs."""
     for folder in RunFolders(store).all():
         if folder.name not in kept.runs and folder.stat().st_mtime < oldest:
             yield "run", folder
 
 
 def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Doomed]:
-    """Answer logs that no kept round was copied from."""
+    """Yield answer logs that no kept round used."""
     used = {book_of(record, store) for record in records if record.stage == "evaluate"}
     for file in sorted((store.root / "answers").glob("*.jsonl")):
         if book_of_part(file) not in used and file.stat().st_mtime < oldest:
@@ -293,7 +293,7 @@ def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -
 
 
 def book_of(record: StageRecord, store: Store) -> str | None:
-    """The name of a round's answer log; None where what it depends on is gone."""
+    """Return the key of a round's answer log; None if an input is missing."""
     spec = StageSpec(
         stage=record.stage,
         variant=record.variant,
@@ -310,10 +310,10 @@ def book_of(record: StageRecord, store: Store) -> str | None:
 
 
 def freed_bytes(paths: Sequence[Path]) -> list[int]:
-    """How many bytes removing all of these folders and files frees, by path.
+    """Return the bytes that removing all of these folders and files frees, by path.
 
-    A file with several names (the stage `evidence` links the weights of `quantize`) frees its bytes
-    only when all of its names go; they count for the first path that has one.
+    A file with several names (the stage `evidence` links the weights of `quantize`) is freed only
+    with its last name; it counts for the first path that has one.
     """
     names: Counter[tuple[int, int]] = Counter()
     first: dict[tuple[int, int], tuple[int, os.stat_result]] = {}

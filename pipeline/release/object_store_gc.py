@@ -1,7 +1,6 @@
-"""Finds what an object store need not keep: its stages, runs, answers, and content of no use.
+"""Finds what an object store need not keep: stages, runs, answers, and unused content.
 
-Content goes last: a stage is gone before anything that its folder had, so a kill leaves no stage
-that is half there.
+Content is removed last, after its stage, so a kill leaves no incomplete stage.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pipeline.core.store import COLLECTION, Store
 
 @dataclass(frozen=True)
 class GarbageObject:
-    """One object, and what stands for it in the node's cache."""
+    """One object, and its copy in the node's cache."""
 
     kind: str
     path: Path
@@ -51,9 +50,9 @@ def objects_to_go(
     kept_books: Collection[str | None],
     oldest: datetime,
 ) -> list[GarbageObject]:
-    """What is neither kept nor younger than `oldest`, nor content of what stays.
+    """Return what is neither kept, nor younger than `oldest`, nor content of a kept stage.
 
-    Records of promotions stay: they say which registries to ask, and are small.
+    Records of promotions stay: they name the registries to ask, and are small.
     """
     remote = store.remote
     if remote is None:
@@ -84,10 +83,10 @@ def objects_to_go(
 
 
 def copies_to_go(store: Store, gone: Collection[str], oldest: datetime) -> Iterator[Path]:
-    """Content in the node's cache that is not in the object store, or goes from there.
+    """Yield content of the node's cache that is not in the object store, or is removed there.
 
     Args:
-        gone: digests of what goes.
+        gone: digests of removed content.
     """
     if store.remote is None:
         return
@@ -98,7 +97,7 @@ def copies_to_go(store: Store, gone: Collection[str], oldest: datetime) -> Itera
 
 
 class _ExpiredListing:
-    """What lies below a store's URL since before a time."""
+    """Old objects below a store's URL."""
 
     def __init__(self, remote: RemoteStore, cache: Path, oldest: datetime) -> None:
         self._remote, self._cache, self._oldest = remote, cache, oldest
@@ -112,7 +111,7 @@ class _ExpiredListing:
 
 
 def _blobs_of_stages(remote: RemoteStore, gone: Collection[str]) -> set[str]:
-    """Digests of what the stages have that stay."""
+    """Return the digests of the kept stages' content."""
     used: set[str] = set()
     for stage, key in remote.keys("*"):
         marker = remote.find(stage, key) if f"stages/{stage}/{key}.json" not in gone else None

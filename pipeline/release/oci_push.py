@@ -1,4 +1,4 @@
-"""Sends a registered version to an OCI registry of the network, or into a folder of layouts."""
+"""Sends a registered version to an OCI registry, or into a folder of layouts."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def push_version(
     progress: Progress,
     public_key: Path | None,
 ) -> PushResult:
-    """Send a version; a tag of that name then names it.
+    """Send a version, and tag it.
 
-    From an OCI layout its own manifest is sent. From another registry the files are checked against
-    the registered digests, and packed on the fly. With a public key, a layout's files are copied
-    into a temporary folder to check their signature.
+    An OCI layout sends its own manifest. For another registry the files are checked against the
+    registered digests, and packed on the fly. With a public key, a layout's files are copied into a
+    temporary folder to check their signature.
 
     Raises:
-        RegistryError: the files are not those that were judged, or a registry refused.
-        EvidenceError: they are not signed with the public key, where there is one.
+        RegistryError: the files differ from the judged ones, or a registry rejected them.
+        EvidenceError: they are not signed with the given public key.
     """
     if isinstance(registry, OciLayoutRegistry):
         if public_key is not None:
@@ -66,13 +66,13 @@ def push_to_folder(
     digests: FileDigests,
     public_key: Path | None,
 ) -> PushResult:
-    """Copy a version into a folder of OCI layouts, which has aliases and a separate history.
+    """Copy a version into a folder of OCI layouts, which has separate aliases and history.
 
     Args:
-        alias: that points to it there from now on; None moves none.
+        alias: to set there; None for no alias.
 
     Raises:
-        RegistryError: the files are not those that were judged, or the folder cannot be written.
+        RegistryError: the files differ from the judged ones, or the folder cannot be written.
     """
     name, before = version.name, target.blobs(version.name)
     with _files_of(registry, version) as folder:
@@ -116,10 +116,10 @@ def _point_to(
 def pack_folder(
     version: Version, folder: Path, digests: FileDigests, progress: Progress
 ) -> tuple[ModelPack, dict[Blob, Path]]:
-    """A version's files as a ModelPack, and where each layer's bytes are.
+    """Return a version's files as a ModelPack, and the source of each layer's bytes.
 
-    The same files and tags have the digest that they would have in an OCI layout; what a recheck
-    has added to the tags since counts.
+    The digest equals that of an OCI layout with the same files and tags, including tags of
+    rechecks.
     """
     found = list(files_in(folder))
     hashed = digests.digest_all([path for _, path in found], progress)
@@ -134,7 +134,7 @@ def pack_folder(
 
 @contextmanager
 def _files_of(registry: Registry, version: Version) -> Iterator[Path]:
-    """The version's files: where they lie, or fetched for as long as they are needed."""
+    """Yield the folder of the version's files, which may be temporary."""
     source = Path(version.source)
     if source.is_absolute() and source.is_dir():
         yield source

@@ -1,7 +1,6 @@
-"""Promotes what was judged: the stage `promote`, laid out from the records of a run.
+"""Plans the stage `promote` from the records of a run.
 
-`prepare model` comes to `promotion_stage` at its end; `prepare promote` to `promote_run`, with the
-record of a finished run.
+`prepare model` uses `promotion_stage`; `prepare promote` uses `promote_run` with a finished run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from recipes.policy import Policy
 
 @dataclass(frozen=True)
 class PromotionRequest:
-    """What `prepare promote` is to do with a finished run."""
+    """Request of `prepare promote` for a finished run."""
 
     registry: str  # its URI
     # the recipe to promote; None: what the policy prefers of those that passed
@@ -55,12 +54,12 @@ def promotion_stage(
     *,
     since: datetime | None = None,
 ) -> StageSpec:
-    """The stage that registers the chosen variants of a run, and moves the alias to one.
+    """Return the stage that registers a run's chosen variants, and moves the alias to one.
 
-    The stage's `runtime` says how it finds out what it replaces.
+    The stage's `runtime` states how it finds the version that it replaces.
 
     Raises:
-        EvidenceError: a stage of the run is gone from the store.
+        EvidenceError: a stage of the run is missing from the store.
     """
     inputs: dict[str, StageReference] = {}
     candidates = []
@@ -131,7 +130,7 @@ def promotion_stage(
 
 
 def reason_of(judged: VerdictInputs, variant: VariantReport) -> str:
-    """Why it got its verdict; where all variants together changed that, the record says so."""
+    """Return the verdict's reason; the record states whether other variants changed it."""
     own = judged.judge.result
     return own.reason if own.verdict == variant.verdict else variant.reason
 
@@ -139,14 +138,14 @@ def reason_of(judged: VerdictInputs, variant: VariantReport) -> str:
 def promote_run(
     run: RunReport, store: Store, order: PromotionRequest, progress: Progress
 ) -> StageRecord:
-    """Promote from a finished run's record, once its evidence was seen to give its verdicts.
+    """Promote from a finished run's record, after checking that its evidence gives its verdicts.
 
     Returns:
         the record of the stage `promote`.
 
     Raises:
-        UsageError: the run or variant has nothing that could be promoted, or did not pass.
-        StoreError: the evidence is gone, or does not give the verdict of the record.
+        UsageError: the run or variant cannot be promoted, or did not pass.
+        StoreError: the evidence is missing, or does not give the recorded verdict.
         RegistryError: see `pipeline.release.stages.promote.run`.
     """
     chosen = choose_variants(run, order)
@@ -179,7 +178,7 @@ def promote_run(
 
 
 def choose_variants(run: RunReport, order: PromotionRequest) -> list[VariantReport]:
-    """The variants that the order is about; raises UsageError where there is none."""
+    """Return the requested variants; raise UsageError if there is none."""
     where = f"run {run.run}"
     if run.kind == "gate":
         raise UsageError(
@@ -244,7 +243,7 @@ def choose_variants(run: RunReport, order: PromotionRequest) -> list[VariantRepo
 
 
 def check_evidence(run: RunReport, store: Store) -> None:
-    """Compute every verdict of the run again: the bundle of one variant has the others' too.
+    """Compute every verdict of the run again: a variant's bundle has the others' too.
 
     Raises:
         StoreError: a verdict does not follow from the evidence.

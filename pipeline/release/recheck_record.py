@@ -1,8 +1,8 @@
-"""What a recheck leaves in the registry: a tag on the version for each tuple, and the newest.
+"""A recheck's tags in the registry: one per tuple, and the newest.
 
-Anyone who may write to the registry can set such a tag. The recheck's evidence is in the store
-that it was made in. So what stands is believed where that store is at hand, and the evidence
-gives the verdict; what does not stand is believed always.
+Anyone with write access to the registry can set such a tag. So a positive result counts only if the
+store with the recheck's evidence is available and the evidence gives the verdict. A negative result
+always counts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RecheckRecord(Record):
     reason: str = Field(description="why, in words")
 
     def tags(self) -> dict[str, str]:
-        """As tags: one of this tuple's own, and the newest of all."""
+        """Return its tags: one for this tuple, and the newest."""
         text = self.model_dump_json()
         return {RECHECK_TAG: text, f"{RECHECK_TAG}.{self.tuple_digest[:DIGITS]}": text}
 
@@ -56,9 +56,9 @@ def record_of(
     report: VariantReport,
     run: str,
 ) -> RecheckRecord | None:
-    """What a recheck came to, for the registry; None of a variant that came to no verdict.
+    """Return a recheck's record for the registry; None without a verdict.
 
-    `report` is of the tuple `here`, which differs from the past one as `changed` says.
+    `report` is of the tuple `here`, which differs from the past one by `changed`.
     """
     held = stands(past.bundle.variant.verdict, report.verdict)
     if held is None or report.verdict in ("error", "skipped"):
@@ -99,9 +99,9 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
 
 
 def stands(then: str, now: str) -> bool | None:
-    """Whether a verdict holds after another one: it passes, or is what it was; None for an error.
+    """Return whether a verdict holds after a later one; None for an error.
 
-    What did not pass and was promoted anyway stands while it does no worse.
+    A pass always holds. A variant that was promoted without a pass holds if it does no worse.
     """
     if now not in ("pass", "fail", "undecided"):
         return None
@@ -109,9 +109,9 @@ def stands(then: str, now: str) -> bool | None:
 
 
 def proven_tuple(record: RecheckRecord, past: RecordedVerdict, store: Store) -> Deployable | None:
-    """The tuple that a recheck measured, where the store's evidence gives that the verdict stands.
+    """Return the rechecked tuple, if the store's evidence gives that the verdict stands.
 
-    None where the store has no such run, or the run says something else.
+    None if the store lacks the run, or the run differs.
     """
     try:
         run = find_run(store, record.run)

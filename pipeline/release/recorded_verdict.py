@@ -1,4 +1,4 @@
-"""What a registered version was judged by, read from the evidence bundle next to its weights."""
+"""A registered version's verdict, read from the evidence bundle next to its weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRUST_OPTION = "--trust-remote-code"
 
 @dataclass(frozen=True)
 class RecordedVerdict:
-    """A version's verdict with all that it takes to judge the same weights again."""
+    """A version's verdict, with all that judging the same weights again needs."""
 
     bundle: BundleVerdict  # what the evidence says
     judged: VerdictInputs  # the records of the stages that the verdict depends on
@@ -39,12 +39,11 @@ class RecordedVerdict:
 
     @property
     def policy(self) -> Policy:
-        """The policy that the verdict was reached by."""
         return self.judged.judge.parameters.policy
 
     @property
     def tags(self) -> dict[str, str]:
-        """Those of a promotion that say what was judged."""
+        """Tags of a promotion that describe the verdict."""
         return verdict_tags(
             self.deployable,
             policy=policy_digest(self.judged.judge.record),
@@ -60,7 +59,6 @@ class RecordedVerdict:
 
     @property
     def recipe(self) -> Recipe:
-        """The variant's, as it was carried out."""
         return Recipe(
             name=self.bundle.recipe,
             summary="registered weights",
@@ -70,10 +68,10 @@ class RecordedVerdict:
 
     @property
     def tried(self) -> tuple[Recipe, ...]:
-        """The variant's recipe and those tried with it: as many as the verdict was corrected for.
+        """The variant's recipe and those tried with it, for which the verdict was corrected.
 
-        Only number and families count. A recipe that never got to its gates is taken as one of
-        the variant's family.
+        Only number and families count. A recipe that did not reach its gates counts as one of the
+        variant's family.
         """
         own = self.recipe
         others = [name for name in self.bundle.attempted if name != own.name]
@@ -88,10 +86,10 @@ class RecordedVerdict:
 
     @property
     def profile(self) -> ServingProfile:
-        """The serving profile as it was carried out.
+        """Return the serving profile as used.
 
         Raises:
-            EvidenceError: it may not be served so, or its draft model is not known here.
+            EvidenceError: it may not be served so, or its draft model is unknown.
         """
         self.deployable.check_servable(f"{BUNDLE}/stages/coherence")
         judge = self.judged.judge.parameters
@@ -117,8 +115,7 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
     """Read and check the bundle in a version's folder, whose digests have been checked.
 
     Raises:
-        EvidenceError: there is no bundle, it is not sound, or it is about something else than the
-            version says.
+        EvidenceError: there is no bundle, it is invalid, or it describes another version.
     """
     bundle = find_bundle(folder)
     if bundle is None:
@@ -159,7 +156,10 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
 
 
 def source_of(version: Version, verdict: BundleVerdict) -> str:
-    """The source's name; a folder's path is in the tags alone, evidence has no paths in it."""
+    """Return the source's name;
+
+    a folder's path is in the tags only, since evidence has no paths.
+    """
     ref = version.tags.get("prepare.source.ref") or verdict.source.ref
     revision = verdict.source.revision
     # A name that leads nowhere here is reported when it is looked for.
@@ -168,7 +168,7 @@ def source_of(version: Version, verdict: BundleVerdict) -> str:
 
 
 def sources_of(judged: VerdictInputs, find: Find) -> dict[str, QuestionSource]:
-    """Where each suite's questions came from, as its stage's parameters say."""
+    """Return each suite's question source, by its stage's parameters."""
     return {
         suite: QUESTIONS.parameters_of(
             record_of(find, judged.judge.record.inputs[f"questions.{suite}"])
@@ -180,7 +180,7 @@ def sources_of(judged: VerdictInputs, find: Find) -> dict[str, QuestionSource]:
 def check_same(
     version: Version, judged: VerdictInputs, deployable: Deployable, bundle: Path
 ) -> None:
-    """Raise EvidenceError where registry and evidence speak of different things."""
+    """Raise EvidenceError if registry and evidence describe different things."""
     pairs = {
         WEIGHTS_TAG: ("weights", deployable.weights),
         TUPLE_TAG: ("deployable tuple", deployable.digest),
@@ -198,12 +198,12 @@ def check_same(
 
 
 def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
-    """Hold a version's tags against the evidence next to its weights.
+    """Compare a version's tags with the evidence next to its weights.
 
-    Anyone who may write to the registry may set a tag; nobody can make the evidence say it.
+    Anyone with write access to the registry can set a tag, but cannot change the evidence.
 
     Raises:
-        RegistryError: a tag is not what the evidence says; each such is named.
+        RegistryError: tags differ from the evidence; the message names them.
     """
     found = tag_differences(version, past)
     if found:
@@ -216,7 +216,7 @@ def refuse_changed_tags(version: Version, past: RecordedVerdict) -> None:
 
 
 def tag_differences(version: Version, past: RecordedVerdict) -> list[str]:
-    """Every tag of a promotion that is not what the evidence says, in words."""
+    """Describe every tag of a promotion that differs from the evidence."""
     return [
         f"{tag} says {_show(version.tags.get(tag))}, the evidence {_show(value)}"
         for tag, value in past.tags.items()
@@ -225,7 +225,7 @@ def tag_differences(version: Version, past: RecordedVerdict) -> list[str]:
 
 
 def refuse_code(version: Version, past: RecordedVerdict) -> None:
-    """Refuse to run a checkpoint's own code where nobody on this machine has agreed to.
+    """Refuse to run a checkpoint's own code without a user's consent on this machine.
 
     Raises:
         CheckpointError: it was judged with such code.

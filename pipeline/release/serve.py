@@ -1,4 +1,4 @@
-"""Serves a registered version on this machine, once it is seen to be the tuple that was judged."""
+"""Serves a registered version on this machine, after checking that it is the judged tuple."""
 
 from __future__ import annotations
 
@@ -41,18 +41,16 @@ POLL_INTERVAL_S = 2.0
 class Deployment:
     """One registered version, to be served here.
 
-    How it is served is taken from the evidence next to its weights, never from a tag. The weights
-    are those in the given folder, else in the version's own source. With `trust_remote_code`
-    a user here agreed to run code that comes with it.
-
-    What drafts for it, where something does, is in the folder `draft`; it is looked at when a
-    server is to start.
+    The evidence next to its weights determines how it is served, never a tag. The weights are those
+    in the given folder, or in the version's own source. `trust_remote_code` is a user's consent to
+    run code that comes with it. A draft model is in the folder `draft`; it is checked when a server
+    is to start.
 
     Raises:
-        RegistryError: its files are not on this machine, or not those that were judged; or its
-            tags are not what the evidence says.
+        RegistryError: its files are not on this machine, or differ from the judged ones; or its
+            tags differ from the evidence.
         EvidenceError: there is no evidence, or it does not give the verdict.
-        CheckpointError: it comes with code, and nobody here agreed to that.
+        CheckpointError: it comes with code, without a user's consent.
     """
 
     def __init__(
@@ -85,12 +83,11 @@ class Deployment:
         self._accepted = accepted_tuples(version, past, Store(settings.store))
 
     def differences(self) -> list[str]:
-        """Members in which this machine is not the one judged on.
+        """Members in which this machine differs from the judged one.
 
-        An environment is built only where all else is as judged, so never for another kind of
-        machine: what the engine calls itself is the last thing to be asked.
-
-        Where a recheck has passed on what is here, nothing differs, and it is served as rechecked.
+        An environment is built only if all else is as judged, so never for another kind of machine:
+        the engine's version is checked last. If a recheck has passed on this tuple, nothing
+        differs.
         """
         for judged in self._accepted:
             if not self._differences_to(judged):
@@ -127,14 +124,14 @@ class Deployment:
     def start_server(
         self, port: int, ready_timeout_seconds: float, host: str = HOST
     ) -> Iterator[Server]:
-        """A server that answers.
+        """Yield a server that answers.
 
         Args:
             host: as the user wrote it.
 
         Raises:
             ServingError: it does not start.
-            UsageError: what drafts is not what it was judged with; or nothing may listen there.
+            UsageError: the draft model differs from the judged one; or the host is not allowed.
         """
         host = self.check_host(host)
         draft = find_draft(self.judged, self._draft, self._settings)
@@ -164,12 +161,12 @@ class Deployment:
             server.stop()
 
     def check_host(self, host: str) -> str:
-        """The address to listen on; raises UsageError where others reach it without a key."""
+        """Return the address to listen on; raise UsageError if it is public and has no key."""
         variable = find_engine(self.judged.serving.engine).key_variable
         return check_host(host, os.environ.get(variable, ""), variable)
 
     def watch(self, server: Server) -> NoReturn:
-        """Stay until the server ends (ServingError) or we are interrupted."""
+        """Wait until the server ends (ServingError) or the user interrupts."""
         while True:
             server.check_alive()
             time.sleep(POLL_INTERVAL_S)
@@ -182,12 +179,12 @@ class Deployment:
 
 
 def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Path | None:
-    """The folder of what drafts, seen to be what was judged; None of a tuple without a draft.
+    """Return the folder of the draft model, after checking it; None of a tuple without one.
 
     Raises:
-        UsageError: the tuple has a draft and no folder is named, or the other way round, or
-            another checkpoint is in the folder.
-        CheckpointError: that is damaged.
+        UsageError: the tuple has a draft and no folder is named, or the other way round, or the
+            folder has another checkpoint.
+        CheckpointError: the checkpoint is damaged.
     """
     speculative = judged.serving.speculative
     wanted = speculative.model if speculative else None
@@ -221,10 +218,10 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
 
 
 def accepted_tuples(version: Version, past: RecordedVerdict, store: Store) -> list[Deployable]:
-    """The tuples for which the version's verdict holds: as judged, then as rechecked.
+    """Return the tuples for which the version's verdict holds: judged, then rechecked ones.
 
-    A recheck of the judged tuple itself that did not stand takes its place away. One that stands
-    counts where its evidence is in the store.
+    A failed recheck of the judged tuple removes it. A passed recheck counts if its evidence is in
+    the store.
 
     Raises:
         RegistryError: a tag is damaged.

@@ -1,4 +1,4 @@
-"""The key that signs what a promotion registers, and the check of what was registered."""
+"""The key that signs a promotion, and the check of signed versions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Makes the folder that is deployed: the weights, the model card, and the evidence bundle.
+"""Makes the folder to deploy: the weights, the model card, and the evidence bundle.
 
-The weights are hard links to those of the stage `quantize` (copies on another file system), so
-they take no room twice, and neither stage changes a file of the other. `output/` is what a
-registry gets.
+The weights are hard links to those of the stage `quantize` (copies on another file system), so they
+take no additional space. A registry gets `output/`.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ Context = StageContext[EvidenceParameters, EvidenceRuntime]
 
 
 def run(context: Context) -> EvidenceResult:
-    """Lay the weights, the card and the bundle into `output/`.
+    """Write the weights, the card and the bundle into `output/`.
 
     Raises:
-        EvidenceError: a stage that the verdict depends on is gone, the weights have changed since,
-            or a verdict does not follow from the evidence.
+        EvidenceError: a stage that the verdict depends on is missing, the weights have changed
+            since, or a verdict does not follow from the evidence.
     """
     recipe = context.parameters.recipe
     find = context.store.find
@@ -82,10 +81,10 @@ def run(context: Context) -> EvidenceResult:
 
 
 def sign(output: Path, context: Context) -> None:
-    """Sign the folder, if a signer is asked for.
+    """Sign the folder, if a signer is given.
 
     Raises:
-        UsageError: the key is another's, or cannot be used.
+        UsageError: the key is not the signer's, or cannot be used.
     """
     signer, private_key = context.parameters.signer, context.runtime.private_key
     if signer is None:
@@ -100,7 +99,7 @@ def sign(output: Path, context: Context) -> None:
 
 
 def verdict_of(context: Context, records: tuple[StageRecord, ...]) -> BundleVerdict:
-    """The verdicts on all variants of the run."""
+    """Return the verdicts on all variants of the run."""
     parameters = context.parameters
     judges = {
         role.removeprefix(JUDGE_OF): reference.key
@@ -144,7 +143,7 @@ def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, int]:
 
 
 def report_of(context: Context, recipe: str, judges: dict[str, str]) -> VariantReport:
-    """A variant's own verdict; of one without gates, that it has none."""
+    """Return a variant's own verdict; one without gates has none."""
     if recipe not in judges:
         outcome = context.parameters.unjudged.get(recipe, "skipped")
         return report_unjudged(recipe, outcome, "has no verdict by gates", None)
@@ -153,7 +152,7 @@ def report_of(context: Context, recipe: str, judges: dict[str, str]) -> VariantR
 
 
 def link_weights(source: Path, output: Path) -> None:
-    """Every file of the variant's checkpoint, as a hard link where the file system can."""
+    """Link every file of the variant's checkpoint, or copy it if links are not possible."""
     for path, file in plain_files(source):
         place = output / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +165,7 @@ def link_weights(source: Path, output: Path) -> None:
 
 
 def check_weights(output: Path, manifest: Manifest, judged: VerdictInputs) -> None:
-    """Raise EvidenceError where weights, or files next to them, are not those that were judged."""
+    """Raise EvidenceError if weights, or files next to them, differ from the judged ones."""
     digests = {each.path: each.sha256 for each in manifest.model_files}
     digest = weights_digest(output, lambda file: digests[file.name])
     for are_those, words in (
@@ -188,7 +187,7 @@ def check_verdicts(bundle: Path, run: str) -> None:
     """Compute each verdict of a bundle again, since records may have been changed in the store.
 
     Raises:
-        EvidenceError: one is another, or something does not fit together.
+        EvidenceError: a verdict differs, or the parts do not match.
     """
     check = check_bundle(bundle)
     faults = [*check.problems, *(each for one in check.variants for each in one.differences)]
@@ -201,7 +200,7 @@ def check_verdicts(bundle: Path, run: str) -> None:
 
 
 def locks_of(deployable: Deployable) -> dict[str, str]:
-    """The lock of each environment that was built from the one that is here, by file name."""
+    """Return the lock of each environment that was built from the present one, by file name."""
     found = {}
     for name, identity in deployable.environments.items():
         definition = define(name, deployable.accelerator)
@@ -211,7 +210,7 @@ def locks_of(deployable: Deployable) -> dict[str, str]:
 
 
 def server_logs(store: Store, judged: VerdictInputs) -> dict[str, Path]:
-    """The servers' output of every run that asked baseline or variant, as far as it is kept."""
+    """Return the kept server logs of every run that asked baseline or variant."""
     baseline = judged.baseline_coherence.record.key
     return {
         f"{run.name}.{log.name}": log
@@ -224,9 +223,9 @@ def server_logs(store: Store, judged: VerdictInputs) -> dict[str, Path]:
 
 
 def variants_started(run: Path, key: str) -> Iterator[str]:
-    """Names of the variants that this run saw speak by the stage of that key.
+    """Yield the variants whose coherence this run checked by the stage of that key.
 
-    A spec that another version of prepare wrote cannot be read: its log is left out.
+    The log of a spec that another version of prepare wrote is left out.
     """
     for file in run.glob(f"stages/*.coherence.{key[:8]}.json"):
         try:

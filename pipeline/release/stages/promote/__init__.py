@@ -11,7 +11,7 @@ from recipes.policy import Policy
 
 
 class PromotionCandidate(Record, serialize_by_alias=True):
-    """A variant that is to be registered."""
+    """A variant to register."""
 
     recipe: str
     weights_bytes: int
@@ -22,7 +22,7 @@ class PromotionCandidate(Record, serialize_by_alias=True):
 
 
 class PromotedSource(Record):
-    """The checkpoint that the variants were made of."""
+    """The variants' source checkpoint."""
 
     checkpoint: str
     ref: str
@@ -43,7 +43,7 @@ class PromoteParameters(Record, serialize_by_alias=True):
 
 
 class PromoteRuntime(Record):
-    """Who promotes, and what the alias must point to."""
+    """The user who promotes, and the alias' expected target."""
 
     explicit: bool = Field(description="asked for by name, and not the end of a run")
     since: str | None = Field(None, description="what it pointed to then")

@@ -1,4 +1,4 @@
-"""Registers the variants that are to be promoted, and moves the alias to the preferred one."""
+"""Registers variants, and moves the alias to the preferred one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Context = StageContext[PromoteParameters, PromoteRuntime]
 def run(context: Context) -> PromoteResult:
     """Register each candidate, then move the alias to one of them.
 
-    The alias must point to what it did when the run began (`since`), or to the version that is
-    named (`replaces`), or, where someone asks for just this, to anything.
+    The alias must point to its target at the run's begin (`since`), to a named version
+    (`replaces`), or, if requested, to anything.
 
     Raises:
-        EvidenceError: what is to be registered is not what its stage made.
+        EvidenceError: a candidate differs from what its stage made.
         RegistryError: the registry refused or cannot be reached; the alias has moved meanwhile; or
             the chosen version was rolled back. The versions stay registered, no alias has moved.
     """
@@ -80,10 +80,9 @@ def run(context: Context) -> PromoteResult:
 
 
 def still_holds(record: StageRecord) -> bool:
-    """Whether the registry still has what this record says; someone may have deleted it.
+    """Return whether the registry still has this record's versions.
 
-    Or moved the alias on: who asks again for this promotion gets it again, unless it was rolled
-    back.
+    If the alias moved on, the same request promotes again, unless it was rolled back.
     """
     result = PROMOTE.result_of(record)
     return still_has(
@@ -95,7 +94,7 @@ def still_holds(record: StageRecord) -> bool:
 
 
 def replaced_version(context: Context, registry: Registry) -> str | None:
-    """The version that the alias must still point to when it is moved; None for none."""
+    """Return the version that the alias must point to before the move; None for none."""
     name, alias = context.parameters.name, context.parameters.alias
     if context.runtime.replaces is not None:
         return context.runtime.replaces
@@ -106,9 +105,9 @@ def replaced_version(context: Context, registry: Registry) -> str | None:
 
 
 def find_pointed_to(history: Sequence[HistoryEntry], alias: str, at: datetime) -> str | None:
-    """The version that the alias pointed to at that time.
+    """Return the version that the alias pointed to at that time.
 
-    When something else than prepare moved it is not known, so that counts as before.
+    A move by another program has no known time, so it counts as earlier.
     """
     version = None
     for entry in history:
@@ -121,10 +120,10 @@ def find_pointed_to(history: Sequence[HistoryEntry], alias: str, at: datetime) -
 def refuse_after_rollback(
     registry: Registry, name: str, alias: str, version: str, run: str
 ) -> None:
-    """A run that is only repeated must not undo what someone decided.
+    """Refuse to undo a rollback by repeating a run.
 
     Raises:
-        RegistryError: the last move rolled back this deployable tuple, be its evidence another.
+        RegistryError: the last move rolled back this deployable tuple, with any evidence.
     """
     moves = [entry for entry in registry.history(name) if alias in entry.changes]
     if not moves or moves[-1].action != "rollback":
@@ -141,7 +140,7 @@ def refuse_after_rollback(
 
 
 def cause(context: Context, chosen: PromotionCandidate) -> ChangeReason:
-    """What the history keeps of the promotion."""
+    """Return the promotion's entry for the history."""
     override = context.parameters.override
     return ChangeReason(
         action="promote" if override is None else "override",
@@ -153,21 +152,21 @@ def cause(context: Context, chosen: PromotionCandidate) -> ChangeReason:
 
 
 def preference(candidate: PromotionCandidate, prefer: str) -> tuple[float, int]:
-    """Larger is better: by the ratio of throughput where there is one, then by small weights."""
+    """Return the sort key, larger is better: throughput ratio if measured, then small weights."""
     ratio = candidate.throughput_ratio if prefer == "throughput" else None
     return ratio or 0.0, -candidate.weights_bytes
 
 
 def weights_folder(context: Context, recipe: str) -> Path:
-    """The folder that a registered version points to: weights, card and evidence."""
+    """Return the folder that a registered version points to: weights, card and evidence."""
     return context.input_folder(f"weights.{recipe}") / "output"
 
 
 def check_unchanged(context: Context, recipe: str) -> None:
-    """See that the folder is as its stage made it, maybe weeks ago: its digests are registered.
+    """Check that the folder is as its stage made it, since its digests are registered.
 
     Raises:
-        EvidenceError: a user changed a file since, added one, or took one away.
+        EvidenceError: a file was changed, added or removed since.
     """
     folder = weights_folder(context, recipe)
     made = EVIDENCE.result_of(context.input_record(f"weights.{recipe}"))
@@ -191,7 +190,7 @@ def signer_of(context: Context, recipe: str) -> str:
 
 
 def tags(context: Context, candidate: PromotionCandidate) -> dict[str, str]:
-    """The deployable tuple and where it comes from, as text tags of the version."""
+    """Return the deployable tuple and its origin as text tags of the version."""
     parameters, inputs = context.parameters, context.spec.inputs
     recipe, judge = candidate.recipe, f"judge.{candidate.recipe}"
     return {
