@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -133,7 +134,7 @@ class Suite(EvalTask):
         return self
 
 
-class SuiteModels:
+class SuiteModels(ABC):
     """Base of a kind of suite, as far as a policy needs it; a `SuiteKind` has the rest."""
 
     task: type[EvalTask]

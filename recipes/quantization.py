@@ -8,6 +8,7 @@ and gets plain data.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
@@ -65,6 +66,7 @@ class Quantization(ConfigModel):
     environment: ClassVar[str] = "quantize"
 
     @property
+    @abstractmethod
     def worker(self) -> str:
         """Module with `run(spec, progress, output) -> facts of QuantizeResult`.
 
@@ -72,12 +74,11 @@ class Quantization(ConfigModel):
         group_sizes, calibration_file (None for a Hub dataset), trust_remote_code, compute_dtype.
         At module level it may import the standard library and what `environment` has.
         """
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def weight_formats(self) -> tuple[WeightFormat, ...]:
         """Possible formats of the weights: one for each group size, in the order to try."""
-        raise NotImplementedError
 
     @property
     def is_streamed(self) -> bool:
@@ -87,9 +88,9 @@ class Quantization(ConfigModel):
     # What verification expects (docs/explanation/weight-verification.md).
 
     @property
+    @abstractmethod
     def sqnr_floor_db(self) -> float:
         """Minimum SQNR of a sound layer. A swapped layer has -3 or 0."""
-        raise NotImplementedError
 
     @property
     def rounding(self) -> Rounding:

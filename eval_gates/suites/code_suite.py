@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -98,9 +99,9 @@ ProgramOf = Callable[[Problem, str], Program]
 class CodeKind(SuiteKind[Code]):
     """A suite of programs; a subclass implements `read` and `program`."""
 
+    @abstractmethod
     def program(self, problem: Problem, code: str) -> Program:
         """Return the program that tests whether `code` solves the problem."""
-        raise NotImplementedError
 
     def open(self, task: Code, questions: Rows, folder: Path) -> SuiteTask:
         # The questions lie in a stage's folder of the store, so with them goes the store.

@@ -6,6 +6,7 @@ The core and the workers of the environment `evaluate` import its module.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,14 +117,15 @@ class SuiteKind(SuiteModels, Generic[Task]):
     scores_unrelated: bool = False
     benchmark: HubBenchmark | None = None
 
+    @abstractmethod
     def read(self, task: Task, order: QuestionOrder) -> Read:
         """Return all questions of the source; runs in the `evaluate` environment.
 
         Raises:
             EvaluationDataError: there are none, or they are malformed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, task: Task, questions: Rows, folder: Path) -> SuiteTask:
         """Return the task over laid-out questions in the folder; runs in `evaluate`.
 
@@ -131,15 +133,14 @@ class SuiteKind(SuiteModels, Generic[Task]):
             EvaluationDataError: the questions are not those that were laid out.
             SandboxError: programs cannot be isolated as the policy requires.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def metric(self, task: Task, laid_out: str | None) -> str:
         """Return the score's standard name.
 
         Args:
             laid_out: the metric that `read` put into the record, if any.
         """
-        raise NotImplementedError
 
     def output_type(self, task: Task) -> str | None:
         """Return lm-eval's output type; None until questions are laid out."""

@@ -116,14 +116,19 @@ def load_class(group: str, name: str, base: Any) -> Any:
 
     Raises:
         LookupError: as :func:`find_plugin`.
-        UsageError: it cannot be imported, or is not a subclass of `base`.
+        UsageError: it cannot be imported, is not a subclass of `base`, or lacks a method of it.
     """
     plugin = find_plugin(group, name)
     found = plugin.load()
-    if base in getattr(found, "__mro__", ()):
+    problem = ""
+    if base not in getattr(found, "__mro__", ()):
+        problem = f"is not a subclass of {base.__module__}.{base.__qualname__}"
+    elif missing := sorted(getattr(found, "__abstractmethods__", ())):
+        problem = f"does not implement {', '.join(missing)}"
+    if not problem:
         return found
     raise UsageError(
-        f"the plugin '{name}' is not a subclass of {base.__module__}.{base.__qualname__}",
+        f"the plugin '{name}' {problem}",
         where=plugin.words,
         hint=f"install a version of {plugin.package} that fits, or remove it",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,15 +94,19 @@ class Engine(Protocol):
     # Expression of those among them that have it load code or answer to others.
     reaching: str = "(?!)"
 
+    @abstractmethod
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
         """The command line of a server, in its environment's interpreter."""
 
+    @abstractmethod
     def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
         """The command line for who installed the engine from the package index."""
 
+    @abstractmethod
     def package(self, accelerator: str) -> str:
         """Its name on the package index."""
 
+    @abstractmethod
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
         """The engine with its version, for messages, and the long names that its parser knows."""
 
@@ -110,9 +115,11 @@ class Engine(Protocol):
         version, names = self.known_arguments(accelerator)
         return EngineCliOptions(version, dict.fromkeys(names), {}, frozenset())
 
+    @abstractmethod
     def model_in(self, listing: Any) -> str:
         """The folder that `/v1/models` says is served; raises LookupError or TypeError."""
 
+    @abstractmethod
     def version_command(self, python: str) -> list[str]:
         """What prints, among other things, a line of `engine-version` and the version."""
 

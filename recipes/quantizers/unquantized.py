@@ -20,6 +20,14 @@ class NoQuantization(Quantization):
     quantizes: ClassVar[bool] = False
 
     @property
+    def worker(self) -> str:
+        raise NotImplementedError("the baseline is not quantized")
+
+    @property
+    def sqnr_floor_db(self) -> float:
+        raise NotImplementedError("the baseline is not quantized")
+
+    @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
         return ()
 

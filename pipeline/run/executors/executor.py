@@ -7,6 +7,7 @@ the store.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -94,10 +95,10 @@ class ExecutorOptions(Record):
 
     kind: str = Field(description="which executor it is")
 
+    @abstractmethod
     def open(self) -> Executor:
         """The executor.
 
         Raises:
             UsageError: it cannot be reached, or a package is missing.
         """
-        raise NotImplementedError

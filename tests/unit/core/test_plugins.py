@@ -11,16 +11,24 @@ import pytest
 from outside import forget, on_the_path
 
 from pipeline.core.errors import UsageError
-from pipeline.core.plugins import SUITES, find_plugin, load_class, plugin_names, use_given
+from pipeline.core.plugins import (
+    QUANTIZERS,
+    SUITES,
+    find_plugin,
+    load_class,
+    plugin_names,
+    use_given,
+)
+from recipes.quantization import Quantization
 
 GOOD = "class Good:\n    pass\n"
 
 
-def declare(folder: Path, package: str, points: str) -> None:
+def declare(folder: Path, package: str, points: str, group: str = SUITES) -> None:
     metadata = folder / f"{package}-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[{SUITES}]\n{points}\n")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n{points}\n")
     forget()
 
 
@@ -63,6 +71,15 @@ def test_a_broken_one_is_named_with_its_package(path: Path, code: str | None, va
         load_class(SUITES, "new", Path)
     assert "maker 1.0" in caught.value.where
     assert f"new = {value}" in caught.value.where
+
+
+def test_a_missing_method_is_named_when_the_class_is_loaded(path: Path) -> None:
+    code = "from recipes.quantization import Quantization\nclass Good(Quantization): pass\n"
+    (path / "outside_seven.py").write_text(code)
+    declare(path, "maker", "new = outside_seven:Good", QUANTIZERS)
+    with pytest.raises(UsageError, match="weight_formats") as caught:
+        load_class(QUANTIZERS, "new", Quantization)
+    assert "maker 1.0" in caught.value.where
 
 
 def test_two_packages_with_one_name(path: Path) -> None:
