@@ -1,1 +1,1 @@
-"""The command line: one file a command; heavy imports happen inside the commands."""
+"""The command line: one file per command; heavy imports happen inside the commands."""

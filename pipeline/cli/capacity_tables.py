@@ -1,4 +1,4 @@
-"""Prints what fits on GPUs, as tables for people."""
+"""Tables of what fits on GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_capacity(plan: CapacityPlan) -> None:
-    """The checkpoint, its bytes, each variant on the GPUs, and what to do."""
+    """Print the checkpoint, its bytes, each variant on the GPUs, and hints."""
     from pipeline.inspection.inspection import SHOWN_FORMATS
 
     inspection = plan.site.inspection
@@ -60,7 +60,7 @@ def headline(inspection: CheckpointInspection) -> str:
 
 
 def cache_line(inspection: CheckpointInspection) -> str:
-    """What a token leaves in the KV cache."""
+    """Describe the KV cache per token."""
     cache = inspection.cache
     windows = sorted({window for window in cache.windows if window is not None})
     sliding = sum(window is not None for window in cache.windows)
@@ -72,7 +72,7 @@ def cache_line(inspection: CheckpointInspection) -> str:
 
 
 def treatment(plan: CapacityPlan, kind: str) -> list[str]:
-    """What each variant makes of one kind of module."""
+    """Describe each variant's treatment of one kind of module."""
     inspection = plan.site.inspection
     words = []
     for weights in plan.weights.values():
@@ -87,7 +87,7 @@ def treatment(plan: CapacityPlan, kind: str) -> list[str]:
 
 
 def site_line(plan: CapacityPlan) -> str:
-    """The GPUs and how the engine is started on them."""
+    """Describe the GPUs and the engine's start on them."""
     site = plan.site
     limits = site.limits
     reserve = plan.fits[0].reserve_bytes  # of the baseline on one GPU
@@ -102,7 +102,7 @@ def site_line(plan: CapacityPlan) -> str:
 
 
 def fit_row(fit: FitResult, plan: CapacityPlan) -> list[str]:
-    """One variant that can be served on so many GPUs a copy."""
+    """One variant on a number of GPUs per copy."""
     return [
         fit.variant,
         str(fit.tensor_parallel),
@@ -118,7 +118,7 @@ def fit_row(fit: FitResult, plan: CapacityPlan) -> list[str]:
 
 
 def stage_row(stage: dict[str, Any]) -> list[str]:
-    """What one stage of a variant takes."""
+    """Resources of one stage of a variant."""
     minutes, host = stage["minutes"], stage["host_bytes"]
     return [
         stage["variant"],
@@ -131,7 +131,7 @@ def stage_row(stage: dict[str, Any]) -> list[str]:
 
 
 def refusals(plan: CapacityPlan) -> list[str]:
-    """What stands in the way of the rest, one line for all sizes with the same reason."""
+    """Reasons why the others do not fit, one line for all sizes with the same reason."""
     sizes: dict[tuple[str, str], list[str]] = {}
     for fit in plan.fits:
         if not fit.fits:
@@ -143,7 +143,7 @@ def refusals(plan: CapacityPlan) -> list[str]:
 
 
 def hints(plan: CapacityPlan) -> list[str]:
-    """What to do about each variant that cannot be served on these GPUs in any way."""
+    """Hints for each variant that does not fit on these GPUs."""
     lines = []
     for variant in plan.weights:
         if plan.best(variant) is None:
@@ -153,5 +153,5 @@ def hints(plan: CapacityPlan) -> list[str]:
 
 
 def gigabytes(size: int) -> str:
-    """In 10^9 bytes, as weights are published."""
+    """Format in 10^9 bytes, as weights are published."""
     return f"{size / 1e9:,.2f} GB" if size < 10e9 else f"{size / 1e9:,.1f} GB"

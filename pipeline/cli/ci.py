@@ -1,4 +1,4 @@
-"""A command inside of a CI job: whether it is in one, and that CI learns how it ended, however."""
+"""A command inside a CI job: detection, and reports of every outcome."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ OutputsOption = Annotated[
 
 
 def is_in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is a CI job: as the option says, else as the variable CI does."""
+    """Return whether this is a CI job: by the option, else by the variable CI."""
     return environ.get("CI", "").strip().lower() not in NO if said is None else said
 
 
 @dataclass(frozen=True)
 class CiReporting:
-    """What of a run goes to CI."""
+    """A run's reports for CI."""
 
     kind: RunKind  # the command of the run
     ci: bool  # whether this is a CI job; without one, only files that were asked for are written
@@ -78,11 +78,11 @@ class CiReporting:
         store: Path | None,
         executor: str | None = None,
     ) -> NoReturn:
-        """Do the work, report how it ended to CI and on standard output, and exit with its code.
+        """Do the work, report its outcome to CI and on standard output, and exit with its code.
 
         Args:
-            command: what was asked for, in case that it does not come to a run.
-            executor: its kind, where one was asked for.
+            command: the request, in case that no run begins.
+            executor: its kind, if requested.
         """
         with (
             errors_as_json(self.as_json),
@@ -105,9 +105,9 @@ class CiReporting:
         progress: Progress,
         executor: str | None = None,
     ) -> RunReport:
-        """The report of `work`, once CI has it; what it raises is reported and passed on.
+        """Return the report of `work`, after reporting it to CI; errors are reported and raised.
 
-        `progress` receives which files were written.
+        `progress` receives the written files.
         """
         from pipeline.environments.settings import load_settings
 
@@ -133,7 +133,7 @@ class CiReporting:
 
 
 def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> RunReport:
-    """A report of a command that came to no run, or whose run's report nobody could hand over."""
+    """Return the report of a command without a run, or whose run has no report."""
     from datetime import UTC, datetime
 
     from artifacts.run_outcome import how_to_continue
@@ -172,5 +172,5 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
 
 
 def interruption_facts(hint: str) -> dict[str, str]:
-    """An interruption in the shape of an error, so that no report of it looks like a success."""
+    """Return an interruption as an error, so that no report of it looks like a success."""
     return {"kind": "Interrupted", "message": "interrupted", "where": "", "hint": hint}

@@ -1,6 +1,6 @@
-"""Draws progress: bars with ETA on a terminal, plain lines in CI, JSON lines with --json.
+"""Progress output: bars with ETA on a terminal, plain lines in CI, JSON lines with --json.
 
-Everything goes to standard error; results are for standard output.
+All of it goes to standard error; results go to standard output.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _open(*, as_json: bool, plain: bool) -> Iterator[Progress]:
 
 
 class TerminalBars:
-    """Rich bars; a finished task's bar goes, notes stay."""
+    """Rich bars; a finished task's bar disappears, notes stay."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -86,14 +86,14 @@ class TerminalBars:
 
 
 class PlainLines:
-    """A line now and then, for logs."""
+    """Occasional lines, for logs."""
 
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
         self._printed: dict[str, float] = {}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Print at most every few seconds, and at the end."""
+        """Print every few seconds at most, and at the end."""
         now = time.monotonic()
         started = self._started.setdefault(task, now)
         finished = total is not None and done >= total
@@ -128,7 +128,7 @@ class JsonLines:
         self._printed: dict[str, float] = {}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Print the event: a task's first and last, and between them one now and then."""
+        """Print a task's first and last event, and some in between."""
         now = time.monotonic()
         finished = total is not None and done >= total
         if not finished and now - self._printed.get(task, -math.inf) < EVENT_INTERVAL_S:

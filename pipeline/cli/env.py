@@ -44,7 +44,7 @@ ForAccelerator = Annotated[
 
 @app.command("list")
 def list_environments(as_json: AsJson = False) -> None:
-    """Show every environment: whether it is built, where it is, how large it is.
+    """List the environments with their state, place and size.
 
     Example
 
@@ -115,9 +115,9 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what would keep environments from being built or used, and say how to fix it.
+    """Check that environments can be built and used; name the fix of each problem.
 
-    Also says what this machine cannot serve as the profile says, or serves by a fallback.
+    It also lists what this machine cannot serve by the profile, or serves by a fallback.
 
     Examples
 
@@ -167,7 +167,7 @@ def gc(
     ] = 7,
     as_json: AsJson = False,
 ) -> None:
-    """Remove half-built environments, and those that today's locks no longer name.
+    """Remove incomplete environments, and those of outdated locks.
 
     Examples
 
@@ -193,7 +193,7 @@ def gc(
 
 
 def _statuses(settings: Settings) -> list[EnvironmentStatus]:
-    """Those of this machine's accelerator, and all that exist."""
+    """Environments of this machine's accelerator, and all that exist."""
     from pipeline.environments.environment import EnvironmentState, detect_accelerator, status
 
     own = detect_accelerator()

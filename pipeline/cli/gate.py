@@ -1,4 +1,4 @@
-"""`prepare gate`: judges two endpoints that someone else serves."""
+"""`prepare gate`: judges two running endpoints."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def gate(
 ) -> None:
     """Judge a candidate endpoint against a baseline endpoint, suite by suite.
 
-    Both are OpenAI-compatible servers that are already up; nothing is quantized
-    or promoted, and load is measured only where the policy has claims on speed.
+    Both are running OpenAI-compatible servers. Nothing is quantized or promoted,
+    and load is measured only if the policy has speed gates.
     Every answer is kept, and `prepare verify` computes the verdict again.
     --remeasure measures one gate of a --deployment-id again.
 
@@ -93,7 +93,7 @@ def gate(
       prepare gate --baseline URL --candidate URL --tokenizer DIR --policy strict --json
 
     Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
-    4 the gates said no, 5 undecided, 130 interrupted.
+    4 a gate failed, 5 undecided, 130 interrupted.
     """
     from pipeline.run.gate import GateRequest, run_gate
     from pipeline.serving.openai_endpoint import OpenAIEndpoint

@@ -1,4 +1,4 @@
-"""`prepare gc`: removes from the store what nobody names any more."""
+"""`prepare gc`: removes unreferenced items from the store."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def gc(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove stages, runs and answers that nothing refers to any more.
+    """Remove unreferenced stages, runs and answers.
 
-    It keeps what an alias or the history of a registry names, what a run younger
+    It keeps what an alias or the history of a registry references, what a run younger
     than --older-than used, and all that these depend on. It asks every registry that
-    promotions and rechecks of this store went to; --registry adds one. For a store
+    promotions and rechecks of this store used; --registry adds one. For a store
     in an object store it also looks through this node's cache.
 
     Examples

@@ -51,7 +51,7 @@ def lint(
 
 
 def lint_command(text: str, profile: str) -> LintReport:
-    """Check it for the profile's machine; 'auto' is the GPU of this machine, or an H100."""
+    """Check it for the profile's machine; 'auto' is this machine's GPU, or an H100."""
     from pipeline.core.gpus import visible_gpus
     from pipeline.lint.command_lint import lint
     from recipes import catalog
@@ -66,7 +66,7 @@ def lint_command(text: str, profile: str) -> LintReport:
 
 
 def print_lint(report: LintReport) -> None:
-    """Print the findings, then the defaults of the engine."""
+    """Print the findings, then the engine's defaults."""
     rows = [[each.argument, each.severity, each.what, each.hint] for each in report.findings]
     if rows:
         print_table(["argument", "", "what", "what to do"], rows)

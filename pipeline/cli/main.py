@@ -1,4 +1,4 @@
-"""The `prepare` command: puts the subcommands together and turns errors into exit codes."""
+"""The `prepare` command: combines the subcommands and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def root(
         ),
     ] = None,
 ) -> None:
-    """Options of the command as a whole."""
+    """Define the options of the whole command."""
     if settings is not None:
         context.with_resource(use_settings(settings))
     elif context.invoked_subcommand != "task" and (unread := unread_settings_file()):
@@ -112,17 +112,17 @@ def root(
 
 
 def main(command: Callable[..., Any] = app) -> NoReturn:
-    """Run the command line; every way out has its exit code (see pipeline.core.errors).
+    """Run the command line; every exit has its code (see pipeline.core.errors).
 
     Args:
-        command: all of it, where it was put together before.
+        command: a complete command; None for the process's arguments.
     """
     with guard_streams():
         run(command)
 
 
 def run(command: Callable[..., Any]) -> NoReturn:
-    """Run the command, report how it ended, and exit."""
+    """Run the command, report its outcome, and exit."""
     interrupt_on_signals()
     try:
         # Outside its standalone mode the parser returns what a command exits with, and makes
@@ -137,7 +137,7 @@ def run(command: Callable[..., Any]) -> NoReturn:
 
 
 def has_temporary_folder() -> bool:
-    """Whether anything can be written for a while; in a read-only container often not."""
+    """Return whether a temporary file can be written; in a read-only container often not."""
     import tempfile
 
     with suppress(FileNotFoundError):
@@ -147,7 +147,7 @@ def has_temporary_folder() -> bool:
 
 
 def report_error(error: BaseException) -> int:
-    """Tell it in a sentence or two; the exit code."""
+    """Print the error in a sentence or two; return the exit code."""
     if isinstance(error, typer.Abort) or is_interruption(error):
         # One that came inside of an exec(), as when a dataclass is made, leaves a mark by which
         # CPython ends the process with SIGINT in any case; the next exec clears it.
@@ -165,7 +165,7 @@ def report_error(error: BaseException) -> int:
 
 
 def full_disk(error: OSError) -> StoreError:
-    """What was written by no stage, such as this command's own output."""
+    """Return the error for writes outside of stages, such as this command's output."""
     return StoreError(
         "the disk is full",
         where=str(error.filename or "the store, or where standard output goes"),
@@ -174,7 +174,7 @@ def full_disk(error: OSError) -> StoreError:
 
 
 def report_unexpected(error: BaseException) -> int:
-    """Usage errors of the parser print themselves; anything else leaves a traceback in a file."""
+    """Let the parser print usage errors; write any other traceback to a file."""
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()
         return int(error.exit_code)

@@ -1,4 +1,4 @@
-"""`prepare model`: the whole way from a checkpoint to a promoted variant."""
+"""`prepare model`: from a checkpoint to a promoted variant."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def model(
 
       prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
 
-    With --no-promote what passed is not registered, and `prepare promote RUN` does it
-    later. --ablate tells, of a variant that failed or came close, which of weights
-    and KV cache costs what; two more served models are asked for that. A gate that is
-    undecided because the machine was disturbed is measured on by the same command;
-    --remeasure measures any gate again. In a CI job
-    (--ci) a JUnit file, a summary and annotations report how it went.
+    With --no-promote nothing is registered; `prepare promote RUN` does it later.
+    --ablate shows how much weights and KV cache contribute to the loss of a variant
+    that failed or came close; it serves two more models. If a disturbed machine left
+    a gate undecided, the same command continues its measurement; --remeasure repeats
+    any gate's. In a CI job (--ci) a JUnit file, a summary and annotations report the
+    outcome.
 
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
-    4 the gates said no, 5 undecided, 6 a promotion that was recorded and not
+    4 a gate failed, 5 undecided, 6 a promotion that was recorded and not
     completed, 130 interrupted.
     """
     from pipeline.plan.resolved_options import ModelRequest

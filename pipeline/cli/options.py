@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and how single ones are written."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.core.user_path import user_path
 
 
 def parse_path(text: str) -> Path:
-    """A path of the command line, or of its variable; raises UsageError where it can be none."""
+    """Return a path of the command line or a variable; raise UsageError if it is none."""
     return user_path(text, "the command line, or a variable PREPARE_*")
 
 
 def parse_store(text: str) -> Path:
-    """As `parse_path`; of a URL, the folder that is this node's cache of that store."""
+    """As `parse_path`; for a URL, return this node's cache folder of that store."""
     from pipeline.core.object_store import check_url, is_url
     from pipeline.core.remote_store import cache_folder
     from pipeline.environments.settings import find_home
@@ -35,18 +35,18 @@ PATH: Mapping[str, Any] = {"parser": parse_path, "metavar": "PATH"}
 
 
 def option(name: str, help: str, *others: str, **more: Any) -> Any:
-    """An option, also under other names, whose default its help gives."""
+    """Return an option whose help gives its default."""
     return typer.Option(name, *others, help=help, **{"show_default": False, **more})
 
 
 def setting(name: str, help: str, *others: str, **more: Any) -> Any:
-    """An option for which a variable of the environment stands, too: of --name PREPARE_NAME."""
+    """Return an option with a variable of the environment: --name is PREPARE_NAME."""
     word = name.partition("/")[0].removeprefix("--").replace("-", "_").upper()
     return option(name, help, *others, envvar=f"PREPARE_{word}", **more)
 
 
 def argument(help: str, **more: Any) -> Any:
-    """An argument whose default, if it has one, its help gives."""
+    """Return an argument whose help gives its default, if any."""
     return typer.Argument(help=help, show_default=False, **more)
 
 

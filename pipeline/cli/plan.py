@@ -1,4 +1,4 @@
-"""`prepare plan`: what would run, sizes, time and what gates can show; or what fits on GPUs."""
+"""`prepare plan`: stages, sizes, time and power of the gates; or what fits on GPUs."""
 
 from __future__ import annotations
 
@@ -46,19 +46,18 @@ def plan(
     as_json: JsonOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Say what `prepare model` with the same options would do; nothing is done.
+    """Show what `prepare model` with the same options would do; nothing is run.
 
-    Expected times are medians of what the store has seen of such stages; a stage
-    that was never run here has none. What runs side by side, and what waits for
-    what, is played through in advance. For each gate it says how many questions it
-    takes to decide if nothing is lost, and the smallest drop that it would see.
-    Why such a run would be refused is said, too, and the exit code is then that of
-    `prepare model`.
+    Expected times are medians of the store's earlier stages; a stage that never ran
+    here has none. The schedule is simulated. For each gate the plan shows how many
+    questions a decision takes if nothing is lost, and the smallest drop that the gate
+    detects. If the run would be refused, the plan names the reason and exits with the
+    code of `prepare model`.
 
-    With --gpu it says instead whether the checkpoint and each variant fit on such
-    GPUs, what they hold there, and how a run would be scheduled on them; neither
-    such a GPU nor a cluster is needed. That takes config.json and the headers of
-    the weights only, so a checkpoint on the Hub is not downloaded.
+    With --gpu it shows instead whether the checkpoint and each variant fit on such
+    GPUs, their capacity there, and the schedule of a run. It needs neither such a GPU
+    nor a cluster. It reads config.json and the headers of the weights only, so a
+    checkpoint on the Hub is not downloaded.
 
     Examples
 

@@ -1,4 +1,4 @@
-"""`prepare policy`: what a variant must show, and whether the questions there are can show it."""
+"""`prepare policy`: a policy's criteria, and whether the available questions can decide them."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def check(
     eval_data: EvalDataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a policy, and say what its gates can show with the questions there are.
+    """Check a policy, and show its gates' power with the available questions.
 
-    Ends with 2 where the file is wrong, where a suite that blocks could not pass even
-    a variant that answers just as the baseline does, or where a critical one would pass
+    It exits with 2 if the file is invalid, if a blocking suite could not pass even a
+    variant that answers exactly as the baseline does, or if a critical one would pass
     fewer than one in five variants that lose nothing.
 
     Examples
@@ -153,7 +153,7 @@ def check(
 
 
 def print_power(power: Sequence[GatePower]) -> None:
-    """What to expect of each gate, and in words where that is not enough."""
+    """Print each gate's power, with a warning if it does not suffice."""
     from pipeline.plan.gate_power import joint_power
 
     print_table(POWER_HEADINGS, [power_row(gate) for gate in power])
@@ -172,7 +172,7 @@ def print_power(power: Sequence[GatePower]) -> None:
 
 
 def print_claims(claims: Sequence[PlannedGatePower]) -> None:
-    """What to expect of each claim on speed; nothing where there is none."""
+    """Print each speed gate's power; nothing without one."""
     from eval_gates.speed.power import NOISE
 
     if not claims:
@@ -220,7 +220,7 @@ def power_row(gate: GatePower) -> list[str]:
 
 
 def format_chance(chance: float | None) -> str:
-    """A chance for people; none is 100 % unless it is."""
+    """Format a chance; only 1 is shown as 100 %."""
     if chance is None:
         return "-"
     return f"{100 * chance:.0f} %" if chance < 0.995 or chance == 1 else "> 99 %"

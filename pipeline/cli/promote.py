@@ -47,8 +47,8 @@ def promote(
 ) -> None:
     """Promote a variant of a finished run.
 
-    Its verdict is computed again from the kept answers first. If a user
-    else moves the alias in the meantime, nothing moves.
+    Its verdict is first computed again from the kept answers. If another user moves
+    the alias in the meantime, nothing moves.
 
     Examples
 
@@ -61,7 +61,7 @@ def promote(
       prepare promote latest:fp8-dynamic --override "agreed with the team: short-lived test"
 
     Exit codes: 0 promoted, 1 error (also: the alias moved meanwhile), 2 usage
-    (also: no variant passed), 6 recorded, and not completed.
+    (also: no variant passed), 6 recorded, not completed.
     """
     from artifacts.run_loader import find_run
     from pipeline.core.store import Store

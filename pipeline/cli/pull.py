@@ -1,4 +1,4 @@
-"""`prepare pull`: copies a version's files, and checks that they are what was judged."""
+"""`prepare pull`: copies a version's files, and checks that they are the judged ones."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def pull(
 ) -> None:
     """Copy a registered version's files into a new folder, digests checked.
 
-    The folder appears when it is complete: what was judged, or nothing. What
-    `prepare push` sent is named by oci://HOST/REPOSITORY:TAG or @DIGEST.
+    The folder appears when it is complete and equal to the judged files. A version
+    that `prepare push` sent is oci://HOST/REPOSITORY:TAG or @DIGEST.
 
     Examples
 
@@ -51,8 +51,8 @@ def pull(
 
       prepare pull oci://registry.example.com/models/smollm2-135m:champion ./deploy
 
-    Exit codes: 0 copied, 1 error (also: files that are not those that were
-    judged), 2 usage.
+    Exit codes: 0 copied, 1 error (also: files that differ from the
+    judged ones), 2 usage.
     """
     from artifacts.registry.oci_repository import SCHEME, OciRepository
     from pipeline.environments.settings import load_settings

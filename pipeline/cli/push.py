@@ -42,8 +42,9 @@ def push(
 ) -> None:
     """Send a registered version to an OCI registry, as a CNCF ModelPack.
 
-    Files that the registry has already are not sent again; the manifest goes
-    last, so the tag never names half a model. Logins are those of `docker login`.
+    Files that the registry already has are not sent again; the manifest is sent
+    last, so the tag never names an incomplete model. Logins are those of
+    `docker login`.
     Needs the extra 'oci': pip install '.[oci]' in its clone.
 
     A folder of OCI layouts on this machine (oci:///FOLDER) needs no extra. It has
@@ -88,10 +89,10 @@ def push(
 def open_target(
     destination: str, *, insecure: bool, progress: Progress
 ) -> OciRepository | OciLayoutRegistry:
-    """A repository of the network, or a folder of OCI layouts on this machine.
+    """Return an OCI repository, or a folder of OCI layouts on this machine.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the destination is neither.
         RegistryError: the client for the network is not installed.
     """
     from artifacts.registry.oci_layout_registry import SCHEME, OciLayoutRegistry

@@ -1,4 +1,4 @@
-"""`prepare recheck`: does a registered version's verdict stand on what would serve it now?"""
+"""`prepare recheck`: tests whether a registered version's verdict still holds."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def recheck(
     executor: ExecutorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a version's verdict stands, and measure again if anything changed.
+    """Check whether a version's verdict still holds; measure again if anything changed.
 
     The verdict is about a tuple: weights, engine, environments, serving
-    arguments and hardware. Where all are as judged, nothing is run. Otherwise the
-    source checkpoint and the registered weights are served as they would be
-    now, and judged by the same policy as then. Nothing is quantized, no alias moves,
-    and the outcome is kept as a tag of the version. Run it again to continue.
+    arguments and hardware. If none changed, nothing is run. Otherwise the source
+    checkpoint and the registered weights are served with the present tuple, and
+    judged by the same policy as before. Nothing is quantized, no alias moves, and the
+    outcome is stored as a tag of the version. Run it again to continue.
     --force measures everything again though nothing changed, --remeasure only one gate.
 
     Examples
@@ -82,7 +82,7 @@ def recheck(
       prepare recheck llama-8b@champion --profile h200 --json
 
     Exit codes: 0 the verdict stands, 1 error, 2 usage, 3 unexpected error,
-    4 the gates said no, 5 undecided, 130 interrupted.
+    4 a gate failed, 5 undecided, 130 interrupted.
     """
     from pipeline.environments.settings import load_settings
     from pipeline.run.recheck import RecheckRequest, run_recheck
@@ -110,7 +110,7 @@ def recheck(
 
 
 def print_outcome(outcome: RecheckOutcome) -> None:
-    """What changed, the gates then and now, and what follows, for people."""
+    """Print what changed, the gates then and now, and the consequence."""
     version = outcome.version
     name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
     if outcome.refuted is not None:
@@ -136,7 +136,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
 
 
 def gate_rows(then: VariantReport, now: VariantReport) -> list[list[str]]:
-    """A row a gate: difference and verdict, then and now."""
+    """One row per gate: difference and verdict, then and now."""
     names = list(dict.fromkeys(gate.suite for gate in (*then.gates, *now.gates)))
     before, after = ({g.suite: g for g in report.gates} for report in (then, now))
     rows = [[name, *gate_cells(before.get(name)), *gate_cells(after.get(name))] for name in names]

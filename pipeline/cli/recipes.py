@@ -1,4 +1,4 @@
-"""`prepare recipes`: what can be done to a checkpoint."""
+"""`prepare recipes`: the available quantizations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prepare registry`: what is registered, which alias points where, and how it came so."""
+"""`prepare registry`: registered versions, aliases, and their history."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def history(
 
 @contextmanager
 def report_recorded(*, as_json: bool) -> Iterator[None]:
-    """Print the error of a move that was recorded and not completed as JSON, if asked for."""
+    """Print the error of an incomplete alias change as JSON, if requested."""
     try:
         yield
     except RecordedMoveError as error:
@@ -129,7 +129,7 @@ def report_recorded(*, as_json: bool) -> Iterator[None]:
 
 
 def open_asked(registry: str | None, settings: Settings) -> Registry:
-    """The registry that the options name, else the settings, else the store's own."""
+    """Return the registry of the options, else of the settings, else the store's own."""
     from artifacts.registry.registry_address import open_registry
     from pipeline.plan.resolved_options import registry_uri
 
@@ -139,7 +139,7 @@ def open_asked(registry: str | None, settings: Settings) -> Registry:
 def find_asked(
     reference: str, registry: str | None, settings: Settings
 ) -> tuple[Registry, Version]:
-    """That registry, and the version of it that NAME@ALIAS names; raises UsageError for none."""
+    """Return that registry and the version NAME@ALIAS in it; raise UsageError if absent."""
     from pipeline.release.deployment import find_version
 
     found = open_asked(registry, settings)
@@ -147,7 +147,7 @@ def find_asked(
 
 
 def refuse_unknown(registry: Registry, name: str) -> None:
-    """Raise UsageError where nothing is registered under that name."""
+    """Raise UsageError if no version has that name."""
     if not registry.versions(name):
         raise UsageError(
             f"nothing is registered as '{name}'",

@@ -21,9 +21,9 @@ def report(
 ) -> None:
     """Write a report of a run as one HTML file that opens anywhere, with no network.
 
-    Verdict first, then gates, plots, examples of changed answers, and where all
-    of it comes from. With a second run, the two side by side. It contains
-    prompts and answers: give it only to those who may read them.
+    It has the verdict, gates, plots, examples of changed answers, and all sources.
+    With a second run it shows both side by side. It contains prompts and answers:
+    give it only to those who may read them.
 
     Examples
 
@@ -57,7 +57,7 @@ def report(
 
 
 def write_page(file: Path, page: str) -> None:
-    """Write the page; half of a surrogate pair, which a model may write, is no UTF-8.
+    """Write the page; replace unpaired surrogates, which a model may write, and UTF-8 cannot.
 
     Raises:
         UsageError: the file cannot be written.

@@ -31,8 +31,8 @@ def rollback(
 ) -> None:
     """Move an alias back to the version that it pointed to before.
 
-    Repeated, it goes back one further. When it was killed, the same command
-    finishes what was begun and goes no further.
+    Each further call goes back one version. After a kill the same command completes
+    the begun move and goes no further.
 
     Examples
 
@@ -41,7 +41,7 @@ def rollback(
       prepare rollback smollm2-135m --to 3
 
     Exit codes: 0 moved, 1 error (nothing to go back to, or the alias moved
-    meanwhile), 2 usage, 6 recorded, and not completed.
+    meanwhile), 2 usage, 6 recorded, not completed.
     """
     from artifacts.registry.history import ChangeReason
     from artifacts.registry.registry import who_am_i

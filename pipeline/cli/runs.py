@@ -1,4 +1,4 @@
-"""`prepare runs`: what has been run, and how it went."""
+"""`prepare runs`: runs and their outcomes."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def attach(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow a run that goes on elsewhere until it ends, and exit as it did.
+    """Follow a run of another process until it ends, and exit with its code.
 
-    What is read is its record in the store, so it may be on any machine that shares that.
+    It reads the run's record in the store, so the run may be on any machine that shares it.
     Ctrl-C leaves it alone. If the process of the run was killed, the command reports it
     and exits with 1.
 
@@ -150,11 +150,11 @@ def attach(
 
 @app.command("attempts")
 def list_attempts(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List every attempt so far, by baseline and policy, and the rate that the next one has.
+    """List every attempt so far, by baseline and policy, and the next one's error rate.
 
-    An attempt is a set of variants that are tried together. It counts once an answer or a
-    load of a candidate is there. By the policy's `attempts` each one has all of the error
-    rate (per_run), or all together do, and the later, the less (spend).
+    An attempt is a set of variants that are tried together. It counts with the first
+    answer or load of a candidate. By the policy's `attempts` each attempt has the full
+    error rate (per_run), or all share it, later ones with less (spend).
 
     Example
 

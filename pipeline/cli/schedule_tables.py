@@ -1,4 +1,4 @@
-"""Prints a run's schedule, played through in advance, as a table for people."""
+"""Tables of a run's simulated schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NAMES = 3
 
 
 def print_schedule(timeline: Timeline | None) -> None:
-    """What runs next to what, and how long all of it takes; nothing where nothing is to be done."""
+    """Print concurrent work and the total time; nothing if nothing is to do."""
     if timeline is None or not timeline.placed:
         return
     print_table(["work", "needs", "waits for", "next to", "from", "to"], schedule_rows(timeline))
@@ -24,7 +24,7 @@ def print_schedule(timeline: Timeline | None) -> None:
 
 
 def schedule_rows(timeline: Timeline) -> list[list[str]]:
-    """A row for each piece of work."""
+    """One row per work item."""
     known = timeline.is_measured
     return [
         [
@@ -40,7 +40,7 @@ def schedule_rows(timeline: Timeline) -> list[list[str]]:
 
 
 def schedule_line(timeline: Timeline) -> str:
-    """How long it takes with the room that there is, or at least takes."""
+    """Describe the total time with the available resources, or its lower bound."""
     gpus = timeline.gpus
     on = f"on {gpus} GPU{'s' * (gpus != 1)}" if gpus else "on this machine"
     return (
@@ -49,7 +49,7 @@ def schedule_line(timeline: Timeline) -> str:
 
 
 def describe_time(timeline: Timeline) -> str:
-    """The wall time, and GPU-minutes where GPUs are used."""
+    """Describe the wall time, and GPU-minutes if GPUs are used."""
     wall, minutes = timeline.least_wall_seconds, timeline.least_gpu_minutes
     if not wall and not timeline.is_measured:
         return "time not known yet"
@@ -58,7 +58,7 @@ def describe_time(timeline: Timeline) -> str:
 
 
 def describe_needs(needs: ResourceRequest) -> str:
-    """What room a piece of work takes."""
+    """Describe a work item's resources."""
     gpus = f"{needs.gpus} GPU{'s' * (needs.gpus > 1)}"
     words = [gpus] if needs.gpus else []
     words += ["the whole node"] if needs.exclusive else ["all cores"] * (needs.cpus == "all")
@@ -67,7 +67,7 @@ def describe_needs(needs: ResourceRequest) -> str:
 
 
 def shorten_list(names: Sequence[str]) -> str:
-    """The first of the names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     more = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 

@@ -1,4 +1,4 @@
-"""`prepare serve`: serves a registered version as it was judged, or says what differs."""
+"""`prepare serve`: serves a registered version as it was judged, or names the differences."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def sign(
 
 
 def refuse_in_a_store(folder: Path) -> None:
-    """Raise UsageError for a stage's folder: what a finished stage wrote does not change."""
+    """Raise UsageError for a stage's folder: a finished stage's files do not change."""
     from pipeline.core.store import RECORD
 
     if (folder.resolve().parent / RECORD).is_file():

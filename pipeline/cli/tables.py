@@ -38,7 +38,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def errors_as_json(wanted: bool) -> Iterator[None]:
-    """What was asked for came to no run: an object that says so, where one is wanted."""
+    """If requested, print an error of a command without a run as a JSON object."""
     from artifacts.run_record import SCHEMA_VERSION
 
     try:

@@ -119,7 +119,7 @@ def test_the_exit_codes_are_in_the_help() -> None:
     text = " ".join(CliRunner().invoke(app, ["model", "--help"]).output.split())
     assert (
         "Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error, "
-        "4 the gates said no, 5 undecided, 6 a promotion that was recorded and not completed, "
+        "4 a gate failed, 5 undecided, 6 a promotion that was recorded and not completed, "
         "130 interrupted."
     ) in text
 
