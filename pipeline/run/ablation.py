@@ -1,9 +1,8 @@
-"""Tells what of a variant's loss is its weights', and what its KV cache's: `--ablate`.
+"""`--ablate`: separates a variant's loss into that of its weights and that of its KV cache.
 
-For each suite whose gate failed, stayed open or came close, two more served models answer the
-questions that baseline and variant have answered: the variant's weights with the baseline's KV
-cache, and the other way round. Their answers go into answer logs as all others do. No verdict
-changes, and no attempt is counted.
+For each suite whose gate failed, stayed open or came close, two more served models answer the same
+questions: the variant's weights with the baseline's KV cache, and the reverse. Their answers go
+into answer logs. No verdict changes, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ DRAFTED = "speculative decoding counts with the weights"
 
 
 class AblationRun:
-    """Asks what is still to be asked, and writes what it shows into the run's record.
+    """Measures what is missing, and adds the result to the run's record.
 
     Args:
-        plan: that was run.
+        plan: of the finished run.
         stages: runs single stages.
         log: of the run.
-        note: what else the KV cache's type changes, by the profile.
+        note: other effects of the KV cache's type, by the profile.
     """
 
     def __init__(
@@ -49,7 +48,10 @@ class AblationRun:
         self._asking = ServingPlanner(plan, stages)
 
     def run(self) -> None:
-        """Attribute every variant that is worth it; one that cannot be is noted, and left."""
+        """Attribute the loss of every variant that needs it;
+
+        note those that cannot be attributed.
+        """
         judged = {report.recipe: report for report in self._log.variants()}
         for variant in self._plan.variants:
             if report := judged.get(variant.recipe.name):
@@ -77,7 +79,6 @@ class AblationRun:
         self._log.note_variant(judged.model_copy(update={"ablation": found}))
 
     def _wanted(self, variant: VariantPlan, judged: VariantReport) -> list[str]:
-        """Suites that the variant did not pass, or came close to failing."""
         return [
             gate.suite
             for gate in judged.gates
@@ -92,7 +93,7 @@ class AblationRun:
         return comparison_of(margin).allowed_drop(baseline)
 
     def _attribute(self, variant: VariantPlan, suites: list[str]) -> list[AttributionReport]:
-        """Ask both further models all suites, a life of a server each; then compare."""
+        """Ask both further models all suites, with one server start each; then compare."""
         last = self._plan.last_rounds(variant, self._stages.find_reusable)
         specs = {suite: last[suite] for suite in suites}
         dtypes = kv_dtype(self._plan.baseline), kv_dtype(variant)
@@ -121,13 +122,13 @@ class AblationRun:
     def _stage(
         self, served: VariantPlan, origin: VariantPlan, suite: str, last: StageSpec
     ) -> StageSpec:
-        """The stage that asks it what the variant was asked in its last round.
+        """Return the stage with the questions of the variant's last round.
 
         Args:
             served: with the other's KV cache.
-            origin: whose weights and tokenizer it has.
+            origin: side with the same weights and tokenizer.
             suite: its name.
-            last: round of the variant's suite.
+            last: last round of the variant's suite.
         """
         asked = EVALUATE.result_of(self._stages.find_finished(last)).n
         first = origin.rounds[suite][0]
@@ -181,19 +182,19 @@ class AblationRun:
 
 
 def kv_dtype(variant: VariantPlan) -> str:
-    """The type of its KV cache, as it is served."""
+    """Return the type of its KV cache."""
     if variant.arguments is None:
         raise ValueError(f"{variant.recipe.name} is not ours to serve")
     return str(variant.arguments.engine_arguments[KV_DTYPE])
 
 
 def speculates(variant: VariantPlan) -> bool:
-    """Whether its tokens are drafted, as the baseline's never are."""
+    """Return whether it decodes speculatively; the baseline never does."""
     return variant.arguments is not None and variant.arguments.speculative is not None
 
 
 def with_kv_dtype(variant: VariantPlan, dtype: str) -> VariantPlan:
-    """The same, served with another KV cache and under a separate name."""
+    """Return the variant with another KV cache type and name."""
     if variant.arguments is None:
         raise ValueError(f"{variant.recipe.name} is not ours to serve")
     engine_arguments = {**variant.arguments.engine_arguments, KV_DTYPE: dtype}

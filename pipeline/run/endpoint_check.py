@@ -34,7 +34,7 @@ HINTS = {
 
 @dataclass(frozen=True)
 class ProbedEndpoint:
-    """One side of the comparison, and what it was found to lack."""
+    """One side of the comparison, and its missing capabilities."""
 
     side: str  # baseline or candidate
     url: str
@@ -56,7 +56,7 @@ def probe_sides(sides: Mapping[str, OpenAIEndpoint], policy: Policy) -> tuple[Pr
         sides: `baseline` and `candidate`.
 
     Raises:
-        PrepareError: an endpoint lacks what is needed for sure; all that is missing is named.
+        PrepareError: an endpoint lacks a required capability; the message names all.
     """
     required = list(list_requirements(policy))
     wanted = {capability for each in required for capability in each.one_of}
@@ -75,7 +75,7 @@ def probe_sides(sides: Mapping[str, OpenAIEndpoint], policy: Policy) -> tuple[Pr
 def refuse_laid_out(
     probed: Iterable[ProbedEndpoint], policy: Policy, laid_out: Mapping[str, QuestionsResult]
 ) -> None:
-    """Hold lm-eval's tasks, whose needs are known by now, against the probe.
+    """Compare lm-eval's tasks, whose needs are known now, with the probe.
 
     Args:
         probed: both endpoints.
@@ -90,7 +90,10 @@ def refuse_laid_out(
 def list_requirements(
     policy: Policy, laid_out: Mapping[str, QuestionsResult] | None = None
 ) -> Iterator[Requirement]:
-    """What the policy needs of an endpoint; of lm-eval's tasks only those that are laid out."""
+    """Yield the policy's requirements;
+
+    for lm-eval's tasks only those whose questions are listed.
+    """
     yield Requirement("every suite", (Capability.COMPLETIONS,))
     yield Requirement("every suite", (Capability.TOKEN_IDS,))
     for name, suite in policy.suites.items():
@@ -108,7 +111,7 @@ def list_requirements(
 def list_faults(
     probed: Iterable[ProbedEndpoint], required: Iterable[Requirement]
 ) -> Iterator[PrepareError]:
-    """What an endpoint lacks of what is required: each capability once, and who needs it."""
+    """Yield each missing capability once, with the parts that need it."""
     required = list(required)
     for endpoint in probed:
         needed_by: dict[Capability, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Where a model's questions go: to a server that is started here, or to someone else's."""
+"""Endpoints for a model's questions: a server started here, or an external one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from recipes.engines import find_engine
 
 
 class Endpoints(Protocol):
-    """Gives a model's stages an endpoint to ask."""
+    """Provider of a model's endpoint."""
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
-        """What a stage must know of the model's endpoint, which is opened if necessary."""
+        """Return a stage's facts on the model's endpoint; open it if necessary."""
 
     def check_alive(self) -> None:
-        """Raise ServingError, with a reason, when an open endpoint is gone."""
+        """Raise ServingError, with a reason, if an open endpoint has ended."""
 
     def close(self) -> None:
         """Close the open endpoints, if there are any."""
@@ -43,14 +43,14 @@ def no_caches(environment: str) -> Mapping[str, str]:
 
 
 class LocalServers:
-    """Model servers on this machine, up from the first question until they are closed.
+    """Model servers on this machine, running from the first question until they are closed.
 
-    The opener has reserved the resources; see executors. An endpoint that someone else serves is
-    neither started nor stopped.
+    The caller has reserved the resources; see executors. External endpoints are neither started nor
+    stopped.
 
     Args:
-        stages: whose environments they run in.
-        caches_of: variables that name where a server in that environment keeps what it compiles.
+        stages: whose environments they use.
+        caches_of: returns the variables of compile caches for an environment.
     """
 
     def __init__(self, stages: StageRunner, caches_of: CachesOf = no_caches) -> None:
@@ -61,7 +61,7 @@ class LocalServers:
         self._ask_version = cache(engine_version)
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
-        """Facts of the model's server, which is started unless it is up.
+        """Return facts on the model's server; start it if necessary.
 
         Raises:
             ServingError: it does not start.
@@ -73,7 +73,7 @@ class LocalServers:
         return self._facts[model.name]
 
     def check_alive(self) -> None:
-        """Raise ServingError, with the log's reason, when a server is gone; it is open no more."""
+        """Raise ServingError, with the log's reason, if a server has ended; it is then closed."""
         for name, server in list(self._servers.items()):
             try:
                 server.check_alive()
@@ -82,7 +82,7 @@ class LocalServers:
                 raise
 
     def close(self) -> None:
-        """Stop the servers that are up, side by side, and wait until their processes are gone."""
+        """Stop the running servers concurrently, and wait until their processes have ended."""
         with ThreadPoolExecutor() as threads:
             list(threads.map(self._stop, list(self._servers)))
 
@@ -135,7 +135,7 @@ class LocalServers:
             server_run += 1
 
     def _await(self, server: Server, model: ServingSpec) -> float:
-        """Start it; the run's record has a row for it, though a server is no stage."""
+        """Start it; the run's record has a row for it, although a server is no stage."""
         progress = self._stages.progress
         started = time.monotonic()
         status: StageStatus = "failed"
@@ -159,7 +159,7 @@ class LocalServers:
 
 
 def facts_of(endpoint: ExternalEndpoint) -> dict[str, Any]:
-    """What a stage must know of an endpoint that someone else serves."""
+    """Return a stage's facts on an external endpoint."""
     return {
         "url": endpoint.url,
         "model": endpoint.model,

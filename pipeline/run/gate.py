@@ -1,7 +1,7 @@
-"""Judges two endpoints that someone else serves, with the evidence and verdicts of `prepare model`.
+"""Judges two external endpoints, with the evidence and verdicts of `prepare model`.
 
-Nothing is quantized, served or promoted: the same questions go to both, round by round, until every
-gate is decided; and load, where the policy claims something on speed.
+Nothing is quantized, served or promoted. Both get the same questions, round by round, until every
+gate is decided; and load, if the policy has speed gates.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     """Judge the candidate against the baseline.
 
     Returns:
-        the report, whose `exit_code` says how it went: 0 pass, 4 fail, 5 undecided.
+        the report, whose `exit_code` is 0 for pass, 4 for fail, 5 for undecided.
 
     Raises:
-        PrepareError: the request itself is wrong, or an endpoint cannot be asked what the policy
-            asks; nothing is stored then.
+        PrepareError: the request is invalid, or an endpoint cannot answer what the policy asks;
+            nothing is stored then.
     """
     wanted = check_policy(request)
     has_template = folder_has_chat_template(request.tokenizer)
@@ -117,7 +117,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
 def judge_endpoints(
     request: GateRequest, policy: Policy, probed: Sequence[ProbedEndpoint], session: RunSession
 ) -> ExitCode:
-    """Ask, judge, and say how it ends."""
+    """Ask, judge, and return the exit code."""
     settings, progress = session.settings, session.progress
     # Whose load generator loads them.
     node = ask_node(session.stages.executor, [LITTLE], settings.store, progress)
@@ -144,7 +144,7 @@ def plan_of(
     progress: Progress,
     node: NodeInfo,
 ) -> Plan:
-    """The plan: the suites for both sides, what the policy claims on speed, nothing to make."""
+    """Return the plan: the suites for both sides and the speed gates; nothing to quantize."""
     evaluate = identity("evaluate", Accelerator.CPU, settings)
     candidate = Recipe(
         name="candidate",
@@ -232,10 +232,10 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
 
 
 def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> ExternalModel:
-    """What distinguishes a side's answers from others.
+    """Return the identity of a side's answers.
 
-    Another day another model may answer there: answers are kept for one deployment id only. A model
-    may be judged against itself, which is asked twice then.
+    The endpoint may serve another model another day: answers are kept for one deployment id only. A
+    model may be judged against itself, which is then asked twice.
 
     Args:
         asked_as: deployment id and tokenizer, of both sides.
@@ -250,7 +250,7 @@ def endpoint_of(request: GateRequest, name: str) -> OpenAIEndpoint:
 
 
 def length_of(request: GateRequest) -> int:
-    """Tokens that a prompt and its answer may have together, on either side."""
+    """Return the maximum tokens of a prompt and its answer, on both sides."""
     return request.max_length or min(request.baseline.max_length, request.candidate.max_length)
 
 
@@ -260,12 +260,12 @@ def served_sides(
     candidate: Recipe,
     asked_as: Mapping[str, str],
 ) -> tuple[EvaluationSide, EvaluationSide]:
-    """How the baseline and the candidate are served.
+    """Return the baseline and the candidate as served.
 
     Args:
         planner: of the suites.
         request: names the endpoints.
-        candidate: the recipe that stands for it.
+        candidate: the recipe that represents it.
         asked_as: deployment id and tokenizer, of both sides.
     """
     found: list[EvaluationSide] = []
@@ -292,7 +292,7 @@ def plan_side(
     served: EvaluationSide,
     baseline: VariantPlan | None,
 ) -> VariantPlan:
-    """The baseline's stages, or the candidate's that follow them.
+    """Return the baseline's stages, or the candidate's that follow them.
 
     Args:
         planner: of the suites.
@@ -319,10 +319,10 @@ def plan_side(
 
 
 def check_policy(request: GateRequest) -> Policy:
-    """The policy, which must say what a variant of that family may lose.
+    """Return the policy, which must have margins for a variant of that family.
 
     Raises:
-        UsageError: it does not, or the tokenizer's folder has no tokenizer.
+        UsageError: it has none, or the tokenizer's folder has no tokenizer.
     """
     policy = load_policy(request.policy)
     for name, suite in policy.suites.items():
@@ -350,7 +350,7 @@ def check_policy(request: GateRequest) -> Policy:
 
 
 def resolve_models(request: GateRequest) -> GateRequest:
-    """The request with the models' names as the endpoints themselves give them.
+    """Return the request with the endpoints' own model names.
 
     Raises:
         ServingError: an endpoint does not answer, or serves several models and none was named.

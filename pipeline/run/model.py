@@ -36,11 +36,11 @@ def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> 
     """Run the request to its end.
 
     Returns:
-        the report, whose `exit_code` and `error` say how it went; also kept as run.json.
+        the report with `exit_code` and `error`; also stored as run.json.
 
     Raises:
-        PrepareError: the request itself is wrong, so there is no run.
-        KeyboardInterrupt: passed on once servers are stopped and run.json is closed.
+        PrepareError: the request is invalid, so there is no run.
+        KeyboardInterrupt: raised again once servers are stopped and run.json is closed.
     """
     executor = executor_of(settings)
     node = find_node(executor, request.profile, settings.store, progress)
@@ -54,7 +54,7 @@ def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> 
 def run_choices(
     choices: ResolvedOptions, session: RunSession, signer: Signer | None = None
 ) -> ExitCode:
-    """Find the checkpoint, lay out the plan, run it.
+    """Find the checkpoint, make the plan, run it.
 
     Args:
         signer: of what is registered.
@@ -104,14 +104,14 @@ def check_early(
     progress: Progress,
     others: Sequence[PrepareError] = (),
 ) -> None:
-    """Refuse now what would fail after hours; say what could not be checked.
+    """Refuse now what would fail after hours; note what could not be checked.
 
     Args:
-        preflight: None where nothing can be read of the checkpoint yet.
+        preflight: None if the checkpoint cannot be read yet.
         others: faults that do not come from the checkpoint, reported with its own.
 
     Raises:
-        PrepareError: everything that stands in the way.
+        PrepareError: lists every obstacle.
     """
     faults = list(others)
     if preflight is not None:

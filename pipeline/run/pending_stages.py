@@ -1,4 +1,4 @@
-"""What of a plan's stages is still to run, as the forecast's schedule takes it."""
+"""A plan's unfinished stages, in the form of the simulated schedule."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class PendingStages:
     """Those of one plan.
 
     Args:
-        find: the record of a finished stage.
-        memory: bytes that making a variant takes, by stage and recipe, where they are known.
+        find: returns the record of a finished stage.
+        memory: bytes that making a variant takes, by stage and recipe, if known.
     """
 
     def __init__(self, plan: Plan, find: Find, memory: Mapping[tuple[str, str], int]) -> None:
@@ -32,10 +32,10 @@ class PendingStages:
     def expect(
         self, spec: StageSpec, name: str, seconds: float | None, *, is_served: bool
     ) -> PendingStage:
-        """One of them, as people are told it, with the seconds that it is expected to take.
+        """Return one of them under a display name, with its expected seconds.
 
         Args:
-            is_served: whether a server has to come up for it.
+            is_served: whether it needs a server.
         """
         server_run = ("asked" if spec.key in self._first else "asked again") * is_served
         is_load = is_served and spec.stage == SPEED.name
@@ -61,7 +61,7 @@ class PendingStages:
         return needs_to_make(spec.stage, self._plan.accelerator, memory)
 
     def _serving(self, *names: str) -> ResourceRequest:
-        """For the variant's server, and under load for the baseline's in its turn."""
+        """Return the resources of the variant's server, and of the baseline's under load."""
         is_load = len(names) > 1
         ours = [side for name in names if (side := self._arguments[name]) is not None]
         if not ours:  # another process serves them

@@ -1,6 +1,7 @@
-"""What `prepare model` would do, without doing it.
+"""A dry plan of `prepare model`.
 
-What is cached, sizes, expected times, and what the gates can show with the questions there are.
+It has cached stages, sizes, expected times, and the power of the gates with the available
+questions.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ SERVED = ("coherence", "evaluate", "speed")
 
 
 class CheckpointNotLocalError(Exception):
-    """The checkpoint must be made or downloaded first, so nothing later has a key yet."""
+    """The checkpoint must be made or downloaded first, so later stages have no key yet."""
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage: is it done, and how long did such stages take here so far."""
+    """One stage: whether it is done, and the usual duration here."""
 
     name: str
     variant: str
@@ -131,7 +132,7 @@ class PlanReport:
         return [[s.name, s.variant, describe_state(s), describe_expected(s)] for s in self.stages]
 
     def size_rows(self) -> list[list[str]]:
-        """Rows of the variants' table; empty while there is no checkpoint to estimate from."""
+        """Rows of the variants' table; empty without a checkpoint to estimate from."""
         if self.checkpoint is None:
             return []
         source = self.checkpoint.weights_bytes
@@ -148,21 +149,21 @@ class PlanReport:
         ]
 
     def expected_seconds(self) -> float | None:
-        """Sum over stages to run; None while one of them was never measured here."""
+        """Sum over stages to run; None if one of them was never measured here."""
         times = [stage.expected_seconds for stage in self.stages if not stage.cached]
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
 
     def form_line(self) -> str:
-        """How each suite is asked, in a line."""
+        """One line on each suite's prompt format."""
         return "asked as: " + ", ".join(f"{name} {form}" for name, form in self.forms.items())
 
     def refusals(self) -> list[str]:
-        """What `prepare model` would refuse to begin with, a line each."""
+        """Reasons why `prepare model` would refuse to begin, one per line."""
         return [f"would be refused: {line(fault)}" for fault in self.faults]
 
     def rungs_that_may_follow(self) -> list[str]:
-        """Recipes of the ladder that are made only if none before them passes, in order."""
+        """Recipes of the ladder that are made only if no earlier one passes, in order."""
         planned = {stage.variant for stage in self.stages}
         return [name for name in self.choices.rungs if name not in planned]
 
@@ -183,7 +184,7 @@ class PlanReport:
 
 
 def describe_state(stage: PlannedStage) -> str:
-    """What a run would do with it, in words."""
+    """Describe what a run would do with it."""
     if stage.cached:
         return "cached"
     return "to continue" if stage.continued else "to run"
@@ -199,7 +200,7 @@ def describe_expected(stage: PlannedStage) -> str:
 
 
 def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> PlanReport:
-    """Lay out the request's plan and look up what is cached; no stage is run.
+    """Plan the request and look up what is cached; no stage is run.
 
     Raises:
         PrepareError: as `prepare model` would, for bad options or a bad checkpoint.
@@ -299,7 +300,7 @@ def play_through(
     executor: Executor,
     memory: Mapping[tuple[str, str], int],
 ) -> Timeline | None:
-    """When what is not done yet would run; None where something of it fits nowhere."""
+    """Return the simulated schedule of unfinished stages; None if a part fits nowhere."""
 
     def find(spec: StageSpec) -> StageRecord | None:
         return find_finished(spec, store)
@@ -320,7 +321,7 @@ def play_through(
 
 
 def rounds_may_follow(plan: Plan, find: Find) -> bool:
-    """Whether some suite has more rounds, and the last that is planned may leave its gate open."""
+    """Return whether a suite has more rounds, and the last planned one may leave its gate open."""
     return any(
         last is not variant.rounds[suite][-1] and find(last) is None
         for variant in plan.variants
@@ -329,7 +330,7 @@ def rounds_may_follow(plan: Plan, find: Find) -> bool:
 
 
 def check_downloaded(choices: ResolvedOptions) -> None:
-    """Raise CheckpointNotLocalError for Hub checkpoints that are not wholly in the Hub's cache."""
+    """Raise CheckpointNotLocalError for Hub checkpoints that are not completely cached."""
     references = (choices.reference, draft_reference(choices.profile))
     missing = sum(
         bytes_to_download(each.name, each.revision)
@@ -341,7 +342,7 @@ def check_downloaded(choices: ResolvedOptions) -> None:
 
 
 def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[PlannedStage]:
-    """The stages, and before the first that needs a variant's server a row for its start."""
+    """Yield the stages, with a row for the server's start before the first that needs it."""
     served: set[str] = set()
     for spec in specs:
         stage = plan_stage(spec, store, seen)
@@ -355,13 +356,13 @@ def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[P
 
 
 def start_seconds(seen: Seen) -> float | None:
-    """How long a server took to start here so far; None while none was started."""
+    """Return a server's usual start time here; None if none was started."""
     times = seen.get(("serve", ""))
     return statistics.median(times) if times else None
 
 
 def needs_server(spec: StageSpec, stage: PlannedStage, store: Store) -> bool:
-    """Whether a server has to come up for it: not where the answers that are kept suffice."""
+    """Return whether it needs a server: not if the kept answers suffice."""
     if spec.stage not in SERVED or stage.cached:
         return False
     try:
@@ -373,14 +374,14 @@ def needs_server(spec: StageSpec, stage: PlannedStage, store: Store) -> bool:
 
 
 def has_inputs(spec: StageSpec, store: Store) -> bool:
-    """Whether all that the stage reads is there."""
+    """Return whether all inputs of the stage exist."""
     return all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
 
 
 def find_finished(spec: StageSpec, store: Store) -> StageRecord | None:
-    """Look up the record that a run would reuse.
+    """Return the record that a run would reuse.
 
-    A stage that a run continues will have another result, so what depends on it runs again, too.
+    A stage that a run continues will have another result, so its dependents run again, too.
     """
     record = store.find_current(spec.stage, spec.key)
     if record is None or is_unfinished(record):
@@ -390,7 +391,7 @@ def find_finished(spec: StageSpec, store: Store) -> StageRecord | None:
 
 
 def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
-    """One stage with what the store knows of such stages."""
+    """Return one stage with the store's facts on such stages."""
     kind = kind_of(stage_named(spec.stage).parameters_of(spec))
     times = seen.get((spec.stage, kind))
     part = spec.runtime.get("suite") or spec.runtime.get("claim")
@@ -405,7 +406,7 @@ def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
 
 
 def kind_of(parameters: Record) -> str:
-    """What a stage's duration depends on most."""
+    """Return what a stage's duration depends on most."""
     return str(getattr(parameters, "kind", ""))
 
 

@@ -33,7 +33,7 @@ class Promotion:
         self._log = log
 
     def run(self, name: str, registry: str) -> ExitCode:
-        """Promote, if a variant passed; the exit code says how the run ends.
+        """Promote if a variant passed; return the run's exit code.
 
         Raises:
             RegistryError: the registry refused or cannot be reached, the champion moved since the
@@ -86,5 +86,5 @@ class Promotion:
 
 
 def start_of(run: RunReport) -> datetime:
-    """When the run began, to the microsecond, by its id."""
+    """Return the run's start from its id, to the microsecond."""
     return datetime.strptime(run.run, "%Y%m%d-%H%M%S-%f").replace(tzinfo=UTC)

@@ -1,8 +1,8 @@
-"""Judges a registered version again on what would serve it here and now: `prepare recheck`.
+"""`prepare recheck`: judges a registered version on the present deployable tuple.
 
-A verdict is about a tuple. Where no member of it has changed, the verdict stands and nothing is
-measured. Else baseline and registered weights are served and measured as `prepare model` would, by
-the policy that judged, and nothing is quantized.
+A verdict is about a tuple. If no member has changed, the verdict stands and nothing is measured.
+Else baseline and registered weights are served and measured as in `prepare model`, by the same
+policy; nothing is quantized.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RecheckRequest:
     trust_remote_code: bool = False
 
     def as_options(self) -> dict[str, str | bool | None]:
-        """What the record keeps as it was written."""
+        """The options for the record, as written."""
         return {
             "profile": self.profile,
             "source": self.source,
@@ -83,19 +83,19 @@ class RecheckOutcome:
 
     @property
     def now(self) -> VariantReport | None:
-        """The new verdict; None where nothing was measured, or the run failed before it."""
+        """The new verdict; None if nothing was measured, or the run failed before it."""
         return self.report.variants[0] if self.report and self.report.variants else None
 
     @property
     def stands(self) -> bool | None:
-        """Whether the version's verdict holds here; None where that is not known."""
+        """Whether the version's verdict holds here; None if unknown."""
         if self.report is None:
             return self.refuted is None
         return stands(self.past.bundle.variant.verdict, self.now.verdict) if self.now else None
 
     @property
     def run(self) -> str | None:
-        """Id of the run that has the evidence of the new verdict."""
+        """Id of the run with the new verdict's evidence."""
         if self.report is not None:
             return self.report.run
         return self.refuted.run if self.refuted else None
@@ -127,13 +127,13 @@ class RecheckOutcome:
 
 
 def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress) -> RecheckOutcome:
-    """Compare, and measure where something changed.
+    """Compare, and measure if something changed.
 
     Returns:
-        the outcome; an error of the measuring itself is in its report.
+        the outcome; an error of the measurement is in its report.
 
     Raises:
-        PrepareError: the version, its files or its evidence are unavailable or unsound, or
+        PrepareError: the version, its files or its evidence are unavailable or invalid, or
             this machine cannot measure it.
     """
     registry = open_registry(registry_uri(request.registry, settings))
@@ -207,7 +207,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
 
 
 def refuse_without_gpu(profile: ServingProfile, node: NodeInfo, request: RecheckRequest) -> None:
-    """Raise UsageError before a serving environment for GPUs is built for a node without one."""
+    """Raise UsageError before a GPU environment is built for a node without one."""
     if profile.accelerator == "cuda" and node.gpu_name is None:
         raise UsageError(
             "it was judged on a GPU, and this machine has none"
@@ -227,7 +227,7 @@ def deployable_here(
     settings: Settings,
     progress: Progress,
 ) -> Deployable:
-    """The deployable tuple as it would be on that node; builds the serving environment here."""
+    """Return the node's deployable tuple; build the serving environment here."""
     accelerator = Accelerator(profile.accelerator)
     serve = ensure(find_engine(profile.engine).environment, accelerator, settings, progress)
     return past.deployable.model_copy(
@@ -244,7 +244,7 @@ def deployable_here(
 
 
 def find_made(settings: Settings) -> Callable[[StageSpec], Path]:
-    """Finds a demo that drafts: nothing is made before it is known that anything has changed."""
+    """Return a lookup of made demo checkpoints: nothing is made before a change is known."""
 
     def find(spec: StageSpec) -> Path:
         store = Store(settings.store)
@@ -262,6 +262,6 @@ def find_made(settings: Settings) -> Callable[[StageSpec], Path]:
 def changes(
     version: Version, past: RecordedVerdict, here: Deployable
 ) -> tuple[TupleDifference, ...]:
-    """In what this differs from the tags or from the evidence, which normally say the same."""
+    """Return the differences from the tags or the evidence, which normally agree."""
     found = [*Deployable.of_tags(version).differences(here), *past.deployable.differences(here)]
     return tuple({change.member: change for change in reversed(found)}.values())[::-1]

@@ -1,4 +1,4 @@
-"""Measures registered weights and their baseline as `prepare model` would, quantizing nothing."""
+"""Measures registered weights and their baseline as `prepare model` would, without quantizing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from recipes.schema import ServingProfile
 
 @dataclass(frozen=True)
 class Remeasurement:
-    """What is to be measured again, as `prepare model` would, with nothing quantized."""
+    """A new measurement of registered weights."""
 
     version: Version  # as registered
     registry: str | None  # its URI as asked for; None: the store's own
@@ -55,11 +55,11 @@ class Remeasurement:
     draft: Checkpoint | None = None  # that drafts for the weights, where the profile names one
 
     def choices(self) -> ResolvedOptions:
-        """As those of `prepare model`.
+        """The options, in the form of `prepare model`'s.
 
         Raises:
-            UsageError: a claim of the policy on speed cannot be measured on this kind of machine.
-            CheckpointError: the source's name names nothing here.
+            UsageError: a speed gate of the policy cannot be measured on this kind of machine.
+            CheckpointError: the source's name does not exist here.
         """
         policy = self.past.policy
         find_claims(policy, self.profile)
@@ -115,7 +115,7 @@ class Remeasurement:
         run_planned(plan, run, session.log, progress)
 
     def _source(self, choices: ResolvedOptions, session: RunSession) -> Checkpoint:
-        """The checkpoint that the verdict was against."""
+        """Return the verdict's baseline checkpoint."""
         settings, stages, progress = session.settings, session.stages, session.progress
         with self._explain_source():
             checkpoint = locate(choices, settings, stages.output_of, progress)
@@ -166,7 +166,7 @@ class Remeasurement:
         ).plan()
 
     def _adopt_stage(self, checkpoint: Checkpoint, settings: Settings) -> StageSpec:
-        """The stage that takes the registered weights in; its key is made of their digests."""
+        """Return the stage that links the registered weights; its key has their digests."""
         registered = inspect_folder(
             self.folder,
             ref=str(self.folder),
@@ -191,7 +191,7 @@ class Remeasurement:
         )
 
     def _tell_of_questions(self, plan: Plan, progress: Progress) -> None:
-        """Say where the questions come from another source than they did."""
+        """Note question sources that differ from the original ones."""
         for suite, then in self.past.sources.items():
             now = QUESTIONS.parameters_of(plan.shared[f"questions.{suite}"]).source
             if now != then:
@@ -202,7 +202,7 @@ class Remeasurement:
 
 
 def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
-    """Forget adopted weights whose files are gone or changed, so that they are adopted again.
+    """Remove adopted weights whose files are missing or changed, so that they are adopted again.
 
     They may be links to a folder that a user has removed since.
     """
@@ -223,7 +223,7 @@ def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
 
 
 def cut_short(store: Store, registry: str | None, version: Version) -> frozenset[str]:
-    """Ids of the last forced rechecks of a version that did not end: they are continued."""
+    """Return ids of a version's unfinished forced rechecks, which are continued."""
     asked, found = f"{version.name}@{version.version}", set()
     for folder in reversed(RunFolders(store).all()):
         try:

@@ -1,4 +1,4 @@
-"""Keeps the record of one run on disk, true at every moment: run.json in the run's folder."""
+"""A run's record on disk, always current: run.json in the run's folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunRecorder:
     """The growing RunReport of one run.
 
     Args:
-        waits: is told for what we wait before the run may begin.
+        waits: receives notes on waiting before the run begins.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class RunRecorder:
         self._update(checkpoint=checkpoint, registered_name=registered_name)
 
     def note_counted(self, tried: Sequence[str]) -> None:
-        """These variants are counted by the verdicts, also those that this run does not try."""
+        """Record the variants that the verdicts count, including those of earlier runs."""
         self._update(command={**self._report.command, "attempted": list(tried)})
 
     def note_tuning(self, tuning: TuningReport) -> None:
-        """A race or its winner's claim has come further."""
+        """Record progress of a tuning's screening or confirmation."""
         self._update(tuning=tuning)
 
     def stage(self, stage: StageReport) -> None:
@@ -90,7 +90,7 @@ class RunRecorder:
         self._update(stages=[*self._report.stages, stage])
 
     def note_variant(self, variant: VariantReport) -> None:
-        """A variant has got a verdict, or a new one."""
+        """Record a variant's verdict."""
         self._variants[variant.recipe] = variant
         self._update(variants=self.variants())
 
@@ -99,7 +99,7 @@ class RunRecorder:
         return list(self._variants.values())
 
     def variant_named(self, recipe: str) -> VariantReport:
-        """The report of that recipe's variant; raises KeyError before it has one."""
+        """Return the report of that recipe's variant; raise KeyError if there is none yet."""
         return self._variants[recipe]
 
     def note(self, text: str) -> None:
@@ -119,7 +119,7 @@ class RunRecorder:
             self._alive.release(forget=self._sender is not None)
 
     def _send(self) -> None:
-        """Have other machines see the record while it grows."""
+        """Upload the growing record for other machines."""
         sent: RunReport | None = None
         while True:
             if (report := self._saved) is not sent:
@@ -145,7 +145,7 @@ class RunRecorder:
 
 
 class RecordingProgress:
-    """Passes progress on and keeps the notes in the run's record."""
+    """Passes progress on and adds notes to the run's record."""
 
     def __init__(self, progress: Progress, log: RunRecorder) -> None:
         self._progress = progress

@@ -1,9 +1,9 @@
-"""Runs a plan up to its verdicts: makes the variants, has them asked, judges each and all.
+"""Runs a plan up to its verdicts: quantizes the variants, asks questions, judges.
 
-What is to be done next follows from the plan and from what is in the store; `Scheduler` does it, as
-much side by side as there is room. Variants are asked round by round, until every gate is decided
-or exhausted, and the baseline before them, since a variant stops against its answers. Gates that a
-round leaves open get another one, with twice the questions.
+The next work follows from the plan and the store; `Scheduler` runs it, concurrently if resources
+allow. Variants answer round by round, until every gate is decided or exhausted. The baseline
+answers first, since a variant stops against its answers. A gate that stays open gets another round,
+with twice the questions.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ PLANS = 5
 def run_planned(
     make: Callable[[], Plan], run: Callable[[Plan], None], log: RunRecorder, progress: Progress
 ) -> Plan:
-    """Lay out a plan and run it, again where the attempt ledger has changed meanwhile.
+    """Make a plan and run it; repeat if the attempt ledger has changed meanwhile.
 
     That is rare: another run took the attempt's number, or weights were made again with another
-    result. What is done already is used by the next plan.
+    result. The next plan uses what is finished.
 
     Returns:
         the plan that was run.
@@ -75,8 +75,8 @@ class Runner:
     """Runs one plan.
 
     Args:
-        memory: bytes that making a variant takes, by stage and recipe, where they are known.
-        check_laid_out: called with what was laid out, by suite, before the first question; may
+        memory: bytes that making a variant takes, by stage and recipe, if known.
+        check_laid_out: receives the questions' results, by suite, before the first question; may
             raise a PrepareError.
     """
 
@@ -98,12 +98,11 @@ class Runner:
         self._later_rungs = list(plan.later_rungs)
 
     def run(self) -> None:
-        """Run every stage up to the verdicts; a variant that fails does not stop the others.
+        """Run every stage up to the verdicts; a variant's failure does not stop the others.
 
-        All variants are tried on two layers first, then quantized and verified before they are
-        measured, if there is no room to do it in parallel: what can fail in minutes should not fail
-        after an hour of quantizing another, or of measuring the baseline. Only a ladder's later
-        rungs wait for the verdicts on those before.
+        If resources do not allow all at once, two layers of each variant are tried first, then all
+        are quantized and verified, then measured: what can fail in minutes should not fail after an
+        hour of other work. A ladder's later rungs wait for the verdicts on earlier ones.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
@@ -115,12 +114,12 @@ class Runner:
         schedule.run(self._find_work, self._end)
 
     def _check_sandbox(self) -> None:
-        """Where code is still to be run, refuse now what would be refused after an hour.
+        """Refuse model-written code now if it cannot be isolated.
 
         It is unknown here for a cluster's nodes; there the stage itself refuses.
 
         Raises:
-            SandboxError: nothing here can keep model-written code in as the policy wants.
+            SandboxError: no isolation satisfies the policy.
         """
         plan = self._plan
         if not self._stages.executor.has_our_environments:
@@ -133,10 +132,10 @@ class Runner:
                 kind_of(suite).check_machine(suite)
 
     def _check_laid_out(self) -> None:
-        """Refuse questions that show too little or count twice, and what a caller refuses.
+        """Refuse questions that show too little or count twice, and what the caller refuses.
 
         Raises:
-            PrepareError: the questions must not be asked so.
+            PrepareError: the questions must not be used.
         """
         stages = {
             name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
@@ -158,7 +157,7 @@ class Runner:
         ]
 
     def _find_work(self, running: Collection[ScheduledWork]) -> list[ScheduledWork]:
-        """All that can be done now; a rung of the ladder once nothing else can be."""
+        """Return all work that can start; a ladder's next rung if there is no other."""
         while True:
             self._drop_incoherent()
             found = list(self._find_dry_runs()) or [
@@ -192,7 +191,7 @@ class Runner:
                     self._note_verdict(variant)
 
     def _find_serving_tasks(self, running: Collection[ScheduledWork]) -> Iterator[ScheduledWork]:
-        """The variants' first: then one serving task of the baseline serves them all."""
+        """Yield the variants' first: then one serving task of the baseline serves them all."""
         asked = {work.variant.recipe.name for work in running if work.variant}
         waiting = [v for v in self._going if not self._unmade(v)]
         if first := self._undone_of(self._plan.baseline):
@@ -206,7 +205,7 @@ class Runner:
             yield self._asking.lay_out(self._plan.baseline, wanted)
 
     def _next_of(self, variant: VariantPlan) -> list[StageSpec]:
-        """What the variant is to be asked now; nothing while the baseline has to go before."""
+        """Return the variant's next stages; none while the baseline must answer first."""
         if undone := self._undone_of(variant):
             return undone
         wanted = self._open_suites(variant)
@@ -215,7 +214,7 @@ class Runner:
         return [variant.rounds[suite][number] for suite, number in wanted.items()]
 
     def _wanted_of_baseline(self, variants: list[VariantPlan]) -> list[StageSpec]:
-        """What the open suites of these variants call for, and the baseline was not asked yet."""
+        """Return the open suites' stages that the baseline has not answered yet."""
         wanted = {
             spec.key: spec
             for variant in variants
@@ -234,7 +233,7 @@ class Runner:
         )
 
     def _unmade(self, variant: VariantPlan) -> StageSpec | None:
-        """The next stage that makes its weights, or sees that they are sound."""
+        """Return the next stage that makes or checks its weights."""
         made = (variant.stages.get(role) for role in ("quantize", "check_weights"))
         return next((s for s in made if s is not None and self._stages.reuse(s) is None), None)
 
@@ -246,9 +245,9 @@ class Runner:
         )
 
     def _open_suites(self, variant: VariantPlan) -> Open:
-        """Suites that another round could decide.
+        """Return suites that another round could decide.
 
-        None once a gate has failed that blocks: more answers would not save the variant.
+        None once a blocking gate has failed: more answers would not change the verdict.
         """
         return {
             suite: variant.rounds[suite].index(spec)
@@ -274,7 +273,7 @@ class Runner:
     # --- what came of it ----------------------------------------------------------------------
 
     def _end(self, work: ScheduledWork, error: PrepareError | None) -> None:
-        """A failure becomes the variant's report; the baseline's ends the run."""
+        """Add a failure to the variant's report; the baseline's failure ends the run."""
         if error is None:
             return
         if isinstance(error, AttemptChangedError):
@@ -284,10 +283,10 @@ class Runner:
         self._give_up(work.variant, error)
 
     def _drop_incoherent(self) -> None:
-        """Ask nothing more of a variant that does not speak.
+        """Stop asking an incoherent variant.
 
         Raises:
-            IncoherentModelError: the baseline does not.
+            IncoherentModelError: the baseline is incoherent.
         """
         self._asking.check_coherent(self._plan.baseline)
         for variant in [each for each in self._going if not self._unmade(each)]:
@@ -314,7 +313,7 @@ class Runner:
         self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
 
     def _climb(self, rung: VariantPlan) -> None:
-        """Try the next rung of the ladder, unless one before it has passed."""
+        """Try the ladder's next rung, unless an earlier one has passed."""
         name = rung.recipe.name
         before = self._passing_rung()
         if before is None:
@@ -326,9 +325,11 @@ class Runner:
             )
 
     def _passing_rung(self) -> str | None:
-        """The first rung that passes; the level of each counts also those that are never tried.
+        """Return the first rung that passes;
 
-        How many are tried depends on the verdicts, so counting only those tried would not be fair.
+        each one's level counts also rungs that are never tried.
+
+        The number of tried rungs depends on the verdicts, so counting only these would be biased.
         """
         passed = {each.recipe for each in self._log.variants() if each.verdict == "pass"}
         return next((name for name in self._plan.rungs if name in passed), None)

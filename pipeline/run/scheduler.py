@@ -1,8 +1,8 @@
-"""Does a run's work, side by side where there is room for it: one loop, which alone decides.
+"""Runs work concurrently as resources allow: one loop decides.
 
-What is to be done next is computed again from the plan and the store whenever something has ended;
-so a run that was killed goes on by being run again. Jobs are waited for in threads of their own,
-but all that they tell is handled here, in the thread that `run` is called in.
+The next work is computed from the plan and the store whenever something has ended; so a killed run
+continues when it is run again. Threads wait for jobs, but the thread that called `run` handles all
+their events.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ScheduledWork:
     """One stage, or one serving task.
 
     Attributes:
-        name: of its file and log; no two of one name run side by side.
-        make: gives what is to be done, when it is about to start.
-        needs: room for it.
-        variant: whose it is; None of what all share.
+        name: of its file and log; no two of one name run concurrently.
+        make: returns the work item, when it is about to start.
+        needs: its resources.
+        variant: its variant; None for shared work.
     """
 
     name: str
@@ -52,7 +52,7 @@ Event = Callable[[], None]
 
 
 class Scheduler:
-    """Does work until there is none left."""
+    """Runs work until none is left."""
 
     def __init__(self, stages: SubmittedStageRunner) -> None:
         self._stages = stages
@@ -61,11 +61,11 @@ class Scheduler:
         self._is_told = False
 
     def run(self, find_work: FindWork, ended: Ended) -> None:
-        """Do what there is to do, until there is nothing and nothing runs.
+        """Run all work, until there is none and nothing runs.
 
         Args:
-            find_work: called before anything starts, and again each time that something has ended.
-            ended: called for each piece of work, with its error; what it raises ends all others.
+            find_work: called before anything starts, and each time that something has ended.
+            ended: called for each work item, with its error; an exception of it ends all others.
 
         Raises:
             PrepareError: what `ended` raised.
@@ -86,7 +86,7 @@ class Scheduler:
                 self._cancel()
 
     def _start(self, found: Sequence[ScheduledWork]) -> bool:
-        """Start what there is room for; whether something is left to start."""
+        """Start what fits; return whether something is left to start."""
         is_waiting = False
         for work in found:
             if work.name not in self._running and not self._start_one(work):
@@ -133,7 +133,7 @@ class Scheduler:
             self._stages.find_finished(running.specs[0])
 
     def _cancel(self) -> None:
-        """End what runs, side by side, and wait until it is gone."""
+        """End all running work concurrently, and wait for its end."""
         if not self._running:
             return
         with ThreadPoolExecutor(len(self._running)) as threads:
@@ -160,11 +160,11 @@ class EventQueue:
         self._is_one_there.set()
 
     def wait(self, seconds: float | None) -> None:
-        """Wait until one is there; none is taken yet, so none is lost by an interruption."""
+        """Wait for an event without taking it, so an interruption loses none."""
         self._is_one_there.wait(seconds)
 
     def handle(self) -> bool:
-        """Handle the next one; whether one was there."""
+        """Handle the next event; return whether there was one."""
         self._is_one_there.clear()
         if self._queue.empty():
             return False
@@ -181,7 +181,7 @@ class EventQueue:
 
 
 class _Running:
-    """A piece of work that was started: a thread waits for its end, which comes as an event."""
+    """A started work item: a thread waits for its end, which becomes an event."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class _Running:
         self.thread = threading.Thread(target=self._wait, args=(told,), name=work.name, daemon=True)
 
     def cancel(self) -> str:
-        """End it; why that failed, and so it may go on, or nothing."""
+        """End it; return why that failed, or ''."""
         try:
             self.job.cancel()
         except Exception as error:  # an executor's library has its own errors

@@ -1,4 +1,4 @@
-"""The node that a run is laid out for: one of the kind that its executor has serve."""
+"""The node that a run is planned for: one that its executor uses for serving."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ON_WHAT_IS_THERE = (ResourceRequest(gpus=1), ON_CPU)
 
 
 def find_node(executor: Executor, profile: str, store: Path, progress: Progress) -> NodeInfo:
-    """What serves by the profile of that name; 'auto': where GPUs are, one with a GPU.
+    """Return the serving node for that profile; 'auto' prefers one with a GPU.
 
     Raises:
         UsageError: there is no such profile, or no node with as many GPUs.
-        StageError: no node of a cluster says what it is.
+        StageError: no node of a cluster answers.
     """
     if profile == "auto":
         return ask_node(executor, ON_WHAT_IS_THERE, store, progress)
@@ -34,7 +34,7 @@ def find_node(executor: Executor, profile: str, store: Path, progress: Progress)
 def ask_node(
     executor: Executor, asked: Sequence[ResourceRequest], store: Path, progress: Progress
 ) -> NodeInfo:
-    """What a node says of itself that has room for the first of these that some node has."""
+    """Return facts on a node for the first of these requests that some node can satisfy."""
     node = executor.describe_node(asked, store, ProgressListener(progress))
     if not node.machine:
         kind = node.kind("cuda" if node.gpus else "cpu")

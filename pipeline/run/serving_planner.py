@@ -1,4 +1,4 @@
-"""Lays out the serving tasks in which a plan's models are asked, and what room each needs."""
+"""Plans the serving tasks of a plan's models, and their resources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.stages.speed import SPEED
 
 
 class IncoherentModelError(ServingError):
-    """A served model that does not speak: of a variant a verdict, of a baseline an error."""
+    """An incoherent served model: a verdict for a variant, an error for a baseline."""
 
 
 class ServingPlanner:
@@ -28,17 +28,20 @@ class ServingPlanner:
         self._stages = stages
 
     def find_undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
-        """From the first one on that must run: whether later ones must, is known only then."""
+        """Return stages from the first unfinished one on;
+
+        it decides whether later ones must run.
+        """
         for place, spec in enumerate(specs):
             if self._stages.reuse(spec) is None:
                 return list(specs[place:])
         return []
 
     def lay_out(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ScheduledWork:
-        """The work in which the variant is asked these stages.
+        """Return the work in which the variant runs these stages.
 
-        Where several such could run side by side, loads have a serving task of their own, after the
-        others: nothing may run next to them.
+        If several could run concurrently, loads have a separate serving task, after the others:
+        nothing may run next to them.
         """
         needs = self._needs(variant, specs)
         questions = [spec for spec in specs if spec.stage != SPEED.name]
@@ -50,10 +53,10 @@ class ServingPlanner:
         return ScheduledWork(name, lambda: self._serving_task(variant, specs), needs, variant)
 
     def hold(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> None:
-        """Have it asked what of these stages is not done, and wait for the end.
+        """Run these stages of the variant as far as unfinished, and wait for the end.
 
         Raises:
-            IncoherentModelError: the model does not speak.
+            IncoherentModelError: the model is incoherent.
             PrepareError: a server did not start or died, or a stage failed.
         """
 
@@ -65,7 +68,7 @@ class ServingPlanner:
         Scheduler(self._stages).run(find_work, raise_failure)
 
     def check_coherent(self, variant: VariantPlan) -> None:
-        """Raise IncoherentModelError where the model was asked and does not speak."""
+        """Raise IncoherentModelError if the model was checked and is incoherent."""
         spec = variant.stages.get(COHERENCE.name)
         record = self._stages.find_reusable(spec) if spec is not None else None
         if record is not None and (why := COHERENCE.result_of(record).incoherent):
@@ -89,7 +92,7 @@ class ServingPlanner:
         )
 
     def _needs(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ResourceRequest:
-        """Room for the variant's server, and for the baseline's in its turn."""
+        """Return the resources of the variant's server, and of the baseline's under load."""
         store = self._stages.store
         asked = [spec for spec in specs if needs_endpoint(spec, store)]
         if not asked or variant.arguments is None:
@@ -102,6 +105,6 @@ class ServingPlanner:
 
 
 def raise_failure(work: ScheduledWork, error: PrepareError | None) -> None:
-    """A failure of work without which the run cannot continue."""
+    """Raise a failure of work without which the run cannot continue."""
     if error is not None:
         raise error

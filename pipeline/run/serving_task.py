@@ -1,8 +1,7 @@
-"""A serving task: the stages that one model answers in one life of its server, on one node.
+"""A serving task: the stages that one model answers during one server start, on one node.
 
-It is one piece of work for an executor. A variant that is compared with the baseline under load
-has the baseline's server up next to its own, or in turn with it: both on the same machine, since
-both are in the same serving task.
+It is one work item. A variant that is compared with the baseline under load has the baseline's
+server next to its own, or in turn: both in one serving task, so on one machine.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from recipes.engines import find_engine
 
 
 class ServingTask(WorkItem):
-    """What is asked of whom; `prepare task run` does it."""
+    """Stages and their models; `prepare task run` runs it."""
 
     stage: Literal["serving_task"] = Field(
         "serving_task", description="where a stage's spec has its name"
@@ -57,11 +56,11 @@ class ServingTask(WorkItem):
 
 
 class RemoteStageLog:
-    """Tells what became of stages, for anyone who has the run's record.
+    """Reports the ends of stages to the run's record.
 
     Args:
         folder: of the run.
-        events: where it is told.
+        events: receives them.
     """
 
     def __init__(self, folder: Path, events: EventWriter) -> None:
@@ -69,21 +68,20 @@ class RemoteStageLog:
         self._events = events
 
     def stage(self, stage: StageReport) -> None:
-        """Tell of a stage that has ended."""
         self._events.write({"event": "stage", **stage.model_dump(mode="json")})
 
 
 def run_serving_task(task: ServingTask, store: Store, events: EventWriter) -> None:
-    """Hold the serving task on this machine, where there is room for it already.
+    """Run the serving task on this machine, whose resources are reserved.
 
     Args:
-        task: with environments of this machine, which are built where they are not there.
+        task: environments that are missing are built here.
         store: that of the serving task.
-        events: where it tells of itself.
+        events: receives its events.
 
     Raises:
-        ServingError: this is other hardware than the evidence would name.
-        EnvironmentBuildError: this node's settings name another engine than that.
+        ServingError: the hardware differs from the evidence's.
+        EnvironmentBuildError: this node's settings name another engine.
         PrepareError: as `ServingTaskRunner.run`.
     """
     check_hardware(task, store)
@@ -100,10 +98,10 @@ def run_serving_task(task: ServingTask, store: Store, events: EventWriter) -> No
 
 
 def check_hardware(task: ServingTask, store: Store) -> None:
-    """See that a model is served on what its verdict is about: an executor may have any node.
+    """Check that a model is served on its verdict's hardware: an executor may choose any node.
 
     Raises:
-        ServingError: this node is another kind of machine than the plan was laid out for.
+        ServingError: this node is another kind of machine than planned.
     """
     accelerator = task.accelerator
     node = this_node(with_gpus=accelerator is Accelerator.CUDA)
@@ -123,7 +121,7 @@ def check_hardware(task: ServingTask, store: Store) -> None:
 
 
 def check_engines(task: ServingTask, store: Store, settings: Settings) -> None:
-    """See that a model is served by the engine that its verdict names.
+    """Check that a model is served by its verdict's engine.
 
     Raises:
         EnvironmentBuildError: this node has another.
@@ -135,7 +133,7 @@ def check_engines(task: ServingTask, store: Store, settings: Settings) -> None:
 
 
 def other_node(node: NodeInfo, how: str) -> ServingError:
-    """The error of a node that differs so from what was laid out for."""
+    """Return the error for a node that differs from the planned one."""
     return ServingError(
         f"this node is not what the verdict would be about: {how}",
         where=f"node {node.name}",
@@ -160,9 +158,9 @@ class ServingTaskRunner:
         self._endpoints = endpoints
 
     def run(self, task: ServingTask) -> None:
-        """Run the stages, with servers up from the first one that needs them; then close these.
+        """Run the stages, with servers from the first one that needs them; then stop these.
 
-        It ends early where the model does not speak: the record of its coherence says so.
+        It ends early if the model is incoherent, by the record of that stage.
 
         Raises:
             PrepareError: a server did not start or died, or a stage failed.
@@ -179,7 +177,7 @@ class ServingTaskRunner:
                 self._endpoints.close()
 
     def _is_spared(self, task: ServingTask, spec: StageSpec) -> bool:
-        """Whether it is a load on a variant that a suite before has failed."""
+        """Return whether it is a load on a variant that has failed an earlier suite."""
         found = (self._stages.store.find(EVALUATE.name, key) for key in task.blocking)
         return spec.stage == SPEED.name and any(map(has_failed, found))
 
@@ -210,7 +208,7 @@ class ServingTaskRunner:
 
 
 def needs_endpoint(spec: StageSpec, store: Store) -> bool:
-    """Whether a model is to be asked: a changed policy may find all answers kept."""
+    """Return whether a model must answer: the kept answers may suffice."""
     if spec.stage != EVALUATE.name:
         return True
     before = (spec.inputs[role] for role in ("questions", "baseline") if role in spec.inputs)

@@ -1,4 +1,4 @@
-"""What a run works with, put together in one place, and its record, closed however it ends."""
+"""A run's resources, and its record, which every exit closes."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
 
 
 class RunSession:
-    """One run: its settings, its record, and what runs its stages.
+    """One run: its settings, its record, and its stage runner.
 
     Args:
-        command: its options as resolved, for the record.
-        accelerator: that the environments of its stages are for.
+        command: its resolved options, for the record.
+        accelerator: of its stages' environments.
         progress: receives everything; the record keeps the notes.
-        executor: None: as the settings say.
+        executor: None: as in the settings.
 
     Raises:
-        UsageError: the settings name an executor that there is not.
+        UsageError: the settings name an unknown executor.
         StoreError: the store cannot be written.
     """
 
@@ -69,11 +69,11 @@ class RunSession:
         """Do the work and close the run's record.
 
         Args:
-            work: returns how it ends; a PrepareError becomes part of the record.
+            work: returns the exit code; a PrepareError becomes part of the record.
 
         Raises:
             RunInterrupted: the user or the system ended it; the record is closed.
-            Exception: what is no PrepareError is passed on once the record is closed.
+            Exception: any other error, raised again once the record is closed.
         """
         try:
             try:

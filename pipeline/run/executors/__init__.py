@@ -1,4 +1,4 @@
-"""Where stages run; an executor is a module, found by its entry point."""
+"""Executors run stages; each is a module, found by its entry point."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = [
 
 
 def options_of(kind: str) -> type[ExecutorOptions]:
-    """What the settings may hold for executors of a kind; raises as :func:`load_class`."""
+    """Return the settings model of an executor kind; raise as :func:`load_class`."""
     found: type[ExecutorOptions] = load_class(EXECUTORS, kind, ExecutorOptions)
     return found
 
 
 def executor_of(settings: Settings) -> Executor:
-    """The executor that the settings describe.
+    """Return the executor of the settings.
 
     Raises:
-        UsageError: there is none of that kind, a key of it is wrong, or it cannot be used here.
+        UsageError: its kind or a key is unknown, or it cannot be used here.
     """
     asked = settings.executor
     file = find_settings_file()

@@ -1,8 +1,7 @@
-"""What runs pieces of work somewhere: the shape of an executor.
+"""Interface of executors, which run work items.
 
-A piece of work is a file, and `prepare task run FILE` does it, on any machine: one stage, or
-a model's server with the stages that ask it. It may be done twice: what is done already is found in
-the store.
+A work item is a file, and `prepare task run FILE` does it, on any machine: one stage, or a model's
+server with its stages. It may run twice: finished stages are found in the store.
 """
 
 from __future__ import annotations
@@ -22,82 +21,82 @@ from pipeline.core.resource_request import ResourceRequest
 
 
 class Listener(Progress, Protocol):
-    """Receives all that a piece of work tells of itself while it is done."""
+    """Receiver of a work item's events."""
 
     def stage_ended(self, stage: StageReport) -> None:
-        """One of its stages has ended, or a server's start."""
+        """Receive the end of a stage, or of a server's start."""
 
 
 class Job(Protocol):
     """One submitted piece of work."""
 
     def wait(self, listener: Listener) -> None:
-        """Pass its events on until it ends, in any thread; raises its own PrepareError."""
+        """Pass its events on until it ends, in any thread; raise its PrepareError."""
 
     def cancel(self) -> None:
-        """End it and everything it started; from another thread than the one that waits."""
+        """End it and everything it started; called in another thread than `wait`."""
 
 
 class Allocation(Protocol):
-    """Room on one node, for one piece of work after another."""
+    """Reserved resources on one node, for successive work items."""
 
     def submit(self, task: Path, log: Path) -> Job:
-        """Start the work that the file describes; its output goes to `log`.
+        """Start the work item of the file; its output goes to `log`.
 
-        Where there is a queue it may begin no sooner than its job is waited for.
+        An executor with a queue may start it only when `wait` is called.
         """
 
     def release(self) -> None:
-        """Give the room back; may be called again."""
+        """Release the resources; repeated calls have no effect."""
 
 
 class Executor(Protocol):
-    """Runs work somewhere that shares the store with us."""
+    """Runs work on machines that share the store."""
 
     @property
     def has_our_environments(self) -> bool:
-        """Whether what this machine has built is there too; else a node builds its own."""
+        """Return whether nodes see this machine's environments; else each builds its own."""
 
     def find_room(self, needs: ResourceRequest) -> Allocation | None:
-        """Room for a piece of work, until it is released.
+        """Reserve resources for a work item, until they are released.
 
-        None where others have it: ask again in a while. An executor with a separate queue always
-        has room, and waits in `Job.wait`, which tells so in a note.
+        None if others use them: ask again later. An executor with a queue always succeeds, and
+        waits in `Job.wait`, with a note.
 
         Raises:
-            UsageError: nowhere it runs things is there as much.
+            UsageError: no node has as much.
         """
 
     def obstacle(self) -> str:
-        """What was in the way when there was no room, to be put after 'waiting for'."""
+        """Describe why the last reservation failed, to follow 'waiting for'."""
 
     def count_room(self, needs: ResourceRequest) -> int:
-        """How many such pieces of work could run side by side if nothing else ran."""
+        """Return how many such work items could run concurrently on idle nodes."""
 
     def describe_node(
         self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
     ) -> NodeInfo:
-        """What a node is on which such a piece of work would be done, as it says itself.
+        """Return facts on a node that could run such a work item, reported by the node.
 
         Args:
-            asked: at least one; of these the first that there is room for counts.
+            asked: at least one; the first with sufficient resources counts.
             store: folder that all nodes see.
-            listener: is told of waiting for it.
+            listener: receives notes on waiting.
 
         Raises:
-            UsageError: nowhere it runs things is there as much.
+            UsageError: no node has as much.
             StageError: no node answers.
         """
 
 
 class ExecutorOptions(Record):
-    """What the settings say of an executor; those of one kind are a class over this."""
+    """An executor's settings; each kind has a subclass."""
 
     kind: str = Field(description="which executor it is")
 
     @abstractmethod
     def open(self) -> Executor:
-        """The executor.
+        """Return the executor.
 
         Raises:
             UsageError: it cannot be reached, or a package is missing.

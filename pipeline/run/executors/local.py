@@ -1,4 +1,4 @@
-"""Runs a stage in a child process on this machine."""
+"""Runs work items in child processes on this machine."""
 
 from __future__ import annotations
 
@@ -33,16 +33,14 @@ class LocalExecutor:
         self._node = NodeAllocator()
 
     def find_room(self, needs: ResourceRequest) -> LocalAllocation | None:
-        """Room on this machine, which is shared out among the runs of all its users."""
+        """Reserve resources of this machine, which all users' runs share."""
         room = self._node.find_room(needs)
         return LocalAllocation(room) if room is not None else None
 
     def count_room(self, needs: ResourceRequest) -> int:
-        """How many such pieces of work this machine has room for."""
         return self._node.count_room(needs)
 
     def obstacle(self) -> str:
-        """What was in the way when there was no room."""
         return self._node.obstacle
 
     def describe_node(
@@ -59,7 +57,7 @@ class LocalAllocation:
         self._room = room
 
     def submit(self, task: Path, log: Path) -> LocalJob:
-        """Start `prepare task run SPEC` as a guarded child, which sees its own GPUs only."""
+        """Start `prepare task run SPEC` as a supervised child that sees its own GPUs only."""
         variables = stage_environment(
             {**os.environ, **credential_variables()}, stage_in(task), needs_of(task)
         )
@@ -75,7 +73,7 @@ class LocalAllocation:
 
 
 class LocalJob:
-    """A stage running in a child process; see executor.py."""
+    """A work item in a child process; see executor.py."""
 
     def __init__(self, process: SupervisedProcess, log: Path) -> None:
         self._process = process
@@ -85,7 +83,7 @@ class LocalJob:
         """Pass events on until the work ends.
 
         Raises:
-            PrepareError: what it reported, or a StageError when it died without a word.
+            PrepareError: what it reported, or a StageError if it died without an error.
         """
         failure = pass_on(self._process.output, listener)
         code = self._process.wait()

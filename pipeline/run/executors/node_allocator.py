@@ -1,8 +1,8 @@
-"""Room on this node, shared out among all runs of all its users by locks of the node.
+"""Resources of this node, shared by all users' runs through node locks.
 
-All work shares the lock `node`; a speed measurement has it alone. `cpus` is held by one
-that computes on every core, and each GPU has a lock by its UUID. All are asked for in one order and
-without waiting, so nobody waits while holding a part of what it needs.
+All work shares the lock `node`; a speed measurement has it alone. `cpus` is held by one work item
+that computes on every core, and each GPU has a lock by its UUID. Locks are taken in one order and
+without waiting, so no process waits while it holds a part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUSY_SECONDS = 1.0
 
 
 class NodeAllocation:
-    """What is held of the node, until it is released or we and all that we started have ended."""
+    """Reserved resources, until they are released or all processes that hold them have ended."""
 
     def __init__(self) -> None:
         self._held = ExitStack()
@@ -40,11 +40,11 @@ class NodeAllocation:
         self.descriptors += (descriptor,)
 
     def hold_memory(self, give_back: Callable[[], None]) -> None:
-        """Keep memory that was counted as ours."""
+        """Keep memory that was counted for this work item."""
         self._held.callback(give_back)
 
     def variables(self) -> dict[str, str]:
-        """What tells a process which GPUs are its own; nothing where it was given none."""
+        """Return the variables that select the reserved GPUs; {} without GPUs."""
         names = ",".join(gpu.uuid for gpu in self.gpus)
         return {"CUDA_VISIBLE_DEVICES": names} if names else {}
 
@@ -55,7 +55,7 @@ class NodeAllocation:
 
 
 class NodeAllocator:
-    """This machine, as far as pieces of work share it."""
+    """The shared resources of this machine."""
 
     def __init__(self) -> None:
         self.obstacle = ""  # what prevented the last reservation
@@ -66,11 +66,11 @@ class NodeAllocator:
 
     @cached_property
     def gpus(self) -> list[VisibleGpu]:
-        """The GPUs that can be given away, one by one; the driver is asked once."""
+        """Return the GPUs that can be reserved; the driver is asked once."""
         return allottable_gpus()
 
     def count_room(self, needs: ResourceRequest) -> int:
-        """How many such pieces of work fit side by side on the node if nothing else ran."""
+        """Return how many such work items fit on the idle node."""
         if needs.gpus and (needs.gpus > len(self.gpus) or (needs.gpus > 1 and self._is_sliced())):
             return 0
         if needs.exclusive or needs.cpus == "all":
@@ -82,10 +82,12 @@ class NodeAllocator:
         return len(os.sched_getaffinity(0))
 
     def find_room(self, needs: ResourceRequest) -> NodeAllocation | None:
-        """Take room for a piece of work; None where others have it now, and why in `obstacle`.
+        """Reserve resources for a work item;
 
-        Who needs the whole node, or several GPUs, and asks again and again, gets them: others are
-        given none of that meanwhile.
+        None if others use them, with the reason in `obstacle`.
+
+        A process that needs the whole node, or several GPUs, and asks repeatedly, gets them: others
+        get none of them meanwhile.
 
         Raises:
             UsageError: the node never has as much.
@@ -170,7 +172,10 @@ class NodeAllocator:
         )
 
     def _ask_busy(self) -> set[str]:
-        """UUIDs of GPUs that other programs use, at most BUSY_SECONDS ago: the driver is slow."""
+        """Return UUIDs of GPUs used by other programs, cached for BUSY_SECONDS:
+
+        the driver is slow.
+        """
         if time.monotonic() - self._asked > BUSY_SECONDS:
             self._busy, self._asked = busy_gpus(), time.monotonic()
         return self._busy

@@ -1,4 +1,4 @@
-"""A node describes itself, as a piece of work that `prepare task run` does there."""
+"""A node's description of itself, as a work item of `prepare task run`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAME_PREPARE = "every node has to have this prepare installed, of the same commi
 
 
 class NodeProbe(WorkItem):
-    """What a node is asked, and where it answers."""
+    """A node's task, and the place of its answer."""
 
     stage: Literal["describe"] = Field("describe", description="where a stage's spec has its name")
     answer: str = Field(description="file that NodeInfo are written into")
@@ -38,7 +38,7 @@ def describe_here(asked: NodeProbe) -> None:
 def submit_description(
     executor: Executor, asked: Sequence[ResourceRequest], store: Path, listener: Listener
 ) -> NodeInfo:
-    """What a node of the executor's says that has room for such work.
+    """Return the description by a node that has resources for such work.
 
     Args:
         asked: as for `Executor.describe_node`.
@@ -67,7 +67,7 @@ def submit_description(
 
 
 def parse_description(content: bytes, where: str) -> NodeInfo:
-    """A node's answer; raises StageError where it is none.
+    """Return a node's answer; raise StageError if it is malformed.
 
     Args:
         where: names the node or its answer, for the message.

@@ -41,7 +41,7 @@ SHARE_OF_KIND = 0.001  # as Ray itself takes of it
 
 
 class RayOptions(ExecutorOptions):
-    """Work is done on the nodes of a Ray cluster."""
+    """Settings of a Ray cluster's executor."""
 
     kind: Literal["ray"] = Field("ray", description="a Ray cluster")
     address: str = Field(
@@ -79,25 +79,24 @@ class RayExecutor:
         self._where = f"executor ray, address {options.address}"
 
     def find_room(self, needs: ResourceRequest) -> RayPlace:
-        """A place in Ray's queue; raises UsageError where no node of the cluster has as much."""
+        """Return a place in Ray's queue; raise UsageError if no node has as much."""
         return RayPlace(needs, self._node_for(needs).taken_by(needs), self._options)
 
     def obstacle(self) -> str:
-        """There is always a place in the queue."""
+        """Return '': Ray's queue always has a place."""
         return "room on the Ray cluster"
 
     def count_room(self, needs: ResourceRequest) -> int:
-        """How many such work items could run side by side if nothing else ran."""
         return count_room(nodes().values(), needs)
 
     def describe_node(
         self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
     ) -> NodeInfo:
-        """What one of the nodes reports of itself; takes none of its room.
+        """Return a node's facts; reserves none of its resources.
 
         Raises:
             UsageError: no node of the cluster has as much.
-            StageError: none of those that have answers.
+            StageError: no suitable node answers.
         """
         import ray
         from ray.exceptions import RayError
@@ -140,7 +139,7 @@ class RayExecutor:
 
 
 class RayPlace:
-    """A place in Ray's queue; see executor.py. Ray takes the room when the task begins."""
+    """A place in Ray's queue; see executor.py. Ray reserves resources when the task begins."""
 
     def __init__(self, needs: ResourceRequest, taken: Resources, options: RayOptions) -> None:
         self._needs = needs
@@ -148,11 +147,11 @@ class RayPlace:
         self._options = options
 
     def submit(self, task: Path, log: Path) -> RayJob:
-        """Queue the work item that the file describes, once it is waited for."""
+        """Queue the work item of the file when `wait` is called."""
         return RayJob(task, log, words_of(self._needs), task_options(self._taken), self._options)
 
     def release(self) -> None:
-        """Ray gives the room to others when the task ends."""
+        """Do nothing: Ray releases the resources when the task ends."""
 
 
 class RayJob:
@@ -172,11 +171,7 @@ class RayJob:
         self._exit_code = 0
 
     def wait(self, listener: Listener) -> None:
-        """Run it and pass its events on; on another node where its own is lost.
-
-        Raises:
-            PrepareError: what it reported, or a StageError when it died without a message.
-        """
+        """Run it and pass its events on; retry on another node if its node is lost."""
         from ray.exceptions import RayError
 
         tries = self._options.tries

@@ -1,7 +1,7 @@
-"""What a Ray worker does on its node: one work item, as a supervised child process.
+"""A Ray worker's part: one work item, as a supervised child process.
 
-Ray ends its worker when the driver is gone or the task is cancelled; the supervisor then ends
-all that the work item has started.
+Ray ends its worker when the driver ends or the task is cancelled; the supervisor then ends all
+processes of the work item.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MAX_LOG_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class WorkItemFile:
-    """The file of a work item, as the driver has it.
+    """The driver's file of a work item.
 
     Attributes:
-        content: the node lacks it where only an object store is shared. The ends of the item's
-            logs are sent to the driver then.
+        content: needed by the node if only an object store is shared. The ends of the item's
+            logs are then sent to the driver.
         written: in ns. A copy that an earlier task left on the node has another time.
     """
 
@@ -47,17 +47,17 @@ class WorkItemFile:
 
 @dataclass(frozen=True)
 class LogTail:
-    """The end of a log that the driver does not see."""
+    """The end of a log that the driver cannot read."""
 
     path: str
     content: bytes
 
 
 def describe(prepare: str, given: Mapping[str, str]) -> str:
-    """Describe this node, as JSON; raises StageError where the driver's prepare is another.
+    """Describe this node, as JSON; raise StageError if the driver's prepare differs.
 
     Args:
-        given: variables that came with the request.
+        given: variables of the request.
     """
     refuse_other(prepare)
     variables = {**os.environ, **given}
@@ -69,14 +69,14 @@ def describe(prepare: str, given: Mapping[str, str]) -> str:
 def run(
     prepare: str, task: WorkItemFile, log: str, given: Mapping[str, str], gpus: int = 0
 ) -> Iterator[bytes | LogTail | int]:
-    """Run the work item; yields its events as lines, then its exit code.
+    """Run the work item; yield its events as lines, then its exit code.
 
-    Raises StageError where the driver's prepare is another.
+    Raises StageError if the driver's prepare differs.
 
     Args:
-        prepare: the driver's, with its code.
-        given: variables that came with it.
-        gpus: how many Ray has reserved; it names them in the worker's CUDA_VISIBLE_DEVICES.
+        prepare: the driver's version and code digest.
+        given: variables of the request.
+        gpus: number that Ray reserved; it lists them in the worker's CUDA_VISIBLE_DEVICES.
     """
     refuse_other(prepare)
     started = time.time()
@@ -103,7 +103,7 @@ def run(
 
 
 def is_there(task: WorkItemFile) -> bool:
-    """Whether this node sees the driver's file."""
+    """Return whether this node sees the driver's file."""
     file = Path(task.path)
     return (
         file.is_file()
@@ -121,7 +121,6 @@ def place_task(task: WorkItemFile) -> None:
 
 
 def _log_tails(run: Path, since: float) -> Iterator[LogTail]:
-    """The ends of the run's logs that were written since then, by the clock."""
     for path in sorted(run.rglob("*.log")):
         with suppress(OSError), path.open("rb") as file:
             if os.fstat(file.fileno()).st_mtime < since:
@@ -131,7 +130,7 @@ def _log_tails(run: Path, since: float) -> Iterator[LogTail]:
 
 
 def _node_variables() -> dict[str, str]:
-    """The raylet's variables: Ray sets OMP_NUM_THREADS for a task by the cores that it reserves."""
+    """Return the raylet's variables: Ray sets OMP_NUM_THREADS by the reserved cores."""
     variables = dict(os.environ)
     with suppress(OSError):
         of_raylet = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
@@ -141,7 +140,7 @@ def _node_variables() -> dict[str, str]:
 
 
 def _lines_of(process: SupervisedProcess) -> Iterator[bytes]:
-    """The lines that it prints; never blocks for longer than a moment, so Ray can interrupt it."""
+    """Yield its output lines; never block for longer than a moment, so Ray can interrupt it."""
     descriptor, rest = process.output.fileno(), b""
     while True:
         if not select.select([descriptor], [], [], POLL_INTERVAL_S)[0]:

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster have, and how much of it a piece of work takes."""
+"""Resources of a cluster's nodes, and of work items."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.core.resource_request import ResourceRequest
 
 @dataclass(frozen=True)
 class Resources:
-    """What a node has, or a piece of work takes of one."""
+    """Resources of a node, or of a work item."""
 
     cpus: float
     gpus: float
@@ -20,11 +20,11 @@ class Resources:
     memory_bytes: float = field(default=0, compare=False)
 
     def holds(self, needs: ResourceRequest) -> bool:
-        """Whether the work could run on a node that has this much."""
+        """Return whether the work could run on a node with these resources."""
         return self.cpus >= 1 and self.gpus >= needs.gpus  # of each node
 
     def taken_by(self, needs: ResourceRequest) -> Resources:
-        """What the work takes of a node that has this much."""
+        """Return the work's resources on such a node."""
         if needs.exclusive:
             return replace(self, memory_bytes=0)
         cpus = self.cpus if needs.cpus == "all" else 1
@@ -33,21 +33,21 @@ class Resources:
         return Resources(cpus, needs.gpus, self.gpu_kind if needs.gpus else "", memory)
 
     def count(self, part: Resources) -> int:
-        """How often the part is in it."""
+        """Return how often the part fits in it."""
         times = [self.cpus // part.cpus, *([self.gpus // part.gpus] if part.gpus else [])]
         times += [self.memory_bytes // part.memory_bytes] if part.memory_bytes else []
         return int(min(times))
 
 
 def count_room(nodes: Iterable[Resources], needs: ResourceRequest) -> int:
-    """How many such pieces of work could run side by side if nothing else ran."""
+    """Return how many such work items could run concurrently on idle nodes."""
     return sum(node.count(node.taken_by(needs)) for node in nodes if node.holds(needs))
 
 
 def most_frequent(nodes: Iterable[Resources], needs: ResourceRequest) -> Resources | None:
-    """The most frequent kind of nodes that have as much; None if there is none.
+    """Return the most frequent kind of nodes that have as much; None if there is none.
 
-    Nodes of one kind, so that what is compared is measured alike.
+    Comparable measurements need nodes of one kind.
     """
     found = Counter(node for node in nodes if node.holds(needs)).most_common(1)
     return found[0][0] if found else None

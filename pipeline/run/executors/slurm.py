@@ -1,9 +1,8 @@
-"""Runs work as jobs of Slurm, one each, submitted by `sbatch`.
+"""Runs work items as Slurm jobs, one each, submitted by `sbatch`.
 
-A job's events go to a file next to its log, in the run's folder on the store that all nodes share;
-the driver reads what is appended there. So jobs go on where the driver is killed or its shell goes
-away: each ends by itself, and what it has done is found in the store. A job that is preempted, or
-whose node is lost, is requeued by Slurm and does its work again. Its processes are Slurm's to end.
+A job's events go to a file next to its log, in the run's folder on the shared store; the driver
+reads it. So jobs survive the driver's end, and their results are in the store. Slurm requeues a job
+that is preempted or whose node is lost, and the job repeats its work. Slurm ends its processes.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ echo "{{\\"event\\": \\"ended\\", \\"exit_code\\": $code}}"
 
 
 class SlurmOptions(ExecutorOptions):
-    """Work is done in jobs of Slurm."""
+    """Settings of a Slurm cluster's executor."""
 
     kind: Literal["slurm"] = Field("slurm", description="jobs of Slurm")
     partition: str | None = Field(None, description="of the jobs; without it Slurm's default")
@@ -96,7 +95,10 @@ class SlurmOptions(ExecutorOptions):
         return flags
 
     def open(self) -> SlurmExecutor:
-        """The executor; raises UsageError where Slurm's commands are missing or get no answer."""
+        """Return the executor;
+
+        raise UsageError if Slurm's commands are missing or do not answer.
+        """
         for command in ("sbatch", "squeue", "scancel", "sinfo"):
             if shutil.which(command) is None:
                 raise UsageError(
@@ -107,7 +109,7 @@ class SlurmOptions(ExecutorOptions):
         return SlurmExecutor(self)
 
     def flags_for(self, needs: ResourceRequest) -> list[str]:
-        """What sbatch is told of a piece of work with these needs: one node, and what it takes."""
+        """Return sbatch's flags for these needs: one node, and its resources."""
         whole = needs.exclusive or (needs.cpus == "all" and not needs.gpus)
         kind = f"{self.gpu_kind}:" if self.gpu_kind else ""
         said = {
@@ -125,7 +127,7 @@ class SlurmOptions(ExecutorOptions):
 
 
 def _mebibytes(size: int) -> str | None:
-    """As Slurm takes it; None where the site's own default is to hold."""
+    """Return Slurm's form; None for the site's default."""
     return f"{-(-size // MEBIBYTE)}M" if size else None
 
 
@@ -139,19 +141,18 @@ class SlurmExecutor:
         self._check = cache(self._check_possible)
 
     def find_room(self, needs: ResourceRequest) -> SlurmAllocation:
-        """A place in the cluster's queue, for nodes of one kind.
+        """Return a place in the cluster's queue, for nodes of one kind.
 
         Raises:
-            UsageError: Slurm would not take such a job, with its own reason.
+            UsageError: Slurm rejects such a job; the message has its reason.
         """
         return SlurmAllocation(needs, self._options, self._check(needs))
 
     def obstacle(self) -> str:
-        """There is always a place in the queue."""
+        """Return '': the queue always has a place."""
         return "room on the Slurm cluster"
 
     def count_room(self, needs: ResourceRequest) -> int:
-        """How many such pieces of work could run side by side if nothing else ran."""
         nodes = self._nodes()
         others = self._others(nodes, needs)
         return count_room((each for name, each in nodes.items() if name not in others), needs)
@@ -159,16 +160,16 @@ class SlurmExecutor:
     def describe_node(
         self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
     ) -> NodeInfo:
-        """What a job finds on its node, which waits in the queue as any other.
+        """Return what a job reports of its node; it waits in the queue as any other.
 
         Raises:
-            UsageError: Slurm would not take such a job, with its own reason.
-            StageError: it did not come to its end.
+            UsageError: Slurm rejects such a job; the message has its reason.
+            StageError: the job did not finish.
         """
         return submit_description(self, asked, store, listener)
 
     def _nodes(self) -> dict[str, Resources]:
-        """What each node has, by its name."""
+        """Return each node's resources, by name."""
         partition = self._options.partition
         flags = [f"--partition={partition}"] if partition else []
         # Cores, MiB and GPUs, as "n1 2 16000 gpu:h100:2(S:0)"; of several partitions, each once.
@@ -185,10 +186,10 @@ class SlurmExecutor:
         return Resources(int(cpus), counts.get(kind, 0), kind, mebibytes * MEBIBYTE)
 
     def _others(self, nodes: Mapping[str, Resources], needs: ResourceRequest) -> list[str]:
-        """The nodes that have as much and are of another kind than the most frequent.
+        """Return nodes with as much whose kind is not the most frequent.
 
-        A model is served, and a variant compared with its baseline, on nodes of one kind. What does
-        neither may run anywhere, and a flag that chooses nodes takes precedence.
+        A variant and its baseline are served on nodes of one kind. Other work may run anywhere, and
+        a flag that selects nodes takes precedence.
         """
         is_chosen = any(flag.startswith(CHOICES_OF_NODES) for flag in self._options.flags)
         if is_chosen or not (needs.gpus or needs.cpus == "all"):
@@ -197,7 +198,7 @@ class SlurmExecutor:
         return [name for name, each in nodes.items() if each.holds(needs) and each != kind]
 
     def _check_possible(self, needs: ResourceRequest) -> list[str]:
-        """The flags of such a job; raises UsageError where Slurm would not take it."""
+        """Return the flags of such a job; raise UsageError if Slurm rejects it."""
         nodes = self._nodes()
         others = self._others(nodes, needs)
         # More than there is, or any where none is said of a node, Slurm would not take.
@@ -218,7 +219,7 @@ class SlurmExecutor:
 
 
 class SlurmAllocation:
-    """Room for one job after another; see executor.py."""
+    """Place for one job after another; see executor.py."""
 
     def __init__(self, needs: ResourceRequest, options: SlurmOptions, flags: Sequence[str]) -> None:
         self._needs = needs
@@ -226,7 +227,7 @@ class SlurmAllocation:
         self._flags = flags
 
     def submit(self, task: Path, log: Path) -> SlurmJob:
-        """Queue a job for the work that the file describes."""
+        """Queue a job for the work item of the file."""
         events = log.with_suffix(".events")
         with open_log(events) as file:
             file.truncate(0)
@@ -236,7 +237,7 @@ class SlurmAllocation:
         return SlurmJob(number.strip().partition(";")[0], log)
 
     def release(self) -> None:
-        """The job's room was Slurm's to give, and ends with it."""
+        """Do nothing: the resources end with the job."""
 
     def _command(self, task: Path, log: Path, events: Path) -> list[str]:
         requeued = {"event": "note", "text": f"{task.stem}: requeued, and begun again"}
@@ -257,7 +258,6 @@ class SlurmAllocation:
         ]
 
     def _variables(self, task: Path) -> dict[str, str]:
-        """What the job's process is given, next to what Slurm sets."""
         # The node may have to build the stage's environment first.
         here = {**os.environ, **credential_variables()}
         given = stage_environment(here, stage_in(task), [*needs_of(task), NetworkAccess.PACKAGES])
@@ -281,8 +281,8 @@ class SlurmJob:
         """Pass events on until the job is over.
 
         Raises:
-            PrepareError: what it reported, or a StageError when it died without a word.
-            UsageError: its node could not make the files that it tells its events by.
+            PrepareError: what it reported, or a StageError if it died without an error.
+            UsageError: its node could not create the files for its events.
         """
         failure = pass_on(self._lines(listener), listener)
         if self._is_unstarted:
@@ -305,7 +305,7 @@ class SlurmJob:
         """End the job, and wait until Slurm has ended its processes.
 
         Raises:
-            StageError: Slurm does not answer, or has not ended it, for so long: it may go on.
+            StageError: Slurm does not answer, or has not ended it in time: it may continue.
         """
         self._cancelled = True
         deadline, is_told, why = time.monotonic() + END_TIMEOUT_S, False, "it does not end"
@@ -326,7 +326,7 @@ class SlurmJob:
         )
 
     def _lines(self, listener: Listener) -> Iterator[bytes]:
-        """What the job has written of events, until it says that it has ended or is gone."""
+        """Yield the job's events until it reports its end or has ended."""
         told = set()
         last_look, end = time.monotonic(), float("inf")
         with self._log.with_suffix(".events").open("rb") as file:
@@ -357,7 +357,7 @@ class SlurmJob:
         return False
 
     def _is_over(self) -> bool:
-        """Whether Slurm has ended it; while the controller does not answer, it is not."""
+        """Return whether Slurm has ended it; False while the controller does not answer."""
         try:
             asked = (f"--jobs={self.number}", "--states=all", "--format=%T (%r)")
             found = ask("squeue", "--noheader", *asked)
@@ -374,10 +374,10 @@ class SlurmJob:
 
 
 def ask(*command: str, variables: Mapping[str, str] | None = None) -> str:
-    """What a command of Slurm's prints.
+    """Return the output of a Slurm command.
 
     Raises:
-        StageError: it failed, with its own words.
+        StageError: it failed; the message has its output.
     """
     try:
         answer = subprocess.run(

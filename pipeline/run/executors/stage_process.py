@@ -1,4 +1,4 @@
-"""`prepare task run` as a guarded child: what every executor starts, on its node."""
+"""`prepare task run` as a supervised child: started by every executor on its node."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def start(
     variables: Mapping[str, str],
     held_descriptors: Sequence[int] = (),
 ) -> SupervisedProcess:
-    """Start the work that the file describes; its events come out as lines, the rest is logged.
+    """Start the work item of the file; its events are lines of output, the rest is logged.
 
     Args:
-        variables: all that its process is given.
-        held_descriptors: those that stay open until the last of its processes has ended.
+        variables: its complete environment.
+        held_descriptors: stay open until the last of its processes has ended.
     """
     with open_log(log) as log_file:
         return SupervisedProcess(
@@ -46,10 +46,10 @@ def start(
 
 
 def check_end(code: int, failure: PrepareError | None, log: Path) -> None:
-    """Raise what the work reported, or a StageError where it died without a word.
+    """Raise the error that the work reported, or a StageError if it died without one.
 
     Args:
-        code: that its process ended with, as a shell gives it.
+        code: exit code of its process, in a shell's form.
         failure: the error among its events.
     """
     if failure is not None:
@@ -64,7 +64,7 @@ def check_end(code: int, failure: PrepareError | None, log: Path) -> None:
 
 
 def stage_in(task: Path) -> str:
-    """Which stage the file asks for; "" where it cannot be read, which the stage itself reports."""
+    """Return the stage of the file; "" if unreadable, which the stage itself reports."""
     return _word_in(task, "stage")
 
 
@@ -77,7 +77,7 @@ def needs_of(task: Path) -> list[NetworkAccess]:
 
 
 def refuse_of_others(task: Path) -> None:
-    """Refuse work that another prepare hands out: stages' code is in no key.
+    """Refuse work of another prepare: a stage's code is in no key.
 
     Raises:
         StageError: names both.
@@ -86,10 +86,10 @@ def refuse_of_others(task: Path) -> None:
 
 
 def refuse_other(theirs: str) -> None:
-    """Refuse another prepare; raises StageError, which names both.
+    """Refuse another prepare; raise StageError, which names both.
 
     Args:
-        theirs: the version, of another machine's with its code; "" where nobody says.
+        theirs: the version, from another machine with its code; "" if unknown.
     """
     if theirs not in ("", __version__) and theirs != this_prepare():
         raise StageError(
@@ -105,7 +105,7 @@ def _word_in(task: Path, key: str) -> str:
 
 
 def _read(task: Path) -> dict[str, Any]:
-    """The work item; empty where it cannot be read, which its own process reports."""
+    """Return the work item; {} if unreadable, which its own process reports."""
     try:
         found = parse_json(read_regular(task, MAX_BYTES), finite=False, whole_text=False)
     except (OSError, UntrustedJsonError):

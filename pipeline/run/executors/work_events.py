@@ -1,4 +1,4 @@
-"""What a piece of work tells of itself: JSON lines, as `prepare task run` writes them."""
+"""A work item's events: JSON lines, as `prepare task run` writes them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class ProgressListener:
 
 
 def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError | None:
-    """Pass the events on until there are no more; the error that ended the work, if one did.
+    """Pass the events on until they end; return the error that ended the work, if any.
 
-    A line that is no event, as something else than the work may print it, is passed over.
+    A line that is no event, such as output of another program, is skipped.
     """
     failure: errors.PrepareError | None = None
     for line in lines:
