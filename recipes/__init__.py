@@ -1,1 +1,1 @@
-"""What the tool can do, as data: recipes, profiles, policies, engines; nothing here runs."""
+"""Configuration models and data: recipes, profiles, policies, engines."""

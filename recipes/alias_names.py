@@ -1,12 +1,12 @@
-"""What an alias may be called, in every registry."""
+"""Alias names that every kind of registry accepts."""
 
 from __future__ import annotations
 
 import re
 
-# A tag of OCI's and a ref of git's, and what MLflow takes as an alias.
+# Valid as an OCI tag, a git ref and an MLflow alias.
 _ALIAS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
-# Versions are called v1, v2, ... there; the other names are a registry's own.
+# Registries name versions v1, v2, ... and reserve the names below.
 _VERSION = re.compile(r"[vV]?\d+")
 _TAKEN = ("latest", "main", "HEAD", "prepare-history")
 
@@ -17,7 +17,7 @@ RULE = (
 
 
 def can_be_alias(name: str) -> bool:
-    """Whether every kind of registry can have an alias of that name."""
+    """Return whether every kind of registry accepts the name as an alias."""
     return (
         _ALIAS.fullmatch(name) is not None
         and _VERSION.fullmatch(name) is None

@@ -1,4 +1,4 @@
-"""Finds recipes, profiles, policies and GPUs: by name, or as a YAML file of the user's."""
+"""Lookup of recipes, profiles, policies and GPUs, by name or as a user's YAML file."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ MAX_EXTENDED = 10  # recipes that extend one another in a row
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of that name, or in that YAML file, with all that it `extends` merged in.
+    """Return the recipe of that name or YAML file, with its `extends` merged in.
 
     Raises:
-        UsageError: no such recipe (the known ones are named), a malformed file, or one that
-            extends itself.
+        UsageError: the recipe is unknown, malformed, or extends itself.
     """
     return _recipe_in(_find(name, RECIPES, "recipe"))
 
 
 def load_recipe_or_ladder(name: str) -> Recipe | FallbackChain:
-    """What `--recipe` names; raises UsageError as load_recipe does, and names the ladders too."""
+    """Return the recipe or ladder that `--recipe` names; raises as load_recipe."""
     if is_ladder(name):
         return load_ladder(name)
     return _recipe_in(_find(name, RECIPES, "recipe", also=ladder_names()))
 
 
 def load_policy(name: str) -> Policy:
-    """The policy of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    """Return the policy of that name or YAML file; raises as load_recipe."""
     policy = _load(name, RECIPES / "policies", "policy", Policy)
     if policy.speed is None or not policy.speed.workloads:
         return policy
@@ -58,7 +57,7 @@ def load_policy(name: str) -> Policy:
 
 
 def load_profile(name: str) -> ServingProfile:
-    """The profile of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    """Return the profile of that name or YAML file; raises as load_recipe."""
     profile = _load(name, RECIPES / "profiles", "profile", ServingProfile)
     path = _find(name, RECIPES / "profiles", "profile")
     return profile.model_copy(update={"workloads": _find_files(profile.workloads, path)})
@@ -67,15 +66,15 @@ def load_profile(name: str) -> ServingProfile:
 def load_workload(
     name: str, speed: SpeedPolicy | None = None, profile: ServingProfile | None = None
 ) -> tuple[AnyWorkload, str]:
-    """The workload of that name, and where it stands.
+    """Return the workload, and its location for messages.
 
     Args:
-        name: of one of the policy's, then of the profile's, then of those that the package carries;
-            or the path of a YAML file.
-        profile: None for endpoints that someone else serves.
+        name: of a workload of the policy, the profile or the package, in this order, or the path of
+            a YAML file.
+        profile: None for external endpoints.
 
     Raises:
-        UsageError: as load_recipe does.
+        UsageError: as load_recipe.
     """
     policys, profiles = (each.workloads if each else {} for each in (speed, profile))
     if name in policys:
@@ -92,9 +91,9 @@ def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, A
 
 
 def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
-    """The workload; a relative path in it starts from the folder of the file that it stands in.
+    """Return the workload with its file resolved relative to the directory of `path`.
 
-    Records keep only the last part of another path, since it is this machine's.
+    An absolute path is reduced to its last part, because records must not name local directories.
     """
     if not isinstance(workload, FileWorkload):
         return workload
@@ -105,71 +104,74 @@ def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
 
 
 def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    """What a file of that name in a folder of the package, or a YAML file, holds, as `kind`.
+    """Return a file of the package's directory, or a YAML file, as `kind`.
+
+    Args:
+        noun: name of the kind in messages.
 
     Raises:
-        UsageError: as load_recipe does; `noun` is what messages call it.
+        UsageError: as load_recipe.
     """
     return _load(name, RECIPES / folder, noun, kind)
 
 
 def load_gpu(name: str) -> GpuType:
-    """The GPU of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    """Return the GPU of that name or YAML file; raises as load_recipe."""
     return _load(name, RECIPES / "gpus", "gpu", GpuType)
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that the package carries, from the smallest memory to the largest."""
+    """Return the built-in GPUs, by ascending memory."""
     folder = RECIPES / "gpus"
     return sorted(_names(folder), key=lambda name: load_gpu(name).memory_gib)
 
 
 def load_ladder(name: str) -> FallbackChain:
-    """The ladder of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    """Return the ladder of that name or YAML file; raises as load_recipe."""
     return _load(name, RECIPES / "ladders", "ladder", FallbackChain)
 
 
 def is_ladder(name: str) -> bool:
-    """Whether the name, or the YAML file, that was given for a recipe is a ladder's."""
+    """Return whether the value of `--recipe` names a ladder or its YAML file."""
     if not _is_path(name):
         return name in ladder_names()
     try:
         data = read_yaml_file(user_path(name, "--recipe"))
     except (ValueError, OSError):
-        return False  # what is wrong with it is reported when it is read as a recipe
+        return False  # load_recipe reports the error
     return isinstance(data, dict) and "recipes" in data
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that the package carries, the baseline left out."""
+    """Return the built-in recipes without the baseline."""
     return [name for name in _names(RECIPES) if name != BASELINE]
 
 
 def ladder_names() -> list[str]:
-    """Names of the ladders that the package carries."""
+    """Return the built-in ladders."""
     return _names(RECIPES / "ladders")
 
 
 def profile_names() -> list[str]:
-    """Names of the profiles that the package carries."""
+    """Return the built-in profiles."""
     return _names(RECIPES / "profiles")
 
 
 def workload_names() -> list[str]:
-    """Names of the workloads that the package carries."""
+    """Return the built-in workloads."""
     return _names(RECIPES / "workloads")
 
 
 def policy_names() -> list[str]:
-    """Names of the policies that the package carries."""
+    """Return the built-in policies."""
     return _names(RECIPES / "policies")
 
 
 def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
-    """The carried profile that has a word of the GPU's name, as the driver gives it."""
+    """Return the built-in profile for a GPU name of the driver; None if there is none."""
     for name in profile_names():
         profile = load_profile(name)
-        # Whole words: an H200 is no H20, and a GH200 no H200.
+        # Whole words: an H200 is not an H20, and a GH200 is not an H200.
         if any(
             re.search(rf"\b{re.escape(word)}\b", gpu_name) for word in profile.gpu_name_contains
         ):
@@ -178,7 +180,7 @@ def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
 
 
 def gpu_of_driver(gpu_name: str) -> GpuType | None:
-    """The carried GPU of that name, as the driver gives it; None where no file describes it."""
+    """Return the built-in GPU with that driver name; None if there is none."""
     gpus = (load_gpu(name) for name in gpu_names())
     return next((gpu for gpu in gpus if gpu.driver_name == gpu_name), None)
 
@@ -200,7 +202,7 @@ def _recipe_in(path: Path) -> Recipe:
 
 
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
-    """The file of that name; where there is none, those of the folder, and `also`, are named."""
+    """Return the file of that name; the error lists the known names and `also`."""
     is_path = _is_path(name)
     path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
@@ -216,7 +218,7 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
 
 
 def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
-    """A recipe file's content over that of the recipe that it extends.
+    """Return a recipe file's content merged over the recipe that it extends.
 
     Args:
         before: files that led here, each extending the next.
@@ -226,7 +228,7 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError(
             f"more than {MAX_EXTENDED} recipes extend one another",
             where=f"{path}, key extends",
-            hint="let one of them stand alone, without the key 'extends'",
+            hint="remove the key 'extends' from one of them",
         )
     data = read(path, "recipe", Recipe)
     if data.get("extends") is None:
@@ -255,25 +257,25 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError(
             f"the recipe extends itself: {circle}",
             where=where,
-            hint="let one of them stand alone, without the key 'extends'",
+            hint="remove the key 'extends' from one of them",
         )
     base = _merge_recipe(found, chain)
-    # Faults of the extended recipe are reported as such, with its own file.
+    # Errors of the extended recipe are reported with its own file.
     validate(base, found, "recipe", Recipe)
     return merge(base, data)
 
 
 def _locate_beside(name: str, path: Path, where: str) -> str:
-    """A relative path starts from the folder of the file that it stands in."""
+    """Return the name; a relative path starts from the directory of the extending file."""
     if not _is_path(name) or user_path(name, where).is_absolute():
         return name
     return str(path.parent / name)
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes over the base: mappings key by key, all else whole.
+    """Return the changes merged over the base, mappings key by key.
 
-    A mapping whose `kind` changes replaces the base's: the keys of another kind mean nothing there.
+    A mapping whose `kind` changes replaces the base's, because its keys have another meaning.
     """
     merged = dict(base)
     for key, value in changes.items():

@@ -1,4 +1,4 @@
-"""Reads a YAML file that a user wrote, and explains what is wrong in it in that user's words."""
+"""Reading of users' YAML files, with errors that name the key and its purpose."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 SHAPE = TypeVar("SHAPE", bound=BaseModel)
-BRIEF = 120  # letters of a name that a message repeats
+BRIEF = 120  # characters of a name that a message repeats
 
 
 def parse(path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
     """Read one YAML file as `kind`.
 
     Raises:
-        UsageError: not YAML, or a key that is unknown, missing or of the wrong kind.
+        UsageError: not YAML, or a key that is unknown, missing or of the wrong type.
     """
     return validate(read(path, noun, kind), path, noun, kind)
 
 
 def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
-    """The keys of a file; raises UsageError as :func:`parse`."""
+    """Return the keys of a file; raises UsageError as :func:`parse`."""
     with raise_as(
         UsageError, f"the {noun} cannot be read", path, "fix the file", errors=(OSError, ValueError)
     ):
@@ -44,11 +44,11 @@ def read(path: Path, noun: str, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> SHAPE:
-    """What a file says, as `kind`; raises UsageError as :func:`parse`."""
+    """Return a file's data as `kind`; raises UsageError as :func:`parse`."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        # An unknown key is often a required one misspelt: it explains more than what is missing.
+        # An unknown key is often a misspelled required one, so it explains more than a missing key.
         first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
         key = ".".join(map(shorten, _users_path(first["loc"], data, first["type"])))
         key = key or "(the whole file)"
@@ -60,7 +60,7 @@ def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> 
 
 
 def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[str]:
-    """The keys that the user wrote; pydantic puts the chosen `kind` of a union between them."""
+    """Return the keys of the user's file; pydantic inserts the chosen `kind` of a union."""
     path: list[str] = []
     for number, part in enumerate(location, start=1):
         is_key = isinstance(data, dict) and part in data
@@ -73,7 +73,6 @@ def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[
 
 
 def _explain(fault: ErrorDetails) -> str:
-    """What is wrong, without the words of the library that found it."""
     given, message = fault["input"], fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
         return "there is no such key"
@@ -92,19 +91,19 @@ def _explain(fault: ErrorDetails) -> str:
 
 
 def shorten(text: str) -> str:
-    """A text of the user's as far as a message needs it."""
+    """Return at most `BRIEF` characters of the user's text."""
     return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
 
 
 def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
-    """What the faulty key is for; or, where a key is not known or missing, which ones there are."""
+    """Return the purpose of the faulty key, or the known keys if it is unknown or missing."""
     if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
-        return f"write {number}: YAML takes what is in quotes, and 1e7 or 1.0e7, as text"
+        return f"write {number}: YAML reads quoted values, and 1e7 or 1.0e7, as strings"
     schema = kind.model_json_schema()
     node, keys, around = schema, list(schema["properties"]), "at the top"
     meaning = ""
     location = fault["loc"]
-    if location and location[-1] == "[key]":  # the key itself, so what it lies in is of interest
+    if location and location[-1] == "[key]":  # the key itself is wrong: describe its parent
         location = location[:-2]
     for part in location:
         node = _look_inside(node, part, schema)
@@ -121,7 +120,7 @@ def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
 
 
 def _written_out(text: Any) -> str:
-    """The number that a text is, without an exponent; "" where it is none, or a long one."""
+    """Return the number in a string without its exponent; "" if there is none or it is long."""
     try:
         number = Decimal(text if isinstance(text, str) else "")
     except InvalidOperation:
@@ -130,7 +129,7 @@ def _written_out(text: Any) -> str:
 
 
 def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of what lies under that part of a location; empty where there is nothing."""
+    """Return the JSON schema at that part of a location; empty if there is none."""
     tags = node.get("discriminator", {}).get("mapping", {})
     by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
     more = node.get("additionalProperties")
@@ -150,7 +149,7 @@ def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) 
 
 
 def _choose(node: dict[str, Any], data: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of the data's `kind`, if the node is a union whose tags no location names."""
+    """Return the schema of the data's `kind` if the node is a union."""
     kind = data.get("kind") if isinstance(data, dict) else None
     tags = node.get("discriminator", {}).get("mapping", {})
     reference = tags.get(kind) if isinstance(kind, str) else None

@@ -1,8 +1,8 @@
-"""Which of the engine's arguments and variables a profile, or a registry's tag, may set.
+"""Engine arguments and variables that a profile or a registry tag may set.
 
-The engine's parser takes any unique beginning of a name, so only whole names that it knows are
-passed on. Those that decide who may reach the server, and what the server loads, are ours; and
-no value may name a file or a Python object, since the engine would open or import it.
+The engine's parser accepts any unique prefix of a name, so only complete known names are passed
+on. `prepare` alone sets arguments that decide who may reach the server and what it loads. No value
+may name a file or a Python object, because the engine would open or import it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recipes.engines import DEFAULT, find_engine
 _NAME = re.compile(r"([a-z0-9-]+)(\.[A-Za-z0-9_-]{1,60}){0,5}")
 _PATH = re.compile(r"[/\\~]|^\.|\.[^\W\d]")
 _OBJECT = re.compile(r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$")
-# Keys of a mapping whose value is such a name, with or without a slash or a dot.
+# Keys whose value names a file or object, even without a slash or a dot.
 _OF_A_FILE = re.compile(
     r"(.*[_-])?(dir|path|file|folder|plugin|cls|module|qualname)s?", re.IGNORECASE
 )
@@ -30,7 +30,7 @@ _TUNES = re.compile(
     r"(OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|CUDA|CUBLAS|NVIDIA"
     r"|NCCL|GLOO|FLASHINFER|MALLOC)_.*|TOKENIZERS_PARALLELISM|PREPARE_CPU_FEATURES"
 )
-# What makes a process load code or settings of others, reach others, or shows a credential.
+# Variables that load code or settings, open connections, or hold a credential.
 _VARIABLES_OF_OURS = re.compile(
     r"LD_.*|PYTHON.*|GLIBC_TUNABLES|PATH|HOME|BASH_ENV|ENV|.*_PROXY|PREPARE_(?!CPU_FEATURES$).*"
     r"|.*(TOKEN|PASSW|SECRET|CREDENTIAL|API_?KEY|ACCESS_KEY).*"
@@ -38,37 +38,37 @@ _VARIABLES_OF_OURS = re.compile(
     r"|.*_(DIR|ROOT|HOME|FOLDER|PATH|FILE|LIBS?|LIBRARY|LIBRARIES|URL|URI)",
     re.IGNORECASE,
 )
-# Not credentials, though they sound like some.
+# Names that look like credentials but concern tokens of text.
 _TOKENS_OF_TEXT = re.compile(r"TOKENIZERS_PARALLELISM|.*(MAX|NUM|BATCHED)_?.*TOKENS(_.*)?")
 
 
-# What one server is spread over is their product (vllm/config/parallel.py).
+# A server uses the product of these (vllm/config/parallel.py).
 DIVIDES_GPUS = (
     "tensor-parallel-size",
     "pipeline-parallel-size",
     "prefill-context-parallel-size",
     "data-parallel-size",
 )
-# The engine takes more here, such as 4k; what is planned is computed with them.
+# The engine also accepts forms such as 4k, but plans compute with integers.
 _COUNTS = ("max-model-len", *DIVIDES_GPUS)
 
 
 def count_gpus(arguments: Mapping[str, Any]) -> int:
-    """How many GPUs a server with these arguments, which were checked, is spread over."""
+    """Return the number of GPUs of a server with these checked arguments."""
     return math.prod(int(arguments.get(name, 1)) for name in DIVIDES_GPUS)
 
 
 def subject_of(name: str) -> str:
-    """What an argument is about, whether it turns it on or off, or sets one key of its mapping."""
+    """Return an argument's name without its switch prefix or its mapping key."""
     return re.sub(r"^(no-)?((enable|disable)-)?", "", name.partition(".")[0])
 
 
 class EngineArgumentError(ValueError):
-    """A name or value that must not reach the engine; says which, and why."""
+    """A name or value that must not reach the engine."""
 
 
 def explain_ours(name: str, engine: str = DEFAULT) -> str:
-    """Why nobody but the command itself sets this argument; "" where a profile may."""
+    """Return why only `prepare` sets this argument; "" if a profile may."""
     if name == "kv-cache-dtype":
         return "the profile has a separate key for it"
     for reason, names in find_engine(engine).ours.items():
@@ -79,7 +79,7 @@ def explain_ours(name: str, engine: str = DEFAULT) -> str:
 
 
 def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str = DEFAULT) -> None:
-    """See that these may be handed to the engine.
+    """Check that these arguments may be passed to the engine.
 
     Args:
         accelerator: kind of machine, which decides the engine's version.
@@ -95,11 +95,11 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
         found = _NAME.fullmatch(name)
         whole = found[1] if found else ""
         if reason := explain_ours(whole, engine):
-            raise EngineArgumentError(f"{shown} is not for a profile to set: {reason}")
+            raise EngineArgumentError(f"a profile must not set {shown}: {reason}")
         if whole not in known:
             raise EngineArgumentError(
-                f"{shown} is no argument of {version}: names are its long options, in full, "
-                "without the dashes in front"
+                f"{shown} is not an argument of {version}: write its long option in full, "
+                "without the leading dashes"
             )
         words = serving.words_or_folders.get(name, (value,))
         if reason := _fault_in_value(value) or _fault_in_place(name, value, words):
@@ -107,69 +107,69 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
 
 
 def check_counts(arguments: Mapping[str, Any]) -> None:
-    """Check that what plans count with is a number from 1; raises EngineArgumentError if not."""
+    """Check that counts which plans use are integers from 1; raises EngineArgumentError."""
     for name in _COUNTS:
         value = arguments.get(name, 1)
         if type(value) is not int or value < 1:
             raise EngineArgumentError(
-                f"the value of '{name}' is {value!r:.80}, and has to be an integer from 1, "
+                f"the value of '{name}' is {value!r:.80}, but must be an integer from 1, "
                 "without quotes"
             )
 
 
 def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:
-    """See that these may be set in the server's environment; raises EngineArgumentError if not."""
+    """Check that the server's environment may have these; raises EngineArgumentError."""
     serving = find_engine(engine)
     for name, value in variables.items():
         shown = ascii(name)[:80]
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise EngineArgumentError(f"{shown} is no name of an environment variable")
+            raise EngineArgumentError(f"{shown} is not a name of an environment variable")
         if not isinstance(value, str) or not value.isprintable():
-            raise EngineArgumentError(f"the variable {shown} wants a text of one line")
+            raise EngineArgumentError(f"the variable {shown} needs a string of one line")
         if _PATH.search(value):
-            raise EngineArgumentError(f"the variable {shown} names a file, which would be loaded")
+            raise EngineArgumentError(f"the variable {shown} names a file")
         if not (_TUNES.fullmatch(name) or re.fullmatch(serving.tuning, name)):
             raise EngineArgumentError(
-                f"the variable {shown} is not for a profile to set: it is none of those that tune "
-                "the engine, and others can have the server run or load what was not judged"
+                f"a profile must not set the variable {shown}: it does not tune the engine, and "
+                "it could make the server run or load something that was not gated"
             )
         is_ours = _VARIABLES_OF_OURS.fullmatch(name) or re.fullmatch(
             serving.reaching, name, re.IGNORECASE
         )
         if is_ours and not _TOKENS_OF_TEXT.fullmatch(name):
             raise EngineArgumentError(
-                f"the variable {shown} is not for a profile to set: it is a credential, or would "
-                "have the server load code or answer to others"
+                f"a profile must not set the variable {shown}: it is a credential, or it would "
+                "make the server load code or accept other clients"
             )
 
 
 def _fault_in_value(value: Any) -> str:
-    """What is wrong with an argument's value; "" when nothing is."""
+    """Return the fault of an argument's value; "" if it has none."""
     if isinstance(value, bool | int):
         return "" if abs(value) < 2**63 else "is too large"
     if isinstance(value, float):
-        return "" if math.isfinite(value) else "is no finite number"
+        return "" if math.isfinite(value) else "is not a finite number"
     if not isinstance(value, str) or not value.isprintable():
-        return "is no number, word, true or false"
+        return "is not a number, word, true or false"
     if value.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", value):
-        return "begins with a dash, so the engine would take it for another argument"
+        return "starts with a dash, so the engine would parse it as another argument"
     if any(_PATH.search(word) or _OBJECT.match(word) for word in _words(value)):
         return "names a file or a Python object, which the engine would load"
     return ""
 
 
 def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
-    """What is wrong with a value for where it stands; "" when nothing is."""
+    """Return the fault of a value that depends on its argument; "" if it has none."""
     if value not in words:
-        return f"is none of {', '.join(words)}, so it would be taken for a folder"
+        return f"is none of {', '.join(words)}, so the engine would read it as a directory"
     keys = [*name.split(".")[1:], *(_words(value, keys=True) if isinstance(value, str) else ())]
     if found := next((key for key in keys if _OF_A_FILE.fullmatch(key)), ""):
-        return f"sets {ascii(found)[:80]}, which names what the engine would load"
+        return f"sets {ascii(found)[:80]}, which names something that the engine would load"
     return ""
 
 
 def _words(text: str, *, keys: bool = False) -> Iterator[str]:
-    """Every text in it, or every key: those of its JSON, where it is that."""
+    """Yield every string in the text, or every key; parses the text if it is JSON."""
     try:
         pending: list[Any] = [json.loads(text)]
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The shape of what is known of an engine's command line beyond its own parser's data."""
+"""Data about an engine's command line that its parser does not contain."""
 
 from __future__ import annotations
 
@@ -26,26 +26,30 @@ Option = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 class EngineFacts(ConfigModel):
-    """What guides say of an engine that is no longer so, and what is so without being asked."""
+    """Options of an engine that were removed, are defaults, or have side effects."""
 
     name: Name
     summary: str
-    versions: dict[Literal["cpu", "cuda"], str] = Field(description="that all this holds for")
-    resolved: dict[Literal["cpu", "cuda"], dict[Option, str]] = Field(
-        description="defaults that the engine finds when it starts"
+    versions: dict[Literal["cpu", "cuda"], str] = Field(
+        description="engine version that this data describes"
     )
-    parameters: dict[Lever, str] = Field(description="what each is by default")
+    resolved: dict[Literal["cpu", "cuda"], dict[Option, str]] = Field(
+        description="defaults that the engine chooses when it starts"
+    )
+    parameters: dict[Lever, str] = Field(description="default of each parameter")
     removed_options: dict[Option, str] = Field(description="former options, and their replacements")
-    no_effect: dict[Option, str] = Field(description="taken, and without effect")
+    no_effect: dict[Option, str] = Field(description="options that are accepted but have no effect")
     slows_down: dict[str, str] = Field(description="`option=value` that costs speed, and why")
-    changes_outputs: list[Option] = Field(description="with these, answers have to be gated again")
+    changes_outputs: list[Option] = Field(
+        description="options that require a new gate of the answers"
+    )
     removed_variables: dict[str, str] = Field(
-        description="of the environment, and what to do instead"
+        description="removed environment variables, and what to do instead"
     )
 
 
 @cache
 def vllm_facts() -> EngineFacts:
-    """Those of vLLM."""
+    """Return the data about vLLM."""
     file = Path(recipes.__file__).parent / "engines" / "vllm-facts.yaml"
     return parse(file, "facts", EngineFacts)

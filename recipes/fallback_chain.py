@@ -1,4 +1,4 @@
-"""The shape of ladders: recipes that are tried in order until one passes."""
+"""Ladders: recipes that are tried in order until one passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from recipes.config_model import ConfigModel, Name
 
 
 class FallbackChain(ConfigModel):
-    """Recipes from the one to prefer to the one to fall back on; the first that passes is taken."""
+    """Recipes in order of preference; the first that passes is used."""
 
     name: Name
     summary: str = Field(description="one line for `prepare recipes list`")

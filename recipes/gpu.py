@@ -1,4 +1,4 @@
-"""The shape of the GPUs' data files: what `prepare plan --gpu` knows of a kind of GPU."""
+"""Data files of GPU types, for `prepare plan --gpu`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from recipes.config_model import ConfigModel, Name
 
 
 class GpuType(ConfigModel):
-    """One kind of GPU."""
+    """One type of GPU."""
 
     name: Name
     summary: str
-    driver_name: str = Field(description="as the driver gives it; profiles are chosen by it")
+    driver_name: str = Field(description="name that the driver reports; profiles are chosen by it")
     memory_gib: float = Field(
         gt=0,
         le=100_000,
-        description="all memory that a process sees, in GiB: less than on the box, since the "
-        "driver keeps some; what PyTorch prints as 'total capacity'",
+        description="memory that a process can use, in GiB: less than the advertised size, because "
+        "the driver reserves some; PyTorch prints it as 'total capacity'",
     )
     compute_capability: float = Field(gt=0, le=100, description="such as 8.9; FP8 needs 8.9")
     memory_bandwidth_gb_per_s: float = Field(
@@ -27,11 +27,10 @@ class GpuType(ConfigModel):
         None,
         gt=0,
         le=1_000_000,
-        description="published, of dense 16-bit matrices, in 10^12 a second; without it no time of "
-        "a calibration is estimated",
+        description="published, for dense 16-bit matrices, in 10^12 operations a second; without "
+        "it `prepare plan` estimates no calibration time",
     )
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that a process sees."""
         return int(self.memory_gib * 2**30)

@@ -17,7 +17,7 @@ def dividing_group_size(sizes: Sequence[int], columns: Iterable[int]) -> int | N
     """Return the group size to use; None without sizes.
 
     Args:
-        sizes: of the recipe, in the order to try; empty for a recipe without groups.
+        sizes: in the order to try.
         columns: of all quantized matrices.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A field of a file whose shape its key `kind` chooses among those that packages declare."""
+"""Fields whose key `kind` selects a model that a package declares."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pipeline.core.plugins import plugin_names
 
 
 class OfKind:
-    """Annotation: the value is validated, and written, as the model of its `kind`.
+    """Annotation that validates and serializes a value as the model of its `kind`.
 
     Args:
         group: of entry points.
-        model_of: the model of a kind's name; raises LookupError where there is none.
+        model_of: returns the model of a kind; raises LookupError if there is none.
     """
 
     def __init__(self, group: str, model_of: Callable[[str], type[BaseModel]]) -> None:
@@ -28,7 +28,6 @@ class OfKind:
     def __get_pydantic_core_schema__(
         self, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Leave the shape to the model of the value's kind."""
         return core_schema.no_info_plain_validator_function(self._validate)
 
     def __get_pydantic_json_schema__(

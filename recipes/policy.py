@@ -1,4 +1,4 @@
-"""The shape of policies: what a variant must show, suite by suite, before it is promoted."""
+"""Policies: suites, margins and gates that a variant must pass before promotion."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Source = Literal["eval-data", "hub", "packages", "builtin"]
 Form = Annotated[
     Literal["auto", "completion", "chat"],
     Field(
-        description="chat: with the chat template; base: text to go on from; auto: chat where the "
-        "tokenizer has a template, else base"
+        description="chat: use the chat template. completion: plain text to continue. auto: chat "
+        "if the tokenizer has a template, otherwise completion"
     ),
 ]
 
 
 class Margin(ConfigModel):
-    """What a variant may lose: `0.01` (one point), `{points: 0.01}` or `{recovery: 0.99}`."""
+    """Largest acceptable loss: `0.01` (one point), `{points: 0.01}` or `{recovery: 0.99}`."""
 
     points: float | None = Field(
         None, gt=0, lt=1, description="largest acceptable drop of the mean score; 0.01 is a point"
@@ -51,7 +51,7 @@ class Margin(ConfigModel):
 
     @property
     def words(self) -> str:
-        """For tables: `1 point`, `99 % recovery`."""
+        """Short form for tables: `1 point`, `99 % recovery`."""
         if self.recovery is not None:
             return f"{100 * self.recovery:g} % recovery"
         points = 100 * (self.points or 0)
@@ -59,24 +59,26 @@ class Margin(ConfigModel):
 
 
 class EvalTask(ConfigModel):
-    """What a question's answer depends on."""
+    """Settings that a question's answer depends on."""
 
     kind: str
-    prompt_format: str = Field("auto", description="how it is asked")
+    prompt_format: str = Field("auto", description="format of the prompts")
     cluster_by: str | None = Field(
         None,
         min_length=1,
-        description="a field of the questions that says which belong together, such as the passage "
-        "that they are about: each such cluster is asked whole, and its mean is one value",
+        description="a field of the questions that groups them, such as their passage. A cluster "
+        "is always asked completely, and its mean counts as one value",
     )
 
 
 class Suite(EvalTask):
-    """What decides over the answers: a change here judges the same ones again."""
+    """Settings that affect only the decision: a change decides the same answers again."""
 
-    sources: list[Source] = Field(default=["eval-data"], description="the first that has questions")
+    sources: list[Source] = Field(
+        default=["eval-data"], description="in order; the first that has questions is used"
+    )
     margins: dict[Family, Margin] = Field(
-        description="largest acceptable loss by family of recipe, in points or as a recovery"
+        description="largest acceptable loss by recipe family, in points or as a recovery"
     )
     tier: Tier = Field(
         "critical",
@@ -85,23 +87,23 @@ class Suite(EvalTask):
     )
     test: Literal["sequential", "fixed"] = Field(
         "sequential",
-        description="sequential: stop as soon as it is decided, valid at any time (betting). "
-        "fixed: ask all, then one bound (Gaffke)",
+        description="sequential: stop when the result is decided, valid at any time (betting). "
+        "fixed: ask all questions, then compute one bound (Gaffke)",
     )
     about: Literal["population", "benchmark"] = Field(
         "population",
-        description="population: of all such questions. benchmark: of this finite list and the "
-        "answers given to it alone: a count, decided by its end",
+        description="population: all such questions. benchmark: only this finite list and its "
+        "answers; a count that the last question decides",
     )
     questions: int | None = Field(
-        None, ge=1, le=10_000_000, description="how many at most; all when absent"
+        None, ge=1, le=10_000_000, description="largest number; all when absent"
     )
-    batch: int = Field(64, ge=1, le=1_000_000, description="questions asked between two looks")
+    batch: int = Field(64, ge=1, le=1_000_000, description="questions between two interim looks")
     time_budget_minutes: float | None = Field(
         None,
         gt=0,
         le=43_200,
-        description="time budget of each round's answers; what is open then stays open",
+        description="time budget of each round's answers; a result that is open then stays open",
     )
     expected_flips: float = Field(
         0.04,
@@ -114,7 +116,8 @@ class Suite(EvalTask):
         0,
         ge=0,
         le=10_000_000,
-        description="questions the baseline is asked twice: the flips of serving alone",
+        description="questions that the baseline answers twice, to measure flips without "
+        "quantization",
     )
     concurrency: int = Field(32, ge=1, le=10_000, description="requests in flight")
 
@@ -135,12 +138,12 @@ class Suite(EvalTask):
 
 
 class SuiteModels(ABC):
-    """Base of a kind of suite, as far as a policy needs it; a `SuiteKind` has the rest."""
+    """Models of a kind of suite that a policy needs."""
 
     task: type[EvalTask]
-    """What an answer depends on."""
+    """Settings that an answer depends on."""
     policy: type[Suite]
-    """A subclass of `task` with what a policy decides."""
+    """Subclass of `task` with the settings of the decision."""
 
 
 def _task_model(kind: str) -> type[EvalTask]:
@@ -158,14 +161,14 @@ AnyTask = Annotated[EvalTask, OfKind(SUITES, _task_model)]
 
 
 class PromotionRule(ConfigModel):
-    """Which alias moves, and which variant gets it when several pass."""
+    """Alias to move, and choice among several variants that pass."""
 
     alias: str = "champion"
     previous_alias: str = "previous"
     prefer: Literal["throughput", "smallest"] = Field(
         "throughput",
-        description="throughput: the largest ratio of `speed.ratio`, by its first workload; the "
-        "smallest where the policy has none",
+        description="throughput: the largest ratio of `speed.ratio` on its first workload, or the "
+        "smallest variant if the policy has no ratio",
     )
 
     @field_validator("alias", "previous_alias")
@@ -179,13 +182,12 @@ class PromotionRule(ConfigModel):
     def _they_differ(self) -> PromotionRule:
         if self.alias == self.previous_alias:
             raise ValueError(
-                f"alias and previous_alias are both '{self.alias}': the champion before would be "
-                "the champion, and there would be no way back"
+                f"alias and previous_alias are both '{self.alias}': rollback would be impossible"
             )
         return self
 
 
-# What a variant's other stages and gates are called: plans and verdicts have both by name.
+# Names of other stages and gates: plans and verdicts list both by name.
 RESERVED_SUITE_NAMES = (
     "quantize",
     "check_weights",
@@ -200,7 +202,7 @@ Attempts = Literal["per_run", "spend"]
 
 
 class Policy(ConfigModel):
-    """What a variant must show before it is promoted."""
+    """Requirements that a variant must meet before promotion."""
 
     name: Name
     summary: str
@@ -209,18 +211,18 @@ class Policy(ConfigModel):
     )
     attempts: Attempts = Field(
         "per_run",
-        description="what alpha bounds; per_run: the chance that any variant of one run passes "
-        "falsely; spend: that any of all runs against one baseline does: the first has half of "
-        "alpha, run k has 0.5 / (k (k - 1)) of it",
+        description="scope of alpha. per_run: the chance that any variant of one run passes "
+        "falsely. spend: the chance over all runs against one baseline; the first run has half "
+        "of alpha, run k has 0.5 / (k (k - 1)) of it",
     )
     suites: dict[Name, AnySuite] = Field(min_length=1, max_length=100)
     speed: SpeedPolicy | None = Field(
-        None, description="claims on throughput and latency that have an error rate"
+        None, description="gates on throughput and latency that have an error rate"
     )
     promotion: PromotionRule = PromotionRule()
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
-        """The claims on speed that it makes there; None: of endpoints that someone else serves."""
+        """Return the speed gates for this accelerator; None for external endpoints."""
         return self.speed.claims_on(accelerator) if self.speed is not None else ()
 
     @field_validator("suites")
@@ -228,11 +230,11 @@ class Policy(ConfigModel):
     def _names_are_free(cls, suites: dict[str, AnySuite]) -> dict[str, AnySuite]:
         for name in suites:
             if name in RESERVED_SUITE_NAMES or name.startswith("speed."):
-                raise ValueError(f"a suite cannot be called '{name}', a stage or gate is")
+                raise ValueError(f"'{name}' cannot name a suite: a stage or gate has this name")
         return suites
 
     @model_validator(mode="after")
     def _something_must_pass(self) -> Policy:
         if not any(suite.tier == "critical" for suite in self.suites.values()):
-            raise ValueError("no suite is critical, so a variant need not show anything")
+            raise ValueError("no suite is critical, so every variant would pass")
         return self

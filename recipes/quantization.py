@@ -1,8 +1,8 @@
-"""What a kind of quantization is: its keys in a recipe, and what every other package asks of it.
+"""Base of quantization kinds: recipe keys, verification limits and descriptions.
 
-A kind is a subclass of :class:`Quantization`, found by the entry point of its name in the group
-`prepare.quantizers`. Only the core imports it. The worker that it names runs in another environment
-and gets plain data.
+A kind is a subclass of :class:`Quantization` that an entry point of the group
+`prepare.quantizers` names. Only the core imports it; its worker runs in another environment and
+receives plain data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rounding = Literal["nearest", "compensated", "rescaled"]
 
 
 class Calibration(ConfigModel):
-    """Texts that the quantizer runs through the model to see its activations."""
+    """Texts that the quantizer runs through the model to record activations."""
 
     dataset: str | None = Field(
         None, description="Hub dataset id, 'builtin' for the project's own texts, or a file path"
@@ -33,7 +33,7 @@ class Calibration(ConfigModel):
     column: str = Field("text", description="column or JSON key that holds the text or messages")
     revision: str | None = Field(None, description="commit or tag of a Hub dataset")
     fallback: Literal["builtin"] | None = Field(
-        None, description="what to use when the Hub cannot be reached; its use is reported"
+        None, description="texts to use when the Hub cannot be reached; the run reports it"
     )
     samples: int = Field(
         256, ge=1, le=1_000_000, description="blocks of max_tokens tokens, cut from the texts"
@@ -42,22 +42,23 @@ class Calibration(ConfigModel):
         512,
         ge=16,
         le=1_000_000,
-        description="tokens of a block; texts are shuffled by seed and laid end to end",
+        description="tokens of a block; texts are shuffled by seed and concatenated",
     )
-    batch_size: int = Field(1, ge=1, le=10_000, description="blocks a forward pass")
-    seed: Seed = Field(20240814, description="of the shuffle, and of torch while quantizing")
+    batch_size: int = Field(1, ge=1, le=10_000, description="blocks per forward pass")
+    seed: Seed = Field(20240814, description="seed of the shuffle, and of torch while quantizing")
 
 
 class Quantization(ConfigModel):
-    """One kind of quantization. A subclass sets `kind`, `worker`, `weight_formats` and
-    `sqnr_floor_db`, and overrides what differs.
+    """Base of quantization kinds.
+
+    A subclass sets `kind`, `worker`, `weight_formats` and `sqnr_floor_db`.
     """
 
     kind: str
     ignore: list[str] = Field(
         default=["lm_head"],
         max_length=2_000,
-        description="modules kept in 16 bits: names, shell patterns, or 're:' expressions",
+        description="modules left in 16 bits: names, shell patterns, or 're:' expressions",
     )
     calibration: Calibration | None = None
 
@@ -70,19 +71,19 @@ class Quantization(ConfigModel):
     def worker(self) -> str:
         """Module with `run(spec, progress, output) -> facts of QuantizeResult`.
 
-        `spec` has checkpoint (folder), quantization (the recipe's keys, with `ignore` resolved),
+        `spec` has checkpoint (directory), quantization (the recipe's keys, with `ignore` resolved),
         group_sizes, calibration_file (None for a Hub dataset), trust_remote_code, compute_dtype.
-        At module level it may import the standard library and what `environment` has.
+        At module level it may import only the standard library and packages of `environment`.
         """
 
     @property
     @abstractmethod
     def weight_formats(self) -> tuple[WeightFormat, ...]:
-        """Possible formats of the weights: one for each group size, in the order to try."""
+        """Possible weight formats: one for each group size, in the order to try."""
 
     @property
     def is_streamed(self) -> bool:
-        """Whether weights are cast file by file, without the model, and a killed try is resumed."""
+        """Whether weights are cast file by file, without the model; such a stage can resume."""
         return False
 
     # What verification expects (docs/explanation/weight-verification.md).
@@ -90,20 +91,20 @@ class Quantization(ConfigModel):
     @property
     @abstractmethod
     def sqnr_floor_db(self) -> float:
-        """Minimum SQNR of a sound layer. A swapped layer has -3 or 0."""
+        """Minimum SQNR of a correct layer; a swapped layer has -3 or 0 dB."""
 
     @property
     def rounding(self) -> Rounding:
-        """What is done to weights in addition to rounding.
+        """Change of weights in addition to rounding.
 
-        nearest: nothing. compensated: later weights absorb an error, so rows may differ in places.
-        rescaled: columns are scaled, and the layers before them by the inverse.
+        nearest: none. compensated: later weights absorb an error, so rows may differ locally.
+        rescaled: columns are scaled, and the preceding layers by the inverse.
         """
         return "nearest"
 
     @property
     def stores_kv_scales(self) -> bool:
-        """Whether scales of an FP8 KV cache are stored with the weights."""
+        """Whether the weights include scales of an FP8 KV cache."""
         return False
 
     # Whether unquantized tensors are stored in the source's types.
@@ -111,49 +112,49 @@ class Quantization(ConfigModel):
 
     # Resources and time.
 
-    # Bytes for each weight of a matrix that verification must hold completely.
+    # Bytes per weight of a matrix that verification must load completely.
     checked_bytes: ClassVar[float] = 0.0
 
     @property
     def forward_passes(self) -> float | None:
-        """How often the calibration's tokens go through the layers; None where it is not known."""
+        """Passes of the calibration tokens through the layers; None if unknown."""
         return None
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        """Return memory of `size` bytes of weights on a CPU server.
+        """Return the memory that `size` bytes of weights need on a CPU server.
 
         Args:
             wide: the profile serves in float32.
         """
         return size
 
-    # Words for a model card.
+    # Text for a model card.
 
     def format_description(self, group_size: int | None) -> str:
-        """Number formats of weights and activations, with the group size that was used."""
+        """Return the number formats of weights and activations."""
         return self.weight_formats[0].label
 
     @property
     def method_description(self) -> str:
-        """How weights are quantized, as sentences."""
+        """Quantization method, as sentences."""
         return ""
 
     # Consequences of the formats.
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Columns that may share a scale, in the order to try; empty if any number will do."""
+        """Columns that may share a scale, in the order to try; empty without groups."""
         sizes = (form.shared_columns for form in self.weight_formats)
         return tuple(size for size in sizes if size is not None)
 
     @property
     def rows_of_block(self) -> int | None:
-        """Rows that share a scale, which must divide those of layers that the engine merges."""
+        """Rows that share a scale; they must divide the rows of merged layers."""
         block = self.weight_formats[0].block
         return block[0] if block else None
 
     def choose_format(self, columns: Iterable[int]) -> WeightFormat:
-        """Return the first format whose groups divide these columns, else the first of all."""
+        """Return the first format whose groups divide these columns, or the first format."""
         size = find_dividing(self.group_sizes, columns)
         formats = self.weight_formats
         return next((form for form in formats if form.shared_columns == size), formats[0])
@@ -165,7 +166,7 @@ class Quantization(ConfigModel):
             try:
                 re.compile(word.removeprefix("re:") if word.startswith("re:") else "")
             except (re.error, RecursionError, OverflowError) as error:
-                raise ValueError(f"{word[:80]!r} is no regular expression: {error}") from error
+                raise ValueError(f"{word[:80]!r} is not a regular expression: {error}") from error
         return ignore
 
 
@@ -178,5 +179,5 @@ AnyQuantization = Annotated[Quantization, OfKind(QUANTIZERS, _model)]
 
 
 def for_worker(quantization: Quantization) -> dict[str, str]:
-    """Return what a worker imports the kind's package by."""
+    """Return the data with which a worker imports the kind's package."""
     return find_plugin(QUANTIZERS, quantization.kind).for_worker()

@@ -1,4 +1,4 @@
-"""The shape of recipes and serving profiles; unknown keys are errors that name the known ones."""
+"""Recipes and serving profiles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AcceleratorName = Literal["cpu", "cuda"]
 
 
 class Recipe(ConfigModel):
-    """How to make one variant of a checkpoint."""
+    """Instructions to make one variant of a checkpoint."""
 
     name: Name
     summary: str = Field(description="one line for `prepare recipes list`")
@@ -39,21 +39,21 @@ class Recipe(ConfigModel):
         None,
         ge=1,
         le=100,
-        description="of an NVIDIA GPU that runs the kernels natively, such as 8.9 for FP8",
+        description="minimum of an NVIDIA GPU with native kernels, such as 8.9 for FP8",
     )
     architectures: list[str] = Field(
         default=[],
-        description="those it is for: names or shell patterns, as in config.json's key "
+        description="supported ones: names or shell patterns of config.json's key "
         "'architectures'; all when empty",
     )
     unsupported_architectures: list[str] = Field(
-        default=[], description="those it is not for, though 'architectures' has them"
+        default=[], description="exceptions from 'architectures'"
     )
     suggested_recipe: str | None = Field(
-        None, description="recipe for the models that this one is not for; its refusal names it"
+        None, description="recipe that an error suggests for unsupported models"
     )
     cannot_serve_on: dict[Literal["cpu", "cpu-without-amx", "cuda"], str] = Field(
-        default={}, description="where vLLM has no kernels for such weights, and why"
+        default={}, description="machines without vLLM kernels for such weights, with the reason"
     )
     extends: str | None = Field(
         None,
@@ -62,7 +62,7 @@ class Recipe(ConfigModel):
     )
 
     def suits(self, architecture: str) -> bool:
-        """Whether the recipe is for models of this architecture."""
+        """Return whether the recipe supports this architecture."""
         if any(fnmatchcase(architecture, word) for word in self.unsupported_architectures):
             return False
         return not self.architectures or any(
@@ -74,7 +74,7 @@ class Recipe(ConfigModel):
 
 
 class CalibrationLimit(ConfigModel):
-    """The most calibration to do on this machine; reported when it takes effect."""
+    """Limits of calibration on a kind of machine; a run reports when they apply."""
 
     samples: int = Field(ge=1, le=1_000_000)
     max_tokens: int = Field(ge=16, le=1_000_000)
@@ -86,7 +86,7 @@ class CalibrationLimit(ConfigModel):
     )
 
     def limit(self, calibration: Calibration) -> Calibration:
-        """The calibration that is done: no more samples and tokens than these."""
+        """Return the calibration within these limits."""
         return calibration.model_copy(
             update={
                 "samples": min(calibration.samples, self.samples),
@@ -102,65 +102,65 @@ CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 
 
 class CpuOverride(ConfigModel):
-    """What a profile changes on a CPU that lacks a feature; reported wherever it is in effect."""
+    """Changes of a profile on a CPU that lacks a feature; reports show them if they apply."""
 
-    if_missing: CpuFeature = Field(description="it is for CPUs that lack this")
-    reason: str = Field(description="why, in words; stands next to every verdict")
-    kv_cache_dtype: Word | None = Field(None, description="instead of the profile's")
+    if_missing: CpuFeature = Field(description="CPU feature whose absence applies the override")
+    reason: str = Field(description="reason, shown next to every verdict")
+    kv_cache_dtype: Word | None = Field(None, description="replaces the profile's")
     engine_arguments: dict[str, EngineValue] = Field(
-        default={}, description="over the profile's own"
+        default={}, description="merged over the profile's"
     )
-    environment: dict[str, str] = Field(default={}, description="over the profile's own")
+    environment: dict[str, str] = Field(default={}, description="merged over the profile's")
     quantize_dtype: Literal["float32"] | None = Field(
         None, description="dtype of calibration; the stored weights do not change"
     )
 
 
 class TuningProvenance(ConfigModel):
-    """What `prepare tune` has confirmed of a profile that it wrote."""
+    """Confirmed gain of a profile that `prepare tune` wrote."""
 
     min_gain: float = Field(
         ge=1e-3, le=1_000, description="lower bound of output tokens/s over those of the defaults"
     )
-    gain: float = Field(ge=1e-3, le=1_000, description="of the typical block; an estimate")
+    gain: float = Field(ge=1e-3, le=1_000, description="estimated gain of the typical block")
     alpha: float = Field(gt=0, lt=1, description="error rate of the bound")
-    workload: Name = Field(description="that it was measured under, by its name")
+    workload: Name = Field(description="name of the measured workload")
     engine_defaults: list[str] = Field(
-        description="command line of what it was compared with; the engine chose all else itself"
+        description="command line of the comparison; the engine chose all other settings"
     )
-    checkpoint: str = Field(description="digest of the model that was served")
-    hardware: Hardware = Field(description="that both were served on")
+    checkpoint: str = Field(description="digest of the served model")
+    hardware: Hardware = Field(description="hardware that served both")
     run: Name = Field(description="id of the run that measured it")
     evidence: str = Field(description="SHA-256 of every request's timings, in that run's store")
     requires_regate: bool = Field(description="whether an argument changes answers")
 
     @property
     def words(self) -> str:
-        """For people, in one line."""
+        """One line for people."""
         return (
             f"tuned for {self.workload}: at least {self.min_gain:.3f} of the defaults' output "
             f"tokens/s (run {self.run})"
         )
 
 
-# How long loading takes is no part of a verdict; as `prepare serve` waits.
+# The wait of `prepare serve`: verdicts record it, since loading time does not affect them.
 READY_TIMEOUT_SECONDS = 1800.0
 
 
 class ServingProfile(ConfigModel):
-    """An engine's exact arguments, the loads to measure with, the limits of a kind of machine."""
+    """Engine arguments, workloads and limits of a kind of machine."""
 
     name: Name
     summary: str
     accelerator: AcceleratorName
     gpu_name_contains: list[str] = Field(
-        default=[], description="`--profile auto` takes the profile whose word is in the GPU's name"
+        default=[], description="words of the GPU names that `--profile auto` uses the profile for"
     )
-    engine: EngineName = Field(DEFAULT, description="that serves, by its name")
-    kv_cache_dtype: Word = Field("fp8", description="of every variant")
-    baseline_kv_cache_dtype: Word = Field("auto", description="of the baseline")
+    engine: EngineName = Field(DEFAULT, description="serving engine")
+    kv_cache_dtype: Word = Field("fp8", description="for every variant")
+    baseline_kv_cache_dtype: Word = Field("auto", description="for the baseline")
     engine_arguments: dict[str, EngineValue] = Field(
-        default={}, description="the engine's own, without dashes in front; true is a bare flag"
+        default={}, description="engine options without leading dashes; true is a bare flag"
     )
     environment: dict[str, str] = Field(default={}, description="variables of the server process")
     speculative: SpeculativeConfig | None = Field(
@@ -170,7 +170,7 @@ class ServingProfile(ConfigModel):
 
     calibration_limit: CalibrationLimit | None = None
     workloads: dict[Name, AnyWorkload] = Field(
-        default={}, description="by name, that a policy's `speed` takes before those carried"
+        default={}, description="by name; a policy's `speed` prefers these to the built-in ones"
     )
     server_mode: Literal["concurrent", "interleaved"] = Field(
         "interleaved",
@@ -183,29 +183,28 @@ class ServingProfile(ConfigModel):
         0.02,
         ge=0,
         le=1,
-        description="standard deviation of ln(output tokens/s) between starts of one server: a "
-        "ratio measured on servers that are up together has to be better by what that explains. "
-        "When absent, what the store has measured on this machine, from ten starts on; 0.02 is "
-        "assumed before that",
+        description="standard deviation of ln(output tokens/s) between starts of one server. "
+        "With `concurrent`, a ratio must exceed the difference that it explains. "
+        "When absent, the store's measurement on this machine, if it has ten starts, or 0.02",
     )
     restart_count: int = Field(
         1_000,
         ge=2,
         le=1_000_000,
-        description="starts that restart_stddev was estimated from: fewer cost more",
+        description="starts that restart_stddev was estimated from; fewer need a larger margin",
     )
     speed_note: str | None = Field(
-        None, description="said next to every claim on speed that is measured with this profile"
+        None, description="note next to every speed gate that is measured with this profile"
     )
     kv_cache_note: str | None = Field(
-        None, description="what the KV cache's type does to the variants; said in plan and verdict"
+        None, description="effect of the KV cache's type on variants; shown in plan and verdict"
     )
 
     tuned: TuningProvenance | None = Field(
         None, description="written by `prepare tune`; changes nothing"
     )
     cpu_overrides: dict[Name, CpuOverride] = Field(
-        default={}, description="by name; of a CPU's profile only. None of them is ever silent"
+        default={}, description="by name; only for CPU profiles. Reports show those that apply"
     )
 
     @model_validator(mode="after")
@@ -220,23 +219,23 @@ class ServingProfile(ConfigModel):
             raise ValueError("'server_mode: concurrent' is for a profile with accelerator: cpu")
         return self
 
-    # Not a key: what is in effect follows from the machine.
+    # Not a key: it depends on the machine.
     _in_effect: dict[str, CpuOverride] = PrivateAttr(default_factory=dict)
 
     @property
     def in_effect(self) -> dict[str, CpuOverride]:
-        """The CPU overrides that have changed this profile, by name."""
+        """CPU overrides that changed this profile, by name."""
         return dict(self._in_effect)
 
     def fit_to(self, features: Collection[str]) -> ServingProfile:
-        """The profile with what its CPU overrides change on a CPU that has these features."""
+        """Return the profile with the overrides for a CPU that has only these features."""
         lacking = {
             n: each for n, each in self.cpu_overrides.items() if each.if_missing not in features
         }
         return self.apply_cpu_overrides(lacking)
 
     def apply_cpu_overrides(self, cpu_overrides: Mapping[str, CpuOverride]) -> ServingProfile:
-        """The profile with these in effect, on any machine."""
+        """Return the profile with these overrides applied, on any machine."""
         changes: dict[str, Any] = {
             "engine_arguments": dict(self.engine_arguments),
             "environment": dict(self.environment),
@@ -251,12 +250,12 @@ class ServingProfile(ConfigModel):
         return changed
 
     def carried_out(self, draft: str | None = None) -> ServingProfile:
-        """The profile as a verdict keeps it: how both sides were served, on any machine.
+        """Return the profile as a verdict records it, without machine-specific values.
 
-        A claim's workload stands next to the rule that decides the claim.
+        The rule of a speed gate records its workload.
 
         Args:
-            draft: digest of the checkpoint that drafts, whose place is this machine's.
+            draft: digest of the draft model's checkpoint.
         """
         speculative = self.speculative
         if speculative is not None:
@@ -273,7 +272,7 @@ class ServingProfile(ConfigModel):
 
     @property
     def quantizes_in_float32(self) -> bool:
-        """Whether an override in effect sets it."""
+        """Whether an applied override sets it."""
         return any(each.quantize_dtype is not None for each in self._in_effect.values())
 
     @field_validator("engine_arguments")
@@ -285,7 +284,7 @@ class ServingProfile(ConfigModel):
         if {
             "accelerator",
             "engine",
-        } <= profile.data.keys():  # one that is missing was wrong
+        } <= profile.data.keys():  # an invalid one is missing
             check_arguments(profile.data["accelerator"], arguments, profile.data["engine"])
         return arguments
 

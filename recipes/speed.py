@@ -1,4 +1,4 @@
-"""What a policy requires of speed: ratios to the baseline, and limits on latencies."""
+"""Speed gates of a policy: throughput ratios and latency limits."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ LimitName = Literal[
 
 
 class ThroughputRatioGate(ConfigModel):
-    """Output tokens a second of the variant over the baseline's, block by block."""
+    """Minimum ratio of output tokens/s, variant over baseline, by block."""
 
     min_ratio: dict[Accelerator, Annotated[float, Field(ge=1e-3, le=1_000)]] = Field(
         min_length=1,
-        description="of the typical block: one number, or by accelerator, since FP8 is emulated on "
-        "CPUs; nothing is claimed on one that is not named",
+        description="minimum of the typical block: one number, or one by accelerator, because CPUs "
+        "emulate FP8. An accelerator without a number has no gate",
     )
     workloads: list[Name] = Field(min_length=1, max_length=20, description="each is one gate")
     blocks: int = Field(
         20,
         ge=10,
         le=1_000,
-        description="at most; a block is both sides, one after the other, in an order drawn by "
-        "chance",
+        description="largest number; a block measures both sides in a random order",
     )
     tier: Tier = "critical"
 
@@ -63,32 +62,34 @@ class ThroughputRatioGate(ConfigModel):
         return workloads
 
     def is_about(self, accelerator: Accelerator | None) -> bool:
-        """Whether it has a minimum there; None: of endpoints whose machine nobody knows."""
+        """Return whether it applies to the accelerator; None for unknown machines."""
         if accelerator is None:
             return len(self.min_ratio) > 1 and len(set(self.min_ratio.values())) == 1
         return accelerator in self.min_ratio
 
     def minimum_on(self, accelerator: Accelerator | None) -> float:
-        """The smallest acceptable ratio; None: of endpoints whose machine nobody knows.
+        """Return the smallest acceptable ratio.
+
+        Args:
+            accelerator: None for endpoints on unknown machines.
 
         Raises:
-            ValueError: it has none for that accelerator, or several where it is not known.
+            ValueError: it has no minimum for that accelerator, or no common one for None.
         """
         if not self.is_about(accelerator):
-            raise ValueError(f"no one minimum for {accelerator or 'endpoints of unknown machines'}")
+            raise ValueError(f"no minimum for {accelerator or 'endpoints on unknown machines'}")
         return next(v for k, v in self.min_ratio.items() if accelerator in (k, None))
 
 
 class SloGate(ConfigModel):
-    """Limits that a served model keeps together, round by round."""
+    """Latency limits that a share of all rounds must meet."""
 
     workload: Name
     rate: float | None = Field(
         None,
         ge=1e-3,
         le=1e5,
-        description="requests a second, as a Poisson process; the workload's own arrivals when "
-        "absent",
+        description="requests a second, as a Poisson process; the workload's arrivals when absent",
     )
     limits: dict[LimitName, Annotated[float, Field(ge=0, le=1e7)]] = Field(
         default={},
@@ -101,22 +102,22 @@ class SloGate(ConfigModel):
         None,
         gt=1,
         le=65,
-        description="of speculative decoding: tokens that a step with drafts gives in a round, the "
-        "model's own among them (vLLM's mean acceptance length)",
+        description="for speculative decoding: tokens per step with drafts in a round, including "
+        "the model's own (vLLM's mean acceptance length)",
     )
     slo_attainment: float = Field(
         0.8,
         ge=0.05,
         le=0.99,
-        description="the claim: at least this share of all such rounds keeps the limits. With 0.5 "
-        "and a P95, 10 to 14 % of all requests may be over the limit",
+        description="share of all rounds that must meet the limits. With 0.5 and a P95, 10 to 14 % "
+        "of all requests may exceed the limit",
     )
     compare: Literal["absolute", "baseline"] = Field(
         "absolute",
-        description="baseline: the same round is measured on both sides, and 1.1 of a limit is at "
-        "most 1.1 times the baseline's",
+        description="baseline: each round is measured on both sides, and a limit of 1.1 means at "
+        "most 1.1 times the baseline's value",
     )
-    rounds: int = Field(40, ge=10, le=10_000, description="at most")
+    rounds: int = Field(40, ge=10, le=10_000, description="largest number")
     tier: Tier = "critical"
 
     @model_validator(mode="after")
@@ -128,39 +129,39 @@ class SloGate(ConfigModel):
 
 
 def check_limits(limits: Mapping[LimitName, float]) -> None:
-    """Raises ValueError where one of them is none that a server could keep."""
+    """Check that a server can meet each limit; raises ValueError."""
     for name, limit in limits.items():
         if name == "errors":
             if limit != int(limit):
-                raise ValueError(f"limits.errors is a number of requests, not {limit:g}")
+                raise ValueError(f"limits.errors must be an integer, not {limit:g}")
         elif limit <= 0:
-            raise ValueError(f"limits.{name} is a time, and above 0")
+            raise ValueError(f"limits.{name} is a time and must be above 0")
 
 
 def check_latency(limits: Mapping[LimitName, float]) -> None:
-    """Raises ValueError where none of them is about a time."""
+    """Check that one of the limits is a time; raises ValueError."""
     if set(limits) <= {"errors"}:
         raise ValueError("limits has no latency: add one such as ttft_ms_p95")
 
 
 class SpeedPolicy(ConfigModel):
-    """How fast a variant must be: claims of which each is a gate."""
+    """Speed gates of a policy, and its workloads."""
 
     ratio: ThroughputRatioGate | None = None
     slo: list[SloGate] = Field(default=[], max_length=20)
     workloads: dict[Name, AnyWorkload] = Field(
-        default={}, description="the policy's own, by name; before the profile's and those carried"
+        default={}, description="by name; used before the profile's and the built-in ones"
     )
 
     @model_validator(mode="after")
     def _something_is_claimed(self) -> SpeedPolicy:
         if self.ratio is None and not self.slo:
-            raise ValueError("it claims nothing: give 'ratio' or 'slo'")
+            raise ValueError("it has no gate: add 'ratio' or 'slo'")
         return self
 
     @property
     def claims(self) -> tuple[SpeedGate, ...]:
-        """Each is one gate: the ratios, then the limits."""
+        """All gates: the ratios, then the limits."""
         ratios = [
             SpeedGate(f"ratio.{name}", name, self.ratio)
             for name in (self.ratio.workloads if self.ratio else [])
@@ -172,11 +173,11 @@ class SpeedPolicy(ConfigModel):
         return (*ratios, *limits)
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
-        """The claims that it makes there.
+        """Return the gates that apply to the accelerator.
 
         Args:
-            accelerator: a ratio whose minimum does not name it claims nothing there; None of
-                endpoints whose machine nobody knows, of which only one minimum for all does.
+            accelerator: None for endpoints on unknown machines; a ratio applies to them only if its
+                minimum is the same for all accelerators.
         """
         return tuple(
             claim
@@ -186,13 +187,13 @@ class SpeedPolicy(ConfigModel):
 
     @property
     def tiers(self) -> dict[str, Tier]:
-        """Each gate by its name: `ratio.chat`, `slo.0`."""
+        """Tier by gate name, such as `ratio.chat` or `slo.0`."""
         return {claim.name: claim.tier for claim in self.claims}
 
 
 @dataclass(frozen=True)
 class SpeedGate:
-    """One gate on speed: a ratio on one workload, or limits."""
+    """One speed gate: a ratio on one workload, or limits."""
 
     name: str
     workload: str
@@ -200,16 +201,14 @@ class SpeedGate:
 
     @property
     def kind(self) -> ClaimKind:
-        """Which rule decides it."""
         return "ratio" if isinstance(self.gate, ThroughputRatioGate) else "slo"
 
     @property
     def tier(self) -> Tier:
-        """Whether it may keep a variant out."""
         return self.gate.tier
 
     @property
     def at(self) -> str:
-        """When requests come, in words; '' where the workload says it."""
+        """Request rate in words; "" if the workload's arrivals apply."""
         rate = self.gate.rate if isinstance(self.gate, SloGate) else None
         return f"{rate:g} requests/s" if rate is not None else ""

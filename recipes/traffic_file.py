@@ -1,4 +1,4 @@
-"""The files that workloads name, read once before anything runs: requests, and traces of them."""
+"""Validation of request and trace files before a run."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ A_CONVERSATION = '[{"conversations": [{"from": "human", "value": "..."}]}, ...]'
 
 @dataclass(frozen=True)
 class TrafficFile:
-    """What a file of requests holds."""
+    """Summary of a request file."""
 
-    requests: int  # how many
-    # Tokens of the longest prompt with its answer; None where nobody counted them.
+    requests: int  # number of them
+    # Tokens of the longest prompt with its answer; None if the file has no token counts.
     longest: int | None
-    # Seconds from the start at which the requests come; empty where it does not say.
+    # Arrival times in seconds from the start; empty if the file has none.
     times: tuple[float, ...]
-    shares: bool  # whether two prompts begin alike
+    shares: bool  # whether two prompts start with the same text
 
 
 def check_workload(workload: AnyWorkload, where: str, max_length: int | None) -> None:
-    """See that the workload can be asked of a model; reads its file.
+    """Check that the model can serve the workload; reads its file.
 
     Args:
-        where: it stands, for messages: a file, or a file and the key in it.
-        max_length: tokens that a prompt and its answer may have together; None where not known.
+        where: location of the workload, for messages.
+        max_length: tokens of a prompt with its answer; None if unknown.
 
     Raises:
-        UsageError: its file is wrong, it is too long for the model, or its hit rate cannot be.
+        UsageError: the file is wrong, a prompt is too long, or the hit rate is impossible.
     """
     longest, key = workload.longest, "input_tokens"
     if isinstance(workload, FileWorkload):
@@ -49,7 +49,8 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
         longest, key = found.longest, "file"
         if workload.hit_rate and not found.shares:
             raise UsageError(
-                f"a hit_rate of {workload.hit_rate:g} is declared, and no two prompts begin alike",
+                f"a hit_rate of {workload.hit_rate:g} is declared, but no two prompts start with "
+                "the same text",
                 where=f"{where}, key hit_rate",
                 hint="remove 'hit_rate', or declare 0",
             )
@@ -57,29 +58,29 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
         key = "prefix_tokens"
     if longest is not None and max_length is not None and longest > max_length:
         raise UsageError(
-            f"the longest prompt with its answer has {longest:,} tokens, and the model is served "
-            f"with {max_length:,}",
+            f"the longest prompt with its answer has {longest:,} tokens, but the server accepts "
+            f"only {max_length:,}",
             where=f"{where}, key {key}",
             hint="shorten the workload, or serve with a larger max-model-len",
         )
 
 
 def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
-    """What the workload's file holds; raises UsageError, which names the line and the key."""
+    """Summarize the workload's file; raises UsageError with the line and the key."""
     path = workload.path
     try:
         if workload.sha256 is not None and workload.sha256 != digest_file(path):
             raise UsageError(
-                "the file has another content than the one that is named",
+                "the file's content does not match the digest",
                 where=f"{where}, key sha256: {path}",
-                hint="name the file that was meant, or leave 'sha256' out",
+                hint="name the right file, or remove 'sha256'",
             )
         found = _trace(workload, path) if isinstance(workload, TraceWorkload) else _requests(path)
     except OSError as error:
         raise UsageError(
             f"the file cannot be read: {error.strerror}",
             where=f"{where}, key file: {path}",
-            hint="name a file that is there",
+            hint="name an existing file",
         ) from error
     except (UntrustedLinesError, UntrustedJsonError) as error:
         raise UsageError(
@@ -87,7 +88,7 @@ def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
         ) from error
     if not found.requests:
         raise UsageError(
-            "there is not one request in the file",
+            "the file contains no request",
             where=f"{where}, key file: {path}",
             hint="name a file with requests",
         )
@@ -95,14 +96,14 @@ def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
 
 
 def trace_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each request of a trace and its place; raises UsageError for a line that is none."""
+    """Yield each request of a trace and its place; raises UsageError for a malformed line."""
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             place = f"{path}, line {number}"
             row = _parse(line, place)
             if not isinstance(row, dict):
                 raise UsageError(
-                    "a line of the trace is no JSON object", where=place, hint=f"write {A_LINE}"
+                    "a line of the trace is not a JSON object", where=place, hint=f"write {A_LINE}"
                 )
             yield place, row
 
@@ -113,7 +114,7 @@ def _parse(line: str, place: str) -> Any:
     except UntrustedJsonError as error:
         words = str(error).replace("line 1 column", "column")  # of this line
         raise UsageError(
-            f"the line is no JSON: {words}", where=place, hint="write one object a line"
+            f"the line is not JSON: {words}", where=place, hint="write one object per line"
         ) from error
 
 
@@ -126,7 +127,7 @@ def _trace(workload: TraceWorkload, path: Path) -> TrafficFile:
         hashes = _hashes(row, place)
         if times and time < times[-1]:
             raise UsageError(
-                f"the timestamp {time:g} is before the one of the request above, {times[-1]:g}",
+                f"the timestamp {time:g} is before the previous one, {times[-1]:g}",
                 where=f"{place}, key timestamp",
                 hint="sort the trace by its timestamps",
             )
@@ -134,9 +135,9 @@ def _trace(workload: TraceWorkload, path: Path) -> TrafficFile:
         if len(hashes) < needed:
             raise UsageError(
                 f"an input_length of {asked:g} has {needed} blocks of {workload.block_tokens} "
-                f"tokens, and there are {len(hashes)} hash_ids",
+                f"tokens, but there are {len(hashes)} hash_ids",
                 where=f"{place}, key hash_ids",
-                hint="give one for each block, or the trace's own size as 'block_tokens'",
+                hint="add one for each block, or set 'block_tokens' to the trace's block size",
             )
         shares |= hashes[0] in first_blocks
         first_blocks.add(hashes[0])
@@ -156,7 +157,7 @@ def _number(row: dict[str, Any], key: str, place: str) -> float:
         or not least <= value <= LARGEST
     ):
         raise UsageError(
-            f"'{key}' is {value!r:.80}, no {kind} from {least} to {LARGEST:,}"
+            f"'{key}' is {value!r:.80}, not a {kind} from {least} to {LARGEST:,}"
             if key in row
             else f"'{key}' is missing",
             where=f"{place}, key {key}",
@@ -173,7 +174,7 @@ def _hashes(row: dict[str, Any], place: str) -> list[int]:
         or not all(isinstance(each, int) and not isinstance(each, bool) for each in value)
     ):
         raise UsageError(
-            "'hash_ids' is no list of integers",
+            "'hash_ids' is not a list of integers",
             where=f"{place}, key hash_ids",
             hint=f"write {A_LINE}",
         )
@@ -187,10 +188,10 @@ def _requests(path: Path) -> TrafficFile:
 
 
 def prompts_of(path: Path) -> Iterator[str]:
-    """The prompts of JSON Lines, or the first turns of ShareGPT's conversations.
+    """Yield the prompts of JSON Lines, or the first turns of ShareGPT conversations.
 
     Raises:
-        UsageError: one is missing or empty.
+        UsageError: a prompt is missing or empty.
         OSError, UntrustedJsonError, UntrustedLinesError: the file cannot be read.
     """
     if path.name.endswith(".json"):
@@ -199,7 +200,7 @@ def prompts_of(path: Path) -> Iterator[str]:
             first = turns[0] if isinstance(turns, list) and turns else {}
             value = first.get("value") if isinstance(first, dict) else None
             if turns == [] or (isinstance(value, str) and not value.strip()):
-                continue  # ShareGPT has some, which vLLM's own reader leaves out, too
+                continue  # ShareGPT contains some, and vLLM's reader skips them, too
             place = f"{path}, conversation {number}"
             yield _text(value, place, "conversations[0].value", A_CONVERSATION)
         return
@@ -214,7 +215,7 @@ def prompts_of(path: Path) -> Iterator[str]:
 def _text(value: Any, place: str, key: str, example: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(
-            f"'{key}' is no text" if value is not None else f"'{key}' is missing",
+            f"'{key}' is not a string or is blank" if value is not None else f"'{key}' is missing",
             where=f"{place}, key {key}",
             hint=f"write {example}",
         )

@@ -1,4 +1,4 @@
-"""The shape of what `prepare tune` tries: ways to serve, each with the lever that it moves."""
+"""Candidate files of `prepare tune`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ ENGINE_DEFAULTS, AS_PROFILED, COMBINED = "engine-defaults", "profile", "combined
 
 
 class ServingCandidate(ConfigModel):
-    """One way to serve, as additions to the engine's defaults."""
+    """One serving configuration, as additions to the engine's defaults."""
 
     parameter: Lever
-    accelerator: AcceleratorName | None = Field(None, description="that it is for; both if absent")
+    accelerator: AcceleratorName | None = Field(
+        None, description="accelerator that it is for; both if absent"
+    )
     minimum_compute_capability: float | None = Field(
-        None, ge=1, le=100, description="of a GPU, such as 8.9 for an FP8 cache"
+        None, ge=1, le=100, description="minimum of a GPU, such as 8.9 for an FP8 cache"
     )
     kv_cache_dtype: Word | None = None
     speculative: SpeculativeConfig | None = Field(
-        None, description="as of a profile, by a method that needs no draft model"
+        None, description="as in a profile, with a method that needs no draft model"
     )
     engine_arguments: dict[str, EngineValue] = Field(
         default={},
-        description="the baseline leaves these to the engine, except those that divide GPUs",
+        description="engine options; the baseline sets only those that divide GPUs",
     )
-    environment: dict[str, str] = Field(default={}, description="over the profile's own")
+    environment: dict[str, str] = Field(default={}, description="merged over the profile's")
 
     @field_validator("engine_arguments")
     @classmethod
@@ -47,30 +49,32 @@ class ServingCandidate(ConfigModel):
     def _it_changes_something(self) -> ServingCandidate:
         added = (self.kv_cache_dtype, self.speculative, self.engine_arguments, self.environment)
         if not any(added):
-            raise ValueError("it changes nothing: give engine_arguments, or what else it adds")
+            raise ValueError("it changes nothing: add engine_arguments or another setting")
         if self.speculative is not None and self.speculative.model is not None:
             raise ValueError("speculative.model: draft models are not tuned")
         return self
 
     @property
     def changes_outputs(self) -> bool:
-        """Whether answers have to be gated again with it, beyond what rounding does."""
+        """Whether it changes answers by more than rounding, so that they must be gated again."""
         others = self.kv_cache_dtype or self.speculative
         return bool(others) or change_answers(self.engine_arguments)
 
 
 class CandidateFile(ConfigModel):
-    """A file of them, and how they race."""
+    """Serving candidates and the rules of their screening."""
 
     name: Name
     summary: str
-    repetitions: int = Field(3, ge=1, le=100, description="loads of each candidate that keeps up")
+    repetitions: int = Field(
+        3, ge=1, le=100, description="loads of each candidate that is not pruned"
+    )
     prune_margin: float = Field(
         0.1,
         gt=0,
         lt=1,
-        description="a candidate none of whose rounds comes nearer to the leader is measured no "
-        "further",
+        description="largest relative distance to the leader: a candidate that is never closer is "
+        "pruned",
     )
     candidates: dict[Name, ServingCandidate] = Field(min_length=1, max_length=200)
 
@@ -78,12 +82,12 @@ class CandidateFile(ConfigModel):
     def _names_are_free(self) -> CandidateFile:
         for name in (ENGINE_DEFAULTS, AS_PROFILED, COMBINED, "baseline"):
             if name in self.candidates:
-                raise ValueError(f"candidates.{name}: that name means something else here")
+                raise ValueError(f"candidates.{name}: this name is reserved")
         return self
 
 
 def load_candidates(name: str) -> CandidateFile:
-    """The candidates of that name, or in that YAML file.
+    """Return the candidates of that name or YAML file.
 
     Raises:
         UsageError: no such file, or a malformed one.
@@ -92,13 +96,13 @@ def load_candidates(name: str) -> CandidateFile:
 
 
 def change_answers(names: Iterable[str]) -> bool:
-    """Whether an engine argument of these changes answers."""
+    """Return whether one of these engine arguments changes answers."""
     changing = vllm_facts().changes_outputs
     return any(name.partition(".")[0] in changing for name in names)
 
 
 def combine(candidates: Iterable[ServingCandidate]) -> ServingCandidate:
-    """All of them together, of levers that differ; the lever is the first one's."""
+    """Return the union of candidates; its parameter is the first one's."""
     first, *others = candidates
     together = first
     for each in others:

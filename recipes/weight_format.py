@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-AWQ_GEMM = "awq-gemm"  # name of AutoAWQ's layout here; others are compressed-tensors'
+AWQ_GEMM = "awq-gemm"  # AutoAWQ's layout; all others are compressed-tensors'
 SCALE_BYTES = 2  # scales have the source's 16-bit type
 # Other bytes of a matrix: the unpacked shape (two 64-bit integers), the 32-bit scale of a matrix.
 EXTRA_BYTES = {"pack-quantized": 16, "nvfp4-pack-quantized": 4}
@@ -50,7 +50,7 @@ class WeightFormat:
 
     @property
     def shared_columns(self) -> int | None:
-        """Columns that share a scale, which must divide a matrix's; None for all of them."""
+        """Columns that share a scale; they must divide a matrix's columns. None for all columns."""
         return self.block[1] if self.block else self.group
 
     def scale_shape(self, rows: int, columns: int) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class WeightFormat:
         return (rows, -(-columns // self.group) if self.group else 1)
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
-        """Return bytes of a matrix with these rows (outputs) and columns (inputs)."""
+        """Return the bytes of a matrix with these rows (outputs) and columns (inputs)."""
         weights = rows * columns * self.bits // 8
         if self.strategy == "none":
             return weights

@@ -1,4 +1,4 @@
-"""The traffic that speed is measured with: what the requests are, and when they come."""
+"""Workloads of speed measurements: requests and their arrivals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
 
 from recipes.config_model import ConfigModel, Name
 
-WAVES = 8  # the fewest that a load of a fixed concurrency has, next to the first
+WAVES = 8  # minimum of a load with fixed concurrency, in addition to the first
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Arrivals(ConfigModel):
-    """When requests come: `{rate: 12}`, `{concurrency: 64}` or `trace`."""
+    """Arrivals of requests: `{rate: 12}`, `{concurrency: 64}` or `trace`."""
 
     rate: float | None = Field(
         None,
@@ -42,30 +42,30 @@ class Arrivals(ConfigModel):
 
     @property
     def words(self) -> str:
-        """For tables and messages."""
+        """Description for tables and messages."""
         if self.rate is not None:
             return f"{self.rate:g} requests/s"
         return "the trace's own times" if self.trace else f"{self.concurrency} requests in flight"
 
 
 class WorkloadBase(ConfigModel):
-    """What every workload says."""
+    """Keys that all workloads have."""
 
     arrivals: Arrivals
     seconds: float = Field(
         30,
         ge=1,
         le=3_600,
-        description="that each load lasts at least, its first wave and its end not counted; a "
-        "round of a rate lasts at least ten median answers",
+        description="minimum duration of each load without its first wave and its end; a round "
+        "with a rate lasts at least ten median answers",
     )
 
     warmup_seconds: float = Field(
         10,
         ge=0,
         le=600,
-        description="of a rate or a trace: cut off at the start, and sent once more at the end, so "
-        "that the last requests that count meet the load that the others did",
+        description="for a rate or a trace: these seconds do not count at the start, and are sent "
+        "again at the end, so that the last counted requests run under the same load",
     )
 
     @model_validator(mode="after")
@@ -76,17 +76,17 @@ class WorkloadBase(ConfigModel):
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest prompt with its answer; None where a file says it."""
+        """Tokens of the longest prompt with its answer; None if it depends on a file."""
         return None
 
     @property
     def declared_hit_rate(self) -> float | None:
-        """Share of prompt tokens that the prefix cache answers; None where it is not declared."""
+        """Share of prompt tokens that the prefix cache should answer; None if not declared."""
         return None
 
 
 class RandomWorkload(WorkloadBase):
-    """Random prompts that share nothing."""
+    """Random prompts without a common prefix."""
 
     kind: Literal["random"]
     input_tokens: Tokens
@@ -94,28 +94,26 @@ class RandomWorkload(WorkloadBase):
 
     @property
     def longest(self) -> int:
-        """All are alike."""
         return self.input_tokens + self.output_tokens
 
     @property
     def declared_hit_rate(self) -> float:
-        """There is nothing to hit."""
         return 0.0
 
 
 class SharedPrefixWorkload(WorkloadBase):
-    """Random prompts that begin with one of a few prefixes, as system prompts make them."""
+    """Random prompts that start with one of a few prefixes, similar to system prompts."""
 
     kind: Literal["shared_prefix"]
-    prefixes: int = Field(1, ge=1, le=100_000, description="how many different ones")
+    prefixes: int = Field(1, ge=1, le=100_000, description="number of different prefixes")
     prefix_tokens: Tokens
     suffix_tokens: Tokens
     output_tokens: Tokens
     hit_rate: float = Field(
         gt=0,
         lt=1,
-        description="share of all prompt tokens that the prefix cache is to answer; a load that "
-        "measures another is refused",
+        description="share of all prompt tokens that the prefix cache should answer; a load with "
+        "another measured rate is invalid",
     )
 
     @model_validator(mode="after")
@@ -131,12 +129,10 @@ class SharedPrefixWorkload(WorkloadBase):
 
     @property
     def longest(self) -> int:
-        """All are alike."""
         return self.prefix_tokens + self.suffix_tokens + self.output_tokens
 
     @property
     def declared_hit_rate(self) -> float:
-        """As it is declared."""
         return self.hit_rate
 
 
@@ -147,29 +143,27 @@ class FileWorkload(WorkloadBase):
     sha256: str | None = Field(
         None,
         pattern=r"^[0-9a-f]{64}$",
-        description="of the file, which is refused with another content; evidence has it",
+        description="digest of the file; a file with other content is rejected. Evidence has it",
     )
     hit_rate: float | None = Field(
-        None, ge=0, lt=1, description="share of prompt tokens that the prefix cache is to answer"
+        None, ge=0, lt=1, description="share of prompt tokens that the prefix cache should answer"
     )
 
-    # Not a key: where the policy or profile lies is no part of what it says.
+    # Not a key: a policy or profile means the same in every directory.
     _folder: Path = PrivateAttr(default_factory=Path)
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
         return self._folder / self.file
 
     def find_in(self, folder: Path) -> Self:
-        """The workload whose file is named from that folder on."""
+        """Return the workload with its file relative to that directory."""
         found = self.model_copy()
         found._folder = folder
         return found
 
     @property
     def declared_hit_rate(self) -> float | None:
-        """As it is declared, where it is."""
         return self.hit_rate
 
 
@@ -178,11 +172,11 @@ class RequestsWorkload(FileWorkload):
 
     kind: Literal["requests"]
     file: str = Field(min_length=1, description="`.jsonl` of prompts, or `.json` of conversations")
-    output_tokens: Tokens = Field(description="of every answer, so that both sides do the same")
+    output_tokens: Tokens = Field(description="length of every answer, equal on both sides")
 
 
 class TraceWorkload(FileWorkload):
-    """Requests of a trace in Mooncake's form: times, lengths, hashes of blocks; no content."""
+    """Requests of a trace in Mooncake's format: times, lengths, block hashes; no content."""
 
     kind: Literal["trace"]
     file: str = Field(
@@ -190,7 +184,7 @@ class TraceWorkload(FileWorkload):
         description="JSON Lines of timestamp (ms), input_length, output_length and hash_ids",
     )
     block_tokens: int = Field(
-        512, ge=1, le=1_000_000, description="of a prompt that one of its hash_ids stands for"
+        512, ge=1, le=1_000_000, description="prompt tokens that one of the hash_ids represents"
     )
 
 
@@ -209,14 +203,14 @@ class NamedWorkload(ConfigModel):
 
 
 def named_in_full(workload: AnyWorkload) -> AnyWorkload:
-    """The workload as it can be written into a file anywhere on this machine."""
+    """Return the workload with an absolute file path."""
     if not isinstance(workload, FileWorkload):
         return workload
     return workload.model_copy(update={"file": str(workload.path.absolute())})
 
 
 def without_place(workload: AnyWorkload) -> dict[str, Any]:
-    """As plain data that says what a file holds, by its digest, and not what it is called."""
+    """Return plain data that identifies a file by its digest instead of its path."""
     plain = workload.model_dump()
     if isinstance(workload, FileWorkload):
         plain["file"] = plain.pop("sha256")
@@ -224,13 +218,13 @@ def without_place(workload: AnyWorkload) -> dict[str, Any]:
 
 
 def read_pinned(plain: Mapping[str, Any]) -> AnyWorkload:
-    """The workload that :func:`without_place` wrote; raises ValidationError where it is none."""
+    """Parse the result of :func:`without_place`; raises ValidationError."""
     digest = {"sha256": plain["file"]} if "file" in plain else {}
     found: AnyWorkload = TypeAdapter(AnyWorkload).validate_python({**plain, **digest})
     return found
 
 
 def change_arrivals(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:
-    """The same requests at other times; raises ValidationError where they have none such."""
+    """Return the same requests with other arrivals; raises ValidationError if impossible."""
     type(workload).model_validate({**workload.model_dump(), "arrivals": arrivals.model_dump()})
     return workload.model_copy(update={"arrivals": arrivals})

@@ -100,7 +100,7 @@ class Runner:
     def run(self) -> None:
         """Run every stage up to the verdicts; a variant's failure does not stop the others.
 
-        If resources do not allow all at once, two layers of each variant are tried first, then all
+        If resources do not suffice for all, two layers of each variant are tried first, then all
         are quantized and verified, then measured: what can fail in minutes should not fail after an
         hour of other work. A ladder's later rungs wait for the verdicts on earlier ones.
 

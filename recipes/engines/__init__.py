@@ -1,6 +1,6 @@
-"""The engines that serve; each is a module, found by its entry point.
+"""Serving engines; each is a module that an entry point names.
 
-They lie below all who ask: a profile's shape, the environments, the model card and the servers.
+Profiles, environments, the model card and the servers all import them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
     "options",
 ]
 
-# The engine of a profile that names none.
+# Engine of a profile without the key.
 DEFAULT = Vllm.name
 
 
 @cache
 def find_engine(name: str) -> Engine:
-    """The engine that a package declares in the group `prepare.engines`.
+    """Return the engine that a package declares in the group `prepare.engines`.
 
     Raises:
-        ValueError: there is none of that name; the message lists those there are.
+        ValueError: no engine has that name; the message lists the known ones.
         UsageError: it cannot be loaded.
     """
     try:

@@ -1,4 +1,4 @@
-"""What is to be known of an engine to serve a model with it: described here, run elsewhere."""
+"""Description of a serving engine."""
 
 from __future__ import annotations
 
@@ -11,143 +11,142 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """How one server is started."""
+    """Settings of one server start."""
 
-    model: str  # folder of the checkpoint
-    arguments: Mapping[str, Any]  # the engine's, by long name without dashes; true is a bare flag
-    trust_remote_code: bool = False  # let the engine run code from the checkpoint's folder
-    name: str = ""  # that requests call the model by
-    host: str = ""  # that it listens on
-    port: int = 0  # of that host
-    socket: str = ""  # a Unix socket, instead of a port; "" without one
+    model: str  # directory of the checkpoint
+    arguments: Mapping[str, Any]  # by long name without dashes; true is a bare flag
+    trust_remote_code: bool = False  # let the engine run code from the checkpoint's directory
+    name: str = ""  # model name in requests
+    host: str = ""  # address to listen on
+    port: int = 0
+    socket: str = ""  # Unix socket instead of a port; "" without one
 
 
 @dataclass(frozen=True)
 class ApiCapabilities:
-    """Which fields requests may use beyond what every OpenAI-like server takes."""
+    """Request fields that not every OpenAI-compatible server accepts."""
 
-    # `echo` with `logprobs` gives the log-probabilities of a prompt's tokens.
+    # `echo` with `logprobs` returns the log-probabilities of a prompt's tokens.
     scores_prompts: bool = False
-    # `logprob_token_ids` gives those of chosen tokens (one request a question).
+    # `logprob_token_ids` returns those of chosen tokens (one request per question).
     scores_tokens: bool = False
 
 
 @dataclass(frozen=True)
 class EngineCliOptions:
-    """The command line of one version, as its own parser knows it."""
+    """Command line of one version, as its parser defines it."""
 
-    version: str  # the engine with its version, for messages
-    defaults: Mapping[str, str | None]  # by long name; None where the engine finds it at start
+    version: str  # engine name and version, for messages
+    defaults: Mapping[str, str | None]  # by long name; None if the engine chooses it at start
     shorts: Mapping[str, str]  # `-tp` to its long name
-    variables: frozenset[str]  # of the environment, that it reads
+    variables: frozenset[str]  # environment variables that it reads
 
 
 @dataclass(frozen=True)
 class DraftMethod:
-    """One way to draft tokens for speculative decoding."""
+    """Method of drafting tokens for speculative decoding."""
 
-    wants_draft: bool = False  # a separate checkpoint drafts
-    looks_up: bool = False  # it looks up n-grams of the prompt
-    on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that it runs on
+    wants_draft: bool = False  # needs a separate checkpoint
+    looks_up: bool = False  # looks up n-grams of the prompt
+    on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that support it
 
 
 @dataclass(frozen=True)
 class AcceptanceRule:
-    """One rule of which drafted tokens are accepted."""
+    """Rule that decides which drafted tokens are accepted."""
 
-    lossy: str = ""  # why answers are not the model's own, in words; '' where they are
-    unfit: str = ""  # why nothing that is served so may be promoted, in words; '' where it may
-    fewest: int = 1  # tokens drafted a step that it needs
-    on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that it is there on
+    lossy: str = ""  # how answers may differ from the model's; "" if they do not
+    unfit: str = ""  # why it excludes promotion; "" if it does not
+    fewest: int = 1  # minimum of drafted tokens per step
+    on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that support it
 
 
 class Engine(Protocol):
-    """An OpenAI-compatible server; what has a default here need not be said."""
+    """OpenAI-compatible server; attributes with a default are optional."""
 
     name: str  # in profiles and evidence
     title: str  # for people
     homepage: str  # for the model card
     environment: str  # name of the environment that it runs in
-    modules: tuple[str, ...]  # that have to import there
-    key_variable: str  # variable that names the key which its clients must show
-    health: str = "/health"  # path that answers 200 once it serves
-    dialect: ApiCapabilities = ApiCapabilities()  # of its requests
-    echoes: tuple[str, ...] = ()  # words of an exception in its log that only repeats another's
-    # Expression that a failure's reason matches, and what a user can do; first the known.
+    modules: tuple[str, ...]  # modules that must be importable there
+    key_variable: str  # environment variable of the API key
+    health: str = "/health"  # path that returns 200 when the server is ready
+    dialect: ApiCapabilities = ApiCapabilities()
+    echoes: tuple[str, ...] = ()  # parts of logged exceptions that only repeat another exception
+    # Regular expression of a failure's reason, and a hint; the first match is used.
     hints: tuple[tuple[str, str], ...] = ()
-    # What a load test reads of its `/metrics`, by our name, and the engine's own.
+    # Metrics that a load test reads from `/metrics`: our name, and the engine's.
     counters: Mapping[str, str] = {}
-    # Name of what reports show of its log, and the expression whose group is its value.
+    # Facts that reports show from its log: name, and expression whose group is the value.
     facts: Mapping[str, str] = {}
-    # Long names that no profile may set, by the reason; one ending in `*` stands for all that begin
-    # so.
+    # Long names that no profile may set, by reason; `*` at the end matches any suffix.
     ours: Mapping[str, tuple[str, ...]] = {}
-    # Arguments whose value is one of these words, or else a folder.
+    # Arguments whose value is one of these words, or otherwise a directory.
     words_or_folders: Mapping[str, tuple[str, ...]] = {}
     # Speculative decoding, by the engine's names: what drafts, what of that no profile may ask for,
     # with the reason, and which tokens are accepted.
     drafting: Mapping[str, DraftMethod] = {}
     refused_drafting: Mapping[str, str] = {}
     acceptance: Mapping[str, AcceptanceRule] = {}
-    # Expression of the variables that tune it, next to those of the libraries it uses.
+    # Expression of its tuning variables, in addition to those of its libraries.
     tuning: str = "(?!)"
-    # Expression of those among them that have it load code or answer to others.
+    # Expression of those among them that load code or open connections.
     reaching: str = "(?!)"
 
     @abstractmethod
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
-        """The command line of a server, in its environment's interpreter."""
+        """Return the command line of a server in its environment's interpreter."""
 
     @abstractmethod
     def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
-        """The command line for who installed the engine from the package index."""
+        """Return the command line for users who installed the engine from the package index."""
 
     @abstractmethod
     def package(self, accelerator: str) -> str:
-        """Its name on the package index."""
+        """Return the name on the package index."""
 
     @abstractmethod
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        """The engine with its version, for messages, and the long names that its parser knows."""
+        """Return the engine's name and version, and the long options of its parser."""
 
     def options_of(self, accelerator: str) -> EngineCliOptions:
-        """All that a foreign command line may have; of an engine that tells no more, the names."""
+        """Return all options of an external command line; only the names if no more is known."""
         version, names = self.known_arguments(accelerator)
         return EngineCliOptions(version, dict.fromkeys(names), {}, frozenset())
 
     @abstractmethod
     def model_in(self, listing: Any) -> str:
-        """The folder that `/v1/models` says is served; raises LookupError or TypeError."""
+        """Return the served directory from `/v1/models`; raises LookupError or TypeError."""
 
     @abstractmethod
     def version_command(self, python: str) -> list[str]:
-        """What prints, among other things, a line of `engine-version` and the version."""
+        """Return a command whose output includes the line `engine-version VERSION`."""
 
     def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
-        """Why it cannot serve on an x86 CPU of these features; "" where it can."""
+        """Return why it cannot serve on an x86 CPU with these features; "" if it can."""
         return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
-        """Arguments that turn speculative decoding on; nothing where the engine has none.
+        """Return the arguments of speculative decoding; empty if the engine has none.
 
         Args:
-            settings: as `Speculation.to_dict` of recipes/speculative.py.
-            draft: folder of what drafts; '' without one.
+            settings: as `SpeculativeConfig.to_dict`.
+            draft: directory of the draft model; "" without one.
         """
         return {}
 
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
-        """Memory of the KV cache on a CPU with these variables; 0 where they do not tell."""
+        """Return the KV cache's memory on a CPU; 0 if these variables do not set it."""
         return 0
 
     def facts_in(self, log: str) -> dict[str, str]:
-        """What the log says; of a fact that it says several times, every value once."""
+        """Return the facts in a log, each with its distinct values."""
         found = {fact: re.findall(pattern, log) for fact, pattern in self.facts.items()}
         return {fact: ", ".join(dict.fromkeys(each)) for fact, each in found.items() if each}
 
 
 def options(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Arguments as long options: true is a bare flag, false a flag left out."""
+    """Yield arguments as long options; true is a bare flag, false is left out."""
     for name, value in arguments.items():
         if value is not False:
             yield f"--{name}"

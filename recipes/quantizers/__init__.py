@@ -1,1 +1,1 @@
-"""The kinds of quantization that this project carries, one in each module."""
+"""Built-in quantization kinds, one per module."""

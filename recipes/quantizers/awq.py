@@ -18,7 +18,7 @@ class AwqQuantization(InGroups):
     bits: Literal[4, 8] = 4
     symmetric: bool = False
     observer: Literal["minmax", "mse"] = Field(
-        "minmax", description="how a group's range is found: its extremes, or the least error"
+        "minmax", description="how a group's range is found: its extremes, or the smallest error"
     )
     # llm-compressor 0.14 divides by this less two.
     grid_points: int = Field(20, ge=3, le=1_000, description="candidate scales tried per layer")

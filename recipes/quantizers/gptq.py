@@ -12,7 +12,7 @@ from recipes.weight_format import WeightFormat
 
 
 class GptqQuantization(InGroups):
-    """GPTQ (arXiv 2210.17323), with SmoothQuant (arXiv 2211.10438) before it where asked for."""
+    """GPTQ (arXiv 2210.17323), optionally after SmoothQuant (arXiv 2211.10438)."""
 
     kind: Literal["gptq"]
     scheme: Literal["W4A16", "W8A8"] = Field(
@@ -20,10 +20,13 @@ class GptqQuantization(InGroups):
         "(no groups), 8-bit activations per token"
     )
     dampening: float = Field(
-        0.01, ge=1e-9, lt=1, description="added to the Hessian's diagonal, as a share of its mean"
+        0.01,
+        ge=1e-9,
+        lt=1,
+        description="addition to the Hessian's diagonal, as a share of its mean",
     )
     smoothing_strength: float | None = Field(
-        None, ge=1e-6, lt=1, description="of SmoothQuant; absent: not used"
+        None, ge=1e-6, lt=1, description="strength of SmoothQuant; not used when absent"
     )
 
     @property
@@ -40,7 +43,7 @@ class GptqQuantization(InGroups):
 
     @property
     def sqnr_floor_db(self) -> float:
-        """The demo's lowest layers have 9.7 dB in 4 bits, and 16.6 in 8 with SmoothQuant."""
+        """Limits below the demo's lowest layers: 9.7 dB in 4 bits, 16.6 in 8 with SmoothQuant."""
         if self.scheme == "W4A16":
             return 5.0 if self.smoothing_strength is None else 7.0
         return 12.0 if self.smoothing_strength is None else 10.0

@@ -1,4 +1,4 @@
-"""What several kinds have in common: groups of columns, and the arithmetic of calibration."""
+"""Common parts of several kinds: groups of columns, and the cost of calibration."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from recipes.quantization import Calibration, Quantization
 from recipes.weight_format import WeightFormat
 
 SEQUENTIAL_PASSES = 2.0  # layer by layer: once to see activations, once to pass them on
-# A candidate scale of AWQ runs the parts of a layer that are smoothed: attention, MLP and, a second
-# time, what comes after the products inside of them.
+# AWQ runs the smoothed parts of a layer for each candidate scale: attention, MLP and, a second
+# time, the layers after their inner products.
 AWQ_SHARE_OF_LAYER = 1.3
-FOUR_BITS_IN_FLOAT32 = 8  # the serving plugin widens 4-bit weights where it serves in float32
+FOUR_BITS_IN_FLOAT32 = 8  # the serving plugin upcasts 4-bit weights to float32
 
 
 class InGroups(Quantization):
-    """Columns of a weight that share a scale."""
+    """Quantization in which groups of columns share a scale."""
 
     group_size: int = Field(128, description="columns that share a scale", ge=1, le=65_536)
     smaller_group_sizes: list[Annotated[int, Field(ge=1, le=65_536)]] = Field(
         default=[64, 32],
         max_length=16,
-        description="tried in this order when group_size does not divide; reported",
+        description="tried in this order if group_size does not divide; the run reports it",
     )
     calibration: Calibration
 
@@ -42,10 +42,10 @@ def widened_bytes(size: int, *, wide: bool) -> int:
 
 
 def awq_passes(candidates: int) -> float:
-    """Return the passes of a search over this many scales, and one pass as it is."""
+    """Return the passes of a search over this many scales, plus one unscaled pass."""
     return SEQUENTIAL_PASSES + AWQ_SHARE_OF_LAYER * (candidates + 1)
 
 
 def groups_of(size: int | None) -> str:
-    """Return words for a model card."""
+    """Return text for a model card."""
     return f" in groups of {size}" if size else ""

@@ -11,7 +11,7 @@ from recipes.quantization import Calibration, Quantization
 from recipes.quantizers.in_groups import SEQUENTIAL_PASSES, widened_bytes
 from recipes.weight_format import WeightFormat
 
-FP8_BYTES_ON_CPU = 4  # the serving plugin widens FP8 weights to 32 bits
+FP8_BYTES_ON_CPU = 4  # the serving plugin upcasts FP8 weights to 32 bits
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ SCHEMES = {
 
 
 class PresetQuantization(Quantization):
-    """A preset of compressed-tensors, weights rounded to nearest, by llm-compressor."""
+    """Preset of compressed-tensors by llm-compressor, with weights rounded to nearest."""
 
     kind: Literal["preset"]
     scheme: Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4"] = Field(
@@ -65,10 +65,10 @@ class PresetQuantization(Quantization):
         "in groups of 16"
     )
     kv_cache_scales: bool = Field(
-        False, description="calibrate the scales of an FP8 KV cache and keep them with the weights"
+        False, description="calibrate the scales of an FP8 KV cache and store them with the weights"
     )
     calibration: Calibration | None = Field(
-        None, description="needed where activations or KV cache have static scales, else absent"
+        None, description="required if activations or KV cache have static scales, otherwise absent"
     )
 
     @property

@@ -1,4 +1,4 @@
-"""The checkpoint as it is: the kind of the baseline."""
+"""Kind of the baseline: no quantization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipes.weight_format import WeightFormat
 
 
 class NoQuantization(Quantization):
-    """The checkpoint as it is: the recipe of the baseline."""
+    """Unchanged checkpoint, for the baseline's recipe."""
 
     kind: Literal["none"] = "none"
     ignore: list[str] = Field(default=[], max_length=0)

@@ -365,7 +365,7 @@ def test_what_no_key_alone_is_wrong_with(tmp_path: Path) -> None:
     error = complaint(tmp_path, "policy", data)
     assert error.message == (
         "the policy is wrong at '(the whole file)': no suite is critical, "
-        "so a variant need not show anything"
+        "so every variant would pass"
     )
 
 
