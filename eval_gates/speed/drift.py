@@ -1,7 +1,7 @@
-"""Drift of a measurement: the blocks or rounds so far do not predict the next ones.
+"""Drift check: a trend by which earlier blocks or rounds do not predict later ones.
 
-A server that warms up, fills its memory or heats up differs from the same server an hour later.
-Tests that assume exchangeable values do not detect that.
+A server that warms up, fills its memory or heats up changes during the measurement. Tests that
+assume exchangeable values do not detect such a change.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_COMPARED_VALUES = 50
 
 
 def would_reverse(margins: FloatArray) -> bool:
-    """Return whether margins fall, and would reach zero if they fell on for as long again.
+    """Return whether the margins fall and would reach zero if the trend continued.
 
-    They fall by Kendall's test of order against time (one-sided, at `LEVEL`). In addition, twice
-    the change from the earlier half's median to the later half's exceeds the later one.
+    Two conditions must hold. Kendall's one-sided test of order against time rejects at `LEVEL`.
+    Twice the fall from the earlier half's median to the later half's exceeds the later median.
 
     Args:
         margins: of one run, in the order of measuring, [n], finite; a single one never falls.
@@ -42,11 +42,11 @@ def would_reverse(margins: FloatArray) -> bool:
 
 
 def kendall_p_value(values: FloatArray) -> float:
-    """Return the p-value of Kendall's test against a falling trend.
+    """Return the exact p-value of Kendall's test against a falling trend.
 
-    It is the probability of at least as many falling pairs in random order, exact (Kendall 1938,
-    Biometrika 30:81-93); a pair of equal values does not fall. scipy has `kendalltau`, but the
-    server's environment has no scipy. Time and memory grow with the square of n.
+    It is the probability of at least as many falling pairs in random order (Kendall 1938,
+    Biometrika 30:81-93). A pair of equal values does not fall. Time and memory grow with n squared.
+    The server's environment lacks scipy, which has `kendalltau`.
     """
     import numpy as np
 
@@ -59,7 +59,7 @@ def kendall_p_value(values: FloatArray) -> float:
 
 
 def half_medians(values: FloatArray) -> tuple[float, float]:
-    """Return the medians of the earlier and the later half, without the middle of an odd number."""
+    """Return the medians of the earlier and the later half; an odd middle value is omitted."""
     import numpy as np
 
     half = values.size // 2

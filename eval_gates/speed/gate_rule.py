@@ -1,4 +1,4 @@
-"""The rule of a performance gate, which planning writes and verification recomputes."""
+"""Rule of a performance gate: planning writes it, verification recomputes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORKLOAD = "with what its file holds, and not where it is"
 
 
 class SpeedGateRule(Record):
-    """How a performance gate is measured and decided."""
+    """Measurement and decision of a performance gate."""
 
     name: str = Field(description="of the workload")
     workload: dict[str, Any] = Field(description=WORKLOAD)
@@ -59,14 +59,13 @@ def build_rule(
 ) -> ClaimRule:
     """Return the rule of a gate.
 
-    With one start per side, the allowance for its effect takes half of the error rate.
+    With one start per side, the allowance for the start's effect takes half of the error rate.
 
     Args:
-        claim: of a policy.
         alpha: error rate at which measuring stops.
         accelerator: of both sides; None if unknown.
-        workload: its traffic, at its rate; None: not known yet.
-        profile: how both sides' servers run; None for endpoints, which run as they are.
+        workload: the traffic, at its rate; None if not known yet.
+        profile: settings of both sides' servers; None for endpoints.
 
     Raises:
         ValueError: the gate does not apply to that accelerator.
@@ -96,20 +95,20 @@ def build_rule(
 
 
 def max_percentile(limits: Iterable[str]) -> int | None:
-    """Return the highest percentile among limits' names; None if no limit is a time."""
+    """Return the highest percentile that the limits name; None if no limit is a time."""
     percentiles = (int(name.rpartition("_p")[2]) for name in limits if name != "errors")
     return max(percentiles, default=None)
 
 
 def expected_requests(percentile: int) -> float:
-    """Return the expected requests per round that the percentile needs, for Poisson arrivals.
+    """Return the expected requests per round that the percentile needs.
 
-    It is four standard deviations above the minimum.
+    It is four standard deviations above the minimum, for Poisson arrivals.
     """
     needed = min_requests(percentile)
     return needed + 4 * math.sqrt(needed)
 
 
 def send_seconds(workload: AnyWorkload) -> float:
-    """Return for how many seconds requests are sent."""
+    """Return the seconds during which requests are sent."""
     return workload.seconds + 2 * workload.warmup_seconds

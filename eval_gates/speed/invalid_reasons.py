@@ -1,4 +1,4 @@
-"""Reasons why a load is invalid: it did not measure what the gate is about."""
+"""Reasons why a load is invalid: it did not measure what the gate requires."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def count_drafts(load: LoadRun) -> SpecDecodeStats | None:
 
 
 def find_uncounted_drafts(load: LoadRun) -> list[InvalidReason]:
-    """Find a candidate whose engine does not count drafted tokens."""
+    """Find candidate loads whose engine does not count drafted tokens."""
     if load.side != "candidate" or count_drafts(load) is not None:
         return []
     return [_reason("acceptance", load, "the engine does not count drafted and accepted tokens")]
@@ -108,10 +108,10 @@ def find_invalid_reasons(
     Args:
         loads: of one gate.
         declared: the workload's hit rate; None if it declares none.
-        judged_s: the shortest time that the gate limits, which the client's lag is compared with;
-            None: each load's median answer.
+        judged_s: the shortest limited time, compared with the client's lag; None for each
+            load's median answer.
         must_count: hits must be counted even if none are declared.
-        bounds_lag: the rule accounts for the client's lag, so it is no reason.
+        bounds_lag: the rule accounts for the client's lag, so the lag is no reason.
     """
     found: list[InvalidReason] = []
     for load in loads:
@@ -141,7 +141,7 @@ def _find_lag_reasons(load: LoadRun, judged_s: float | None) -> Iterator[Invalid
 
 
 def client_lag_reason(load: LoadRun) -> InvalidReason:
-    """Return the client's lag as a reason: the throughput without it could decide otherwise."""
+    """Return the client's lag as a reason: without the lag the gate could decide otherwise."""
     if load.client_lag_s is None:
         return _reason("client_lag", load, "the client's lag is unknown")
     gain = math.exp(min(lag_gain(load), 50.0))
@@ -216,14 +216,14 @@ def find_side_differences(baseline: LoadRun, candidate: LoadRun) -> list[Invalid
 
 
 def drift_reason(last: LoadRun, how: str) -> InvalidReason:
-    """Return drift as a reason: the later half does not predict what comes next."""
+    """Return drift as a reason: the later half does not predict further units."""
     return _reason("drift", last, f"{how} in the later half as in the earlier, and rising")
 
 
 def find_too_few_requests(load: LoadRun, percentiles: Iterable[int]) -> list[InvalidReason]:
-    """Find a round with too few requests for a percentile: P95 of ten is at most their slowest.
+    """Find rounds with too few requests for a percentile.
 
-    At least one request must be expected beyond it: 20 for P95, 100 for P99.
+    A percentile needs at least one expected request beyond it: 20 requests for P95, 100 for P99.
     """
     start, end = steady_window(load)
     counted = sum(start <= sent < end for sent in load.requests.start_s)
@@ -236,7 +236,7 @@ def find_too_few_requests(load: LoadRun, percentiles: Iterable[int]) -> list[Inv
 
 
 def short_rounds_reason(load: LoadRun) -> InvalidReason:
-    """Return as a reason that rounds stay shorter than their answers need."""
+    """Return the reason that rounds stay too short for their answers."""
     answer = median_answer_s(load) or 0.0
     words = (
         f"rounds of {load.measured_s or 0.0:g} s are shorter than ten median answers of "
@@ -251,12 +251,11 @@ def min_requests(percentile: int) -> int:
 
 
 def is_over_saturated(load: LoadRun) -> bool:
-    """Return whether requests arrive faster than they are answered.
+    """Return whether requests arrive faster than the server answers them.
 
-    Such a load has no steady state: its latencies grow with its length. Both conditions use the
-    client's own counts, not the server's report of its queue. At least a tenth of the requests that
-    arrived in the steady state is left over, and each quarter had more in flight than the one
-    before; the queue of a steady server comes and goes. Failed requests are omitted.
+    Such a load has no steady state: its latencies grow with its length. The client's own counts
+    decide, without failed requests. Two conditions must hold. At least a tenth of the steady
+    state's arrivals is left over. Each quarter had more requests in flight than the one before.
     """
     import numpy as np
 

@@ -1,6 +1,6 @@
-"""The log of one measurement's loads, which survives kills, server crashes and full disks.
+"""Log of one measurement's loads, which survives kills, server crashes and full disks.
 
-If it were dropped with each server run, repeated measuring would give more chances of lucky loads.
+Without the log, each server run would be a new measurement with another chance of lucky loads.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class LoadLog:
         self._loads, self._begun = folder / LOADS, folder / IN_PROGRESS
 
     def open(self, rests_on: Mapping[str, str]) -> MeasurementInProgress:
-        """Return the measurement in progress on these inputs; otherwise start one with a new seed.
+        """Return the measurement in progress on these inputs, or start one with a new seed.
 
-        The seed is new because a running server may have cached the prompts of another measurement.
+        A running server may have cached the prompts of an earlier seed.
 
         Raises:
-            StoreError: the log is damaged; starting again would give another chance.
+            StoreError: the log is damaged; a new start would give another chance.
         """
         measurement = self.in_progress()
         if measurement is None or measurement.depends_on != dict(rests_on):
@@ -57,7 +57,7 @@ class LoadLog:
         return measurement
 
     def in_progress(self) -> MeasurementInProgress | None:
-        """Return the measurement in progress, if any; a StoreError if it is damaged."""
+        """Return the measurement in progress, if any; StoreError if it is damaged."""
         try:
             return MeasurementInProgress.model_validate_json(self._begun.read_bytes())
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class LoadLog:
             ) from error
 
     def loads(self) -> list[LoadRun]:
-        """Return all complete loads, in the order of measuring; a StoreError if damaged."""
+        """Return all complete loads, in the order of measuring; StoreError if damaged."""
         try:
             return parse_loads(self._lines())
         except ValueError as error:
@@ -81,14 +81,14 @@ class LoadLog:
             ) from error
 
     def start_server_run(self, measurement: MeasurementInProgress, loads: int) -> None:
-        """Record a server run that continues after `loads` loads; later ones are cut off."""
+        """Record a server run that continues after `loads` loads; cut off later ones."""
         self._save(measurement.model_copy(update={"server_runs": measurement.server_runs + 1}))
         retained = b"".join(line + b"\n" for line in self._lines()[:loads])
         with self._loads.open("a+b") as file:
             file.truncate(len(retained))
 
     def allow_another_run(self, measurement: MeasurementInProgress) -> None:
-        """Let the next run, with its own budget, continue a measurement that stayed open."""
+        """Let the next run continue an open measurement with its own budget."""
         self._save(
             measurement.model_copy(update={"began": [*measurement.began, measurement.server_runs]})
         )

@@ -1,9 +1,9 @@
-"""One measured load on one endpoint, from which performance verdicts are computed.
+"""One measured load on one endpoint; performance verdicts follow from loads alone.
 
-A block has two such loads, one for each side, with the same prompts; a round of an SLO has one.
-Times are seconds of the client's monotonic clock since the load began. Only the first and last
-token of a request have a time; the others count as evenly spread, so that an hour of loads fits
-into the evidence.
+A block has one load for each side, with the same prompts; a round of an SLO has one load. Times are
+seconds of the client's monotonic clock since the start of the load. To limit the size of the
+evidence, only a request's first and last tokens have times. The other tokens are assumed to be
+evenly spread.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Text = Annotated[str, Field(max_length=300)]
 
 
 class NumericRecord(Record):
-    """A record with strict numbers: no strings, no NaN, no infinity."""
+    """Record with strict numbers: no strings, no NaN, no infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class RequestColumns(NumericRecord):
-    """The requests of a load, by column, in the order of sending."""
+    """Requests of a load, by column, in the order of sending."""
 
     start_s: list[Seconds] = Field(max_length=MAX_REQUESTS, fail_fast=True)
     ttft_s: list[Seconds | None] = Field(
@@ -87,7 +87,7 @@ class RequestColumns(NumericRecord):
 
 
 class EngineCounters(NumericRecord):
-    """The engine's counters at one moment; None if it has no such counter."""
+    """The engine's counters at one moment; None for a counter that it lacks."""
 
     prefix_cache_queries: Count | None = Field(None, description="prompt tokens looked up")
     prefix_cache_hits: Count | None = Field(None, description="of these, found in the cache")
@@ -98,7 +98,7 @@ class EngineCounters(NumericRecord):
 
 
 class QueueSamples(NumericRecord):
-    """The engine's queue during the load, by column, in the order of sampling."""
+    """Queue of the engine during the load, by column, in the order of sampling."""
 
     at_s: list[Seconds] = Field([], max_length=MAX_REQUESTS, fail_fast=True)
     running: list[Count] = Field([], fail_fast=True)
@@ -112,7 +112,7 @@ class QueueSamples(NumericRecord):
 
 
 class Interference(NumericRecord):
-    """An event on the machine that disturbs a load."""
+    """Event on the machine that disturbs a load."""
 
     kind: Literal["throttled", "other_process"]
     what: Text = Field(description="as the driver reports it")
@@ -178,7 +178,7 @@ class LoadRun(NumericRecord):
 def fits_evidence(loads: Sequence[LoadRun], unit: int) -> bool:
     """Return whether `unit` more loads, each twice the largest, fit into the evidence limit.
 
-    Evidence beyond the limit could not be verified, so measuring stops before it.
+    Verification cannot read evidence beyond the limit, so measuring stops before it.
     """
     sizes = [
         len(load.requests) * CHARACTERS_PER_REQUEST + sum(len(e) for e in load.requests.error if e)
@@ -197,8 +197,8 @@ def read_loads(file: Path) -> list[LoadRun]:
     """Read the loads of a file, gzipped if its name ends in .gz.
 
     Raises:
-        ValueError: it is damaged, or too long; names the line.
-        OSError: it is no regular file, or cannot be read.
+        ValueError: the file is damaged or too long; names the line.
+        OSError: the path is no regular file, or cannot be read.
     """
     return parse_loads(read_lines(file, max_lines=MAX_LOADS, max_characters=MAX_CHARACTERS))
 

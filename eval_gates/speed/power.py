@@ -1,8 +1,7 @@
-"""Power of a performance gate, before anything is measured: simulations of its rule.
+"""Power of a performance gate before the measurement, by simulation of its rule.
 
-The machine's noise and the variant's distance from the limit are unknown then. So the chances
-assume the noise of a load, or the share of rounds that meet the limits. They also assume no drift:
-for a steady server the drift check costs less than a block on average.
+The simulation assumes the noise of a load, or the share of rounds that meet the limits. It also
+assumes no drift: on a steady server the drift check costs less than one block on average.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class SpeedGatePower:
 
 
 def speed_power(rule: ClaimRule) -> SpeedGatePower:
-    """Simulate a rule, at its error rate."""
+    """Simulate a rule at its error rate."""
     import numpy as np
 
     chance = np.random.default_rng(_SEED)

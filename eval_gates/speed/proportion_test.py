@@ -1,12 +1,12 @@
-"""Test whether an event occurs in more than a share of all cases, valid after each case.
+"""Test whether an event occurs in more than a given share of cases, valid after each case.
 
-It is the bet of eval_gates/statistics/betting.py on values of 0 and 1. A gambler who stakes the
-share b of his wealth on the event has 1 + b (1 / share - 1) times as much if it occurs, and 1 - b
-if not. If it occurs in at most that share of cases, given all earlier ones, his wealth does not
-grow on average. By Ville's inequality it ever reaches 1 / alpha with probability at most alpha.
-There is no assumption on variance, symmetry or distribution.
+It is the bet of eval_gates/statistics/betting.py on values of 0 and 1. A gambler stakes the share b
+of his wealth on the event. The event multiplies his wealth by 1 + b (1 / share - 1), its absence by
+1 - b. Suppose the event's probability, given all earlier cases, is at most that share. Then his
+expected wealth does not grow. By Ville's inequality it ever reaches 1 / alpha with probability at
+most alpha. The test assumes no variance, symmetry or distribution.
 
-A gate on the typical value is such a share: half of all values are above a number.
+A gate on the median is such a test with share one half.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ def proportion_lower_bound(
 
     Args:
         happened: of one run, [n].
-        alpha: error rate.
         continued: as in `log_evidence`.
     """
     low, high = 0.0, 1.0
@@ -97,11 +96,10 @@ def proportion_lower_bound(
 def median_lower_bound(values: FloatArray, alpha: float, continued: Sequence[int] = ()) -> float:
     """Return the anytime-valid lower bound of the median, wrong with probability alpha.
 
-    It is the smallest value that is not rejected; -inf if there are too few values.
+    It is the smallest value that the test does not reject; -inf if there are too few values.
 
     Args:
         values: of one run, [n].
-        alpha: error rate.
         continued: as in `log_evidence`.
     """
     import numpy as np

@@ -1,7 +1,7 @@
-"""Randomization of a measurement: each block's prompts, and the order of the sides.
+"""Randomization of a measurement: the prompts of each block, and the order of its sides.
 
-Everything follows from one seed in the stage's record. Recorded blocks therefore show whether they
-are all that were measured: an omitted, moved or added block has a different seed.
+All choices follow from one seed in the stage's record. Verification thereby detects an omitted,
+moved or added block: its seed differs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SIDES = ("baseline", "candidate")
 
 
 class Randomization:
-    """The random choices of one measurement, in order.
+    """Random choices of one measurement, in order.
 
     Args:
         seed: of all choices.
@@ -29,7 +29,7 @@ class Randomization:
         return self._chance.getrandbits(32)
 
     def next_unit(self) -> tuple[int, list[str]]:
-        """Return the seed of the next block or round, and its sides in the order of measuring."""
+        """Return the next unit's seed, and its sides in the order of measuring."""
         seed = self._chance.getrandbits(32)
         self._chance.shuffle(self._sides)
         return seed, list(self._sides)

@@ -1,4 +1,4 @@
-"""The report of a performance gate, and its computation from loads."""
+"""Report of a performance gate, computed from its loads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
 
 
 class LoadSummary(Record):
-    """Descriptive numbers of one load, which decide nothing."""
+    """Descriptive numbers of one load; no verdict depends on them."""
 
     side: Side
     block: int = Field(description="number of the block or round, from 0")
@@ -56,7 +56,7 @@ class LoadSummary(Record):
 
 
 class SpeedGateReport(Record):
-    """One performance gate with the result of its blocks or rounds."""
+    """Result of one performance gate."""
 
     gate: str = Field(description="such as ratio.chat or slo.0")
     kind: ClaimKind
@@ -135,7 +135,7 @@ class SpeedGateReport(Record):
         return self.is_ratio and self.threshold <= BROKEN_SERVER_RATIO
 
     def typical(self, side: Side, figure: str = "output_tokens_per_s") -> float | None:
-        """Return the median of a `LoadSummary` field over the side's loads; None without any."""
+        """Return the median of a `LoadSummary` field over the side's loads."""
         counted = (point for point in self.loads if point.side == side and point.counts)
         values = [getattr(point, figure) for point in counted]
         known = [value for value in values if value is not None]

@@ -1,13 +1,13 @@
 """Length of a round, and its number of requests.
 
-A round that is short relative to its answers shows neither the latencies nor the queue of a server
-under lasting traffic. So a round has at least `MIN_ANSWERS` median answers: if earlier answers took
-longer than the workload's seconds allow, the next rounds are longer. The length follows from
-earlier loads alone, never from the round itself.
+A round much longer than its answers shows the latencies and the queue under lasting traffic. A
+round therefore lasts at least `MIN_ANSWERS` median answers. If earlier answers took longer than the
+workload's seconds allow, the next rounds are longer. The length depends on earlier loads alone,
+never on the round itself.
 
 Arrivals at a rate are a Poisson process, so rounds differ in their number of requests. vLLM's load
-generator sends a given number and stretches the gaps to fill the time, so the number is drawn here,
-from the seed of the round.
+generator sends a fixed number and scales the gaps. This module therefore draws the number from the
+round's seed.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Timing:
 
     @property
     def total_s(self) -> float:
-        """Seconds for which requests are sent: the warm-up is sent once more after the end."""
+        """Seconds of sending: the warm-up time is sent again after the end."""
         return self.measured_s + 2 * self.warmup_s
 
 
 def next_timing(workload: Mapping[str, Any], loads: Sequence[LoadRun]) -> Timing | None:
     """Return the timing of the round after these loads; None at a fixed concurrency.
 
-    Over-saturated rounds are ignored: their answers are as long as their queue. A trace has its own
-    times. A round that would be too long has the workload's seconds instead; if most rounds are
-    then too short, the rule rejects them.
+    Over-saturated rounds are ignored, because their answers are as long as their queue. A trace has
+    its own times. A round that would be too long gets the workload's seconds; the rule rejects the
+    gate if most rounds are then too short.
 
     Args:
         workload: as plain data (recipes/workload.py).
@@ -78,7 +78,7 @@ def next_timing(workload: Mapping[str, Any], loads: Sequence[LoadRun]) -> Timing
 
 
 def is_too_short(load: LoadRun) -> bool:
-    """Return whether a round has less than `MIN_ANSWERS` of the round's median answers."""
+    """Return whether a round lasts less than `MIN_ANSWERS` of its median answers."""
     answer = median_answer_s(load)
     return (
         load.measured_s is not None
@@ -93,7 +93,7 @@ def count_arrivals(seed: int, rate: float, seconds: float) -> int:
     Args:
         seed: of the round.
         rate: requests/s.
-        seconds: for which requests are sent.
+        seconds: of sending.
     """
     chance = random.Random(f"arrivals {seed}")  # noqa: S311  # traffic, no secret
     number, now = 0, chance.expovariate(rate)

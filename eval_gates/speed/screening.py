@@ -1,7 +1,7 @@
-"""Screening of a candidate configuration: it chooses what to confirm, and shows nothing.
+"""Screening of candidate configurations: it selects one for a gate and gives no verdict.
 
-The best of many equal candidates looks a few percent faster than it is. So these numbers only
-choose the candidate that is worth its own gate, on other prompts.
+The best of many equal candidates looks a few percent faster than it is. The selected candidate
+therefore needs its own gate, on other prompts.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ class ScreeningRule(ServerRunRule):
         return [*find_failed_requests(loads), *found, *late]
 
     def typical_rate(self, loads: Sequence[LoadRun]) -> float:
-        """Return output tokens per second: the geometric mean over the rounds, at least one."""
+        """Return the geometric mean of output tokens per second over the rounds."""
         return math.exp(sum(math.log(output_rate(load)) for load in loads) / len(loads))

@@ -1,16 +1,15 @@
-"""Sequential decision of a performance gate: each unit is on one side, and a bet counts the sides.
+"""Sequential decision of a performance gate by a bet on the side of each unit.
 
-Every unit gives one margin: its distance on the passing side, negative on the other. The first
-`WARM_UP` units of servers that stay up, and those of the first `WARM_UP_SECONDS`, do not count.
-They are recorded and show drift. There is no verdict before `SETTLED` units.
+Each unit gives one margin: positive on the passing side, negative on the failing side. The first
+`WARM_UP` units of a server run, and those of its first `WARM_UP_SECONDS`, do not count. They are
+recorded and show drift. There is no verdict before `SETTLED` units.
 
-The gate requires positive margins in at least a share of all units (see proportion_test.py). It is
-decided at the first unit with sufficient evidence whose side does not drift away (see drift.py):
-margins that run towards the other side do not predict the next ones. Meanwhile measuring continues;
-if they still drift at the cap, further units are measured within a budget.
+The gate requires positive margins in at least a given share of all units (see proportion_test.py).
+The first unit with sufficient evidence and without drift to the other side (see drift.py) decides.
+If the margins still drift at the cap, measuring continues within a budget.
 
-A faulty unit is void: it counts for neither side (see validity.py) and is replaced by a further
-one. The same holds for a unit whose side depends on the client's lag.
+A faulty unit is void: it counts for neither side (see validity.py), and another unit replaces it.
+The same holds for a unit whose side depends on the client's lag.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class SequentialGateRule(ServerRunRule):
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return each unit's distance on the passing and on the failing side: [..., n] each.
 
-        Above 0 the unit is on that side; it may be on neither.
+        A unit with a positive distance is on that side; it may be on neither.
         """
 
     @abstractmethod
@@ -120,12 +119,12 @@ class SequentialGateRule(ServerRunRule):
 
         Args:
             margins: of the units that count, nan if lost; at least one is not.
-            slack: of these, as in `slack`.
-            continued: of these, as in `log_evidence`.
+            slack: as in `slack`, of these units.
+            continued: as in `log_evidence`, of these units.
         """
 
     def slack(self, loads: Sequence[LoadRun]) -> FloatArray:
-        """Return by how much the client's lag may shift each margin down and up: [2, n], >= 0."""
+        """Return how far the client's lag may shift each margin down and up: [2, n]."""
         import numpy as np
 
         return np.zeros((2, len(self.margins(loads))))
@@ -141,12 +140,12 @@ class SequentialGateRule(ServerRunRule):
         return self.evaluate(loads).state
 
     def needs_more(self, loads: Sequence[LoadRun]) -> bool:
-        """Return whether another unit could decide, within the budget and the evidence limit."""
+        """Return whether budget and evidence limit allow a further unit that could decide."""
         found = self.evaluate(loads)
         return found.state == "open" and found.n < found.most and self.fits_evidence(loads)
 
     def evaluate(self, loads: Sequence[LoadRun]) -> SpeedTestResult:
-        """Decide from the units, in the order of measuring; a pass may be withheld.
+        """Decide from the units, in the order of measuring.
 
         Raises:
             ValueError: a unit lacks a side, or has the wrong one.
@@ -185,7 +184,7 @@ class SequentialGateRule(ServerRunRule):
     def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
         """Return why the gate cannot pass although its units would; None if it can.
 
-        It can only turn a pass into an open gate, so error rates hold.
+        A reason only turns a pass into an open gate, so error rates hold.
         """
 
     def counted_loads(self, loads: Sequence[LoadRun]) -> list[LoadRun]:
@@ -218,7 +217,7 @@ class SequentialGateRule(ServerRunRule):
             found: from the margins alone; refused if they drift at the cap.
             sound: loads without a fault.
             voided: faults, in the order of measuring.
-            lost: units that count for neither side because of these.
+            lost: units that are void because of these faults.
             spent: the budget is spent for another reason than the number of units.
         """
         # A run that continues starts its own bet, so it has as many units as the first.
@@ -240,7 +239,7 @@ class SequentialGateRule(ServerRunRule):
         return [loads[start : start + size] for start in range(0, len(loads), size)]
 
     def _straddles(self, margins: FloatArray, slack: FloatArray) -> NDArray[np.bool_]:
-        """Return which units are on one side as measured, and on neither with the client's lag."""
+        """Return which units have a side only if the client's lag is ignored."""
         measured = [side > 0 for side in self.sides(margins)]
         certain = [side > 0 for side in self._sure_sides(margins, slack)]
         return (measured[0] | measured[1]) & ~(certain[0] | certain[1])
@@ -251,11 +250,10 @@ class SequentialGateRule(ServerRunRule):
 
     @property
     def warm_up(self) -> int:
-        """Units that do not count; 0 if each server run starts warmed up."""
         return 0 if self.server_mode == "interleaved" else WARM_UP
 
     def count(self, loads: Sequence[LoadRun]) -> NDArray[np.bool_]:
-        """Return which units count: not the first ones of a server run; [warm-up + n]."""
+        """Return which units count, after the warm-up of their server run; [warm-up + n]."""
         import numpy as np
 
         if not self.warm_up:
@@ -275,9 +273,9 @@ class SequentialGateRule(ServerRunRule):
         slack: FloatArray,
         run: NDArray[np.int_],
     ) -> tuple[FloatArray, NDArray[np.bool_], FloatArray, NDArray[np.int_]]:
-        """Insert a unit that counts for neither side for each lost server run.
+        """Insert a void unit for each lost server run.
 
-        Ending server runs that look bad thus gains nothing.
+        Ending server runs that look bad therefore gains nothing.
         """
         import numpy as np
 
@@ -307,10 +305,10 @@ class SequentialGateRule(ServerRunRule):
             margins: in the order of measuring; nan for a lost server run and a void unit.
             counted: which of them count; None: one server run, all after its warm-up.
             slack: as in `slack`; None: the client had no lag.
-            run: number of the run that measured each, from 0; None: a single run.
+            run: number of each unit's run, from 0; None: a single run.
 
         Returns:
-            the result; if they drift at the cap, refused without a reason.
+            the result; refused without a reason if the margins drift at the cap.
         """
         import numpy as np
 
@@ -341,7 +339,7 @@ class SequentialGateRule(ServerRunRule):
         )
 
     def log_evidence(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the evidence for and against a pass after each unit that counts: [..., n] each."""
+        """Return the evidence for and against a pass after each unit: [..., n] each."""
         for_it, against = self.sides(margins)
         return log_evidence(for_it > 0, self.required_share), log_evidence(
             against > 0, 1 - self.required_share
@@ -390,7 +388,6 @@ def _known(margins: FloatArray) -> FloatArray:
 def _e_process_path(
     estimates: FloatArray, passing: FloatArray, failing: FloatArray
 ) -> tuple[EProcessPoint, ...]:
-    """Return the evidence after each unit, as powers of ten."""
     ten = math.log(10)
     return tuple(
         EProcessPoint(

@@ -1,16 +1,16 @@
 """Schedule of a measurement's loads over server runs.
 
-Together: the servers of all sides run concurrently and measure block after block. If they end
-early, by a kill or a crash, another server run continues after the last complete block. Incomplete
-blocks are dropped, and their prompts are not sent again.
+Together: the servers of all sides run concurrently and measure block after block. After a kill or
+crash, another server run continues after the last complete block. Incomplete blocks are dropped,
+and their prompts are not sent again.
 
-Interleaved ("alternate"): one server runs at a time. Each server run measures a few loads of one
-side. Two runs form a pair: one for each side, with the same prompts, in random order. If one ends
-early, another run of that side measures its remaining loads; its server has none of their prompts.
+Interleaved ("alternate"): one server runs at a time and measures a few loads of one side. Two runs
+form a pair: one for each side, with the same prompts, in random order. If one ends early, another
+run of that side measures its remaining loads with new prompts for its server.
 
-Randomization follows from one seed, plus the number of the pair, or the number of the server run
-and all earlier loads. Recorded loads therefore show whether they are all that were measured:
-without a load of an earlier run, later runs would have other prompts.
+Each run's randomization follows from one seed and the number of the pair. A replaced run adds its
+own number and all earlier loads. An omitted load would therefore change the prompts of later runs,
+which verification detects.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ServerRun:
 
 
 def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
-    """Return the digest of loads in their order, after group_loads of the digest `before`."""
+    """Return the digest of loads in order, after group_loads of the digest `before`."""
     found = before
     for load in loads:
         timings = [load.requests.start_s, load.requests.ttft_s, load.requests.end_s]
@@ -101,17 +101,17 @@ def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
 
 
 def server_run_seed(seed: int, number: int, before: str) -> int:
-    """Return a server run's randomization seed; `before` is the digest of earlier loads."""
+    """Return a server run's seed; `before` is the digest of earlier loads."""
     return int(digest_json([seed, number, before])[:16], 16) if number else seed
 
 
 @dataclass(frozen=True)
 class ServerRunSchedule:
-    """The server runs of one measurement.
+    """Server runs of one measurement.
 
     Args:
         sides: the measured sides.
-        loads: per server run, if runs are interleaved; None: the sides run concurrently.
+        loads: per server run, if runs are interleaved; None if the sides run concurrently.
     """
 
     sides: tuple[str, ...]
@@ -128,7 +128,7 @@ class ServerRunSchedule:
         return len(self.sides) if self.loads is None else 1
 
     def next_server_run(self, seed: int, begun: int, loads: Sequence[LoadRun]) -> ServerRun:
-        """Return the server run that continues after `begun` runs with these recorded loads."""
+        """Return the server run after `begun` runs with these recorded loads."""
         if self.loads is None:
             draw = server_run_seed(seed, begun, digest_loads(loads))
             return ServerRun(begun, self.sides, len(loads) // self.unit, draw)
@@ -138,16 +138,15 @@ class ServerRunSchedule:
         return ServerRun(begun, (order[place],), pair * self.loads + done, seed + pair, place)
 
     def draw_pair(self, seed: int) -> tuple[list[str], list[int]]:
-        """Return the sides of a pair of server runs in their order, and their loads' seeds."""
+        """Return the sides of a pair of server runs in order, and their loads' seeds."""
         draw = Randomization(seed, self.sides)
         units = [draw.next_unit() for _ in range(self.loads or 1)]
         return units[0][1], [unit_seed for unit_seed, _ in units]
 
     def drawn(self, seed: int, loads: Sequence[LoadRun], looks: int) -> Iterator[DrawnLoad]:
-        """Yield the randomization of each load, if these are all that were measured.
+        """Yield the randomization of each load, if these are all measured loads.
 
         Args:
-            seed: of the measurement.
             loads: only their number and their server runs are used.
             looks: uncounted loads at the start of each server run of all sides.
         """

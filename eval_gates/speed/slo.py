@@ -1,9 +1,8 @@
-"""Latency limits, decided from complete rounds: a round meets all of them, or it does not.
+"""Latency limits, decided from complete rounds: a round meets all limits or fails.
 
-Requests of one server are not independent, so single requests decide nothing. A round starts on a
-drained server with its own prompts and arrivals, and gives one 0 or 1. The gate requires that at
-least a share q of all such rounds meets the limits. The only assumption is that rounds are
-independent.
+Requests of one server are dependent, so the unit of evidence is a round. A round starts on a
+drained server with its own prompts and arrivals. The gate requires that at least a share q of all
+such rounds meets the limits. The only assumption is that rounds are independent.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ class SloRule(SequentialGateRule):
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
         """Return ln(limit / time) of each round's tightest limit, below 0 if it misses one.
 
-        It is nan for a round that was too short for its answers. Such a round counts for neither
-        side, so that a length that depends on the answers gives no further chance. For the
-        acceptance of speculative decoding it is ln(accepted length / required one).
+        A round that was too short for its answers has nan and counts for neither side: its length
+        must not give a further chance. For the acceptance of speculative decoding the margin is
+        ln(accepted length / required length).
 
         Raises:
             ValueError: a round lacks a side, or has the wrong one.
@@ -132,16 +131,16 @@ class SloRule(SequentialGateRule):
         return drift_reason(last, words)
 
     def left_over(self, loads: Sequence[LoadRun]) -> float | None:
-        """Return the share of the candidate's requests that arrived in rounds without an answer.
+        """Return the share of the candidate's arrivals in rounds that stayed unanswered.
 
-        Answers to requests of earlier times count. None if no request arrived.
+        Answers to earlier requests count. None if no request arrived.
         """
         flows = [count_flow(load) for load in self.counted_loads(loads) if load.side == "candidate"]
         arrived = sum(arrivals for arrivals, _ in flows)
         return 1 - sum(answers for _, answers in flows) / arrived if arrived else None
 
     def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
-        """Return that the rate is not sustained: its latencies grow with the measuring time."""
+        """Return that the rate is not sustained: latencies grow with the measuring time."""
         left = self.left_over(loads)
         if left is None or left < SUSTAINED:
             return None
@@ -222,7 +221,6 @@ class SloRule(SequentialGateRule):
 
 
 def _is_too_short(load: LoadRun) -> bool:
-    """Return whether a round is too short; never for an over-saturated one."""
     return is_too_short(load) and not is_over_saturated(load)
 
 
@@ -237,10 +235,10 @@ def _log_margin(time: float, limit: float) -> float:
 
 
 def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
-    """Return percentiles in milliseconds by their names, and `errors`: the failed requests.
+    """Return percentiles in milliseconds by name, and `errors`: the failed requests.
 
-    A percentile without values is infinite: a round without an answer meets no limit. A failed
-    request's time is infinite if `errors` allows failures: refusing is not fast.
+    A percentile without values is infinite. A failed request's time is infinite if `errors` allows
+    failures, so that refusals do not count as fast answers.
     """
     import numpy as np
 
@@ -260,7 +258,7 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
 
 
 def percentile_with_failures(values: FloatArray, failed: int, percentile: int) -> float:
-    """Return the percentile with `failed` infinite times; infinite if there is no time."""
+    """Return the percentile with `failed` infinite times; infinite without any time."""
     import numpy as np
 
     if not values.size:

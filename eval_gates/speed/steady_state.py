@@ -1,7 +1,7 @@
-"""The steady state of a load: the time between its start-up and its end.
+"""Steady state of a load: the time between its start-up and its end.
 
-At a fixed concurrency all requests of the first wave start together, and the last ones run on an
-emptying server. At a rate or trace the queue must fill first. Neither is normal service.
+At a fixed concurrency the first wave starts together, and the last requests run on an emptying
+server. At a rate or trace the queue must fill first. Neither is normal service.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class NoSteadyStateError(ValueError):
-    """Error for a load that ends before it is steady."""
+    """The load ends before it is steady."""
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Latencies of the answered requests that count, in milliseconds: shape [requests] each."""
+    """Latencies of the answered requests that count, in milliseconds: [requests] each."""
 
     ttft_ms: FloatArray
     tpot_ms: FloatArray
@@ -78,14 +78,14 @@ def output_rate(load: LoadRun) -> float:
     """Return output tokens per second in the steady state.
 
     Raises:
-        NoSteadyStateError: as in `steady_window`, or it has no token.
+        NoSteadyStateError: as in `steady_window`, or the steady state has no token.
     """
     tokens, seconds = steady_output(load)
     return tokens / seconds
 
 
 def steady_output(load: LoadRun) -> tuple[float, float]:
-    """Return output tokens in the steady state, and its seconds; raises as `output_rate`."""
+    """Return the steady state's output tokens and seconds; raises as `output_rate`."""
     import numpy as np
 
     start, end = steady_window(load)
@@ -107,10 +107,10 @@ def steady_output(load: LoadRun) -> tuple[float, float]:
 def lag_gain(load: LoadRun) -> float:
     """Return by how much a punctual client could increase the log of the output rate.
 
-    The smaller one of two bounds, both for a fixed concurrency, where a request starts when another
-    ends. Each wave waits twice for a late client, and both ends of the steady state once more; each
-    delay counts as the 99th percentile of the client's lag. And one slot's delays cannot overlap,
-    so together they are at most the total time that the client was late.
+    It is the smaller one of two bounds at a fixed concurrency, where a request starts when another
+    ends. First, each wave waits twice for a late client, and both ends of the steady state once
+    more. Each such delay counts as the 99th percentile of the client's lag. Second, one slot's
+    delays cannot overlap, so they sum to at most the client's total lag.
 
     Raises:
         NoSteadyStateError: as in `steady_window`.

@@ -1,14 +1,14 @@
 """Ratio of output tokens per second, candidate over baseline, decided from paired blocks.
 
-A block has both sides, one after the other in random order, with the same prompts. Each block gives
-y = ln(candidate / baseline) - ln(min_ratio). The gate is about the typical block: half of all such
-blocks have a ratio of at least the minimum. A block exactly at the minimum counts for neither side.
-The only assumption is that blocks are independent.
+A block measures both sides with the same prompts, one after the other in random order. It gives y =
+ln(candidate / baseline) - ln(min_ratio). The gate requires that half of all such blocks have a
+ratio above the minimum. A block exactly at the minimum counts for neither side. The only assumption
+is that blocks are independent.
 
-Two runs of one server differ by more than two blocks of one run. If both sides stay up, the blocks
-do not show that difference. The ratio must then exceed the minimum by an allowance that a pair of
-equal servers exceeds with probability `restart_allowance_alpha`, and the blocks get the rest of the
-error rate. If server runs are interleaved, a pair of runs is one value, the mean of its blocks.
+Server starts differ by more than the blocks of one start. If both sides stay up, blocks do not show
+that difference. The ratio must then exceed the minimum by an allowance. A pair of equal servers
+exceeds it with probability `restart_allowance_alpha`; the blocks get the rest of the error rate. If
+server runs are interleaved, one value is the mean over a pair of runs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ThroughputRatioRule(SequentialGateRule):
         return margins - self.restart_allowance, -margins - self.restart_allowance
 
     def slack(self, loads: Sequence[LoadRun]) -> FloatArray:
-        """Return the baseline's lag gain against a pass, and the candidate's against a fail."""
+        """Return the baseline's lag gain against a pass, the candidate's against a fail."""
         import numpy as np
 
         gains = np.array([[lag_gain(load) for load in pair] for pair in pair_sides(loads)])
@@ -118,7 +118,7 @@ class ThroughputRatioRule(SequentialGateRule):
         )
 
     def total_ratio(self, loads: Sequence[LoadRun]) -> float | None:
-        """Return the ratio of steady output tokens per second over all counted blocks, if any."""
+        """Return the ratio of output tokens per second over all counted blocks, if any."""
         rates: list[float] = []
         for side in ("candidate", "baseline"):
             outputs = [
@@ -131,7 +131,7 @@ class ThroughputRatioRule(SequentialGateRule):
         return rates[0] / rates[1]
 
     def log_rates(self, loads: Sequence[LoadRun]) -> dict[str, list[float]]:
-        """Return the median ln(output tokens/s) of each server start's counted loads, by side."""
+        """Return the median ln(output tokens/s) of each server start, by side."""
         start_rates: dict[tuple[str, int], list[float]] = {}
         for load in self.counted_loads(loads):
             with contextlib.suppress(NoSteadyStateError):
@@ -143,7 +143,7 @@ class ThroughputRatioRule(SequentialGateRule):
         return found
 
     def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
-        """Return that the total ratio is below the minimum, although the typical block is not."""
+        """Return that the total ratio is below the minimum, unlike the typical block."""
         total = self.total_ratio(loads)
         if total is None or total >= self.min_ratio:
             return None
@@ -164,7 +164,7 @@ def pair_sides(loads: Sequence[LoadRun]) -> list[tuple[LoadRun, LoadRun]]:
     """Return baseline and candidate of each block, in the order of measuring.
 
     Raises:
-        ValueError: a block has not one load of each side.
+        ValueError: a block lacks a load of a side.
     """
     blocks: dict[int, dict[str, LoadRun]] = {}
     for load in loads:
@@ -181,10 +181,6 @@ def pair_sides(loads: Sequence[LoadRun]) -> list[tuple[LoadRun, LoadRun]]:
 def log_ratios(pairs: Sequence[tuple[LoadRun, LoadRun]], blocks_per_pair: int = 1) -> list[float]:
     """Return ln(candidate / baseline) of each block, or its mean over each pair of server runs.
 
-    Args:
-        pairs: both sides of each block.
-        blocks_per_pair: blocks of each pair of server runs.
-
     Raises:
         NoSteadyStateError: a load has no steady state.
     """
@@ -200,8 +196,7 @@ def log_ratios(pairs: Sequence[tuple[LoadRun, LoadRun]], blocks_per_pair: int = 
 def restart_allowance(spread: float, server_runs: int, alpha: float) -> float:
     """Return the bound of |ln(ratio)| of two runs of equal servers, exceeded with chance alpha.
 
-    It is sqrt(2) times the spread, times Student's quantile, which is 2 for many runs and alpha 2.5
-    %.
+    It is sqrt(2) times the spread, times Student's quantile.
 
     Args:
         spread: standard deviation of ln(output tokens/s) between runs of one server.

@@ -1,11 +1,9 @@
-"""Effects of invalid loads on the measurement, in one table.
+"""Effects of invalid loads on the measurement; the table is also in the documentation.
 
-The same table is in docs/explanation/performance-statistics.md.
-
-A void block or round counts for neither side: for a pass as one below the limit, for a fail as one
-above it. Both bets count sides alone, so each has at most the evidence that it would have without
-the fault. Faults that hit one side or slow blocks more often therefore give no further chance: the
-error rates hold for any cause of faults. The price is power, which further blocks buy back.
+See docs/explanation/performance-statistics.md. A void unit counts against both bets: as a failing
+unit for the pass, as a passing unit for the fail. Each bet then has at most the evidence that it
+would have without the fault. Error rates therefore hold for any cause of faults, such as faults
+that hit slow blocks. The cost is power, which further blocks restore.
 """
 
 from __future__ import annotations
@@ -54,12 +52,7 @@ def final_reasons(causes: Iterable[InvalidReason]) -> tuple[InvalidReason, ...]:
 
 
 def lasting(unit_faults: list[list[InvalidReason]], runs: int) -> bool:
-    """Return whether all first units have the same lasting fault.
-
-    Args:
-        unit_faults: the faults of each unit, in the order of measuring.
-        runs: that measured.
-    """
+    """Return whether all first units have the same lasting fault."""
     for kind, handling in HANDLING.items():
         has = [any(fault.kind == kind for fault in faults) for faults in unit_faults]
         first = has.index(False) if False in has else len(has)
