@@ -1,11 +1,11 @@
 """Answer logs: stored answers, so that no question is asked twice of one served model.
 
-A log has a row per question, in the order of asking, so always a beginning of them. Batches are
-flushed to disk; a torn last line is cut off. An undecided gate or a changed policy continues here.
+A log has a row per question, in the order of asking. Batches are flushed to disk; a torn last line
+is cut off. An undecided gate or a changed policy continues the log.
 
-Each writer has its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. Writers take turns
-by a lease. A suspended writer that lost its lease may still append, so its rows count only up to
-the first row of the next writer.
+Each writer appends to its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. A lease
+admits one writer at a time. A suspended writer that lost its lease may still append. Its rows
+therefore count only up to the first row of the next writer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST_PART = 1 << 30  # bytes
 
 @dataclass(frozen=True, order=True)
 class AnswerSegment:
-    """The rows of one writer, from `start` on."""
+    """Rows of one writer, from `start` on."""
 
     writer: int
     start: int
@@ -56,7 +56,7 @@ class AnswerLog:
     """Answers of one served model to one ordered list of questions.
 
     Args:
-        path: base of its files' names; no file need exist yet.
+        path: base of the files' names; the files need not exist.
         ids: of the questions, in the order of asking.
         writer: number of its lease; None to read only.
     """
@@ -137,7 +137,6 @@ class AnswerLog:
 
 
 def _end_of_whole_lines(file: BinaryIO) -> int:
-    """Return where the last complete line ends, searched from the end of the file."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _LOOKED_AT_ONCE)

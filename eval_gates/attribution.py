@@ -1,7 +1,7 @@
 """Losses by weights and by KV cache: a 2 x 2 comparison on the same questions.
 
-Both weights with both KV caches. Each cell's mean change from the baseline has bounds, and so has
-the difference between the two changes together and their sum. It decides nothing.
+The cells combine both weights with both KV caches. The report has bounds for each cell's mean
+change from the baseline, and for the interaction. It decides nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AttributionReport(Record):
 
 
 def is_wanted(gate: GateReport, allowed_drop: float) -> bool:
-    """Return whether a gate did not pass, or lost at least half of `allowed_drop`, a fraction."""
+    """Return whether a gate did not pass, or lost at least half of `allowed_drop`."""
     return gate.verdict != "pass" or -gate.difference >= CLOSE * allowed_drop
 
 
@@ -88,15 +88,14 @@ def attribute(
 
     Answers of baseline and variant decided the number of questions, so the bounds hold at every
     number (see statistics/sequential.py). The interaction is a difference of differences, in -2 to
-    2, so each is moved into 0 to 1 first.
+    2; it is rescaled to 0 to 1.
 
     Args:
-        suite: its name.
-        baseline: rows with id, prompt_sha256 and score, in the order of asking; the others answer
-            the same questions.
-        weights: of the variant's weights with the baseline's KV cache.
-        kv_cache: of the baseline's weights with the variant's KV cache.
-        both: of the variant as judged.
+        baseline: rows with id, prompt_sha256 and score, in the order of asking; the other cells
+            answer the same questions.
+        weights: the variant's weights with the baseline's KV cache.
+        kv_cache: the baseline's weights with the variant's KV cache.
+        both: the variant as judged.
         alpha: error rate of each bound.
         population: questions of the benchmark, if that is the estimand.
         kv_dtypes: the baseline's and the variant's.

@@ -28,7 +28,7 @@ def check_sensitivities(
     Args:
         rows: the baseline's answers, in the order of asking; at least one.
         guessing: expected score of a guess; 0 without choices.
-        population: questions (or clusters) of the benchmark; None for the population.
+        population: questions (or clusters) of the benchmark; None if the estimand is no benchmark.
     """
     clusters = group_by_cluster(rows)
     scores = means(clusters, "score")
@@ -72,5 +72,4 @@ def sensitivity_state(sensitivity_checks: Sequence[SensitivityCheck], alpha: flo
 
 
 def _halve(values: Sequence[float]) -> list[float]:
-    """Return the mean of each two values; an odd last one is omitted."""
     return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]

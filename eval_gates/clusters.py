@@ -1,7 +1,7 @@
 """Clusters of questions, such as those about one passage, as one unit of evidence.
 
-Answers about one text are dependent. A suite with the key `cluster_by` asks complete clusters, and
-its tests use each cluster's mean; the key `cluster` of a row of answers names it.
+Answers about one text are dependent. A suite with `cluster_by` asks complete clusters, and its
+tests use each cluster's mean. A row of answers names its cluster under `cluster`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def partners(labels: Sequence[str]) -> list[int]:
 def shared_text(documents: Rows) -> str | None:
     """Return the field with a long text, such as a passage, that several documents share.
 
-    None if there is no such field; a text of nearly all documents, such as an instruction, does not
-    count.
+    A text of nearly all documents, such as an instruction, does not count.
     """
     for field in documents[0] if documents else ():
         texts = Counter(
@@ -81,7 +80,7 @@ def shared_text(documents: Rows) -> str | None:
 
 
 def repeated_field(rows: Rows) -> str | None:
-    """Return the field that suggests clusters: a shared text, or a repeated name of a passage."""
+    """Return the field that suggests clusters: a shared text, or a repeated passage name."""
     if (field := shared_text(rows)) is not None:
         return field
     for field in rows[0] if rows else ():

@@ -1,4 +1,4 @@
-"""The record of a gate's comparison of one variant with the baseline."""
+"""Record of a gate's comparison of one variant with the baseline."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class EProcessPoint(Record):
 
 
 class NoiseFloor(Record):
-    """The baseline asked twice: changes by serving alone, since greedy is not bit-stable."""
+    """Changes by serving alone, from a repeated baseline: greedy is not bit-stable."""
 
     n: int = Field(description="questions that the baseline was asked twice")
     flips: int = Field(description="of these, how many scores differed")
 
 
 class ChanceBaseline(Record):
-    """A chance-level model that the margin must exclude."""
+    """Chance-level model that the margin must exclude."""
 
     kind: Literal["nothing", "guessing", "empty", "unrelated"] = Field(
         description="scores 0; guesses a choice; answers nothing; answers another question"
@@ -42,7 +42,7 @@ class ChanceBaseline(Record):
 
 
 class GroupReport(Record):
-    """One subject, or group of subjects, of a suite."""
+    """Scores of one subject, or group of subjects, of a suite."""
 
     group: str
     is_subject: bool = Field(description="one of MMLU's 57 subjects; else a group of them")
@@ -53,7 +53,7 @@ class GroupReport(Record):
 
 
 class GateReport(Record):
-    """One suite's comparison of a variant with the baseline."""
+    """Comparison of one variant with the baseline on one suite."""
 
     suite: str = Field(description="name of the suite in the policy")
     metric: str = Field(description="what the mean is of, such as acc or rougeL")

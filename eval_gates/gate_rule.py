@@ -1,4 +1,4 @@
-"""The rule of a suite's gate, which planning writes and verification recomputes."""
+"""Rule of a suite's gate: planning writes it, verification recomputes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recipes.schema import Family
 
 
 class GateRule(Record):
-    """What decides a gate, and so ends its questions."""
+    """Settings that decide a gate, and so end its questions."""
 
     tier: Tier
     test: Literal["sequential", "fixed"]
@@ -36,15 +36,10 @@ class GateRule(Record):
         return comparison_of(self.margin)
 
     def population(self, available: int) -> int | None:
-        """Size of the finite benchmark; None if the estimand is the population.
-
-        Args:
-            available: number of questions, or of clusters.
-        """
+        """Size of the finite benchmark, in questions or clusters; None if not the estimand."""
         return available if self.about == "benchmark" else None
 
     def stopping(self, available: int) -> StoppingRule | None:
-        """Return the stopping rule; None if all are asked."""
         if self.test == "fixed":
             return None
         population = self.population(available)

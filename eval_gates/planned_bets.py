@@ -1,6 +1,6 @@
-"""The planned bet of each sequential gate, which has half of the stake.
+"""Planned bet of each sequential gate, which has half of the stake.
 
-It is fixed before any question by the margin, `expected_flips` and the kind of suite.
+The margin, `expected_flips` and the kind of suite fix it before any question.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Differences of an engine's speculative decoding counters; workers need the standard library."""
+"""Differences of an engine's speculative decoding counters; standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = ("drafts", "draft_tokens", "accepted_tokens")
 def counts_between(
     before: Mapping[str, int | None] | None, after: Mapping[str, int | None] | None
 ) -> dict[str, int] | None:
-    """Return the counts by name; None without counters or if the server was restarted."""
+    """Return the counts by name; None without counters or after a restart."""
     if before is None or after is None:
         return None
     found = {}

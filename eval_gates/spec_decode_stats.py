@@ -26,7 +26,6 @@ class SpecDecodeStats(Record):
     @model_validator(mode="before")
     @classmethod
     def _counts_alone(cls, data: Any) -> Any:
-        """Drop the computed values of a record, which are computed again."""
         computed = ("rate", "length")
         is_plain = isinstance(data, dict)
         return {k: v for k, v in data.items() if k not in computed} if is_plain else data
@@ -43,14 +42,14 @@ class SpecDecodeStats(Record):
 
     @property
     def rate(self) -> float | None:
-        """Share of the drafted tokens that was accepted; None without drafts."""
+        """Share of the drafted tokens that the model accepted; None without drafts."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property
     def length(self) -> float | None:
         """Tokens of a step with drafts, including the model's own; None without drafts.
 
-        vLLM counts so (its v1/spec_decode/metrics.py).
+        It is the definition of vLLM (v1/spec_decode/metrics.py).
         """
         return 1 + self.accepted_tokens / self.drafts if self.drafts else None
 

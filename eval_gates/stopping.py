@@ -50,7 +50,6 @@ class StoppingPlan:
         return whole_end(self.clusters, self.max_questions) if self.clusters else self.max_questions
 
     def state(self, scores: Sequence[float]) -> State:
-        """Whether these scores decide the gate; always 'open' without a rule."""
         if self.rule is None or not scores:
             return "open"
         result = sequential_test(
@@ -65,7 +64,7 @@ class StoppingPlan:
         return result.verdict
 
     def next_batch(self, scores: Sequence[float]) -> range:
-        """Return the positions of the next questions; empty when this round is over."""
+        """Return the next questions' positions; empty at the end of the round."""
         done = len(scores)
         if done >= self.end or self.state(scores) != "open":
             return range(0)

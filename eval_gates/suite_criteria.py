@@ -11,11 +11,10 @@ DECIDES = ("tier", "test", "about")
 
 
 def claim_of(policy: Policy, family: str) -> dict[str, Any]:
-    """Return the error rate and its scope, and each critical suite's questions, margin and test.
+    """Return the error rate with its scope, and each critical suite's test settings.
 
-    The maximum number of questions belongs to it for a fixed test only: a sequential gate
-    continues. Its planned bet depends on the expected flips, which must not change with the
-    answers.
+    Only a fixed test includes the maximum number of questions, because a sequential gate can
+    continue. Its planned bet depends on the expected flips, which must not change with the answers.
     """
     suites = {}
     for name, suite in policy.suites.items():

@@ -49,13 +49,13 @@ def judge_suite(
         metric: name of the score.
         baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
         candidate: rows to the same questions, or to the first of them.
-        again: the baseline's second answers to its first questions; may be none.
-        available: questions of the source; clusters for a suite with `cluster`.
+        again: the baseline's second answers to its first questions; may be empty.
+        available: questions of the source; clusters for a suite with clusters.
         guessing: the chance-level mean score: 0.25 with four choices.
 
     Raises:
-        ValueError: questions or prompts differ, a score is missing, or generated answers were not
-            scored against other questions.
+        ValueError: questions or prompts differ, a score is missing, or generated answers lack
+            scores against other questions.
     """
     floor = floor_of(name, baseline, again)
     check_scores(name, baseline)
@@ -176,11 +176,7 @@ def check_scores(name: str, answers: Answers) -> None:
 
 
 def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
-    """Return how often the baseline's scores changed when it was asked again; None if it was not.
-
-    Raises:
-        ValueError: prompts differ.
-    """
+    """Return how often the repeated baseline's scores changed; None without a repetition."""
     asked = min(len(first), len(again))
     if not asked:
         return None
@@ -202,12 +198,9 @@ def overall(
 ) -> tuple[Verdict, str, float]:
     """Return the variant's verdict, its reason, and its p-value.
 
-    Critical gates must pass; supporting ones must not fail; advisory ones do not count. A fail
-    decides before an undecided gate. All must pass, so their number needs no correction; the
-    p-value is the largest of the critical gates'.
-
-    Args:
-        speed: performance gates, which have p-values as suites do.
+    Critical gates must pass; supporting gates must not fail; advisory gates do not count. A fail
+    takes precedence over an undecided gate. All gates must pass, so their number needs no
+    correction; the p-value is the largest of the critical gates'.
 
     Raises:
         ValueError: there is no gate.

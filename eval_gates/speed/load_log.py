@@ -94,7 +94,6 @@ class LoadLog:
         )
 
     def append(self, loads: Iterable[LoadRun]) -> None:
-        """Add loads and flush them to disk."""
         with self._loads.open("a", encoding="utf-8") as file:
             file.writelines(format_lines(loads))
             file.flush()

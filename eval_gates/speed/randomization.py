@@ -25,7 +25,7 @@ class Randomization:
         self._sides = list(sides)
 
     def next_probe(self) -> int:
-        """Return the seed of a load that does not count."""
+        """Return the seed of an uncounted load."""
         return self._chance.getrandbits(32)
 
     def next_unit(self) -> tuple[int, list[str]]:

@@ -79,8 +79,7 @@ class SequentialGateRule(ServerRunRule):
 
     @property
     @abstractmethod
-    def cap(self) -> int:
-        """Maximum number of units that count."""
+    def cap(self) -> int: ...
 
     @property
     @abstractmethod
@@ -98,11 +97,7 @@ class SequentialGateRule(ServerRunRule):
 
     @abstractmethod
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
-        """Return the margin of every unit, including the warm-up: [warm-up + n], finite.
-
-        Raises:
-            ValueError: a unit lacks a side, or has the wrong one.
-        """
+        """Return the margin of every unit, including the warm-up: [warm-up + n], finite."""
 
     @abstractmethod
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -145,11 +140,7 @@ class SequentialGateRule(ServerRunRule):
         return found.state == "open" and found.n < found.most and self.fits_evidence(loads)
 
     def evaluate(self, loads: Sequence[LoadRun]) -> SpeedTestResult:
-        """Decide from the units, in the order of measuring.
-
-        Raises:
-            ValueError: a unit lacks a side, or has the wrong one.
-        """
+        """Decide from the units, in the order of measuring; ValueError for a wrong side."""
         import numpy as np
 
         causes = self.invalid_reasons(loads)
@@ -199,7 +190,6 @@ class SequentialGateRule(ServerRunRule):
 
     @property
     def min_units(self) -> int:
-        """Units that count before any verdict."""
         return max(1, self.settled - self.warm_up) if self.warm_up else 1
 
     def _within_budget(
@@ -352,7 +342,6 @@ class SequentialGateRule(ServerRunRule):
         passing: FloatArray,
         failing: FloatArray,
     ) -> tuple[State, int | None]:
-        """Return the first unit that decides; a fail if both could."""
         import numpy as np
 
         needed = -math.log(self.level)

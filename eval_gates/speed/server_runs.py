@@ -42,13 +42,11 @@ class ServerRunRule(NumericRecord):
     )
 
     def schedule(self, sides: Sequence[str]) -> ServerRunSchedule:
-        """Return the server runs of these sides, the baseline first, if any."""
         return ServerRunSchedule(
             tuple(sides), self.loads_per_server_run if self.server_mode == "interleaved" else None
         )
 
     def fits_evidence(self, loads: Sequence[LoadRun]) -> bool:
-        """Return whether the evidence has room for another unit."""
         sides = {load.side for load in loads}
         return not sides or fits_evidence(loads, self.schedule(sorted(sides)).unit)
 
@@ -128,7 +126,6 @@ class ServerRunSchedule:
         return len(self.sides) if self.loads is None else 1
 
     def next_server_run(self, seed: int, begun: int, loads: Sequence[LoadRun]) -> ServerRun:
-        """Return the server run after `begun` runs with these recorded loads."""
         if self.loads is None:
             draw = server_run_seed(seed, begun, digest_loads(loads))
             return ServerRun(begun, self.sides, len(loads) // self.unit, draw)

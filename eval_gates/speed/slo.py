@@ -78,9 +78,6 @@ class SloRule(SequentialGateRule):
         A round that was too short for its answers has nan and counts for neither side: its length
         must not give a further chance. For the acceptance of speculative decoding the margin is
         ln(accepted length / required length).
-
-        Raises:
-            ValueError: a round lacks a side, or has the wrong one.
         """
         import numpy as np
 
@@ -114,11 +111,7 @@ class SloRule(SequentialGateRule):
         )
 
     def met_slo(self, loads: Sequence[LoadRun]) -> list[bool]:
-        """Return whether each round meets all limits; an over-saturated one does not.
-
-        Raises:
-            ValueError: a round lacks a side, or has the wrong one.
-        """
+        """Return whether each round meets all limits; an over-saturated one does not."""
         return [bool(margin > 0) for margin in self.margins(loads)]
 
     def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:
@@ -147,7 +140,6 @@ class SloRule(SequentialGateRule):
         return "the rate is not sustained"
 
     def shares_within(self, loads: Sequence[LoadRun]) -> dict[str, float]:
-        """Return the share of all counted candidate requests within each latency limit."""
         counted_loads = self.counted_loads(loads)
         if self.compare == "absolute":
             rounds = [(load, self.limits) for load in counted_loads]

@@ -118,7 +118,6 @@ class ThroughputRatioRule(SequentialGateRule):
         )
 
     def total_ratio(self, loads: Sequence[LoadRun]) -> float | None:
-        """Return the ratio of output tokens per second over all counted blocks, if any."""
         rates: list[float] = []
         for side in ("candidate", "baseline"):
             outputs = [
