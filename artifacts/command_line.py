@@ -1,4 +1,4 @@
-"""The command that repeats a run, from what its record says it was asked for."""
+"""The command that repeats a run, from its record."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PATHS = ("tokenizer", "eval_data", "weights")
 
 
 def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = False) -> str:
-    """One line for a shell, without a password that a URL in it may hold.
+    """Return one shell line, without passwords of URLs.
 
-    Names stand as they were asked for: a ladder and not its rungs, a file and not the name in it.
-    In `public`, paths are `./NAME`, since where they lay on a machine is private, and there is no
+    Names are as the user gave them: a ladder instead of its rungs, a file instead of its name key.
+    With `public`, paths are `./NAME`, since a machine's paths are private, and there is no
     registry.
 
     Raises:
-        StoreError: an option is not of its kind.
+        StoreError: an option has the wrong type.
     """
     try:
         options = read_command(command)
@@ -78,18 +78,18 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
 
 
 def without_password(text: str) -> str:
-    """Without the user and password that a URL in it may hold."""
+    """Remove a URL's user and password from the text."""
     return re.sub(r"//[^/@\s]+@", "//***@", text)
 
 
 def _show(value: Any, *, public: bool, path: bool = False) -> str:
-    """A value of an option; a path by its last part alone where others are to read it."""
+    """Return an option's value; with `public`, a path's last part only."""
     text = str(value)
     is_path = path or text.endswith((".yaml", ".yml"))
     return f"./{Path(text).name}" if public and is_path else text
 
 
 def _show_checkpoint(ref: str) -> str:
-    """A folder by its last part; the Hub's org/name and a demo as they are."""
+    """Return a folder's last part, or the Hub's org/name or demo name unchanged."""
     is_folder = ref.startswith(("/", ".", "~")) or not ("/" in ref or ref.startswith("demo:"))
     return f"./{Path(ref).name}" if is_folder else ref

@@ -1,8 +1,8 @@
-"""The deployable tuple: what a verdict is about. A change in any member makes it say nothing.
+"""The deployable tuple that a verdict is about. The verdict holds for no other tuple.
 
-Anyone who may write to a registry may set a tag, and evidence may be a stranger's too: both are
-read as such. What is started is never taken from a tag: it comes from the evidence next to the
-weights, which a digest covers and from which the verdict can be computed again.
+Anyone with write access to a registry can set a tag, and evidence may be a stranger's: both are
+untrusted. A server is never started from a tag, but from the evidence next to the weights, which a
+digest covers and which gives the verdict.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TupleDifference:
 
 
 class Deployable(Record, serialize_by_alias=True):
-    """Its members, all of which its digest covers."""
+    """Its members, all covered by its digest."""
 
     weights: str = Field(description="digest of the names and contents of the weight files")
     engine_version: str = Field(description="as the engine reports it")
@@ -74,7 +74,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @classmethod
     def of_tags(cls, version: Version) -> Deployable:
-        """The tuple as a version's tags say it; raises RegistryError where they do not."""
+        """Return the tuple of a version's tags; raise RegistryError if they are malformed."""
         try:
             names = [field.alias or name for name, field in cls.model_fields.items()]
             texts = {name: version.tags[f"prepare.{name}"] for name in names}
@@ -90,12 +90,12 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def members(self) -> dict[str, Any]:
-        """Plain data, as stages, tags and rechecks keep it."""
+        """Plain data, as in stages, tags and rechecks."""
         return self.model_dump()
 
     @property
     def digest(self) -> str:
-        """Digest of all members, in hexadecimal; it identifies versions."""
+        """Hexadecimal digest of all members; it identifies versions."""
         return digest_json(self.members)
 
     @property
@@ -105,7 +105,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def environments(self) -> dict[str, str]:
-        """Identity of each environment that had a part, by name."""
+        """Identity of each used environment, by name."""
         return {
             "quantize": self.quantize_environment,
             "serve": self.serve_environment,
@@ -113,14 +113,14 @@ class Deployable(Record, serialize_by_alias=True):
         }
 
     def tags(self) -> dict[str, str]:
-        """As text tags of a registered version: the digest and each member."""
+        """Return text tags of a registered version: the digest and each member."""
         return {
             TUPLE_TAG: self.digest,
             **{f"prepare.{name}": as_tag(member) for name, member in self.members.items()},
         }
 
     def differences(self, here: Deployable) -> list[TupleDifference]:
-        """Every member in which `here` differs; of serving and hardware each part."""
+        """Return every member in which `here` differs; for serving and hardware each part."""
         then, now = self.members, here.members
         if self.hardware.cpu_features is None:  # nobody looked at it then, so it cannot differ
             now["hardware"].pop("cpu_features", None)
@@ -131,10 +131,10 @@ class Deployable(Record, serialize_by_alias=True):
         ]
 
     def check_servable(self, where: str) -> None:
-        """See that its engine arguments and variables, from `where`, may be handed to the engine.
+        """Check that its engine arguments and variables, from `where`, are allowed.
 
         Raises:
-            EvidenceError: they say what is not theirs to say.
+            EvidenceError: one of them is not.
         """
         serving = self.serving
         of_a_profile = {k: v for k, v in serving.engine_arguments.items() if k != KV_DTYPE}
@@ -150,7 +150,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def unfit(self) -> str:
-        """Why what is served so must not be promoted, for any measurements; '' where it may."""
+        """Why such a tuple must not be promoted, for any measurement; '' if it may."""
         speculative = self.serving.speculative
         why = speculative.unfit(self.serving.engine) if speculative is not None else ""
         return f"{ACCEPTANCE_KEY}: {why}" if why else ""
@@ -165,7 +165,7 @@ def verdict_tags(
     override: str | None,
     trust_remote_code: bool,
 ) -> dict[str, str]:
-    """The tags of a version that its evidence gives, too, so that they can be compared with it."""
+    """Return the tags that the evidence determines too, so that both can be compared."""
     return {
         **deployable.tags(),
         POLICY_TAG: policy,
@@ -177,7 +177,7 @@ def verdict_tags(
 
 
 def unservable_error(error: Exception, where: str) -> EvidenceError:
-    """What to raise where evidence, at `where`, does not say what was judged, or says too much."""
+    """Return the error for evidence, at `where`, that does not describe an allowed tuple."""
     return EvidenceError(
         f"what was judged cannot be served: {_words(error)}",
         where=where,
@@ -186,7 +186,7 @@ def unservable_error(error: Exception, where: str) -> EvidenceError:
 
 
 def as_tag(value: Any) -> str:
-    """Text as it is, anything else as JSON."""
+    """Return text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
@@ -199,7 +199,7 @@ def _compare(name: str, then: Any, now: Any) -> Iterator[TupleDifference]:
 
 
 def _show(value: Any) -> str:
-    """A value for people; a digest by its beginning."""
+    """Return a value for people; a digest by its beginning."""
     text = str(value)
     is_digest = len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
     return text[:SHORT] if is_digest else text

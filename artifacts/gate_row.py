@@ -1,7 +1,7 @@
-"""One shape of a gate's row: the words for its numbers, for every table that people read.
+"""A gate's row for every table that people read.
 
-The terminal, the report's page, the model card and the summary for CI choose from it. `--json`,
-the bundle and JUnit's properties have the numbers themselves (`eval_gates/gate_report.py`).
+The terminal, the report's page, the model card and the CI summary use it. `--json`, the bundle and
+JUnit's properties have the numbers (`eval_gates/gate_report.py`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class GateRow:
 
     @property
     def unusual_tier(self) -> str:
-        """The tier after a comma, where it is not the usual one."""
+        """The tier after a comma, if it is not the usual one."""
         return "" if self.tier == "critical" else f", {self.tier}"
 
     def describe_bound(self, lower: str) -> str:
-        """What the difference was compared with; `lower` stands before the bound."""
+        """Describe the bound of the difference; `lower` stands before it."""
         if self.is_recovery:
             return f"{self.recovery or 'nothing'} recovered, margin {self.margin}"
         asked = f"margin {self.threshold}" if self.threshold else self.margin
@@ -51,7 +51,7 @@ class GateRow:
 
 
 def gate_row(gate: GateReport, places: int = 2) -> GateRow:
-    """The row of one suite, with so many decimal places."""
+    """Return one suite's row, with so many decimal places."""
     decided = gate.decided_at not in (None, gate.n)
     return GateRow(
         what=f"{gate.suite} {gate.metric}",
@@ -73,7 +73,7 @@ def gate_row(gate: GateReport, places: int = 2) -> GateRow:
 
 
 def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:
-    """The row of a claim on speed: a ratio, or the share of rounds, with its lower bound."""
+    """Return a speed gate's row: a ratio, or the share of rounds, with its lower bound."""
     is_ratio = speed.kind != "slo"
     decided = speed.decided_at not in (None, speed.n)
     kept = sum(point.met_slo is True for point in speed.loads)

@@ -1,4 +1,4 @@
-"""From verdicts on single variants to those that hold for all of them together."""
+"""Verdicts on all variants together, from those on single variants."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NOT_PREFERRED = "; registered, but "
 
 
 def first_of_the_ladder(passed: list[VariantReport], rungs: tuple[str, ...]) -> list[VariantReport]:
-    """Without the rungs that pass after the first that does.
+    """Remove the rungs that pass after the first that does.
 
-    A rung is tried because none before it passed. More questions, or time, may pass one of those
-    after all, and then that one goes first.
+    A rung is tried because no earlier one passed. With more questions or time an earlier one may
+    pass after all, and then takes precedence.
     """
     names = {report.recipe for report in passed}
     later = [rung for rung in rungs if rung in names][1:]
@@ -21,7 +21,7 @@ def first_of_the_ladder(passed: list[VariantReport], rungs: tuple[str, ...]) -> 
 
 
 def exit_code_of(verdicts: list[str]) -> ExitCode:
-    """How a run ends by its variants' verdicts, with nothing left to do."""
+    """Return a run's exit code for its variants' verdicts, with nothing left to do."""
     if "pass" in verdicts:
         return ExitCode.SUCCESS
     if "error" in verdicts:

@@ -1,7 +1,7 @@
-"""What a run's record says it was asked for, read back: a record may be a stranger's.
+"""A run's recorded request, read with validation: a record may be a stranger's.
 
-The record keeps it as plain data, since each command adds its own keys. Those that anything is
-made of have their shapes here, and anyone who reads one reads it through them.
+The record has plain data, since each command adds its own keys. The used keys are declared here,
+and all readers use them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RunKind = Literal["model", "gate", "recheck", "tune"]
 
 
 class CommandOptions(CheckedCopyModel):
-    """Options by name; all may be left out, and of any other key nothing is made."""
+    """Options by name, all optional; other keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -66,7 +66,7 @@ class RecordedCommand(CommandOptions):
 
 
 def read_command(command: Mapping[str, Any]) -> RecordedCommand:
-    """The options of a run in their shapes; raises ValueError, which names one that has another."""
+    """Return a run's options; raise ValueError, which names an option of the wrong type."""
     try:
         return RecordedCommand.model_validate(dict(command))
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""Workflow commands of GitHub Actions: an annotation for each gate that did not pass.
+"""GitHub Actions workflow commands: an annotation for each gate that did not pass.
 
-The format, and what has to be escaped, is that of `toolkit/packages/core/src/command.ts`. GitHub
-shows ten errors and ten warnings of a step, so a tenth that stands for more says how many.
+Format and escapes follow `toolkit/packages/core/src/command.ts`. GitHub shows ten errors and ten
+warnings of a step; the tenth states how many more there are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MAX_MESSAGE_CHARACTERS = 2000
 
 
 def annotation_lines(report: RunReport) -> list[str]:
-    """Lines to print, errors first.
+    """Return the lines to print, errors first.
 
-    An error is a gate that said no, or what could not be made, served or finished. A warning is a
-    gate that could not be decided, an advisory one that said no, or a gain that looks too good.
+    An error is a failed gate, or work that failed. A warning is an undecided gate, a failed
+    advisory one, or a suspiciously large gain.
     """
     lines: list[str] = []
     cases = cases_of_run(report)
@@ -38,7 +38,7 @@ def annotation_lines(report: RunReport) -> list[str]:
 
 
 def level_of(case: Case) -> Level | None:
-    """How loud a case is; None for one that needs no word."""
+    """Return a case's level; None if it needs no annotation."""
     if case.outcome == "skipped":
         return None
     if case.outcome == "pass":
@@ -53,6 +53,6 @@ def annotation(level: Level, case: Case) -> str:
 
 
 def command(level: Level, title: str, message: str) -> str:
-    """One workflow command, on one line for any text."""
+    """Return one workflow command on one line, for any text."""
     shown = annotation_text(clip(message, MAX_MESSAGE_CHARACTERS))
     return f"::{level} title={annotation_property(title)}::{shown}"

@@ -1,4 +1,4 @@
-"""One gate of one variant as a CI system sees it: a case that passed, failed, or did neither."""
+"""A variant's gate as a CI test case: passed, failed, or neither."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ WHOLE_VARIANT = "verdict"
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a CI report.
+    """One case of a CI report.
 
-    `blocks` says whether it keeps its variant from being promoted; `facts` are the figures, as
-    text at full precision.
+    `blocks`: the case keeps its variant from promotion; `facts`: figures as text at full precision.
     """
 
     variant: str
@@ -41,28 +40,28 @@ class Case:
 
 
 def cases_of_run(report: RunReport) -> list[Case]:
-    """Every case of a run in the report's order; what ended the run as a whole comes first."""
+    """Return all cases in the report's order; an error of the whole run comes first."""
     ended = [] if report.error is None else [whole_run_case(report)]
     return [*ended, *(case for variant in report.variants for case in cases_of(variant))]
 
 
 def whole_run_case(report: RunReport) -> Case:
-    """The error that ended a run; its place of a variant's name is taken by the command's."""
+    """Return the error that ended a run; the command's name replaces a variant's."""
     error = from_dict(report.error or {})
     kind = (report.error or {}).get("kind", "")
     return Case(command_of(report), "run", "error", True, str(error), facts={"kind": kind})
 
 
 def command_of(report: RunReport) -> str:
-    """Such as 'prepare gate'; no recipe has a blank in its name."""
+    """Return the command, such as 'prepare gate'; no recipe's name has a blank."""
     return f"prepare {report.kind}"
 
 
 def cases_of(variant: VariantReport) -> list[Case]:
-    """A case a gate, claims on speed among them.
+    """Return one case per gate, speed gates included.
 
-    A case for the whole variant goes first where the gates do not explain its verdict: it could not
-    be made or served, did not speak, or was not needed.
+    A case for the whole variant comes first if the gates do not explain its verdict: it could not
+    be made or served, was incoherent, or was not needed.
     """
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
     cases += [speed_case(variant.recipe, speed) for speed in variant.speed]
@@ -140,10 +139,10 @@ def speed_case(variant: str, speed: SpeedGateReport) -> Case:
 
 
 def show_tier(tier: str) -> str:
-    """The tier in brackets, where it is not the usual one."""
+    """Return the tier in brackets, if it is not the usual one."""
     return "" if tier == "critical" else f" ({tier})"
 
 
 def as_text(facts: Mapping[str, str | float | None]) -> dict[str, str]:
-    """Figures as text, exactly; what is None is left out."""
+    """Return figures as exact text, without None."""
     return {name: str(value) for name, value in facts.items() if value is not None}

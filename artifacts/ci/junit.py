@@ -1,9 +1,9 @@
 """JUnit XML of a run: a suite per variant, a case per gate, the figures as properties.
 
-`failure` is a gate that said no (type `fail`) or a critical one that could not be decided (type
-`undecided`): both keep the variant from being promoted. `error` is a variant that could not be made
-or served, or a run that could not be finished. `skipped` is what blocks nothing: an advisory gate
-that said no, a supporting or advisory one that could not be decided, a rung that was not needed.
+`failure`: a failed gate (type `fail`) or an undecided critical one (type `undecided`); both prevent
+promotion. `error`: a variant that could not be made or served, or an unfinished run. `skipped`:
+what blocks nothing: a failed advisory gate, an undecided supporting or advisory one, an unneeded
+rung.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def junit_xml(report: RunReport) -> bytes:
-    """The run as JUnit XML in UTF-8, in the flavour (xunit2) whose cases have properties."""
+    """Return the run as JUnit XML in UTF-8 (xunit2, whose cases have properties)."""
     from junitparser.xunit2 import JUnitXml
 
     xml = JUnitXml(command_of(report))
@@ -56,7 +56,7 @@ def suite_of(name: str, cases: list[Case], report: RunReport) -> TestSuite:
 
 
 def describe(suite: TestSuite, variant: VariantReport) -> None:
-    """What became of the variant, as properties of its suite."""
+    """Add the variant's outcome as properties of its suite."""
     suite.add_property("verdict", variant.verdict)
     suite.add_property("reason", junit_text(variant.reason))
     suite.add_property("promoted", str(variant.promoted).lower())
@@ -67,7 +67,7 @@ def describe(suite: TestSuite, variant: VariantReport) -> None:
 
 
 def case_of(case: Case) -> TestCase:
-    """One gate with its figures, and the element that says how it ended."""
+    """Return one gate with its figures and outcome."""
     from junitparser import Error, Failure, Skipped
     from junitparser.xunit2 import TestCase
 
@@ -94,7 +94,7 @@ def case_of(case: Case) -> TestCase:
 
 
 def variant_seconds(report: RunReport, variant: str) -> float:
-    """Wall time of that variant's stages; of the run for what stands for the run."""
+    """Return the wall time of the variant's stages; of the run for the run's case."""
     if variant == command_of(report):
         return round(report.seconds, 3)
     return round(sum(stage.seconds for stage in report.stages if stage.variant == variant), 3)

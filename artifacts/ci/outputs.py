@@ -1,7 +1,7 @@
-"""What later steps of a CI job read: one `name=value` a line.
+"""Outputs for later steps of a CI job: one `name=value` a line.
 
-The format is that of GitHub's $GITHUB_OUTPUT for values of one line, and of GitLab's dotenv
-reports, so names have letters and underscores only and no value holds a line end.
+The format suits GitHub's $GITHUB_OUTPUT and GitLab's dotenv reports: names have letters and
+underscores only, and no value has a line end.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ MAX_VALUE_CHARACTERS = 400
 
 
 def outputs(report: RunReport, junit: str) -> str:
-    """The lines of a run that has ended, and of the path of its JUnit file.
+    """Return the lines of an ended run, with the path of its JUnit file.
 
-    A value that there is none of is empty, and all names are always there.
+    All names are always present; a missing value is empty.
     """
     champion = champion_of(report)
     values = {

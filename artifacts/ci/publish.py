@@ -1,4 +1,4 @@
-"""Writes the reports of a run for CI to the places that the CI system names in its variables."""
+"""Writes a run's CI reports to the files that the CI system's variables name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OUTPUTS = "GITHUB_OUTPUT"
 
 @dataclass(frozen=True)
 class ReportPaths:
-    """Where it goes; None where it goes nowhere.
+    """Paths of the reports; None for no report.
 
-    `annotate` prints one line: GitHub reads workflow commands from what a step prints.
+    `annotate` prints one line: GitHub reads workflow commands from a step's output.
     """
 
     junit: Path | None
@@ -39,7 +39,7 @@ class ReportPaths:
         outputs: Path | None,
         annotate: Callable[[str], None] | None,
     ) -> ReportPaths:
-        """As the variables say; a file that the user named wins over one that CI named."""
+        """Return the paths of the variables; a user's path takes precedence."""
         return cls(
             junit=junit,
             summary=path_in(environ, SUMMARY),
@@ -49,15 +49,15 @@ class ReportPaths:
 
 
 def path_in(environ: Mapping[str, str], name: str) -> Path | None:
-    """The path that a variable holds; an empty one counts as unset."""
+    """Return a variable's path; an empty one counts as unset."""
     value = environ.get(name)
     return Path(value) if value else None
 
 
 def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) -> None:
-    """Write all of it for a run that has ended; `say` receives which file was written.
+    """Write all reports of an ended run; `say` receives the written files.
 
-    What cannot be written is reported there, and changes nothing about the verdict.
+    A file that cannot be written is reported there, and does not change the verdict.
     """
     written = ""
     if places.junit is not None:
@@ -81,7 +81,7 @@ def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) 
 
 @contextmanager
 def report_failure(file: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Say that a file could not be written, and why, and go on."""
+    """Report a file that could not be written, and continue."""
     try:
         yield
     except OSError as error:
@@ -89,6 +89,6 @@ def report_failure(file: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def append(file: Path, text: str) -> None:
-    """Append to a file that may be there."""
+    """Append to a file, which may exist."""
     with file.open("a", encoding="utf-8") as open_file:
         open_file.write(text)

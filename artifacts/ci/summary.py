@@ -1,7 +1,6 @@
-"""A run as Markdown for a job's page: the verdict, what to do next, the table, then the reasons.
+"""A run as Markdown for a job's page: verdict, next step, table, reasons.
 
-GitHub takes 1 MiB from a step and refuses the whole summary when there is more, so what does not
-fit is left out from the end, and a line says so.
+GitHub refuses a summary above 1 MiB, so a longer one is cut at the end, with a note.
 """
 
 from __future__ import annotations
@@ -32,7 +31,10 @@ LARGEST_BYTES = 1 << 20
 
 
 def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
-    """The run as Markdown of less than `limit` bytes in UTF-8; "" where not even a line fits."""
+    """Return the run as Markdown of less than `limit` bytes in UTF-8;
+
+    "" if not even a line fits.
+    """
     left_out = (
         "\n*More was left out here, since GitHub takes 1 MiB: "
         f"`prepare runs show {markdown_code(report.run)}` has everything.*\n"
@@ -49,7 +51,7 @@ def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
 
 
 def blocks(report: RunReport) -> Iterator[str]:
-    """The summary in pieces that can be left out from the end, each whole lines."""
+    """Yield the summary in pieces of complete lines, in the order of importance."""
     said = markdown(headline(report), MAX_REASON_CHARACTERS)
     yield f"## prepare: {verdict_of(report)}\n\n**{said}**\n\n"
     yield f"{facts(report)}\n\n### What to do next\n\n"
@@ -109,7 +111,7 @@ def row(cells: Iterable[str]) -> str:
 
 
 def variant_cell(variant: VariantReport) -> str:
-    """The verdict, and what the registry has of it."""
+    """Return the verdict and the registered version."""
     version = markdown(variant.registry_version or "")
     if variant.promoted:
         return f"**promoted**, version {version}"
@@ -121,13 +123,13 @@ def variant_cell(variant: VariantReport) -> str:
 
 
 def gate_cell(gate: GateReport) -> str:
-    """The verdict and the difference with its bound and margin, in points."""
+    """Return the verdict and the difference with its bound and margin, in points."""
     row = gate_row(gate)
     return f"{cell(row, f'{row.difference} points', 'lower bound ')}, n={gate.n:,}"
 
 
 def cell(row: GateRow, difference: str, lower: str = "") -> str:
-    """The verdict and the difference, with what it was compared with."""
+    """Return the verdict and the difference, with its bound."""
     held = markdown(row.describe_bound(lower))
     return f"{emphasize(row.verdict)}{show_tier(row.tier)}: {difference} ({held})"
 
@@ -138,7 +140,7 @@ def emphasize(verdict: str) -> str:
 
 
 def reasons(report: RunReport) -> Iterator[str]:
-    """Why each case did not pass, those that block first."""
+    """Yield why each case did not pass, blocking ones first."""
     cases = [c for c in cases_of_run(report) if c.outcome != "pass" or c.suspicious]
     for title, blocking in (("What blocks it", True), ("What does not block", False)):
         found = [case for case in cases if case.blocks == blocking]
@@ -149,7 +151,7 @@ def reasons(report: RunReport) -> Iterator[str]:
 
 
 def reason(case: Case) -> str:
-    """One case in a line of a list."""
+    """Return one case as a list item."""
     name = f"{markdown(case.variant)}, {markdown(case.name)}"
     why = markdown(case.reason, MAX_REASON_CHARACTERS)
     return f"- **{name}**{show_tier(case.tier)}: {case.word}: {why}\n"

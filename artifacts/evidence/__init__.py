@@ -1,1 +1,1 @@
-"""The evidence of a verdict: gathered into a bundle, checked, and the verdict computed from it."""
+"""The evidence of a verdict: collected in a bundle, checked, and judged again."""

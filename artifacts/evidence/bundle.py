@@ -47,7 +47,7 @@ LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json")
 
 
 class BundleVerdict(Record):
-    """What a bundle says: the verdicts, and of what."""
+    """A bundle's verdicts, and their subject."""
 
     schema_version: int = Field(1, description="of this record")
     subject: str = Field(ABOUT, description="what this is, for who finds it alone")
@@ -73,7 +73,7 @@ class BundleVerdict(Record):
 
     @property
     def variant(self) -> VariantReport:
-        """The variant that the bundle is about; raises EvidenceError where it is left out."""
+        """Return the bundle's variant; raise EvidenceError if it is missing."""
         for variant in self.variants:
             if variant.recipe == self.recipe:
                 return variant
@@ -92,11 +92,11 @@ class BundleContents:
 
 
 def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
-    """Write a bundle into a folder that has the weights and all that is to lie next to it.
+    """Write a bundle into the folder of the weights and the files next to them.
 
     Raises:
-        EvidenceError: something in the folder is no plain file.
-        OSError: the disk is full, or the folder may not be written.
+        EvidenceError: the folder has something that is no regular file.
+        OSError: the disk is full, or the folder is not writable.
     """
     bundle = folder / BUNDLE
     _write_json(bundle / VERDICT, contents.verdict.model_dump(mode="json"))
@@ -122,10 +122,10 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
 
 
 def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
-    """What was decided before measuring, each part with the place in the bundle that it is from.
+    """Return all decisions before the measurement, with their places in the bundle.
 
-    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the
-    same as in the record whose key it is part of.
+    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can compare it with the
+    record whose key it is part of.
     """
     judge, made, served = judged.judge.record, judged.quantize.record, judged.coherence.record
     parts = {
@@ -158,7 +158,7 @@ def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
 
 
 def follow_pointer(data: Any, pointer: str) -> Any:
-    """The part of plain data that a JSON pointer names (RFC 6901); KeyError where there is none."""
+    """Return the part that a JSON pointer names (RFC 6901); raise KeyError if it is missing."""
     for word in pointer.split("/")[1:]:
         name = word.replace("~1", "/").replace("~0", "~")
         if not isinstance(data, dict) or name not in data:
@@ -168,12 +168,12 @@ def follow_pointer(data: Any, pointer: str) -> Any:
 
 
 def pack(content: bytes) -> bytes:
-    """The content as gzip, with neither name nor time in it: equal content, equal bytes."""
+    """Compress with gzip, without name and time: equal content gives equal bytes."""
     return gzip.compress(content, 9, mtime=0)
 
 
 def _pack_stage(folder: Path, destination: Path) -> None:
-    """The record as it is, every other file at the top packed; folders (weights) stay."""
+    """Copy the record, and compress every other file at the top; skip folders (weights)."""
     _write(destination / RECORD, (folder / RECORD).read_bytes())
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.name not in (RECORD, *LEFT_IN_THE_STORE):

@@ -1,7 +1,7 @@
-"""Checks an evidence bundle: every digest, then the verdict computed again from it alone.
+"""Checks an evidence bundle: every digest, then the verdict computed from it alone.
 
-No store, no network, no server. What is found is reported in words; only a signature (`signing.py`)
-shows who made the bundle, since who can write all of it can forge all of it.
+It needs no store, network or server. Anyone who can write the whole bundle can forge it; only a
+signature (`signing.py`) shows its author.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class BundleCheck:
 
 
 def find_bundle(folder: Path) -> Path | None:
-    """The bundle that a folder is or has in it; None where there is none.
+    """Return the bundle that a folder is or contains; None without one.
 
     Raises:
-        EvidenceError: it is a link, so what it leads to is not part of this folder.
+        EvidenceError: it is a link, so its target is not part of this folder.
     """
     for place in (folder / BUNDLE, folder):
         if not (place / MANIFEST).is_file():
@@ -67,10 +67,10 @@ def find_bundle(folder: Path) -> Path | None:
 
 
 def check_bundle(folder: Path) -> BundleCheck:
-    """Check the bundle in a weights folder with the weights, or a bundle's own folder alone.
+    """Check the bundle in a weights folder with the weights, or a bundle's folder alone.
 
     Raises:
-        EvidenceError: there is no bundle, or it cannot be read as one.
+        EvidenceError: there is no bundle, or it is unreadable.
     """
     bundle = find_bundle(folder)
     if bundle is None:
@@ -118,7 +118,7 @@ def check_bundle(folder: Path) -> BundleCheck:
 
 
 def read_verdict(bundle: Path) -> BundleVerdict:
-    """What a bundle says; raises EvidenceError where that is missing or damaged."""
+    """Return a bundle's verdict; raise EvidenceError if it is missing or damaged."""
     file = bundle / VERDICT
     with (
         raise_as(EvidenceError, "the verdict cannot be read", file),
@@ -132,7 +132,7 @@ def read_verdict(bundle: Path) -> BundleVerdict:
 def find_bundle_mismatches(
     bundle: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
-    """What in the bundle contradicts the rest of it, though every digest may be right."""
+    """Return contradictions within the bundle, although every digest may be right."""
     found = [*find_count_mismatches(verdict), *find_unused_stages(manifest, verdict, source)]
     if manifest.recipe != verdict.recipe:
         found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")
@@ -158,7 +158,7 @@ def find_bundle_mismatches(
 
 
 def find_count_mismatches(verdict: BundleVerdict) -> list[str]:
-    """Where the verdict's own lists of variants disagree: each of them counts exactly once."""
+    """Return disagreements of the verdict's lists of variants: each counts exactly once."""
     names = [variant.recipe for variant in verdict.variants]
     found = []
     if len(set(names)) != len(names) or len(set(verdict.attempted)) != len(verdict.attempted):
@@ -187,10 +187,10 @@ def find_count_mismatches(verdict: BundleVerdict) -> list[str]:
 def find_unused_stages(
     manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
-    """Stages that are in the bundle and that no verdict in it depends on.
+    """Return stages of the bundle that no verdict in it depends on.
 
     Raises:
-        EvidenceError: one that a verdict depends on is gone.
+        EvidenceError: a stage that a verdict depends on is missing.
     """
     judges = [StageReference(stage="judge", key=key) for key in verdict.judges.values()]
     records = collect_stages(source.find, judges)
@@ -208,7 +208,7 @@ def find_unused_stages(
 
 
 def find_resolution_mismatches(bundle: Path, judged: VerdictInputs) -> list[str]:
-    """In which parts resolved.json is not what the records say."""
+    """Return the parts of resolved.json that differ from the records."""
     kept, wanted = read_resolved(bundle), gather_resolved(judged)
     return [
         f"{RESOLVED}: {name} is not what the stages' records say"
@@ -218,7 +218,7 @@ def find_resolution_mismatches(bundle: Path, judged: VerdictInputs) -> list[str]
 
 
 def read_resolved(bundle: Path) -> dict[str, Any]:
-    """What resolved.json says; raises EvidenceError where it is missing or damaged."""
+    """Return resolved.json; raise EvidenceError if it is missing or damaged."""
     file = bundle / RESOLVED
     with raise_as(
         EvidenceError, "the resolved recipe cannot be read", file, errors=(OSError, ValueError)
@@ -232,7 +232,7 @@ def read_resolved(bundle: Path) -> dict[str, Any]:
 def find_other_weights(
     folder: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
-    """Whether weights and what they came with are those that were judged, by the records."""
+    """Return differences of weights and auxiliary files from the judged ones, by the records."""
     if verdict.recipe not in verdict.judges:
         return []
     judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])

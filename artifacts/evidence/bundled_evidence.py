@@ -25,10 +25,10 @@ BLOCK_BYTES = 2**20
 
 
 class BundledEvidence:
-    """Evidence as it lies in a bundle; a source for `artifacts.evidence.recompute`.
+    """A bundle as a source for `artifacts.evidence.recompute`.
 
-    Only what the manifest lists is read. `revisions` are those of the stages' code, as the bundle's
-    verdict names them.
+    It reads only files of the manifest. `revisions` are those of the stages' code, from the
+    bundle's verdict.
 
     Raises:
         EvidenceError: a newer prepare made it.
@@ -48,11 +48,10 @@ class BundledEvidence:
 
     @property
     def is_whole(self) -> bool:
-        """A bundle has every stage that its verdict depends on."""
+        """True: a bundle has every stage that its verdict depends on."""
         return True
 
     def find(self, stage: str, key: str) -> StageRecord | None:
-        """The record of a stage; raises EvidenceError when it is damaged."""
         path = f"{place_of(stage, key)}/{RECORD}"
         if path not in self._listed:
             return None
@@ -71,7 +70,6 @@ class BundledEvidence:
         return record
 
     def digest(self, stage: str, key: str, name: str) -> str | None:
-        """Digest of a stage's file, unpacked; raises EvidenceError when it is damaged."""
         path = f"{place_of(stage, key)}/{name}.gz"
         if path not in self._listed:
             return None
@@ -83,7 +81,6 @@ class BundledEvidence:
             raise self._unreadable_error(path, error) from error
 
     def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
-        """The rows of a file of that stage; raises EvidenceError, also while it is read."""
         path = f"{place_of(stage, key)}/{name}.gz"
         if path not in self._listed:
             raise self._unreadable_error(path, "it is not listed")
@@ -93,7 +90,6 @@ class BundledEvidence:
             raise self._unreadable_error(path, error) from error
 
     def loads(self, stage: str, key: str) -> list[LoadRun]:
-        """The measured loads of that stage; raises EvidenceError where they are damaged."""
         path = f"{place_of(stage, key)}/{LOADS}.gz"
         if path not in self._listed:
             raise self._unreadable_error(path, "it is not listed")
@@ -118,12 +114,10 @@ class BundledEvidence:
 
 
 def digest_unpacked(path: Path, most: int) -> str:
-    """sha256 of what a foreign gzipped file unpacks to, which may have `most` bytes.
+    """Return the sha256 of a gzipped file's content, of at most `most` bytes.
 
     Raises:
-        OSError: it is no regular file, no gzip, or cannot be read.
-        EOFError, zlib.error: it is cut short or damaged.
-        ValueError: it is larger.
+        OSError: it is no regular file or gzip, or cannot be read.
     """
     found, size = hashlib.sha256(), 0
     with open_regular(path, None) as packed, gzip.GzipFile(fileobj=packed) as content:

@@ -1,7 +1,6 @@
-"""The model card (README.md) of a judged variant, and its results as the Hub reads them.
+"""The model card (README.md) of a judged variant, and its results in the Hub's form.
 
-Everything in it follows from the records of the stages. What is not known is left out, or said to
-be unknown.
+All of it follows from the stages' records. Unknown facts are left out or named as unknown.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def write_card(
     deployable: Deployable,
     evaluations: Mapping[str, Evaluation],
 ) -> None:
-    """Write README.md, and `.eval_results/` where a whole benchmark was asked.
+    """Write README.md, and `.eval_results/` for completely asked benchmarks.
 
     `evaluations` are the candidate's last round of each suite.
     """
@@ -90,7 +89,7 @@ def front_matter(
     deployable: Deployable,
     evaluations: Mapping[str, Evaluation],
 ) -> str:
-    """The card's metadata as YAML, `model-index` among it, written by the Hub's own library."""
+    """Return the card's metadata as YAML with `model-index`, by the Hub's library."""
     from huggingface_hub import EvalResult, ModelCardData
 
     source = verdict.source
@@ -127,7 +126,7 @@ def front_matter(
 
 
 def short(text: str | None) -> str | None:
-    """A fact from a foreign card in a length that a page can take; None where it is empty."""
+    """Limit the length of a fact from a foreign card; None if it is empty."""
     return clip(one_line(text), MAX_NAME_CHARACTERS) if text else None
 
 
@@ -195,7 +194,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
 
 
 def typical_loads(claim: SpeedGateReport) -> list[tuple[str, list[str]]]:
-    """By measured side, the medians of its loads' figures, as text."""
+    """Return medians of the loads' figures as text, by measured side."""
     figures = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
     sides: dict[str, Side] = {"baseline": "baseline", "variant": "candidate"}
     return [
@@ -206,7 +205,7 @@ def typical_loads(claim: SpeedGateReport) -> list[tuple[str, list[str]]]:
 
 
 def title(verdict: BundleVerdict) -> str:
-    """The variant's name: the registered one and the recipe."""
+    """Return the variant's name: the registered one and the recipe."""
     return f"{verdict.registered_name}-{verdict.recipe}"
 
 
@@ -220,10 +219,10 @@ def tags(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) 
 
 
 def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
-    """The engine's server with exactly the arguments and variables that were judged.
+    """Return the engine's command with exactly the judged arguments and variables.
 
-    It is given in the folder of the weights, and imports nothing that lies there; neither do the
-    processes that it starts, for which the variable is.
+    It runs in the weights' folder, and a variable keeps it and its child processes from importing
+    files there.
     """
     serving = deployable.serving
     drafts = serving.speculative is not None and serving.speculative.model is not None
@@ -236,9 +235,9 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
 
 
 def fence(command: str) -> str:
-    """A quoted command as one line, so that no line end in it ends the block that it stands in.
+    """Return a quoted command as one line, so that no line end closes its block.
 
-    A '<' stands outside of the quotes: the shell reads the same word, and nobody reads HTML.
+    A '<' stands outside of the quotes: the shell reads the same word, and it is no HTML.
     """
     return make_visible(command).replace("\n", "\\n").replace("<", "'\\<'")
 
@@ -246,7 +245,7 @@ def fence(command: str) -> str:
 def creation(
     verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable
 ) -> list[tuple[str, str]]:
-    """With what it was made: versions, digests, when."""
+    """Return versions, digests and times of the making."""
     result = judged.quantize.result
     rows = [
         ("source", f"`{verdict.source.digest}`"),
@@ -264,9 +263,9 @@ def creation(
 
 
 def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
-    """A suite's dataset on the Hub, and its name with how much of it was asked.
+    """Return a suite's dataset on the Hub, and its name with the share that was asked.
 
-    A dataset that the Hub does not have has the policy's name.
+    A dataset that is not on the Hub has the policy's name.
     """
     suite = evaluation.parameters.suite
     kind = kind_of(suite)
@@ -279,9 +278,8 @@ def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
 def hub_entries(
     verdict: BundleVerdict, evaluations: Mapping[str, Evaluation]
 ) -> list[dict[str, Any]]:
-    """Results for the Hub's leaderboards: only of benchmarks that were asked as a whole.
+    """Return results for the Hub's leaderboards: only of completely asked benchmarks.
 
-    A score over some of the questions is no score of that benchmark, so there is none of it here.
     The format is that of the Hub's `.eval_results/*.yaml`.
     """
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml

@@ -1,4 +1,4 @@
-"""What a model card says in words: of the source, the quantization and the machine."""
+"""Text of a model card: source, quantization and machine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from recipes.quantization import Quantization
 
 
 def percent(score: float) -> float:
-    """A score from 0 to 1 in points of 100, to two places, as the field prints them."""
+    """Return a score from 0 to 1 in points of 100, to two places."""
     return round(100 * score, 2)
 
 
 def describe_base(source: SourceInfo) -> str:
-    """The source, as a link where it is on the Hub."""
+    """Describe the source, with a link to the Hub."""
     if source.base_model:
         return markdown_link(source.base_model, f"https://huggingface.co/{source.base_model}")
     return f"`{markdown_code(source.ref)}`"
 
 
 def describe_license(source: SourceInfo) -> str:
-    """The license, or that the source does not name one."""
+    """Describe the license, or that the source does not name one."""
     name = source.license_name or source.license
     if not name:
         return "not known: the source's folder does not name it"
@@ -35,7 +35,7 @@ def describe_license(source: SourceInfo) -> str:
 
 
 def describe_optimization(quantization: Quantization, result: QuantizeResult) -> str:
-    """How the weights of the linear layers were quantized, as sentences."""
+    """Describe the quantization of the linear layers in sentences."""
     modules = result.quantized_modules
     count = f" of {modules} linear layers" if modules else " of the linear layers"
     words = quantization.format_description(result.group_size)
@@ -43,7 +43,7 @@ def describe_optimization(quantization: Quantization, result: QuantizeResult) ->
 
 
 def describe_calibration(quantization: Quantization, result: QuantizeResult) -> str:
-    """What it was calibrated with; '' where the recipe needs no data."""
+    """Describe the calibration; '' if the recipe needs no data."""
     calibration = quantization.calibration
     if not calibration:
         return ""
@@ -54,10 +54,10 @@ def describe_calibration(quantization: Quantization, result: QuantizeResult) -> 
 
 
 def describe_kv_cache(deployable: Deployable, quantization: Quantization) -> str:
-    """The KV cache's type, and what it does to attention.
+    """Describe the KV cache's type, and its effect on attention.
 
-    On a GPU, vLLM with an FP8 cache computes attention in FP8 too, by one scale a layer; those are
-    1.0, but for the keys' and values' of a recipe that stores some.
+    On a GPU, vLLM with an FP8 cache computes attention in FP8 too, with one scale a layer. Scales
+    are 1.0, except those of keys and values that a recipe stores.
     """
     dtype = str(deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
     name = f"`{markdown_code(dtype)}`"
@@ -72,7 +72,7 @@ def describe_kv_cache(deployable: Deployable, quantization: Quantization) -> str
 
 
 def describe_speculation(deployable: Deployable) -> str:
-    """What drafted tokens, and which were accepted; '' without speculative decoding."""
+    """Describe the draft model and the acceptance; '' without speculative decoding."""
     speculative = deployable.serving.speculative
     if speculative is None:
         return ""
@@ -81,7 +81,7 @@ def describe_speculation(deployable: Deployable) -> str:
 
 
 def describe_noise(checked: CheckWeightsResult) -> str:
-    """How far the weights are from the source's; '' where the stage did not measure it."""
+    """Describe the weights' distance from the source's; '' if not measured."""
     noise = checked.sqnr
     if noise is None or noise.median_db is None:
         return ""

@@ -1,7 +1,7 @@
-"""Whether kept loads are all that a stage measured, as it drew them, by the claim's own rule.
+"""Checks that kept loads are all that a stage measured, by the speed gate's rule.
 
-Digests say that timings are those that were recorded. These say that no block was left out, moved
-or put in from another measurement, and that measuring ended where the rule ends it.
+Digests show that timings are the recorded ones. These checks show that no block was left out, moved
+or added, and that the measurement ended by its rule.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pipeline.stages.speed import SPEED, SpeedParameters
 
 
 def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
-    """In what the loads of a stage `speed` are not those that it measured, in words.
+    """Yield differences of a stage `speed`'s loads from its plan.
 
     Args:
         role: of the stage.
-        record: what it says of them.
+        record: of the stage.
         loads: in the order of measuring.
 
     Raises:
-        EvidenceError: the record is none that prepare wrote.
-        ValueError: the rule in it is none, or the loads are no blocks or rounds.
+        EvidenceError: prepare did not write the record.
+        ValueError: its rule is invalid, or the loads are no blocks or rounds.
     """
     kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
@@ -57,7 +57,7 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
 
 
 def _comes_as_asked(load: LoadRun, asked: SpeedParameters, before: Sequence[LoadRun]) -> bool:
-    """Whether its requests came, and are counted, as the workload says after the units before."""
+    """Return whether arrivals and counted time follow the workload after the earlier units."""
     arrivals = asked.workload["arrivals"]
     said = (load.concurrency, load.rate) == (arrivals["concurrency"], arrivals["rate"])
     timing = next_timing(asked.workload, before)

@@ -1,7 +1,7 @@
-"""The list of an evidence bundle's files, and of the weights next to it: size and sha256 of each.
+"""The list of an evidence bundle's files and of the weights: size and sha256 of each.
 
-`prepare-evidence/manifest.json` names files by relative paths only: those of the bundle from its
-own folder, those of the deployed folder from the folder that the bundle lies in.
+`prepare-evidence/manifest.json` has relative paths only: of the bundle's files from its folder, of
+the weights from the folder above.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ManifestFile(Record):
 
 
 class Manifest(Record):
-    """What lies in a bundle and next to it."""
+    """Files of a bundle, and next to it."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="of this record")
     subject: str = Field(ABOUT, description="what this is, for who finds it alone")
@@ -75,7 +75,10 @@ class Manifest(Record):
 
 
 def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestFile, ...]:
-    """Every file below a folder, sorted by path; arguments and errors as :func:`plain_files`."""
+    """Return every file below a folder, sorted by path;
+
+    arguments and errors as :func:`plain_files`.
+    """
     return tuple(
         ManifestFile(path=path, size=file.stat().st_size, sha256=digest_file(file))
         for path, file in plain_files(folder, leave_out)
@@ -85,7 +88,7 @@ def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestF
 def differences(
     folder: Path, listed: tuple[ManifestFile, ...], leave_out: tuple[str, ...] = ()
 ) -> list[str]:
-    """In what a folder differs from its list: files changed, missing or added, in words.
+    """Return a folder's differences from its list: changed, missing or added files.
 
     Raises:
         EvidenceError: as `plain_files`, or a file cannot be read.
@@ -105,7 +108,7 @@ def differences(
 
 
 def read_manifest(bundle: Path) -> Manifest:
-    """The manifest in a bundle's folder; raises EvidenceError where it is missing or damaged."""
+    """Return a bundle's manifest; raise EvidenceError if it is missing or damaged."""
     file = bundle / MANIFEST
     with (
         raise_as(EvidenceError, "the manifest cannot be read", file, "is this an evidence bundle?"),
@@ -121,7 +124,7 @@ def read_manifest(bundle: Path) -> Manifest:
 
 
 def _find_change(file: Path, wanted: ManifestFile) -> str:
-    """What of the file is not as listed: '', 'size' or 'digest'."""
+    """Return the file's difference from the list: '', 'size' or 'digest'."""
     if file.stat().st_size != wanted.size:
         return "size"
     return "" if digest_file(file) == wanted.sha256 else "digest"

@@ -1,8 +1,8 @@
-"""Whose answers a verdict compares: a variant's, with those of the one baseline that it came after.
+"""Checks that a verdict compares one variant with the baseline before it.
 
-Every stage of a side names the server's check that it came after, and a variant's answers name the
-baseline's that they followed. So answers of the baseline itself, or of another variant that passed,
-cannot stand in a variant's place, though each is what its own key says.
+Each stage of a side names its server's coherence check, and a variant's answers name the
+baseline's. So answers of the baseline, or of another variant that passed, cannot replace a
+variant's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SERVER, _WEIGHTS = "coherence", "weights"
 
 
 def mixed_sides(judge: StageRecord, found: Mapping[str, StageRecord]) -> Iterator[str]:
-    """In what the stages that were judged are not of one baseline and one variant, in words.
+    """Yield judged stages that belong to another baseline or variant.
 
-    `found` are the judge stage's inputs by role; those that are gone are reported elsewhere.
+    `found` are the judge stage's inputs by role; missing ones are reported elsewhere.
     """
     for side, beginnings in _SIDES.items():
         stages = [record for role, record in found.items() if role.startswith(beginnings)]

@@ -1,8 +1,8 @@
-"""Whether answers are those to the questions that were laid out, and none was left out.
+"""Checks that answers belong to the listed questions, and none was left out.
 
-Digests say that answers are those that were recorded. These say that they belong to the first of
-the questions, in the order of asking; and that all were asked where nothing could end the asking,
-since a test with a fixed number of questions holds for no number that was chosen afterwards.
+Digests show that answers are the recorded ones. These checks show that they belong to the first
+questions in the order of asking; and that all were asked if nothing could end the asking, since a
+fixed-size test is invalid for a size that was chosen afterwards.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SAYS_WHICH = ("id", "cluster")
 
 
 def identify(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By row, the fields that identify its question."""
+    """Return, by row, the fields that identify its question."""
     return [{key: row[key] for key in _SAYS_WHICH if key in row} for row in rows]
 
 
 def find_question_mismatches(
     role: str, record: StageRecord, answers: Rows, questions: Rows
 ) -> Iterator[str]:
-    """In what the answers of a stage are not those to the questions, both as :func:`identify`."""
+    """Yield differences of a stage's answers from the questions, both as :func:`identify`."""
     if answers != questions[: len(answers)]:
         yield f"{role}: its answers are not those to the first of the questions"
     kept = EVALUATE.typed(record)
@@ -44,7 +44,7 @@ def find_question_mismatches(
 
 
 def find_answer_count_mismatches(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
-    """In what the record of a stage `questions` says what its questions do not, in words."""
+    """Yield differences of a stage `questions`' record from its questions."""
     told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
     if told.questions != len(questions):
         yield f"{role}: its record counts {told.questions} questions of {len(questions)}"

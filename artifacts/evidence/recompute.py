@@ -1,7 +1,7 @@
-"""Computes verdicts again from kept answers, with no server and no network.
+"""Computes verdicts again from kept answers, without a server or network.
 
-Says where the kept evidence, the kept verdicts and what follows from the evidence differ: an
-answer that was changed or is missing, a policy edited afterwards, a verdict that does not follow.
+It reports every difference between kept evidence, kept verdicts and computed ones: a changed or
+missing answer, an edited policy, a verdict that does not follow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "ablation
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """One variant's verdict as kept and as computed again, and every difference found."""
+    """One variant's kept and computed verdict, and every difference."""
 
     recipe: str
     kept: str
@@ -53,7 +53,7 @@ class VariantCheck:
 
 @dataclass(frozen=True)
 class RecordedVerdicts:
-    """What a user says about variants that were tried together, to be compared with evidence."""
+    """Recorded verdicts on variants that were tried together."""
 
     variants: tuple[VariantReport, ...]  # verdicts
     tried: tuple[str, ...]  # recipes; one without a verdict counts, too
@@ -62,10 +62,10 @@ class RecordedVerdicts:
 
 
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
-    """Check every variant of a run that was judged, or is said to have been.
+    """Check every variant of a run that has a verdict or claims one.
 
     Raises:
-        UsageError: no variant of the run got as far as a verdict by gates.
+        UsageError: no variant of the run has a verdict by gates.
     """
     claims = claims_of(report)
     checks = check_claims(claims, StoredEvidence(store))
@@ -90,7 +90,7 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
 
 
 def find_missing(report: RunReport) -> list[str]:
-    """Variants that were tried and on which the run's record has no verdict, in words."""
+    """Return tried variants without a verdict in the run's record."""
     names = {variant.recipe for variant in report.variants}
     return [
         f"'{recipe}' was tried with it, and the run's record has no verdict on that"
@@ -100,7 +100,7 @@ def find_missing(report: RunReport) -> list[str]:
 
 
 def find_uncounted(claims: RecordedVerdicts, recipe: str, store: Store) -> Iterator[str]:
-    """That the store's ledger has not the attempt that a verdict names, in words."""
+    """Yield attempts of verdicts that the store's ledger lacks."""
     key = claims.judges.get(recipe)
     judge = store.find("judge", key) if key is not None else None
     if judge is None:
@@ -126,7 +126,7 @@ def claims_of(report: RunReport) -> RecordedVerdicts:
 
 
 def check_claims(claims: RecordedVerdicts, source: EvidenceSource) -> list[VariantCheck]:
-    """Check every variant that has a judge stage, or would need one; none where there is none."""
+    """Check every variant that has a judge stage, or would need one."""
     # Who failed without a verdict of the judge, such as one that does not speak, has no gates.
     variants = [
         v
@@ -154,7 +154,7 @@ def check_claims(claims: RecordedVerdicts, source: EvidenceSource) -> list[Varia
 
 
 def report_again(variant: VariantReport, found: JudgeResult | None) -> VariantReport | None:
-    """The report of a variant by the computed verdict; None where it cannot be computed."""
+    """Return a variant's report with the computed verdict; None if it cannot be computed."""
     if found is None:
         return None
     report = report_judged(variant.recipe, variant.weights_bytes, found)
@@ -163,10 +163,10 @@ def report_again(variant: VariantReport, found: JudgeResult | None) -> VariantRe
 
 
 class VariantEvidence:
-    """What one variant's verdict was computed from, checked against its digests.
+    """Evidence of one variant's verdict, checked against its digests.
 
-    `key` is the judge stage's, None where the record names none; `tried` are the recipes that the
-    verdict is said to count.
+    `key`: of the judge stage, None if the record names none; `tried`: the recipes that the verdict
+    counts.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class VariantEvidence:
                 self._check_asked()
 
     def judge_again(self) -> JudgeResult | None:
-        """The verdict that follows from the evidence; None where it cannot be computed."""
+        """Return the verdict that follows from the evidence; None if it cannot be computed."""
         judge = self._judge
         if judge is None or self._has_gap:
             return None
@@ -220,21 +220,19 @@ class VariantEvidence:
         return again
 
     def _add(self, problems: Iterator[str]) -> None:
-        """Keep these, and why there may be more."""
         try:
             self.problems.extend(problems)
         except UNREADABLE as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
 
     def _find_draw_mismatches(self) -> Iterator[str]:
-        """Where loads are not those that were drawn, or were left out."""
         for role, record in self._records.items():
             if record.stage == LOADED.name:
                 yield from find_draw_mismatches(role, record, self._loads(role))
 
     @property
     def _has_gap(self) -> bool:
-        """Whether something that the verdict depends on is not there."""
+        """Whether an input of the verdict is missing."""
         return any("is missing" in problem for problem in self.problems)
 
     def _check_asked(self) -> None:
@@ -244,7 +242,6 @@ class VariantEvidence:
             self.problems.append(f"{error.where}: {error.message}; its evidence is missing")
 
     def _find_question_mismatches(self) -> Iterator[str]:
-        """Where answers are not those to the questions."""
         for role, record in self._records.items():
             side, _, suite = role.partition(".")
             if side == "questions":
@@ -283,7 +280,7 @@ class VariantEvidence:
         return self._source.place(reference.stage, reference.key)
 
     def _check_record(self, record: StageRecord) -> None:
-        """A stage's folder is named by the digest of its parameters: they cannot be edited."""
+        """Check the stage's key, which is the digest of its parameters."""
         if self._source.key_of(record) != record.key:
             place = self._source.place(record.stage, record.key)
             self.problems.append(
@@ -316,7 +313,7 @@ class VariantEvidence:
     def _check_file(
         self, role: str, reference: StageReference, name: str, kept: str, wrong: str
     ) -> None:
-        """See that a file has the digest that its stage keeps; `wrong` is said where it has not."""
+        """Compare a file's digest with its stage's; report `wrong` if they differ."""
         file = f"{self._place(reference)}/{name}"
         try:
             digest = self._source.digest(reference.stage, reference.key, name)
@@ -329,7 +326,7 @@ class VariantEvidence:
             self.problems.append(f"{role}: {file}: {wrong}")
 
     def _check_rests(self, role: str, record: StageRecord) -> None:
-        """Answers of weights, or to questions, that were made again since say nothing of them."""
+        """Check that weights or questions were not made again since the answers."""
         for name, reference in record.inputs.items():
             place = self._place(reference)
             try:
@@ -350,7 +347,7 @@ class VariantEvidence:
 
 
 def find_differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
-    """Every field in which the two reports differ, named by its path."""
+    """Return every field in which the two reports differ, by path."""
     if computed is None:
         return []
     ours = kept.model_dump(exclude=set(NOT_OF_THE_VERDICT))

@@ -1,8 +1,8 @@
-"""The rules of a verdict, compared once with what its policy, profile and attempt give.
+"""Compares a verdict's rules with those that its policy, profile and attempt give.
 
-Each variant, attempt and measurement is one more chance of a lucky pass. So a verdict is worth as
-much as its levels, margins, bets and limits are right. Planning wrote each rule into the stage that
-measured by it and into the judge stage; both say the same, and it is what planning would write now.
+Each variant, attempt and measurement is another chance of a lucky pass, so a verdict depends on
+correct levels, margins, bets and limits. Planning wrote each rule into the measuring stage and the
+judge stage; both must equal what planning would write.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ RELATIVE_TOLERANCE = 1e-9
 def find_rule_mismatches(
     judge: JudgeParameters, recipe: str, tried: Sequence[str], records: Mapping[str, StageRecord]
 ) -> Iterator[str]:
-    """In what the rules of a verdict are not those of its policy and attempt, in words.
+    """Yield differences of a verdict's rules from its policy and attempt.
 
     Args:
-        judge: what its stage was asked.
-        recipe: that the verdict is on.
+        judge: parameters of its stage.
+        recipe: of the verdict.
         tried: recipes that were tried together.
-        records: the stages that are there, by role; those that are gone are reported elsewhere.
+        records: the available stages, by role; missing ones are reported elsewhere.
 
     Raises:
         EvidenceError: a record has another shape.
-        ValueError: a workload is none, or a claim none on that machine.
+        ValueError: a workload or a speed gate is invalid on that machine.
     """
     attempt, policy = judge.attempt, judge.policy
     if judge.recipe not in (None, recipe):
@@ -97,7 +97,7 @@ def find_rule_mismatches(
 def find_served_otherwise(
     role: str, side: str, served: ServedModel, profile: ServingProfile | None
 ) -> Iterator[str]:
-    """That a stage did not ask what the profile serves, in words."""
+    """Yield stages that asked something else than what the profile serves."""
     if profile is None:
         return
     drafted = profile.speculative.model if profile.speculative is not None else None
@@ -114,18 +114,18 @@ def find_other_claim(
     profile: ServingProfile | None,
     level: float,
 ) -> Iterator[str]:
-    """In what a rule is not the one of a claim on speed, in words.
+    """Yield differences of a rule from the policy's speed gate.
 
     Args:
         place: of the rule, for messages.
-        told: the rule, and the workload with it, which nothing else tells unless it is `own`.
+        told: the rule and its workload, which has no other source unless it is `own`.
         claim: of the policy.
-        own: workloads that the policy has itself.
-        profile: that both sides are served by; None of endpoints.
+        own: the policy's own workloads.
+        profile: of both sides; None for endpoints.
         level: of the attempt and the measurement.
 
     Raises:
-        ValueError: the workload is none, or the claim none on that machine.
+        ValueError: the workload or the speed gate is invalid on that machine.
     """
     accelerator = profile.accelerator if profile is not None else None
     known = own[claim.workload] if claim.workload in own else read_pinned(told.workload)
@@ -143,7 +143,7 @@ def _differing(place: str, told: dict[str, Any], wanted: dict[str, Any]) -> Iter
 def find_differing_values(
     path: str, kept: Any, computed: Any, words: str = "computed"
 ) -> list[str]:
-    """Every value in which the two differ, named by its path; `path` leads to them."""
+    """Yield every value in which the two differ, by path; `path` is their place."""
     if isinstance(kept, dict) and isinstance(computed, dict):
         names = kept.keys() | computed.keys()
         return [

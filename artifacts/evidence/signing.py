@@ -1,7 +1,7 @@
-"""Signs a weights folder with its evidence, and checks the signature: OpenSSF model-signing.
+"""Signs a weights folder with its evidence, and checks signatures: OpenSSF model-signing.
 
 The signature, `model.sig`, lists the digest of every file of the folder. With a key it needs no
-network. Keyless (sigstore) it needs one, and names the signer by a login.
+network. Keyless (sigstore) needs one, and identifies the signer by a login.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fingerprint_of(key: Path) -> str:
 
 
 def sign_with_key(folder: Path, private_key: Path) -> Path:
-    """Sign every file of a folder with a private key; returns the signature's file.
+    """Sign every file of a folder with a private key; return the signature's file.
 
     Raises:
         EvidenceError: the folder cannot be signed, or the library is not installed.
@@ -93,7 +93,7 @@ def sign_keyless(folder: Path) -> Path:
     """Sign by a login (sigstore): the CI system's, else one in a browser; needs the network.
 
     Raises:
-        EvidenceError: nobody logged in, the network or a service of sigstore does not answer.
+        EvidenceError: there is no login, or the network or a sigstore service does not answer.
     """
     with _library_errors("sign", folder):
         from model_signing import signing
@@ -104,10 +104,10 @@ def sign_keyless(folder: Path) -> Path:
 
 
 def check_with_key(folder: Path, public_key: Path) -> None:
-    """Check that the folder is, file by file, what the key's owner signed.
+    """Check that the key's owner signed exactly these files.
 
     Raises:
-        EvidenceError: there is no signature, it is another's, or a file is not as it was signed.
+        EvidenceError: there is no signature, it is by another key, or a file differs.
         UsageError: the key is missing or of another kind.
     """
     signature = _signature_of(folder)
@@ -128,10 +128,10 @@ def check_with_key(folder: Path, public_key: Path) -> None:
 
 
 def check_keyless(folder: Path, identity: str, issuer: str) -> None:
-    """Check that the folder is what a user with that login signed; may need the network.
+    """Check that a user with that login signed exactly these files; may need the network.
 
-    The identity is an e-mail address or the URI of a CI workflow, the issuer the URL of the
-    service that vouches for it.
+    The identity is an e-mail address or the URI of a CI workflow, the issuer the URL of the service
+    that vouches for it.
 
     Raises:
         EvidenceError: as `check_with_key`.
@@ -146,7 +146,7 @@ def check_keyless(folder: Path, identity: str, issuer: str) -> None:
 
 
 def _write(config: Any, folder: Path) -> Path:
-    """Sign into a temporary file, then put it in place: no torn signature, and no lost old one."""
+    """Sign into a temporary file, then rename it: neither a torn signature nor a lost old one."""
     final = folder / SIGNATURE
     partial = folder.parent / f".{folder.resolve().name}.{SIGNATURE}.{os.getpid()}"
     try:
@@ -178,7 +178,7 @@ def _check(config: Any, folder: Path, signature: Path, signer: str) -> None:
 
 
 def plain_message(text: str) -> str:
-    """The library's message, without the digests as Python writes them."""
+    """Return the library's message, without digests in Python's notation."""
     if "Key mismatch" in text:
         return "it is signed with another key"
     if not text.startswith("Signature mismatch"):
@@ -213,7 +213,7 @@ def _signature_of(folder: Path) -> Path:
 
 
 def _hashing(folder: Path) -> Any:
-    """All files but the signature, and the one that the Hub puts into each repository; no links."""
+    """Include all files except the signature and the Hub's own file; no links."""
     from model_signing import hashing
 
     config = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
@@ -223,9 +223,9 @@ def _hashing(folder: Path) -> Any:
 
 
 def _password(private_key: Path) -> bytes | None:
-    """The key's password, when it has one: from the environment, else asked for.
+    """Return the key's password, if it has one: from the environment, else from a prompt.
 
-    As bytes: model-signing 1.1.1 says that it takes text, and hands it on to what takes bytes.
+    As bytes: model-signing 1.1.1 documents text, but needs bytes.
     """
     if b"ENCRYPTED" not in read_regular(private_key, KEY_BYTES):
         return None
@@ -234,7 +234,7 @@ def _password(private_key: Path) -> bytes | None:
 
 @cache
 def _ask_password(private_key: Path) -> str:
-    """Ask once in this process: a promotion signs hours after its key was checked."""
+    """Prompt once per process: a promotion signs hours after its key was checked."""
     return getpass.getpass(f"Password of {private_key}: ")
 
 

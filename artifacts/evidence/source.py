@@ -1,7 +1,6 @@
-"""Where kept evidence is read from: the store that a run left, or a bundle made from it.
+"""Source of kept evidence: the store of a run, or a bundle made from it.
 
-Both hold records of stages by key, and those stages' files. What judges them (`recompute.py`)
-does not know which of the two it reads.
+Both hold records of stages by key, and those stages' files. `recompute.py` reads both alike.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ class EvidenceSource(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every stage that the evidence depends on must be there, and none may be gone."""
+        """Whether every stage that the evidence depends on must exist."""
 
     def find(self, stage: str, key: str) -> StageRecord | None:
-        """The record of a stage, None when it is not there; raises PrepareError when damaged."""
+        """Return a stage's record, None if missing; raise PrepareError if damaged."""
 
     def digest(self, stage: str, key: str, name: str) -> str | None:
-        """Digest of a stage's file, None when it is not there; raises PrepareError when damaged."""
+        """Return the digest of a stage's file, None if missing; raise PrepareError if damaged."""
 
     def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
-        """The JSON objects in a file of lines of that stage, without what is nested in them.
+        """Yield the JSON objects of a stage's file of lines, without nested values.
 
         Raises:
-            PrepareError: the file is not there, or damaged; also while it is read.
+            PrepareError: the file is missing or damaged; also during iteration.
         """
 
     def loads(self, stage: str, key: str) -> list[LoadRun]:
-        """The measured loads of that stage; raises PrepareError where they are gone or damaged."""
+        """Return the stage's measured loads; raise PrepareError if missing or damaged."""
 
     def place(self, stage: str, key: str) -> str:
         """Where that stage lies, for messages."""
 
     def key_of(self, record: StageRecord) -> str:
-        """The key that follows from what the record says went into its stage."""
+        """Return the key that follows from the record's inputs."""
 
 
 class StoredEvidence:
@@ -58,11 +57,10 @@ class StoredEvidence:
 
     @property
     def is_whole(self) -> bool:
-        """Stages may be deleted by hand; of what is not there nothing is known."""
+        """False: users may delete stages by hand."""
         return False
 
     def find(self, stage: str, key: str) -> StageRecord | None:
-        """The record of a stage; raises StoreError when it is damaged."""
         return self._store.find(stage, key)
 
     def digest(self, stage: str, key: str, name: str) -> str | None:
@@ -71,7 +69,6 @@ class StoredEvidence:
         return digest_file(file) if file.is_file() else None
 
     def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
-        """Content of a file that we wrote, of any size."""
         file = self._store.stage_folder(stage, key) / name
         try:
             return map(without_nested, parse_answers(file.read_bytes()))
@@ -79,7 +76,6 @@ class StoredEvidence:
             raise StoreError("a file of a stage is gone or damaged", where=str(file)) from error
 
     def loads(self, stage: str, key: str) -> list[LoadRun]:
-        """The loads of a file that we wrote."""
         file = self._store.stage_folder(stage, key) / LOADS
         try:
             return read_loads(file)

@@ -1,4 +1,4 @@
-"""What a profile says of its tuning (its key `tuned`), compared with the run that measured it."""
+"""Compares a profile's key `tuned` with the run that measured it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipes.schema import TuningProvenance
 
 @dataclass(frozen=True)
 class TunedProfileCheck:
-    """How what is said of a tuning was found."""
+    """Result for a profile's tuning."""
 
     state: Literal["checked", "not checked", "differs"]
     why: str = ""
@@ -33,16 +33,16 @@ class TunedProfileCheck:
 
 
 def tuned_of(run: str, tuning: TuningReport, record: StageRecord) -> TuningProvenance:
-    """What a run has confirmed of its winner.
+    """Return what a run has confirmed of its winner.
 
     Args:
         run: its id.
         tuning: that passed.
-        record: of the stage that measured the winner against stock.
+        record: of the stage that measured the winner against the defaults.
 
     Raises:
         ValueError: nothing was confirmed.
-        EvidenceError: the record is none that prepare wrote.
+        EvidenceError: prepare did not write the record.
     """
     found, kept = tuning.confirmation, SPEED.typed(record)
     if found is None or found.lower is None or found.estimate is None:
@@ -69,9 +69,8 @@ def check_tuned(
 
     Args:
         told: by a profile.
-        serving: how variants are served with it; None where the machine is another one, which
-            may change arguments.
-        store: where the run may be.
+        serving: of its variants; None on another machine, which may change arguments.
+        store: that may have the run.
     """
     folder = next((each for each in RunFolders(store).all() if each.name == told.run), None)
     if folder is None:

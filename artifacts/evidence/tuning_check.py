@@ -1,4 +1,4 @@
-"""Computes the claim of a `prepare tune` again from kept loads, with no server and no network."""
+"""Computes the confirmation of a `prepare tune` again from kept loads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.stages.speed import SPEED
 
 
 def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateReport:
-    """Measured blocks of the winner and of the engine's defaults."""
+    """Judge the blocks of the winner and of the engine's defaults."""
     told = SPEED.parameters_of(record).decided_by
     return decide_speed_gate(
         f"ratio.{told.name}", told.rule, workload=told.name, tier="critical", loads=loads
@@ -27,7 +27,7 @@ def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateR
 
 
 def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
-    """Check the claim on the winner; the race itself claims nothing.
+    """Check the winner's confirmation; the screening itself decides nothing.
 
     Raises:
         UsageError: the run confirmed nothing.
@@ -66,7 +66,7 @@ def _find_changed(
     loads: Sequence[LoadRun],
     source: EvidenceSource,
 ) -> Iterator[str]:
-    """Where the measurement is not the one that was made, or not of this claim."""
+    """Yield differences of the measurement from the plan."""
     place = source.place(SPEED.name, record.key)
     if source.key_of(record) != record.key:
         yield f"{place}: its parameters do not give its key, so they were changed afterwards"
