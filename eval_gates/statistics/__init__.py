@@ -1,6 +1,6 @@
 """Statistical tests of a candidate's answers against its baseline's.
 
-Terms that all modules share:
+Terms of all modules:
 
 - `alpha`: error rate of one gate, in (0, 0.5);
 - `flips`: share of questions whose score changes, evenly up and down if nothing is lost;
@@ -8,7 +8,7 @@ Terms that all modules share:
 - `baseline`, as a number: the baseline's mean score; a recovery is a share of it;
 - `population`: size of the finite benchmark that is the estimand; None for all such questions;
 - `planned`: the bet that has half of the stake, as a share of the largest legal bet. It is fixed
-  before any answer is read; None if the stake is even.
+  before any answer; None if the stake is even.
 
-Missing values and values out of range raise ValueError in every module.
+Every module raises ValueError for missing values and values out of range.
 """

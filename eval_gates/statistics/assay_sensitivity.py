@@ -1,10 +1,10 @@
 """Assay sensitivity: whether a gate's margin ends above the chance baselines.
 
-A margin that reaches down to the score of guesses, of empty answers or of answers to other
-questions would pass a model that lost everything. A gate therefore also shows that the baseline's
-score, less the margin, is above each of these. If both are shown at alpha, a chance-level candidate
-passes with probability at most alpha: either its drop is the margin or more, or the second
-hypothesis holds (the logic of three-arm non-inferiority trials, with chance as the placebo).
+Chance baselines are the scores of guesses, of empty answers and of answers to other questions. A
+margin that reaches one of them would pass a model that lost everything. The gate therefore also
+tests that the baseline's score, less the margin, exceeds each chance score. This is the logic of
+three-arm non-inferiority trials, with chance as the placebo. With both tests at level alpha, a
+chance-level candidate passes with probability at most alpha.
 
 All looks share one bet (betting.py), so rounds and later questions add no error.
 """
@@ -71,11 +71,10 @@ def check_sensitivity(
 
 
 def swap_p_value(differences: Sequence[float]) -> float:
-    """Compute the p-value of 'two questions may swap their answers and score the same'.
+    """Compute the anytime-valid p-value of 'two questions may swap their answers'.
 
-    It is anytime-valid. If answers are unrelated to their questions, a difference is positive as
-    often as negative at any size: a fair coin. The bettor stakes more on larger differences,
-    up to the mean size so far.
+    Under the hypothesis, a difference of any size is positive as often as negative: a fair coin.
+    The bet grows with the size of the difference, up to the mean size so far.
     """
     import numpy as np
 
@@ -90,7 +89,7 @@ def min_questions_for_sensitivity(
 ) -> int | None:
     """Return how many perfect baseline answers show a score above guessing and margin.
 
-    None if no number does: the margin reaches down to guessing at every baseline score.
+    None if the margin reaches down to guessing at every baseline score.
     """
     import numpy as np
 
@@ -109,10 +108,6 @@ def min_questions_for_sensitivity(
 
 
 def _p_value(heights, mean: float, population: int | None) -> float:  # type: ignore[no-untyped-def]
-    """Return the p-value of 'the mean height is at most `mean`'.
-
-    At mean 0, one positive height refutes it.
-    """
     if mean <= 0:
         return float(not (heights > 0).any())
     return min(1.0, math.exp(-float(log_wealth(heights, mean, population).max())))

@@ -1,16 +1,15 @@
-"""The e-process of every sequential gate: the wealth of a fixed set of bets.
+"""E-process of every sequential gate: the wealth of a fixed set of bets.
 
-Waudby-Smith & Ramdas, 'Estimating means of bounded random variables by betting' (arXiv 2010.09686).
-Take values y >= 0 and the hypothesis that their mean is at most m. A gambler who stakes the share b
-of his wealth on 'more than m' multiplies it by 1 - b + b * y / m at each value. Under the
-hypothesis his wealth does not grow on average. By Ville's inequality it ever reaches 1 / alpha with
-probability at most alpha, so one may look after each value and stop at will.
+Source: Waudby-Smith & Ramdas, 'Estimating means of bounded random variables by betting' (arXiv
+2010.09686). Take values y >= 0 and the hypothesis that their mean is at most m. A gambler who
+stakes the share b of his wealth multiplies it by 1 - b + b * y / m at each value. Under the
+hypothesis his expected wealth does not grow. By Ville's inequality it ever reaches 1 / alpha with
+probability at most alpha, so stopping is valid after any value.
 
-b = 1 is the largest legal bet (wealth stays >= 0 down to y = 0), so bets as shares of it fit every
-margin and range. The best share depends on the unknown share of flips, so the stake is split evenly
-over twelve shares, and the sum is the e-process. A planned bet gets half of the stake, and the
-twelve share the rest. Any split is valid that was fixed before the first value. A wrong plan costs
-at most a factor of two.
+b = 1 is the largest legal bet: wealth stays >= 0 down to y = 0. The best share depends on the
+unknown share of flips, so the stake is split evenly over twelve shares. The e-process is the sum. A
+planned bet gets half of the stake, and the twelve shares the other half. Any split that is fixed
+before the first value is valid; a wrong plan costs at most a factor of two.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ RELATIVE_TOLERANCE = 1e-9
 def bets() -> FloatArray:
     """Return the evenly staked shares of the largest legal bet, log-spaced: shape [12].
 
-    Small ones win with many flips, large ones with few flips or a wide margin. The range comes from
-    simulations of 0 % to 10 % flips at 1, 15 and 40 points; any other range is as valid.
+    Small bets win with many flips, large ones with few flips or a wide margin. The range comes from
+    simulations of 0 % to 10 % flips at 1, 15 and 40 points; any range is valid.
     """
     import numpy as np
 
@@ -41,10 +40,7 @@ def bets() -> FloatArray:
 
 
 def mix(logs: FloatArray, planned: float | None) -> FloatArray:
-    """Return the log of the total wealth of the bets of :func:`stake`: shape [..., bets] to [...].
-
-    It is several times faster than scipy's logsumexp, which handles more cases.
-    """
+    """Return the log of the total wealth of the bets of :func:`stake`: [..., bets] to [...]."""
     import numpy as np
 
     largest = logs.max(axis=-1)
@@ -77,10 +73,9 @@ def log_wealth(
         heights: distance of each value from the smallest possible one, >= 0; shape [..., n], each
             row a separate run in random order. The result has the same shape.
         mean: the largest mean height under the hypothesis, > 0.
-        population: None for draws with replacement or from an infinite population; otherwise the
-            size of the finite population that is drawn from without replacement. Each bet is then
-            against the largest mean that the hypothesis leaves for the unseen values. If that is
-            negative, the hypothesis is refuted and the log is infinite.
+        population: size of the finite population that is drawn from without replacement, if any.
+            Each bet is then against the largest mean that the hypothesis leaves for the unseen
+            values. A negative one refutes the hypothesis: the log is infinite.
     """
     import numpy as np
 
@@ -105,7 +100,7 @@ def log_wealth(
 def _ratios_without_replacement(
     heights: FloatArray, mean: float, population: int
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return each height over the largest mean left for it, and where the hypothesis is refuted."""
+    """Return heights over the largest mean left, and where the hypothesis is refuted."""
     import numpy as np
 
     n = heights.shape[-1]

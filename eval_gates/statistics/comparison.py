@@ -1,7 +1,6 @@
-"""Comparison of two paired scores in [0, 1]: one bounded value and the threshold it must exceed.
+"""Comparison of two paired scores in [0, 1]: one bounded value and its threshold.
 
-Both kinds of margin are linear in the two scores. So the mean value answers the question exactly,
-without a ratio of two noisy means:
+Both kinds of margin are linear in the scores, so the mean value needs no ratio of noisy means:
 
 - in points: candidate - baseline, in [-1, 1], against -margin;
 - as recovery r ('at least r of the baseline'): candidate - r * baseline, in [-r, 1], against 0.
@@ -46,17 +45,15 @@ class Comparison:
 
     @property
     def weight(self) -> float:
-        """Factor of the baseline's score before it is subtracted."""
+        """Factor of the baseline's score."""
         return 1.0 if self.kind == "points" else self.size
 
     @property
     def lowest(self) -> float:
-        """Smallest possible value."""
         return -self.weight
 
     @property
     def highest(self) -> float:
-        """Largest possible value."""
         return 1.0
 
     @property
@@ -66,17 +63,16 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """Text for messages: 'a margin of 1.00 points', 'a recovery of 99 %'."""
         if self.kind == "points":
             return f"a margin of {100 * self.size:.{2 if self.size >= 1e-4 else 4}f} points"
         return f"a recovery of {100 * self.size:.6g} %"
 
     def allowed_drop(self, baseline: float) -> float:
-        """Return the drop in mean score that is exactly on the threshold for this baseline mean."""
+        """Return the drop in mean score that is exactly on the threshold."""
         return self.size if self.kind == "points" else (1 - self.size) * baseline
 
     def values(self, before: Sequence[float], after: Sequence[float]) -> FloatArray:
-        """Return one bounded value per question: floats of shape [n], in [lowest, highest].
+        """Return one value per question: floats of shape [n], in [lowest, highest].
 
         Args:
             before: the baseline's scores, in [0, 1].
@@ -95,8 +91,7 @@ class Comparison:
     def exact_sign(self, before: Sequence[float], after: Sequence[float]) -> int:
         """Return 1, 0 or -1 for a mean value above, on or below the threshold, without rounding.
 
-        Scores and margin are read as decimals: 7 of 700 lost questions are a drop of exactly 0.01,
-        although 700 * 0.01 is not 7 in floating point.
+        Scores and margin are read as decimals, because 700 * 0.01 is not 7 in floating point.
         """
         share = _decimal(1.0 if self.kind == "points" else self.size)
         total = sum((_decimal(score) for score in after), Fraction())

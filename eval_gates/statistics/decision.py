@@ -1,9 +1,8 @@
-"""A gate's verdict, with its reason, from the result of its test.
+"""Verdict of a gate, with its reason, from the result of its test.
 
 The null hypothesis of every gate is 'the candidate is worse than the baseline by the margin or
-more'. A test that rejects it passes the gate, unless the gate is insensitive: if the margin reaches
-down to a chance baseline, a candidate that lost everything would pass too. Values are compared
-unrounded; only the text rounds them.
+more'. A test that rejects it passes the gate, unless the gate is insensitive (see
+assay_sensitivity.py). Values are compared unrounded.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Decision:
-    """A gate's verdict, its reason, and whether the candidate's gain is implausible."""
+    """Verdict, its reason, and whether the candidate's gain is implausible."""
 
     verdict: Verdict
     reason: str
@@ -55,10 +54,10 @@ def decide(finding: GateTestResult, scores: Scores, population: int | None = Non
 
     - `pass`: the candidate is shown to be inside the margin;
     - `fail`: it is shown to be outside of it, also in an insensitive gate;
-    - `undecided`: neither is shown; or the margin is not shown to end above the chance baselines;
-      or the candidate's answers are not shown to fit their own questions better than others.
+    - `undecided`: neither; or the margin is not shown to end above the chance baselines; or the
+      candidate's answers are not shown to fit their own questions better than others.
 
-    A gain above the margin is flagged as suspicious: quantization teaches a model nothing, so the
+    A gain above the margin is flagged as suspicious: quantization does not improve a model, so the
     two sides probably differ in something else.
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
@@ -163,7 +162,7 @@ def _describe_open(
 def _estimate_questions(
     finding: GateTestResult, scores: Scores, gap: float, population: int | None
 ) -> float:
-    """Return how many questions pass in all if the mean stays `gap` above the threshold."""
+    """Return how many questions pass if the mean stays `gap` above the threshold."""
     if finding.method == SEQUENTIAL:
         needed = expected_questions(
             Comparison.points(min(gap, 0.99)),
@@ -240,7 +239,6 @@ def _describe_confidence(finding: GateTestResult) -> str:
 
 
 def _points(fraction: float, *, sign: bool = False) -> str:
-    """Format a fraction in points, with enough digits that a small one is not shown as 0."""
     points = fraction * 100
     digits = 2 if points == 0 or abs(points) >= 0.01 else 4
     return f"{points:{'+' if sign else ''}.{digits}f} points"

@@ -1,8 +1,7 @@
-"""Power of a gate with a fixed number of questions, before anything runs.
+"""Power of a gate with a fixed number of questions (:func:`result.run_fixed_test`).
 
-The counterpart of power.py for :func:`result.run_fixed_test`. For right-or-wrong answers and a
-margin in points, runs are simulated and bounded exactly. Otherwise a bound is slow: it is computed
-once for a typical run, and runs are assumed to be normal around it.
+For right-or-wrong answers and a margin in points, runs are simulated with exact bounds. Otherwise
+the bounds of one typical run are computed, and runs are assumed to be normal around it.
 """
 
 from __future__ import annotations
@@ -79,11 +78,8 @@ def min_fixed_questions(
 ) -> int | None:
     """Return the number of questions at which a fixed gate passes if no answer changes.
 
-    For a margin in points it inverts `paired.identical_interval`; for a recovery it is searched
-    for.
-
-    Returns:
-        None if no number is enough: a recovery of a baseline that scores 0.
+    For a margin in points it inverts `paired.identical_interval`; for a recovery it searches. None
+    if no number is enough: a recovery of a baseline that scores 0.
     """
     normal_quantile(alpha)
     if comparison.kind == "points":
@@ -130,7 +126,7 @@ class _Gate:
         return passed / _RUNS, failed / _RUNS
 
     def _chances_by_normal(self, drop: float) -> tuple[float, float]:
-        """Take runs as normal around the mean value, with the distances of a typical run."""
+        """Assume normal runs around the mean value, with a typical run's distances."""
         found = outcomes(self.comparison, self.flips, self.flip_size, drop, self.baseline)
         pairs = list(zip(found.values, found.chances, strict=True))
         mean = sum(value * chance for value, chance in pairs)
@@ -144,7 +140,6 @@ class _Gate:
 
     @cached_property
     def _distances(self) -> tuple[float, float]:
-        """Distances from the mean value down to the lower bound and up to the upper one."""
         before, after = self._typical_answers()
         values = self.comparison.values(before, after)
         bounds = value_bounds(before, after, self.comparison, self.alpha)

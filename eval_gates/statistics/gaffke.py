@@ -2,8 +2,9 @@
 
 The bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) weights the values, and one more at
 the worst possible value, at random (uniform on the simplex). It is the point t below which this
-weighted mean lies with probability alpha. The weights are exponential variables over their sum, so
-that probability is P(Q <= 0) for Q = sum (value - t) x exponential. Q has the cumulant function
+weighted mean lies with probability alpha. The weights are exponential variables over their sum. The
+probability is therefore P(Q <= 0) for Q = sum (value - t) x exponential. Q has the cumulant
+function
 
     K(s) = - sum over the values of ln(1 - s (value - t)).
 
@@ -37,7 +38,6 @@ def lower_bound(values: FloatArray, times: NDArray[np.int_], alpha: float) -> fl
     Args:
         values: distinct, in [-1, 1], at least two; shape [d]. The worst value is -1.
         times: how often each occurs, shape [d].
-        alpha: in (0, 0.5).
     """
     import numpy as np
     from scipy.optimize import brentq
@@ -56,10 +56,11 @@ def lower_bound(values: FloatArray, times: NDArray[np.int_], alpha: float) -> fl
 def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> float:
     """Return the natural log of the probability that the weighted mean is at most `bound`.
 
+    It is 0 if the probability is above nine in ten.
+
     Args:
         points: shape [d].
         shapes: of the weights' gamma distributions before normalization; shape [d].
-        bound: the result is 0 if the probability is above nine in ten.
     """
     import numpy as np
 
@@ -95,7 +96,7 @@ def log_chance_below(points: FloatArray, shapes: FloatArray, bound: float) -> fl
 
 
 def _saddle(gaps: FloatArray, shapes: FloatArray, deviation: float) -> float:
-    """Return the minimum of K below 0, or the nearest point to 0 that the path may use."""
+    """Return the minimum of K below 0, or the point nearest to 0 that the path may use."""
     from scipy.optimize import brentq
 
     def slope(place: float) -> float:

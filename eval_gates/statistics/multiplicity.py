@@ -1,15 +1,13 @@
 """Error rates of several gates, and of several variants.
 
-**Several gates of one variant** need no correction. The variant is promoted only if all its gates
-pass. A wrong promotion therefore needs the truly inferior gate to pass wrongly, which has
-probability at most alpha regardless of the other gates (intersection-union test; Berger 1982,
-Technometrics 24:295-300). The p-value is the gates' largest.
+**Several gates of one variant** need no correction, because promotion requires all of them. A wrong
+promotion needs a truly inferior gate to pass, which has probability at most alpha
+(intersection-union test; Berger 1982, Technometrics 24:295-300). The p-value is the gates' largest.
 
-**Several variants** need one: each adds a chance of a lucky pass, and with K inferior variants the
-probability of at least one promotion approaches K * alpha. Each has alpha / K (Bonferroni), which
-needs no independence: variants share questions and baseline. Holm's procedure would give the second
-variant to pass more. But sequential gates stop at the strictest level, so the gain is nil unless
-the questions run out, and a verdict would depend on the other variants' p-values.
+**Several variants** need one: with K inferior variants the probability of a promotion approaches K
+* alpha. Each variant gets alpha / K (Bonferroni), which needs no independence. Holm's procedure
+would give later variants more. But sequential gates stop at the strictest level, so its gain is nil
+unless the questions run out. A verdict would also depend on the other variants' p-values.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ FIRST_MEASUREMENT = 0.9
 
 
 def largest_p_value(p_values: Mapping[str, float]) -> float:
-    """Return the p-value of 'at least one of these gates is truly inferior': the largest one."""
+    """Return the p-value of 'at least one of these gates is truly inferior'."""
     _check(p_values)
     if not p_values:
         raise ValueError("there are no gates")
@@ -36,26 +34,26 @@ def attempt_share(spending: Attempts, number: int) -> float:
     """Return the share of the policy's alpha that one attempt gets.
 
     Args:
-        spending: per_run: each attempt gets all of it. spend: attempts share it; the first gets a
-            half, and attempt k gets 0.5 / (k (k - 1)), which sums to 1.
+        spending: per_run: each attempt gets all of it. spend: attempt 1 gets a half, and attempt k
+            gets 0.5 / (k (k - 1)), which sums to 1.
         number: of the attempt, from 1 on.
     """
     return 1.0 if spending == "per_run" else _spent(0.5, number)
 
 
 def bound_over_attempts(alpha: float, spending: Attempts, number: int) -> float:
-    """Return the union bound of the probability that any of `number` attempts passes falsely."""
+    """Return the union bound of a false pass in any of `number` attempts."""
     return min(1.0, number * alpha) if spending == "per_run" else alpha
 
 
 def gate_level(
     alpha: float, spending: Attempts, number: int, variants: int, *, measurement: int = 1
 ) -> float:
-    """Return the level that one variant's gate is decided at; all levels are computed here.
+    """Return the level of one variant's gate; all levels are computed here.
 
-    An attempt's rate is divided evenly among its variants. Within a gate it is divided among
-    measurements: nine tenths for the first, and 0.1 / (n (n - 1)) for the n-th, which sums to 1. A
-    repeated measurement thus keeps the attempt's rate. Gates need no share (see above).
+    Variants share the attempt's rate evenly; gates do not divide it. A gate's first measurement
+    gets nine tenths, and the n-th gets 0.1 / (n (n - 1)), which sums to 1. Repeated measurements
+    therefore keep the attempt's rate.
 
     Args:
         alpha: the policy's error rate.

@@ -1,8 +1,8 @@
 """Confidence bounds of the mean paired difference, candidate minus baseline, at a fixed n.
 
-Both models answer the same questions, so each question gives one difference. Every bound is
-one-sided at level alpha: the lower bound is above the true mean with probability about alpha, and
-so is the upper bound below it. Together they are a two-sided interval of level 1 - 2 alpha.
+Each question gives one difference. Every bound is one-sided at level alpha: it is on the wrong side
+of the true mean with probability about alpha. Both bounds are a two-sided interval of level 1 - 2
+alpha.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def tango_interval(
 
     Tango (1998), Statistics in Medicine 17:891-908. At the bounds, the score statistic equals plus
     and minus the normal quantile, with the nuisance parameter at its constrained maximum
-    likelihood. Unlike Wald's interval it is nearly right with few flips or none. Its error there is
-    up to two points above 5 %, so it describes, and decides nothing.
+    likelihood. With few flips its error is up to two points above 5 %, so no verdict uses it.
     """
     counts = (both, only_baseline, only_candidate, neither)
     if min(counts) < 0:
@@ -55,15 +54,13 @@ def tango_interval(
 def graded_interval(differences: Sequence[float], alpha: float) -> PairedInterval:
     """Compute bounds of the mean of graded differences that also hold for few questions.
 
-    Gaffke's bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) is the alpha-quantile of
-    the mean under random weights (uniform on the simplex) of the differences and one more at the
-    worst possible value. It thus allows for losses that no question showed, unlike a bootstrap.
+    Gaffke's bound (see gaffke.py) allows for losses that no question showed, unlike a bootstrap.
     With equal differences it is :func:`identical_interval`; with right-or-wrong scores it is
     Clopper and Pearson's. Its validity for every distribution is a conjecture without a known
     exception; tests simulate the hard ones.
 
     Args:
-        differences: one per question, of scores in [0, 1], so each in [-1, 1].
+        differences: one per question, each in [-1, 1].
         alpha: of each of the two bounds, in (0, 0.5).
     """
     import numpy as np
@@ -100,7 +97,7 @@ def identical_interval(value: float, questions: int, alpha: float) -> PairedInte
     """Compute bounds of a mean in [-1, 1] if all `questions` draws have the same `value`.
 
     Distribution-free, by inverting a test. If a share r of the population has `value`, all draws
-    show it with probability r ** questions, which is at least alpha only for r >= alpha ** (1 /
+    show it with probability r ** questions. That is at least alpha only for r >= alpha ** (1 /
     questions). The unseen rest may be as bad as -1 or as good as +1. For value 0 this is the exact
     form of the rule of three: 24 equal answers bound the drop at 11.7 points.
     """
@@ -129,7 +126,6 @@ def normal_quantile(alpha: float) -> float:
 
 
 def _tango_lower_bound(gains: int, losses: int, questions: int, quantile: float) -> float:
-    """Return the difference below the estimate at which Tango's statistic equals `quantile`."""
     from scipy.optimize import brentq
 
     if losses == questions:
@@ -151,8 +147,8 @@ def _tango_lower_bound(gains: int, losses: int, questions: int, quantile: float)
 def _constrained_discordance(gains: int, losses: int, questions: int, difference: float) -> float:
     """Return the likeliest P(gain) + P(loss), given that P(gain) - P(loss) is `difference`.
 
-    With q the smaller of the two probabilities, it takes the larger root of the likelihood equation
-    2 n q^2 + w q - (rarer) |difference| (1 - |difference|) = 0.
+    With q the smaller probability, it takes the larger root of the likelihood equation 2 n q^2 + w
+    q - (rarer) |difference| (1 - |difference|) = 0.
     """
     size = abs(difference)
     commoner, rarer = (gains, losses) if difference >= 0 else (losses, gains)

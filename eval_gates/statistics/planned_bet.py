@@ -1,7 +1,7 @@
-"""The planned bet: it grows fastest if answers flip as expected and nothing is lost.
+"""Planned bet, which grows fastest if answers flip as expected and nothing is lost.
 
-By Kelly's criterion, from the margin and the expected answers alone. It does not depend on the
-number of questions, so a gate that continues with more questions keeps its bet.
+It follows from the margin and the expected answers by Kelly's criterion. It does not depend on the
+number of questions, so a gate that continues keeps its bet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Power of a sequential gate, before anything runs.
+"""Power of a sequential gate, from simulated runs of the real gate (simulation.py).
 
-The numbers come from simulated runs of the real gate (simulation.py): questions needed if nothing
-is lost, chances to decide, and the minimum detectable drop. `min_questions` is exact: with fewer, a
-gate could pass on net gains only, which quantization does not cause, so such a suite is refused.
+It has the questions needed if nothing is lost, chances to decide, and the minimum detectable drop.
+`min_questions` is exact. With fewer questions a gate could pass only on net gains, which
+quantization does not cause; such a suite is refused.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ def power_plan(
     seed: int = 0,
 ) -> SequentialGatePower:
     """Plan a sequential gate; takes about 0.2 s for 14,042 questions.
-
-    Half of its stake against 'inferior' is on the planned bet of these settings.
 
     Args:
         questions: the cap.
@@ -143,7 +141,7 @@ def min_questions(
     """Return the number of questions at which the gate passes if no answer changes.
 
     Exact for :func:`sequential.sequential_test` if every baseline score is `baseline`. A gate can
-    pass sooner only by more gains than losses. None if no feasible number of questions passes.
+    pass sooner only by net gains. None if no feasible number of questions passes.
     """
     import numpy as np
 
@@ -195,11 +193,10 @@ def find_strictest(
 ) -> Comparison | None:
     """Find the strictest margin of the same kind that could pass, rounded outward to 0.1 points.
 
+    None if no margin could pass with so few questions.
+
     Args:
         least: questions that a margin needs if no answer changes.
-
-    Returns:
-        None if no margin could pass with so few questions.
     """
 
     def candidate(tenths: int) -> Comparison:
@@ -233,10 +230,7 @@ def _mean_questions(same: SimulatedRuns, questions: int, batch: int) -> float:
 def find_smallest_drop(
     is_detected: Callable[[float], bool], allowed: float, most: float, steps: int
 ) -> float | None:
-    """Find the minimum detectable drop by bisection on a log scale.
-
-    None if the largest possible drop is not detected.
-    """
+    """Find the minimum detectable drop, if any, by bisection on a log scale."""
     if most <= allowed or allowed <= 0 or not is_detected(most):
         return None
     low, high = allowed, most

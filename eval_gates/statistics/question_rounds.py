@@ -1,8 +1,8 @@
 """Sizes of the rounds in which the baseline answers questions before each variant.
 
-Baseline and variants are served in turn, so a variant can answer only the baseline's questions. The
-first round is sized to decide most gates; each further round doubles it. Round sizes do not affect
-the error rate: a sequential test is valid at every look.
+A variant answers only questions that the baseline has answered. The first round is sized to decide
+most gates; each further round doubles it. Round sizes do not affect the error rate, because a
+sequential test is valid at every look.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ def expected_questions(
 ) -> float:
     """Estimate how many questions decide if the variant is truly no worse.
 
-    By the growth rate of the best of the test's bets (Kelly), for differences of plus or minus
-    `flip_size` with probability `flips` / 2 each, otherwise zero. Infinite if every bet loses, as
-    with a margin that is small compared with the flips.
+    The estimate uses the growth rate of the test's best bet (Kelly). It assumes differences of plus
+    or minus `flip_size` with probability `flips` / 2 each, otherwise zero. It is infinite if every
+    bet loses, as with a margin that is small compared with the flips.
 
     Args:
         comparison: a recovery is evaluated at a baseline score of 50 %.
-        planned: the bet that has half of the stake; None for an even stake.
     """
     points = comparison.allowed_drop(0.5)
 

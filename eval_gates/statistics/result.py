@@ -1,4 +1,4 @@
-"""The result of a gate's test, for both kinds of test."""
+"""Result of a gate's test, for both kinds of test."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run_fixed_test(
     comparison: Comparison,
     alpha: float,
 ) -> GateTestResult:
-    """Compare one bound, at a fixed number of questions; Gaffke's bound also holds for few."""
+    """Compare one Gaffke bound with the threshold, at a fixed number of questions."""
     values = comparison.values(before, after)
     interval = value_bounds(before, after, comparison, alpha)
     verdict: SequentialVerdict = "open"
@@ -108,10 +108,7 @@ def value_bounds(
 
 
 def gate_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> PairedInterval:
-    """Compute Gaffke's bounds.
-
-    For right-or-wrong answers, Tango's would err in up to 7 % instead of 5 %.
-    """
+    """Compute Gaffke's bounds; Tango's could err in 7 % of cases instead of 5 %."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
     return graded_interval(differences, alpha)
 
@@ -119,7 +116,7 @@ def gate_interval(before: Sequence[float], after: Sequence[float], alpha: float)
 def paired_interval(
     before: Sequence[float], after: Sequence[float], alpha: float
 ) -> PairedInterval:
-    """Compute the usual interval: Tango's for right-or-wrong answers, Gaffke's for other scores."""
+    """Compute Tango's interval for right-or-wrong answers, Gaffke's for other scores."""
     pairs = list(zip(before, after, strict=True))
     if all(score in (0.0, 1.0) for pair in pairs for score in pair):
         return tango_interval(
@@ -141,8 +138,8 @@ def recovery_interval(
     """Compute bounds of the mean of candidate - share * baseline, from two joint intervals.
 
     The value is the change plus (1 - share) of the baseline's score. One bound of the sum would
-    count the baseline's scores as evidence about the candidate. With few flips it would pass a
-    candidate on the boundary far too often; the interval of the change alone does not.
+    count the baseline's scores as evidence about the candidate. With few flips it would often pass
+    a candidate on the boundary.
     """
     change = gate_interval(before, after, (1 - _BASELINE_ALPHA_SHARE) * alpha)
     level = gate_interval([0.0] * len(before), before, _BASELINE_ALPHA_SHARE * alpha)
@@ -157,7 +154,7 @@ def recovery_interval(
 def _p_value(passes: Callable[[float], bool], alpha: float) -> float:
     """Return the smallest level from 1e-12 on at which the gate would pass; 1 if none.
 
-    It has three digits, and it is at most `alpha` exactly if the gate passes at `alpha`.
+    It has three digits, and is at most `alpha` exactly if the gate passes at `alpha`.
     """
     if passes(alpha):
         low, high = min(_SMALLEST_P, alpha), alpha

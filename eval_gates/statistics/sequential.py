@@ -1,21 +1,17 @@
 """Paired non-inferiority test that is valid at every question and stops once it is decided.
 
-A fixed-n test is valid at one number of questions. Looking after each batch and stopping at the
-first success multiplies its error. This test is valid at all questions simultaneously (see
-betting.py). A gate stops early if the result is clear, and an open one continues later with more
-questions.
-
-Half of the stake against 'inferior' may be on a planned bet, fixed before any question
-(planned_bet.py). A plan expects that nothing is lost, so the mirrored test has an even stake.
+A fixed-n test is valid at one number of questions only. This test is valid at all of them
+simultaneously (see betting.py). A gate may stop early, and an open one may continue with more
+questions. Half of the stake against 'inferior' may be on a planned bet (planned_bet.py). The
+mirrored test has an even stake.
 
 There are two estimands:
 
 - `population=None`: the population that the questions are drawn from;
-- `population=N`: the mean over this benchmark's N questions and nothing else. It needs fewer
-  questions, and it is always decided once all N are answered.
+- `population=N`: the mean over this benchmark's N questions. It needs fewer questions, and it is
+  always decided once all N are answered.
 
-Both need the questions in random order. In file order (one subject after another) the first
-questions are no sample of the whole, and no error rate holds.
+Both assume a random order of the questions. No error rate holds in file order.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ _BOUND_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class EProcessState:
-    """The state after some questions, for a plot."""
+    """State after some questions, for a plot."""
 
     questions: int
     mean: float
@@ -84,8 +80,8 @@ def sequential_test(
     """Test whether the candidate is inferior, at every question up to the last one given.
 
     The first crossing of 1 / alpha decides, so the verdict does not depend on the batch size. Once
-    all N of `population` are answered, an open gate is decided by exact comparison; a mean exactly
-    on the threshold fails.
+    all N of `population` are answered, an exact comparison decides an open gate; a mean exactly on
+    the threshold fails.
 
     Args:
         before: the baseline's scores, in [0, 1], in the random order of the questions.
@@ -129,7 +125,7 @@ def log_evidence(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the log e-processes against 'inferior' and 'not inferior': each [..., n].
 
-    Rows are separate runs, so the same code computes simulations and real runs.
+    Each row is a separate run; simulations use the same code.
     """
     import numpy as np
 
@@ -157,7 +153,7 @@ def _settle_tie(
     log_pass: FloatArray,
     log_fail: FloatArray,
 ) -> None:
-    """Decide by exact arithmetic where rounding could decide, once all questions are answered."""
+    """Decide by exact arithmetic once all questions are answered."""
     n = values.size
     if abs(float(values.mean()) - comparison.threshold) <= 2 * RELATIVE_TOLERANCE:
         passes = comparison.exact_sign(before, after) > 0
@@ -184,7 +180,6 @@ def _bounds(
     population: int | None,
     planned: float | None,
 ) -> tuple[float, float]:
-    """Compute one-sided bounds of the mean value, valid at all questions, at level alpha each."""
     import numpy as np
 
     if values.size == population:
@@ -205,7 +200,7 @@ def _lower_height(
     population: int | None,
     planned: float | None = None,
 ) -> float:
-    """Find the smallest mean height that was never rejected; evidence falls as the mean grows."""
+    """Find the smallest mean height that was never rejected; evidence falls as it grows."""
     from scipy.optimize import brentq
 
     needed = -math.log(alpha)

@@ -1,8 +1,8 @@
 """Simulated runs of a sequential gate, for planning.
 
-A run has a share of flips and a total loss. Each question then has one of a few values, and a run
-is the number of questions of each value in each block. That is exact for blocks of one question;
-larger blocks only omit looks inside a block.
+A run has a share of flips and a total loss. Each question has one of a few values, and a run is the
+count of each value in each block. That is exact for blocks of one question; larger blocks only omit
+looks inside a block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairedOutcomes:
-    """The possible values of a question's comparison, and the chance of each."""
+    """Possible values of a question's comparison, and the chance of each."""
 
     values: tuple[float, ...]
     chances: tuple[float, ...]
@@ -33,7 +33,7 @@ class PairedOutcomes:
 
 @dataclass(frozen=True)
 class SimulatedRuns:
-    """The question at which each run crossed, each way; -1 if it did not: [runs]."""
+    """Question at which each run crossed, each way; -1 if it did not: [runs]."""
 
     passed_at: Counts
     failed_at: Counts
@@ -52,9 +52,9 @@ def outcomes(
 ) -> PairedOutcomes:
     """Return losses and gains of `flip_size` that differ by `drop` on average.
 
-    If a drop needs more flips than `flips`, all flips are losses. If right-or-wrong answers with
-    that `baseline` leave no room for so many gains, there are fewer. With a `flip_size` under 1, a
-    recovery gives every question the baseline's mean score.
+    If a drop needs more flips than `flips`, all flips are losses. For right-or-wrong answers,
+    `baseline` limits the share of gains. With a `flip_size` under 1, a recovery gives every
+    question the baseline's mean score.
     """
     _check_shares(comparison, flips, flip_size, drop, baseline)
     net = drop / flip_size
@@ -87,9 +87,8 @@ def simulate_runs(
 ) -> SimulatedRuns:
     """Simulate the gate `runs` times, looking after each of about `blocks` blocks.
 
-    With `population`, each run first draws a benchmark of that size, question by question, then its
-    order. Fixed counts of each value would flatter the gate: which answers change is random in a
-    finite benchmark, too.
+    With `population`, each run first draws a random benchmark of that size, then its order. Fixed
+    counts of each value would overstate the power.
     """
     import numpy as np
 
@@ -125,8 +124,8 @@ def _count_log_wealth(
 ) -> FloatArray:
     """Compute betting.log_wealth at the end of each block from counts: [runs, blocks].
 
-    Without replacement, the mean left for the unseen values changes inside a block; its value at
-    the middle stands for all. For a block of one question this is exact.
+    Without replacement, the mean left for the unseen values is taken at the block's middle. For a
+    block of one question this is exact.
     """
     import numpy as np
 
@@ -158,7 +157,7 @@ def _draw_without_replacement(
     runs: int,
     generator: np.random.Generator,
 ) -> Counts:
-    """Draw how often each value occurs in each block: shape [runs, blocks, values]."""
+    """Draw how often each value occurs: shape [runs, blocks, values]."""
     import numpy as np
 
     left = generator.multinomial(population, outcome.chances, size=runs)
