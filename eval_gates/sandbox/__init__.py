@@ -1,18 +1,15 @@
 """Sandboxes for model-written code and for the tests of a dataset.
 
-:mod:`.execution` starts a grading process (:mod:`.grading`) for each program. It starts two
-sandboxes, each with an init (:mod:`.sandbox_init`) as pid 1. In one a code runner
-(:mod:`.code_runner`) runs the model's code. In the other a grader (:mod:`.grader`) runs the
-problem's tests. Only pipes connect the two.
+:mod:`.execution` starts a grading process (:mod:`.grading`) for each program. The grading process
+starts two sandboxes; pid 1 of each is :mod:`.sandbox_init`. In one, :mod:`.code_runner` runs the
+model's code. In the other, :mod:`.grader` runs the problem's tests. Only pipes connect the two. The
+code runner receives calls and returns plain data; it never has the tests or the verdict.
 
-The code runner never has the tests. It receives calls and returns plain data, so it has no report,
-nonce or assertion to read, forge or patch.
+Not prevented: a kernel hole behind a system call that :mod:`.seccomp_filter` allows; answers stored
+in the solution; reading the machine's load, kernel version and number of cores. Without a
+:mod:`.cgroup`, a program can also hold about 300 MB in buffers until the time limit.
 
-Not prevented: a hole in the kernel behind a system call that :mod:`.seccomp_filter` allows; answers
-stored in the solution; reading the machine's load, kernel version and number of cores; and without
-a :mod:`.cgroup`, holding up to about 300 MB in buffers until the time limit.
-
-These modules import only the standard library and each other, because a bare interpreter must start
+These modules import only the standard library and each other, so that a bare interpreter starts
 fast. This module imports its exports on demand.
 """
 

@@ -36,8 +36,7 @@ def command(
         view: :meth:`FilesystemView.as_dict`.
         code_folder: the folder that contains `eval_gates`.
         ends: the init's descriptors, in its order.
-        user_namespace: root can do without; the init then keeps the capabilities to change its
-            user.
+        user_namespace: False for root; the init then keeps the capabilities to change its user.
         nested_forbidden: whether this bwrap can forbid nested namespaces (0.8).
     """
     line = [program, "--die-with-parent", "--as-pid-1", "--new-session"]
@@ -71,7 +70,7 @@ def command(
 
 
 def launch(line: list[str], ends: Iterable[int], group: str) -> int:
-    """Start bubblewrap, in a cgroup if named; it ends when the last process inside has ended."""
+    """Start bubblewrap, in a cgroup if named; it ends with the last process inside."""
     for end in ends:
         os.set_inheritable(end, True)
     child = os.fork()

@@ -1,7 +1,6 @@
-"""A control group (cgroup v2) for each program, which limits all its processes together.
+"""Control group (cgroup v2) of each program, which limits all its processes together.
 
-It also counts files in memory, buffers of pipes and sockets, and kernel tables. It is removed when
-its program ends, or by the next run after a kill.
+It also counts files in memory, buffers of pipes and sockets, and kernel tables.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _EMPTY_TIMEOUT_S = 5.0
 
 
 def find_parent(process: Path = Path("/proc/self")) -> Path | None:
-    """Find where this process may make groups that limit memory and processes; None if nowhere.
+    """Find where this process may make groups that limit memory and processes, if anywhere.
 
     Removes groups that a killed run left there.
 
@@ -41,7 +40,7 @@ def find_parent(process: Path = Path("/proc/self")) -> Path | None:
 
 @contextmanager
 def make(parent: Path, memory_bytes: int, processes: int) -> Iterator[Path]:
-    """Make a group with these limits; a process above the memory limit is killed with all others.
+    """Make a group with these limits; above the memory limit the kernel kills all processes.
 
     Raises:
         OSError: no such group can be made here.
@@ -70,7 +69,7 @@ def enter(folder: str) -> None:
 
 
 def was_killed_for_memory(folder: str) -> bool:
-    """Return whether the kernel killed processes of a group for exceeding the memory limit."""
+    """Return whether the kernel killed a group for exceeding its memory limit."""
     events = dict(line.split() for line in _lines(Path(folder, "memory.events"))) if folder else {}
     return int(events.get("oom_kill", 0)) > 0
 
@@ -95,7 +94,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _delegate(parent: Path) -> None:
-    """Make the groups in `parent` limit memory and processes; an OSError without permission."""
     control = parent / "cgroup.subtree_control"
     if not set(control.read_text().split()) >= _NEEDED:
         control.write_text(" ".join(f"+{name}" for name in sorted(_NEEDED)))
@@ -110,7 +108,6 @@ def _remove_stale(parent: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path, how: int = 0) -> Iterator[None]:
-    """Hold a directory's lock, which the kernel releases when this process ends."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | how)

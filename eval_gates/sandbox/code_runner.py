@@ -1,6 +1,6 @@
 """Runs the model's code and answers calls to its function.
 
-The model's code controls everything here; only data leaves, and it is checked elsewhere.
+The model's code controls this process, so the grader checks all data from it.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ class CpuTime(NamedTuple):
         used: by all descendants, including reaped ones.
         waited: runnable without a CPU: this process and, for each child, the process of its tree
             that waited longest. 0 if the kernel does not count it.
-        runnable: whether a descendant runs or waits now; `waited` includes that wait only
-            afterwards.
+        runnable: whether a descendant runs or waits now; `waited` excludes that wait.
     """
 
     used: float
@@ -28,7 +27,7 @@ class CpuTime(NamedTuple):
 
 
 def read_cpu_time() -> CpuTime:
-    """Read the CPU time of this process's descendants so far."""
+    """Read the CPU time of this process's descendants."""
     fields: dict[int, list[str]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

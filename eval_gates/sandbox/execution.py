@@ -34,7 +34,7 @@ _POLL_INTERVAL_S = 0.1
 
 
 class Program(NamedTuple):
-    """A solution and its tests.
+    """Solution and its tests.
 
     Attributes:
         solution: the model's complete code.
@@ -50,7 +50,7 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """How a program ended; `detail` has its standard error and the cause."""
+    """Result of a program; `detail` has its standard error and the cause."""
 
     passed: bool
     outcome: Outcome
@@ -63,10 +63,8 @@ def run_program(
     """Run a program; it passes only if its tests run to their end without an exception.
 
     Args:
-        program: the solution and its tests.
-        seconds: limit of wall-clock time after the start, without waits for a CPU (up to
-            :data:`.grading.MAX_WAIT_FACTOR` times the limit in all); also of each process's CPU
-            time.
+        seconds: limit of wall-clock time without waits for a CPU, and of each process's CPU time.
+            Waits count beyond :data:`.grading.MAX_WAIT_FACTOR` times the limit.
         memory_bytes: limit of each process's address space, and of their memory together.
         isolation: from :func:`eval_gates.sandbox.isolation_probe.choose_isolation`.
 
@@ -87,17 +85,15 @@ def run_many(
     progress: Progress | None = None,
     task: str = "run programs",
 ) -> list[Execution]:
-    """Run programs concurrently, with limits for each; results in the programs' order.
+    """Run programs concurrently as :func:`run_program`; results in the programs' order.
 
     Args:
-        seconds: as for :func:`run_program`.
-        memory_bytes: as for :func:`run_program`.
         workers: concurrent programs; None: the number of usable cores.
         progress: receives the number of finished programs.
         task: name of the work in its progress.
 
     Raises:
-        SandboxError: as for :func:`run_program`; the rest is not run.
+        SandboxError: as for :func:`run_program`; the other programs are not run.
     """
     progress = progress or NullProgress()
     with (
@@ -118,12 +114,10 @@ def run_many(
 
 
 class _StoppedError(Exception):
-    """Another program's failure, or the user, ended this one."""
+    pass
 
 
 class _ProgramRunner:
-    """Runs programs with the same limits; thread-safe."""
-
     def __init__(
         self, server: ForkServer, seconds: float, memory_bytes: int, isolation: Isolation
     ) -> None:
@@ -161,7 +155,6 @@ class _ProgramRunner:
 
     @contextmanager
     def _make_cgroups(self) -> Iterator[tuple[str, str]]:
-        """Make the cgroups of solution and tests; '' without cgroups."""
         if not self._isolation.cgroup:
             yield "", ""
             return
@@ -235,7 +228,6 @@ class _ProgramRunner:
 
 @contextmanager
 def _work_folders(isolation: Isolation) -> Iterator[tuple[str, str]]:
-    """Make the program's working and package folders; a sandbox has both inside."""
     if isolation.kind != "none":
         yield "/tmp", PACKAGES_FOLDER  # noqa: S108
         return
@@ -250,7 +242,6 @@ def _work_folders(isolation: Isolation) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _open_twice() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file for the child's writes and for our reads, with separate flags."""
     with TemporaryFile() as reader, Path(f"/proc/self/fd/{reader.fileno()}").open("ab") as writer:
         yield writer, reader
 

@@ -1,7 +1,6 @@
-"""The files that a sandboxed program can read: the system's, the interpreter's, and named packages.
+"""Files that a sandboxed program can read: system, interpreter, and named packages.
 
-Homes, stores, working folders and other installed packages are hidden. A package folder may contain
-the benchmark with its solutions.
+All other files are hidden. Other installed packages may contain the benchmark's solutions.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _find_private(hidden: Iterable[str]) -> Iterator[Path]:
 
 
 def _select_masks(folders: Iterable[Path], shown: list[Path]) -> list[str]:
-    """Select the visible ones of `folders`, except those that the interpreter needs."""
+    """Select the visible folders, except those that the interpreter needs."""
     masked: list[Path] = []
     for folder in sorted(folders):
         hides_too_much = _is_within(_LIBRARY, [folder]) or _is_within(interpreter(), [folder])

@@ -1,6 +1,6 @@
-"""A bare interpreter that forks a grading process for each program, which is faster than a start.
+"""Bare interpreter that forks a grading process for each program, to save its start.
 
-Each fork starts from the same clean state, because the server runs no solution.
+It runs no solution, so each fork starts from the same clean state.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ForkServer:
         self._process.wait()
 
     def start(self, task: IO[bytes], errors: IO[bytes], report: int) -> None:
-        """Fork a grading process; it takes copies of the descriptors.
+        """Fork a grading process with copies of the descriptors.
 
         Args:
             task: see :func:`eval_gates.sandbox.grading.grade_program`.

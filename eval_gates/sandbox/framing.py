@@ -21,7 +21,7 @@ _decode = json.JSONDecoder().decode
 
 
 class FramingError(Exception):
-    """The other side ended in the middle of a message, or sent something else."""
+    """The message is incomplete or malformed."""
 
 
 def write_message(descriptor: int, content: Any) -> None:
@@ -69,7 +69,7 @@ def read_answer(answers: int, notices: int) -> Any:
 
 
 class MessageReader:
-    """Takes one message piece by piece, for a reader that also polls other descriptors."""
+    """Reads one message in pieces, for a process that also polls other descriptors."""
 
     def __init__(self, max_bytes: int | None) -> None:
         self._max_bytes = max_bytes
@@ -83,7 +83,6 @@ class MessageReader:
 
     @property
     def wanted(self) -> int:
-        """Number of bytes to read next, at most; never beyond this message."""
         if self._length is None:
             return _LENGTH_BYTES - len(self._head)
         return min(_CHUNK_BYTES, self._length - len(self._body))

@@ -1,4 +1,4 @@
-"""Runs the problem's untrusted tests against a solution that runs in another sandbox."""
+"""Runs the problem's untrusted tests against a solution in another sandbox."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def grade(
 
 
 def _limit_resources(orders: dict[str, Any]) -> None:
-    """Limit the tests: answers may be costly to compare, and tests may be malicious."""
     for kind, amount in (
         (resource.RLIMIT_AS, max(orders["memory_bytes"], MIN_GRADER_BYTES)),
         (resource.RLIMIT_NPROC, orders["processes"]),
@@ -102,12 +101,10 @@ def _describe_exit(status: int) -> tuple[str, str]:
 
 
 def _remember_source(text: str) -> None:
-    """Let tracebacks quote the test's lines."""
     linecache.cache[_TESTS] = (len(text), None, text.splitlines(keepends=True), _TESTS)
 
 
 def _trace(error: BaseException | None) -> str:
-    """Format the exception as Python does, from the test's own frames on."""
     if error is None:
         return ""
     frames = error.__traceback__

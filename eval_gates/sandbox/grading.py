@@ -1,8 +1,7 @@
 """Grades one program: a grader runs its tests against a solution, each in its own sandbox.
 
-This process runs no code of a model or dataset. It starts and ends both sandboxes and enforces
-their time limit. It reads the tests only after both were forked, so the solution's memory never has
-them.
+This process runs no code of a model or dataset. It enforces the time limit of both sandboxes. It
+reads the tests only after both forks, so the solution's memory never has them.
 """
 
 from __future__ import annotations
@@ -114,7 +113,6 @@ class _Grading:
         return ("timeout" if status == -signal.SIGXCPU else "crashed"), detail
 
     def _check_time(self) -> None:
-        """End the program if its time is up, apart from its waits for a CPU."""
         passed = time.monotonic() - self._started
         try:
             cpu_time = read_cpu_time()

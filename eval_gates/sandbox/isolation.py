@@ -1,12 +1,12 @@
-"""The ways to isolate a program.
+"""Ways to isolate a program.
 
 ===============  ====================================================================
 ``bubblewrap``   bubblewrap is installed and works here
 ``namespaces``   the kernel lets this user make namespaces
-``none``         no sandbox: a process with limits on time, memory and files. It can read
-                 and write the user's files, use the network, and signal or trace the user's
-                 other processes. A killed worker leaves its working folders in the
-                 temporary folder. For machines that are isolated themselves.
+``none``         no sandbox, only limits on time, memory and files; for isolated
+                 machines. The program can read and write the user's files, use the
+                 network, and signal or trace the user's other processes. A killed
+                 worker leaves its working folders in the temporary folder.
 ===============  ====================================================================
 """
 
@@ -26,12 +26,12 @@ class SandboxError(StageError):
 
 @dataclass(frozen=True)
 class Isolation:
-    """A way to isolate a program, as it works on this machine.
+    """Way to isolate a program, as it works on this machine.
 
     Attributes:
         program: bubblewrap's path.
-        proc: whether a fresh /proc can be mounted. Without it and without a cgroup, the memory of a
-            program's processes is limited one by one.
+        proc: whether a fresh /proc can be mounted. Without it and without a cgroup, memory is
+            limited for each process alone.
         host_named: whether bubblewrap can set the host name. Podman's containers forbid it.
         user_namespace: whether bubblewrap makes a user namespace; root can do without.
         nested_forbidden: whether bubblewrap can forbid nested namespaces.

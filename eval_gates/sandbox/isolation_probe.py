@@ -96,7 +96,7 @@ def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
     """Choose an isolation that a probe program confirmed to work.
 
     Args:
-        wanted: `auto`: bubblewrap, otherwise namespaces. `none` (no sandbox) is used only if named.
+        wanted: `auto`: bubblewrap, otherwise namespaces; or one way by name.
         hidden: folders to hide, in addition to the user's home, the working folder and the
             environment.
 
@@ -171,7 +171,6 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _probe(variant: Isolation) -> Isolation:
-    """Return the variant with its confirmed limits; SandboxError if it does not isolate."""
     with NamedTemporaryFile(prefix="prepare-outside-") as outside:
         look = _run(Program(_LOOK, "look", _SEEN.format(outside=outside.name)), variant)
     if not look.passed:

@@ -1,4 +1,4 @@
-"""A sandbox with one process in it, as the outside process starts and ends it."""
+"""Start and end of a sandbox with one process in it, from the outside."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class BrokenSandboxError(Exception):
 
 
 class Sandbox:
-    """A sandbox that is being started; `start` waits until it runs.
+    """Sandbox that is being started; `start` waits until it runs.
 
     Args:
         settings: the fields of :class:`~.isolation.Isolation`, `view`, `cgroup`.
         code_folder: the folder that contains `eval_gates`.
-        more: descriptors for the inside process in addition to its pipes.
+        more: further descriptors for the inside process.
 
     Attributes:
         requests: pipe to the inside process.
@@ -49,7 +49,7 @@ class Sandbox:
             os.close(end)
 
     def start(self, orders: dict[str, Any]) -> None:
-        """Send the init its orders; a BrokenSandboxError if the sandbox could not be made."""
+        """Send the init its orders; BrokenSandboxError if there is no sandbox."""
         orders = {
             **orders,
             "become": _users(self._settings),
@@ -72,7 +72,6 @@ class Sandbox:
             os.close(end)
 
     def end(self) -> None:
-        """Make the init end every process of the sandbox."""
         os.close(self._lifeline)
 
 
@@ -123,7 +122,6 @@ def _launch(settings: dict[str, Any], code_folder: str, child_ends: tuple[int, .
 
 
 def _users(settings: dict[str, Any]) -> list[int]:
-    """Return the users to become, by preference."""
     if settings["kind"] == "namespaces":
         return [namespaces.NOBODY]  # as mapped
     if settings["kind"] == "bubblewrap" and not settings["user_namespace"]:

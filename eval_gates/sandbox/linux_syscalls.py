@@ -1,4 +1,4 @@
-"""System calls of the sandbox that `os` does not offer in every supported Python."""
+"""System calls that `os` does not offer in every supported Python."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ _STEP_BYTES = 8
 
 
 class _Filter(ctypes.Structure):
-    """`struct sock_fprog`."""
-
     _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_void_p)]
 
 
 def unshare(flags: int) -> None:
-    """Move this process (its children, for the pid namespace) into new namespaces."""
+    """Move this process (for the pid namespace: its children) into new namespaces."""
     _check(_libc.unshare(flags), "unshare")
 
 
@@ -86,7 +84,7 @@ def set_host_name(name: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the thread that started it ends."""
+    """Have the kernel kill this process when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -96,7 +94,7 @@ def adopt_orphans(adopt: bool = True) -> None:
 
 
 def forbid_tracing() -> None:
-    """Forbid other processes of the user to trace this one or read its memory."""
+    """Forbid the user's other processes to trace this one or read its memory."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
@@ -124,8 +122,8 @@ def shed_privileges(users: list[int]) -> None:
 def filter_calls() -> None:
     """Refuse the system calls of :mod:`.seccomp_filter` to this process and its children.
 
-    Has no effect on other architectures, or if the kernel has no filters. Needs
-    :func:`shed_privileges` before.
+    Has no effect on other architectures or on a kernel without filters. Call
+    :func:`shed_privileges` first.
 
     Raises:
         OSError: there are filters, and this one is unavailable.

@@ -1,8 +1,7 @@
 """Isolation by Linux namespaces alone, without privileges.
 
 A child moves into new user, mount, pid, network, IPC, UTS and cgroup namespaces. Its own child is
-pid 1 there, builds a root folder, and becomes the sandbox's init. The network namespace has a
-loopback that is down.
+pid 1 there, builds a root folder, and becomes the sandbox's init. The network's loopback is down.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ALL = (
 def unused_user_id() -> int:
     """Return a user id without files or other processes, for one program of root.
 
-    The kernel counts processes by user, and exempts root from its limit.
+    The kernel limits processes by user and exempts root.
     """
     return 2_000_000_000 + os.getpid()
 
@@ -55,7 +54,7 @@ def launch(
         view: :meth:`FilesystemView.as_dict`, the root folder.
         proc: whether to mount a /proc, which a container may not allow.
         group: the cgroup to start in, if any.
-        run_init: runs inside; it still has its privileges and must shed them.
+        run_init: runs inside with its privileges, which it must shed.
         fail: receives, in the failed process, why the namespaces could not be made.
     """
     moved, tell_moved = os.pipe()
@@ -120,7 +119,7 @@ def _enter_root(view: dict[str, Any], proc: bool, run_init: Callable[[], NoRetur
 
 
 def _map_users(child: int) -> None:
-    """Map the user `nobody` of the namespace to this user, or for root to an unused one."""
+    """Map the namespace's `nobody` to this user, or for root to an unused one."""
     folder = Path(f"/proc/{child}")
     user, group = os.geteuid(), os.getegid()
     if user == 0:
@@ -187,7 +186,7 @@ def _bind(source: str, target: str) -> None:
 
 
 def _mount_proc() -> None:
-    """Mount a /proc of this pid namespace; forbid nested namespaces and shared memory."""
+    """Mount this pid namespace's /proc; forbid nested namespaces and shared memory."""
     flags = linux_syscalls.MS_NOSUID | linux_syscalls.MS_NODEV | linux_syscalls.MS_NOEXEC
     linux_syscalls.mount("proc", "/proc", "proc", flags)
     for limit in ("user/max_user_namespaces", "kernel/shmmni", "kernel/msgmni"):

@@ -1,7 +1,7 @@
-"""The first process in the sandbox: sheds privileges, starts the program, ends all processes.
+"""First process in the sandbox: sheds privileges, starts the program, ends all processes.
 
-No process inside can signal or stop pid 1, and its end is the end of all. It ends with the program
-or the grading process, or when the processes together exceed the memory limit.
+No process inside can signal or stop pid 1, and its end ends all. It ends with the program or the
+grading process, or when all processes together exceed the memory limit.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _run(requests: int, answers: int, orders: dict[str, Any], more: tuple[int, .
 def _ignore_signals() -> None:
     """Ignore the signals that Python or the grading process handled.
 
-    Processes inside could send them to pid 1; the kernel blocks all others.
+    The kernel blocks all other signals to pid 1.
     """
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in (signal.SIGINT, signal.SIGALRM):
@@ -124,7 +124,6 @@ def _watch(child: int, lifeline: int, memory_bytes: int | None) -> dict[str, Any
 
 
 def _reap(child: int) -> int | None:
-    """Reap ended processes; return the child's status once it is among them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -137,7 +136,7 @@ def _reap(child: int) -> int | None:
 
 
 def _total_memory() -> int:
-    """Return the resident bytes of several processes; 0 for one, which has its own limit."""
+    """Return several processes' resident bytes; 0 for one, which has its own limit."""
     page = os.sysconf("SC_PAGE_SIZE")
     others = [name for name in _processes() if name != "1"]
     if len(others) < 2:

@@ -1,9 +1,9 @@
-"""The system calls that a program may not make: a filter in the kernel (seccomp).
+"""System calls that a program may not make: a filter in the kernel (seccomp).
 
-It refuses calls that allocate memory beyond a memory limit, make namespaces, mounts or sockets,
-access keys and other processes, or are unneeded and had kernel holes. A refused call fails with
-EPERM. Calls newer than this list fail with ENOSYS, so that libraries use older ones. On x86-64
-only; its two other call interfaces (32 bit, x32) are refused.
+It refuses calls that allocate memory beyond a limit, make namespaces, mounts or sockets, or access
+keys and other processes. It also refuses unneeded calls that had kernel holes. A refused call fails
+with EPERM. Calls newer than this list fail with ENOSYS, so that libraries use older ones. The
+filter is for x86-64 only, whose 32-bit and x32 interfaces it refuses.
 """
 
 from __future__ import annotations
@@ -144,7 +144,6 @@ def program() -> bytes:
 
 
 def _assemble(steps: list[_Step | str]) -> bytes:
-    """Resolve the labels between steps into relative jumps."""
     places: dict[str, int] = {}
     instructions: list[_Step] = []
     for step in steps:

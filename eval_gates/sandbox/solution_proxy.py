@@ -1,4 +1,4 @@
-"""The solution's function as the tests call it: a proxy for the process in the other sandbox."""
+"""Proxy of the solution's function, for tests in another sandbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDS = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
 class SolutionDiedError(BaseException):
     """The solution's process ended or sent a malformed answer.
 
-    Not an Exception: a test that expects one must not catch it.
+    Not an Exception, so that a test that expects one does not catch it.
     """
 
 
@@ -54,8 +54,8 @@ class SolutionProxy:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function; returns a copy of its answer, or raises its exception.
 
-        The items of an iterator are copies, fetched when the test needs them. Any other failure is
-        a SolutionDiedError, which a test cannot take for an exception of the function.
+        Iterators' items are copies, fetched when the test needs them. Any other failure is a
+        SolutionDiedError.
         """
         with self._losing_on_error():
             reply = self._request(
@@ -102,7 +102,6 @@ class SolutionProxy:
 
     @property
     def faultless(self) -> bool:
-        """Whether every call returned a value."""
         return not self._raised and not self.lost
 
     def _request(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +114,6 @@ class SolutionProxy:
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:
-        """Wait for an answer, or for the end of the code runner."""
         try:
             reply = read_answer(self._answers, self._notices)
         except EOFError:
@@ -143,8 +141,7 @@ class SolutionProxy:
         """Return the solution's exception, if any, as the nearest built-in class.
 
         Raises:
-            SolutionDiedError: Python ends a loop, generator or program by it, so a test would not
-                see it.
+            SolutionDiedError: it is one that ends a loop, generator or program unnoticed.
         """
         if "raised" not in reply:
             return None

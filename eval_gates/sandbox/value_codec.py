@@ -1,8 +1,8 @@
 """Python values as plain JSON and back, for calls from the grader to the code runner.
 
 A value is a JSON number, string, null or list, or the name of a form with its parts. :data:`_FORMS`
-builds received values from Python's own types only, so no `__eq__` of a solution is used. A
-subclass arrives as its base class.
+builds Python's own types only, so no `__eq__` of a solution is used. A subclass arrives as its base
+class.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Opaque:
 def encode(value: Any) -> Any:
     """Encode a value as JSON content; a value without a form becomes its type's name.
 
-    Iterators become their items. A RecursionError for a value that is nested too deeply.
+    Iterators become their items. RecursionError if the value is nested too deeply.
     """
     if value is None or value is True or value is False:
         return value
@@ -49,7 +49,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(content: Any) -> Any:
-    """Return the value that :func:`encode` wrote; a ValueCodecError for anything else."""
+    """Return the value that :func:`encode` wrote; ValueCodecError for anything else."""
     if content is None or isinstance(content, bool | int | float | str):
         return content
     if isinstance(content, list):
@@ -125,7 +125,6 @@ def _dict(*pairs: Any) -> dict[Any, Any]:
 
 
 def _defaultdict(factory: Any, *pairs: Any) -> Any:
-    """Build a defaultdict; only types are transferred as factories."""
     return defaultdict(factory if isinstance(factory, type) else None, _dict(*pairs))
 
 
@@ -144,7 +143,6 @@ def _ndarray(kind: str, shape: list[int], data: str) -> Any:
 
 
 def _named(module: str, name: str) -> Callable[..., Any]:
-    """Return a constructor whose module is imported at its first use."""
     return lambda *parts: getattr(__import__(module), name)(*parts)
 
 
