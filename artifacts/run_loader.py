@@ -1,4 +1,4 @@
-"""Reads the records that runs leave in a store: run.json, and whether its run still goes on."""
+"""Reads the records of runs in a store, and whether they are still in progress."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ALIVE = "alive"
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether the process that made that run still lives; of one elsewhere, was heard of lately."""
+    """Return whether the run's process lives, or sent a recent heartbeat from elsewhere."""
     return RunFolders(Store(folder.parents[1])).leases(folder).is_held(ALIVE)
 
 
 def read_run(folder: Path) -> RunReport:
-    """The record in that run's folder; raises StoreError when it is missing or damaged."""
+    """Return the record of a run's folder; raise StoreError if it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
         content = read_regular(path, MAX_BYTES)
@@ -42,7 +42,7 @@ def read_run(folder: Path) -> RunReport:
 
 
 def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
-    """A run that has not ended: whether it was killed, and its time up to its last heartbeat."""
+    """Return an unfinished run with its state: killed or not, and its time so far."""
     claims = RunFolders(Store(folder.parents[1])).leases(folder)
     alive, silent = claims.is_held(ALIVE), claims.silent_seconds(ALIVE)
     changes: dict[str, str | float] = {} if alive else {"status": "killed"}
@@ -54,7 +54,7 @@ def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
 
 
 def find_run(store: Store, name: str) -> RunReport:
-    """The run of that id, an unambiguous beginning of one, or 'latest'; else UsageError."""
+    """Return the run of that id, of an unambiguous prefix, or 'latest'; else raise UsageError."""
     folders = RunFolders(store).all()
     if not folders:
         raise UsageError(

@@ -1,7 +1,4 @@
-"""How a run ended, in the same words everywhere: verdict, one sentence, and what to do next.
-
-The terminal's table, the report's page and the reports for CI all take them from here.
-"""
+"""A run's outcome in the same words for terminal, report and CI: verdict, sentence, next steps."""
 
 from __future__ import annotations
 
@@ -27,14 +24,14 @@ VERDICTS: dict[int, RunVerdict] = {
 
 
 def verdict_of(report: RunReport) -> RunVerdict:
-    """The verdict that the exit code stands for; raises ValueError for a run that is not over."""
+    """Return the verdict of the exit code; raise ValueError for an unfinished run."""
     if report.exit_code is None:
         raise ValueError(f"the run {report.run} has not ended")
     return VERDICTS[report.exit_code]
 
 
 def serving_lines(options: RecordedCommand) -> list[str]:
-    """What to know of how the variants were served, a line each."""
+    """Return notes on how the variants were served, one per line."""
     lines = [f"CPU override {name}: {why}" for name, why in (options.cpu_overrides or {}).items()]
     noted = {
         "KV cache": options.kv_cache_note,
@@ -45,7 +42,7 @@ def serving_lines(options: RecordedCommand) -> list[str]:
 
 
 def drafting_lines(report: RunReport) -> list[str]:
-    """What speculative decoding came to, a line a variant; none without it."""
+    """Return the results of speculative decoding, one line per variant."""
     return [
         f"{variant.recipe}, speculative decoding: "
         + "; ".join(f"{name}: {each.words}" for name, each in variant.spec_decode.items())
@@ -55,7 +52,7 @@ def drafting_lines(report: RunReport) -> list[str]:
 
 
 def attribution_lines(report: RunReport) -> list[str]:
-    """Which of weights and KV cache costs what, a line a suite; none where it was not asked for."""
+    """Return the losses by weights and KV cache, one line per suite; [] without `--ablate`."""
     return [
         f"{variant.recipe}, {each.words}"
         for variant in report.variants
@@ -64,7 +61,7 @@ def attribution_lines(report: RunReport) -> list[str]:
 
 
 def champion_of(report: RunReport) -> VariantReport | None:
-    """The variant that the alias was moved to; None where nothing was promoted."""
+    """Return the variant that the alias was moved to, if any."""
     return next((variant for variant in report.variants if variant.promoted), None)
 
 
@@ -74,19 +71,19 @@ def list_passed(report: RunReport) -> list[str]:
 
 
 def outcome(report: RunReport) -> str:
-    """One word on how it ended, as a badge: promoted, the verdict, or that it is not over."""
+    """Return the outcome in one word, as a badge."""
     if champion_of(report) is not None:
         return "promoted"
     return report.status if report.exit_code is None else verdict_of(report)
 
 
 def verdict_word(variant: VariantReport) -> str:
-    """What became of one variant, as a badge."""
+    """Return a variant's outcome in one word, as a badge."""
     return "promoted" if variant.promoted else variant.verdict
 
 
 def headline(report: RunReport) -> str:
-    """One sentence on how it ended, or on how it stands."""
+    """Return one sentence on the outcome or the state."""
     champion = champion_of(report)
     if champion is not None:
         return (
@@ -113,7 +110,7 @@ def headline(report: RunReport) -> str:
 
 
 def repeating_command(report: RunReport) -> str:
-    """The command that continues the run.
+    """Return the command that continues the run.
 
     A gate without a deployment id has stored its answers under the id of its run.
     """
@@ -124,7 +121,7 @@ def repeating_command(report: RunReport) -> str:
 
 
 def how_to_continue(report: RunReport) -> str:
-    """What continues a run that was interrupted, killed or failed, in a sentence."""
+    """Return one sentence on how to continue an interrupted, killed or failed run."""
     if report.kind != "gate" or report.options.deployment_id:
         return "Run the same command again: it continues from what is stored."
     if report.run:
@@ -136,13 +133,13 @@ def how_to_continue(report: RunReport) -> str:
 
 
 def describe_weights(report: RunReport, variant: VariantReport) -> str:
-    """The size of a variant's weights; an endpoint's are not known, and none are made."""
+    """Return the size of a variant's weights; it is unknown for an endpoint."""
     nothing = "-" if variant.gates or report.kind == "gate" else "not made"
     return format_megabytes(variant.weights_bytes, nothing=nothing)
 
 
 def next_command_after_show(report: RunReport) -> str:
-    """The one command to continue with, for a user who reads `prepare runs show`."""
+    """Return the next command for a user of `prepare runs show`."""
     command = next_command(report)
     if command != f"prepare runs show {report.run}":
         return command
@@ -168,7 +165,7 @@ def next_command(report: RunReport) -> str:
 
 
 def is_disturbed(report: RunReport) -> bool:
-    """Whether the same command would continue to measure what disturbances kept open."""
+    """Return whether the same command would continue a disturbed measurement."""
     return any(
         speed.continues
         for variant in report.variants
@@ -178,10 +175,10 @@ def is_disturbed(report: RunReport) -> bool:
 
 
 def next_steps(report: RunReport) -> list[str]:
-    """What to do next, the likeliest first; commands stand in backticks.
+    """Return the next steps, the likeliest first; commands are in backticks.
 
     Raises:
-        ValueError: the run is not over.
+        ValueError: the run is not finished.
     """
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)

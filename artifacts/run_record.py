@@ -1,6 +1,6 @@
-"""What is written down of a run: of its stages, its variants and the whole.
+"""The record of a run: its stages, its variants and the whole.
 
-Frozen models with a `schema_version`; `RunReport` is also what `--json` prints.
+Frozen models with a `schema_version`; `--json` prints `RunReport`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class VariantReport(Record):
 
 
 def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:
-    """The report of a variant that was judged, before anything is promoted."""
+    """Return the report of a judged variant, before a promotion."""
     return VariantReport(recipe=recipe, weights_bytes=weights, promoted=False, **dict(judged))
 
 
 def report_unjudged(
     recipe: str, verdict: Literal["fail", "error", "skipped"], reason: str, weights: int | None
 ) -> VariantReport:
-    """The report of a variant that did not get as far as the gates."""
+    """Return the report of a variant without gates."""
     return VariantReport(
         recipe=recipe,
         weights_bytes=weights,
@@ -94,7 +94,7 @@ class StageReport(Record):
 
 
 class RunReport(Record):
-    """A whole run: what `--json` prints and run.json keeps."""
+    """A whole run, in run.json and for `--json`."""
 
     schema_version: int = SCHEMA_VERSION
     run: str = Field(description="id of the run")
@@ -120,5 +120,5 @@ class RunReport(Record):
 
     @property
     def options(self) -> RecordedCommand:
-        """The command in its shapes; what one that this prepare does not know adds stays plain."""
+        """The validated command; keys of other versions are ignored."""
         return read_command(self.command)

@@ -17,7 +17,7 @@ Outcome = Literal["measured", "pruned", "invalid", "failed", "dropped"]
 
 
 class ScreeningReport(Record):
-    """What became of one way to serve; its numbers chose the winner and show nothing."""
+    """Result of one candidate; its numbers choose the winner and are no evidence."""
 
     name: str
     parameter: str

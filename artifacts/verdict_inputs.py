@@ -1,4 +1,4 @@
-"""One judged variant's stages, found from its judge stage on, for a bundle and a card."""
+"""One judged variant's stages, found from its judge stage, for a bundle and a card."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Find = Callable[[str, str], StageRecord | None]
 
 @dataclass(frozen=True)
 class VerdictInputs:
-    """The records of the stages that a verdict depends on."""
+    """Records of the stages that a verdict depends on."""
 
     judge: TypedStageRecord[JudgeParameters, JudgeResult]  # gives the verdict
     quantize: TypedStageRecord[
@@ -45,7 +45,7 @@ class VerdictInputs:
         """Find them from the key of the judge stage.
 
         Raises:
-            EvidenceError: a stage is gone, or the verdict is on endpoints without weights.
+            EvidenceError: a stage is missing, or the verdict is on endpoints without weights.
         """
         judge = record_of(find, StageReference(stage="judge", key=key))
         suite = next(iter(JUDGE.parameters_of(judge).policy.suites))
@@ -75,7 +75,7 @@ class VerdictInputs:
 
     @property
     def trust_remote_code(self) -> bool:
-        """Whether it was served with code of the checkpoint's own."""
+        """Whether it was served with the checkpoint's own code."""
         return self.coherence.parameters.trust_remote_code
 
     @property
@@ -93,10 +93,10 @@ class VerdictInputs:
         }
 
     def deployable(self, find: Find) -> Deployable:
-        """The tuple that the verdict is about, by its records.
+        """Return the verdict's tuple, by its records.
 
         Raises:
-            EvidenceError: they do not say it, or one of them is gone.
+            EvidenceError: they do not state it, or a record is missing.
         """
         try:
             served = self.coherence.parameters
@@ -116,12 +116,12 @@ class VerdictInputs:
             raise unservable_error(error, f"stage judge {self.judge.record.key}") from error
 
     def is_of(self, weights: str) -> bool:
-        """Whether these are the weights that were made, checked and judged, by their digest."""
+        """Return whether these are the judged weights, by digest."""
         checked, made = self.check_weights.result, self.quantize.result
         return weights == checked.weights_digest == made.weights_digest
 
     def has_auxiliary_files(self, files: str) -> bool:
-        """Return whether the files next to the weights are the checked ones, by their digest.
+        """Return whether the files next to the weights are the checked ones, by digest.
 
         The record of adopted weights has no such digest: adopting them checks each file.
         """
@@ -130,7 +130,7 @@ class VerdictInputs:
 
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:
-    """A stage that must be there; raises EvidenceError when it is gone."""
+    """Return a stage's record; raise EvidenceError if it is missing."""
     record = find(reference.stage, reference.key)
     if record is None:
         raise EvidenceError(
@@ -142,10 +142,10 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
 
 
 def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
-    """Every stage that these depend on, each once, themselves among them, sorted by place.
+    """Return every stage that these depend on, themselves included, once, sorted by place.
 
     Raises:
-        EvidenceError: one of them is gone.
+        EvidenceError: one of them is missing.
     """
     found: dict[tuple[str, str], StageRecord] = {}
     pending = list(roots)

@@ -1,1 +1,1 @@
-"""Model registries that a promotion is written to; one file a backend."""
+"""Model registries for promotions; one file per backend."""

@@ -1,8 +1,8 @@
-"""The SQLite file of an embedded MLflow registry: made whole next to its place, checked, locked.
+"""The SQLite file of an embedded MLflow registry: created atomically, checked, locked.
 
-MLflow makes its tables in place, in many transactions and without a lock. A process that is killed
-meanwhile leaves tables that MLflow cannot complete. So a new file gets its tables under another
-name, and is renamed when they are on the disk.
+MLflow creates its tables in place, in many transactions and without a lock. A kill in between
+leaves tables that MLflow cannot complete. So a new file gets its tables under another name, and is
+renamed when they are on the disk.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def file_of(uri: str) -> Path:
 def embedded_has(
     uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
 ) -> bool | None:
-    """Whether an embedded registry has these versions, and its aliases point so; None: ask MLflow.
+    """Return whether an embedded registry has these versions and aliases; None: ask MLflow.
 
-    It is asked by SQL, since opening it through MLflow takes 6 s and this is asked on every run.
-    None when its tables are not as expected.
+    It uses SQL, since opening the registry through MLflow takes 6 s and every run asks. None if its
+    tables are not as expected.
     """
     file = file_of(uri)
     if not file.is_file():
@@ -61,9 +61,9 @@ def embedded_has(
 
 
 def check_embedded(uri: str) -> None:
-    """Look whether an embedded registry can be opened, or made; nothing is made or written.
+    """Check that an embedded registry can be opened or created, without writing.
 
-    One that another process is writing, or was killed at, passes.
+    One that another process is writing, or was killed at, is accepted.
 
     Raises:
         RegistryError: it cannot.
@@ -86,13 +86,13 @@ def check_embedded(uri: str) -> None:
 
 
 def make_database(uri: str) -> None:
-    """Make the file with MLflow's tables, unless it exists and has them.
+    """Create the file with MLflow's tables, unless it exists and has them.
 
-    A file whose tables are unfinished is made again if nothing is registered in it.
+    A file with incomplete tables is created again if it has no model.
 
     Raises:
         RegistryError: the file has content, and other tables than the installed MLflow's.
-        OSError, sqlite3.Error: the folder may not be written, or the file is no database.
+        OSError, sqlite3.Error: the folder is not writable, or the file is no database.
     """
     file = file_of(uri)
     if _has_tables(file, uri):
@@ -108,7 +108,7 @@ def make_database(uri: str) -> None:
 
 
 def lock_of(file: Path) -> AbstractContextManager[object]:
-    """Return the lock that keeps other processes from writing; a process may take it repeatedly."""
+    """Return the lock that excludes other writers; it is reentrant."""
     from filelock import FileLock
 
     mode = 0o660 if is_shared(file.parent) else 0o644
@@ -142,7 +142,7 @@ def _make_beside(file: Path) -> None:
 
 
 def _has_tables(file: Path, uri: str) -> bool:
-    """Whether the file has all of MLflow's tables; raises RegistryError where it has others."""
+    """Return whether the file has all of MLflow's tables; raise RegistryError for others."""
     try:
         open_regular(file, None).close()  # SQLite would wait forever at a named pipe
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def _newest_schema() -> str | None:
 
 
 def _is_being_written(file: Path) -> bool:
-    """Whether what the database file says may be half of a change; no locks were heeded."""
+    """Return whether the file may be in the middle of a change; no lock is respected."""
     return any(Path(f"{file}{ending}").exists() for ending in ("-journal", "-wal"))
 
 

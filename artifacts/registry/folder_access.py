@@ -1,4 +1,4 @@
-"""Whether a registry in a folder of this machine could be written."""
+"""Write access to a registry's folder on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pipeline.core.errors import RegistryError
 
 
 def check_folder(folder: Path, where: str) -> None:
-    """Refuse a registry's folder that may not be written, or made; it is not made here.
+    """Refuse a registry's folder that cannot be written or created; do not create it.
 
     Raises:
-        RegistryError: names the folder, or what of its path is in the way.
+        RegistryError: names the folder, or the obstacle in its path.
     """
     hidden: OSError | None = None
     for there in (folder, *folder.parents):
@@ -35,10 +35,10 @@ def check_folder(folder: Path, where: str) -> None:
 
 
 def is_there(path: Path, where: str) -> bool:
-    """Whether there is such a file or folder.
+    """Return whether the file or folder exists.
 
     Raises:
-        RegistryError: that cannot be found out; says of what, and why.
+        RegistryError: that cannot be determined; names the path and the reason.
     """
     try:
         return path.exists()

@@ -1,7 +1,7 @@
-"""Moves of aliases, and what a history of them says together; pure, no registry is asked.
+"""Alias changes and what their history implies; pure functions.
 
-An entry says after which one it was made. The first one after that holds, and one that comes second
-has lost. Aliases, and the ways that they came, follow from the entries that hold.
+An entry names the entry that it follows. The first one after that holds; a second one has lost.
+Aliases, and their earlier targets, follow from the entries that hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Action = Literal["promote", "override", "rollback", "outside"]
 
 @dataclass(frozen=True)
 class ChangeReason:
-    """Why an alias moves, as the history keeps it."""
+    """Reason of an alias change, for the history."""
 
     action: Action
     who: str
@@ -34,7 +34,7 @@ class ChangeReason:
 
 @dataclass(frozen=True)
 class AliasChange:
-    """An alias that is to point to another version."""
+    """An alias and its new version."""
 
     alias: str  # that moves
     version: str  # it will point to
@@ -47,7 +47,7 @@ class AliasChange:
 
 
 class HistoryEntry(Record):
-    """One move of an alias; what the entries say together is what the aliases must be."""
+    """One alias change; together the entries determine the aliases."""
 
     schema_version: int = 1
     number: int = Field(0, ge=0, description="place in the history; given by the registry")
@@ -87,7 +87,7 @@ class AliasState:
     ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def before(self, alias: str) -> tuple[str, ...]:
-        """The way to the version that rolling the alias back goes to, which is its last."""
+        """Return the versions that rollbacks of the alias go to; the last is the next."""
         way = self.ways.get(alias, ())
         return way[:-1] if way and way[-1] == self.aliases.get(alias) else way
 
@@ -97,10 +97,10 @@ class AliasState:
 
 
 def replay(entries: Iterable[HistoryEntry]) -> AliasState:
-    """What the entries, in the order of their numbers, say together.
+    """Return the state after these entries, in the order of their numbers.
 
-    An entry holds when none that holds has come between it and the one that it names. (`>=`, since
-    the one it names may have been deleted by someone.)
+    An entry holds if no holding entry is between it and the one that it names. (`>=`, since a user
+    may have deleted the named one.)
     """
     last = 0
     held: list[HistoryEntry] = []
@@ -136,6 +136,6 @@ def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:
 
 
 def way_to(version: str, way: tuple[str, ...]) -> tuple[str, ...]:
-    """The way as far as the last time that it passed the version; empty when it never did."""
+    """Return the way up to its last visit of the version; empty if there was none."""
     places = [place for place, each in enumerate(way) if each == version]
     return way[: places[-1] + 1] if places else ()

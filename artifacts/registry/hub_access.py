@@ -1,4 +1,4 @@
-"""Whether the Hub's token could write to a namespace, as far as the Hub says so in advance."""
+"""Write access of the Hub's token to a namespace, as far as the Hub reports it in advance."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ UNKNOWN_TOKEN = 401
 
 
 def check_token(api: HfApi, namespace: str, where: str) -> None:
-    """Refuse a token of which the Hub says that it cannot write to the namespace.
+    """Refuse a token that, by the Hub, cannot write to the namespace.
 
-    For a fine-grained token, or one that is not a user's, only a write shows that. The same holds
-    where the Hub, or a mirror of it, does not say whose the token is.
+    For a fine-grained token, or one that is not a user's, only a write shows it. The same holds if
+    the Hub, or a mirror, does not name the token's owner.
 
     Raises:
-        RegistryError: there is no token, or it is one that may only read, or is of a user who
-            does not belong to the namespace.
-        HfHubHTTPError: the Hub does not know the token.
-        OIDCError: a CI system is to lend the token, and does not.
+        RegistryError: there is no token, or it is read-only, or its user does not belong to the
+            namespace.
+        HfHubHTTPError: the Hub rejects the token.
+        OIDCError: a CI system should provide the token, and does not.
     """
     from huggingface_hub import get_token
     from huggingface_hub.errors import HfHubHTTPError
@@ -49,7 +49,7 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
 
 
 def _namespaces(owner: dict[str, Any]) -> set[str]:
-    """The user's own and those of the organizations; the Hub takes them in any case."""
+    """Return the user's own and the organizations' namespaces, in lower case."""
     named = [owner, *owner["orgs"]]
     return {str((each or {}).get("name")).lower() for each in named}
 

@@ -1,4 +1,4 @@
-"""The card on a model repository's main branch, which holds no weights: where the versions are."""
+"""The card on a model repository's main branch, which has no weights: it lists the versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CARRIED_OVER = (
 
 
 def main_card(namespace: str, name: str, folder: Path) -> str:
-    """The text of README.md on `main`; license and base model are the first version's."""
+    """Return README.md of `main`; license and base model are the first version's."""
     import yaml
 
     card = front_matter(folder / "README.md")

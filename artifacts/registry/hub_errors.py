@@ -1,4 +1,4 @@
-"""What the Hub refuses, in words that say what to do about it."""
+"""The Hub's errors, with hints."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MISSING = 404
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status that an error of huggingface_hub is about; 0 for none."""
+    """Return the HTTP status of an error of huggingface_hub; 0 for none."""
     response = getattr(error, "response", None)
     return int(response.status_code) if response is not None else 0
 
 
 @contextmanager
 def explain_hub_errors(where: str) -> Iterator[None]:
-    """Turn any error that the library is known to raise into a RegistryError with a hint."""
+    """Convert every known error of the library to a RegistryError with a hint."""
     from huggingface_hub import constants, errors
 
     endpoint = constants.ENDPOINT
@@ -81,7 +81,7 @@ def explain_hub_errors(where: str) -> Iterator[None]:
 
 
 def token_error(where: str) -> RegistryError:
-    """For a repository that is not shown to us, who have no token."""
+    """Return the error for a repository that is not visible without a token."""
     return RegistryError(
         "the Hub has no such repository, or does not show it, and we have no token",
         where=where,

@@ -1,8 +1,8 @@
-"""The Hugging Face Hub as a registry: a model repository for each name, aliases as its git tags.
+"""The Hugging Face Hub as a registry: a model repository per name, aliases as its git tags.
 
 A version is one commit with the variant's whole folder, kept by the tag v1, v2 and so on. Versions,
 their tags and the history are a document in a separate branch (see `hub_ledger.py`), which moves
-only from the commit that the writer had seen: that is what decides between two racing moves.
+only from the commit that the writer read: that decides between two racing changes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _URI = re.compile(rf"{SCHEME}([A-Za-z0-9][\w.-]*)/?(?:\?({PUBLIC}))?")
 
 
 class HubRegistry(Registry):
-    """Versions, aliases and histories in the model repositories of one user or organization.
+    """Versions, aliases and histories in model repositories of one user or organization.
 
     Args:
         uri: `hf://NAMESPACE`; new repositories are private, unless it ends in `?public`.
@@ -85,7 +85,7 @@ class HubRegistry(Registry):
         )
 
     def names(self) -> list[str]:
-        """Names of the namespace's models whose card on `main` has the tag 'prepare'."""
+        """Return the namespace's models whose card on `main` has the tag 'prepare'."""
         with explain_hub_errors(self.uri):
             found = self._api.list_models(author=self._namespace, filter=MODEL_TAG)
             return sorted(model.id.partition("/")[2] for model in found)
@@ -107,15 +107,15 @@ class HubRegistry(Registry):
         ]
 
     def check_writable(self, name: str) -> None:
-        """Ask the Hub whose the token is, and whether the repository is one of prepare's."""
+        """Check the token's owner, and that the repository is one of prepare's."""
         with self._explain_errors(name):
             check_token(self._api, self._namespace, self._address(name))
             self._repository(name).check_ours()
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Upload the folder as a version; returns its number.
+        """Upload the folder as a version; return its number.
 
-        A version of the same deployable tuple and evidence is used again, and nothing is uploaded.
+        A version of the same deployable tuple and evidence is reused without an upload.
         """
         existing = self.find_same(name, tags)
         if existing is not None:
@@ -163,7 +163,7 @@ class HubRegistry(Registry):
         return list(self._state(name).ledger.entries)
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number: one commit, from the head that was seen."""
+        """Add an entry under the next free number: one commit, from the head that was read."""
         with self._explain_errors(name):
             message = f"{entry.action}: {entry.alias} to {entry.version}"
             self._repository(name).update(lambda ledger: ledger.with_entry(entry), message)
@@ -178,10 +178,10 @@ class HubRegistry(Registry):
             )
 
     def aliases(self, name: str) -> dict[str, str]:
-        """As the tags say, but for those that are missing though the history is carried out.
+        """Return the aliases by the tags, or by the history for missing tags.
 
-        The Hub moves a tag in two steps, so such a one is being moved, or that was cut short: the
-        history says where it points then.
+        The Hub moves a tag in two steps, so a missing one is being moved, or its move was cut
+        short.
         """
         return _aliases(self._state(name))
 
@@ -191,14 +191,14 @@ class HubRegistry(Registry):
             self._repository(name).move_tag(alias, commit)
 
     def has_version(self, name: str, version: str) -> bool:
-        """Whether there is such a version: a number, or a commit that an alias was moved to."""
+        """Return whether the version exists: a number, or a commit that an alias was moved to."""
         if _COMMIT.fullmatch(version):
             with self._explain_errors(name):
                 return self._repository(name).has_commit(version)
         return version in _select_present(self._state(name))
 
     def put_back(self, name: str) -> None:
-        """Make the tags again that a killed move, or a user's hand, has taken away."""
+        """Create tags again that a killed move, or a user, has removed."""
         state = self._state(name)
         said = replay(state.ledger.entries)
         if state.ledger.applied != said.last:
@@ -219,7 +219,7 @@ class HubRegistry(Registry):
         return registered.commit
 
     def _number(self, repository: HubRepository, commit: str) -> str:
-        """Give the commit the next number, by a tag; one that it was given before stays."""
+        """Give the commit the next number, by a tag; keep an earlier number."""
         for _ in range(ATTEMPTS):
             state = repository.state() or RepositoryState()
             given = {m[1]: c for t, c in state.tags.items() if (m := _NUMBERED.fullmatch(t))}
@@ -236,7 +236,7 @@ class HubRegistry(Registry):
         )
 
     def _record(self, repository: HubRepository, number: str, version: RegisteredVersion) -> str:
-        """Write the version down; returns the number of the same one, if there is one by now."""
+        """Record the version; return the number of an equal one, if there is one by now."""
         kept = number
 
         def change(ledger: Ledger) -> Ledger | None:
@@ -261,12 +261,12 @@ class HubRegistry(Registry):
 
 
 def _select_present(state: RepositoryState) -> dict[str, RegisteredVersion]:
-    """The versions that have not been deleted: those whose tag is there."""
+    """Return the versions whose tag exists."""
     return {n: v for n, v in state.ledger.versions.items() if f"v{n}" in state.tags}
 
 
 def _aliases(state: RepositoryState) -> dict[str, str]:
-    """Version by alias; a commit that is no version stands for itself."""
+    """Return versions by alias; a commit that is no version represents itself."""
     numbers = {version.commit: number for number, version in _select_present(state).items()}
     found = {
         tag: numbers.get(commit, commit)

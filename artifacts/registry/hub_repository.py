@@ -1,7 +1,7 @@
 """One model repository on the Hugging Face Hub: its refs, its ledger, and uploads of versions.
 
-All by huggingface_hub's own client. What must not happen twice depends on what the Hub refuses: a
-commit whose parent is not the branch's head any more, and a tag that is there already.
+It uses huggingface_hub's client. Atomicity depends on what the Hub refuses: a commit whose parent
+is not the branch's head, and an existing tag.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECONDS_AFTER_A_CONFLICT = 0.2
 
 @dataclass(frozen=True)
 class RepositoryState:
-    """What the refs and the ledger say at one moment."""
+    """Refs and ledger at one moment."""
 
     # commit by name
     branches: Mapping[str, str] = field(default_factory=dict)
@@ -57,10 +57,10 @@ class HubRepository:
         self._read: tuple[str, Ledger] | None = None
 
     def state(self) -> RepositoryState | None:
-        """Refs and ledger; None when there is no such repository.
+        """Return refs and ledger; None if there is no such repository.
 
         Raises:
-            RegistryError: there is none that is shown to us, and we have no token.
+            RegistryError: none is visible, and there is no token.
         """
         from huggingface_hub import get_token
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -78,10 +78,10 @@ class HubRepository:
         return RepositoryState(branches, tags, self._ledger(branches.get(HISTORY)))
 
     def create(self, card: str, *, private: bool) -> RepositoryState:
-        """Make the repository, its card and its history branch, as far as they are missing.
+        """Create the repository, its card and its history branch, as far as they are missing.
 
         Raises:
-            RegistryError: there is one that something else than prepare has made.
+            RegistryError: another program made the repository.
         """
         for _ in range(ATTEMPTS):
             state = self.state()
@@ -99,16 +99,16 @@ class HubRepository:
         raise self._busy_error()
 
     def check_ours(self) -> None:
-        """Raise RegistryError where there is a repository that something else has made."""
+        """Raise RegistryError if another program made the repository."""
         state = self.state()
         if state is not None and HISTORY not in state.branches:
             self._files_of_ours(state.branches[MAIN])
 
     def update(self, change: Callable[[Ledger], Ledger | None], message: str) -> None:
-        """Change the ledger: all of it or nothing, and nothing that others wrote gets lost.
+        """Change the ledger atomically, without losing other writers' parts.
 
-        `change` makes the wanted ledger from the one that stands, None when it is so already; it is
-        called again when another process has written meanwhile.
+        `change` returns the new ledger for the present one, None if nothing changes; it is called
+        again if another process has written meanwhile.
         """
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -139,10 +139,10 @@ class HubRepository:
         raise self._busy_error()
 
     def upload(self, folder: Path, label: str) -> str:
-        """Commit exactly the folder's files; returns the commit, which a tag must keep.
+        """Commit exactly the folder's files; return the commit, which a tag must keep.
 
-        It is done on a separate branch, so that one that was killed is taken up again: the same
-        content has the same label, in hexadecimal.
+        It uses a separate branch, so that a killed upload is continued: equal content has the same
+        label, in hexadecimal.
         """
         branch = UPLOAD + label[:16]
         local = dict(files_in(folder))
@@ -169,7 +169,7 @@ class HubRepository:
         raise self._busy_error()
 
     def drop_upload(self, label: str) -> None:
-        """Remove the branch of an upload whose commit a tag keeps now."""
+        """Remove the branch of an upload whose commit a tag keeps."""
         with allow_statuses(MISSING):
             self._api.delete_branch(self.repo_id, branch=UPLOAD + label[:16])
 
@@ -181,7 +181,7 @@ class HubRepository:
         files: Mapping[str, bytes | Path],
         gone: frozenset[str] | set[str] = frozenset(),
     ) -> str | None:
-        """Add one commit to the branch; None when its head is not that parent any more."""
+        """Add one commit to the branch; None if its head is not that parent."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
         from huggingface_hub.errors import RevisionNotFoundError
 
@@ -203,19 +203,19 @@ class HubRepository:
         return None
 
     def add_tag(self, tag: str, commit: str) -> bool:
-        """Make a tag; False when there is one of that name, which stays as it is."""
+        """Create a tag; return False if it exists, and keep it."""
         with allow_statuses(*CONFLICTS):
             self._api.create_tag(self.repo_id, tag=tag, revision=commit)
             return True
         return False
 
     def remove_tag(self, tag: str) -> None:
-        """Remove a tag, also where there is none."""
+        """Remove a tag, if it exists."""
         with allow_statuses(MISSING):
             self._api.delete_tag(self.repo_id, tag=tag)
 
     def move_tag(self, tag: str, commit: str | None) -> None:
-        """Point a tag to the commit, or to none. The Hub can only remove it and make it again."""
+        """Point a tag to the commit, or to none. The Hub can only remove and create it."""
         for _ in range(ATTEMPTS):
             current = (self.state() or RepositoryState()).tags.get(tag)
             if current == commit:
@@ -227,7 +227,7 @@ class HubRepository:
         raise self._busy_error()
 
     def files(self, commit: str) -> dict[str, int]:
-        """Bytes by path of every file in the commit."""
+        """Return the bytes of every file in the commit, by path."""
         from huggingface_hub import RepoFile
 
         tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
@@ -238,7 +238,7 @@ class HubRepository:
         return bool(self._api.revision_exists(self.repo_id, commit))
 
     def _files_of_ours(self, head: str) -> dict[str, int]:
-        """The files of a main branch that prepare has begun, or that nobody has written to yet."""
+        """Return the files of a main branch that prepare began, or that has no content."""
         files = self.files(head)
         if files.keys() - {ATTRIBUTES, CARD}:
             raise RegistryError(
@@ -286,7 +286,7 @@ class HubRepository:
 
 @contextmanager
 def allow_statuses(*statuses: int) -> Iterator[None]:
-    """What is done here may be refused by one of these HTTP statuses; it ends there then."""
+    """Suppress these HTTP statuses."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

@@ -1,10 +1,9 @@
-"""Moves aliases so that of two that race one wins, and that survives a kill at any step.
+"""Alias changes, of which exactly one of two racing ones wins, also after a kill at any step.
 
-A registry can set an alias, and cannot set it only if it still is what it was. But it numbers what
-it is given, one number once. So the history decides: an entry says after which entry it was made,
-and the first one after that holds; one that comes second has lost. Appending an entry is the
-promotion. The aliases are set afterwards, and follow from the entries alone, so the next process
-can set them when the one before was killed.
+A registry can set an alias, but not compare and set. But it gives each number once. So the history
+decides: an entry names the entry that it follows, and the first one after that holds. Appending an
+entry is the promotion. The aliases are set afterwards, and follow from the entries alone, so the
+next process can set them after a kill.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ ATTEMPTS = 20
 
 
 class JournalStorage(Protocol):
-    """What a registry must be able to do for the journal; each method raises RegistryError."""
+    """What the journal needs of a registry; each method raises RegistryError."""
 
     uri: str
     patience_seconds: float
     """How long another process may take between setting two aliases; 0 under a lock."""
 
     def lock(self, name: str) -> AbstractContextManager[object]:
-        """Keep others from moving aliases, where the registry has a way to; else nothing."""
+        """Exclude other writers of aliases if the registry supports it."""
 
     def entries(self, name: str) -> list[HistoryEntry]:
-        """All entries, losers too, in the order of their numbers."""
+        """Return all entries, losers too, in the order of their numbers."""
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number, all of it or nothing."""
+        """Add an entry under the next free number, atomically."""
 
     def read_applied(self, name: str) -> int:
-        """Number of the last entry that the aliases were set by; 0 for none."""
+        """Return the number of the last applied entry; 0 for none."""
 
     def mark_applied(self, name: str, number: int) -> None:
         """Remember that number."""
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Version by alias, as they stand; none when there is no such model."""
+        """Return the present versions by alias; {} if there is no such model."""
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
-        """Point the alias to the version; None removes it, also where there is none."""
+        """Point the alias to the version; None removes it, if it exists."""
 
     def has_version(self, name: str, version: str) -> bool:
         """Whether there is such a version."""
 
     def put_back(self, name: str) -> None:
-        """Make aliases again that a killed move has taken away, where moving one is two steps."""
+        """Create aliases again that a killed move removed, where moving one takes two steps."""
 
 
 class Journal:
@@ -77,11 +76,11 @@ class Journal:
         self._name = name
 
     def move(self, move: AliasChange) -> HistoryEntry | None:
-        """Move the alias, or find it there already (None).
+        """Move the alias; return None if it already points there.
 
         Raises:
             RegistryError: it does not point to what the move replaces, there is no such version, or
-                a registry could not have such an alias.
+                the alias is not allowed.
         """
         # Before the entry: one that is written must be carried out.
         for alias in (move.alias, move.previous_alias):
@@ -110,10 +109,10 @@ class Journal:
     def roll_back(
         self, alias: str, cause: ChangeReason, *, to: str | None, replaces: str | None
     ) -> HistoryEntry:
-        """Move the alias back, or finish a rollback of it that was left unfinished.
+        """Move the alias back, or complete its unfinished rollback.
 
         Raises:
-            RegistryError: there is nothing to go back to, or `replaces` is not where it points.
+            RegistryError: there is no earlier version, or it does not point to `replaces`.
         """
 
         def entry_of(state: AliasState) -> HistoryEntry:
@@ -148,7 +147,7 @@ class Journal:
         return appended
 
     def settle(self) -> list[HistoryEntry]:
-        """Set the aliases as the history says; returns the entries that were not carried out."""
+        """Set the aliases by the history; return the entries that were not applied."""
         with self._storage.lock(self._name):
             return self._settle(CHAMPION, PREVIOUS)
 
@@ -177,7 +176,7 @@ class Journal:
 
     @contextmanager
     def _report_if_recorded(self, entry: HistoryEntry) -> Iterator[None]:
-        """Turn an error after which the next command completes the move into RecordedMoveError."""
+        """Convert an error after which the next command completes the move to RecordedMoveError."""
         try:
             yield
         except RegistryError as error:
@@ -203,7 +202,7 @@ class Journal:
         return next((each for each in held if each.id == entry.id), None)
 
     def _settle(self, alias: str, previous_alias: str | None) -> list[HistoryEntry]:
-        """Carry out what was not, and note what was moved by others; returns the former."""
+        """Apply pending entries, and record outside moves; return the former."""
         finished: dict[int, HistoryEntry] = {}
         for _ in range(ATTEMPTS):
             state = replay(self._storage.entries(self._name))
@@ -230,7 +229,7 @@ class Journal:
         self._storage.mark_applied(self._name, state.last)
 
     def _note_outside(self, state: AliasState, alias: str, previous_alias: str | None) -> bool:
-        """Add an entry for aliases that something else has moved; whether there were any."""
+        """Add an entry for aliases that another program moved; return whether there were any."""
         watched = {*state.aliases, alias, CANDIDATE, CHAMPION, PREVIOUS, previous_alias or PREVIOUS}
 
         def find_differing() -> dict[str, str | None]:
@@ -294,7 +293,7 @@ class Journal:
 
 
 def no_version(uri: str, name: str, version: str) -> RegistryError:
-    """For a version that the registry does not have."""
+    """Return the error for a missing version."""
     return RegistryError(
         f"version {version} of '{name}' was not found in the registry",
         where=uri,

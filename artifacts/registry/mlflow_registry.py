@@ -1,9 +1,9 @@
 """MLflow's model registry: an embedded SQLite store, or any tracking server by URI.
 
-Only mlflow-skinny with SQLAlchemy is needed: a version is a pointer to a checkpoint folder with
-tags, and an alias is a name for a version. The history of a model NAME is a registered model of
-its own, NAME.history, with a version for each entry: MLflow gives each number once, in one
-transaction with the version's tags, and never again, not even after a version was deleted.
+It needs only mlflow-skinny with SQLAlchemy: a version is a pointer to a checkpoint folder with
+tags, and an alias is a name for a version. The history of a model NAME is a registered model
+NAME.history, with a version for each entry: MLflow gives each number once, in one transaction with
+the version's tags, also after a version was deleted.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ ARTIFACTS = "weights"
 
 
 def is_server(uri: str) -> bool:
-    """Whether a server holds the registry, so that opening it through MLflow makes nothing here."""
+    """Return whether a server has the registry, so that opening it creates nothing here."""
     return uri.startswith(HTTP) or uri.partition("://")[0] in DATABRICKS
 
 
 class MlflowRegistry(Registry):
     """Versions, aliases and histories of registered models.
 
-    Moves of an embedded registry hold a lock next to its file. On a server, and in a database of
-    another kind, nothing keeps others out: the history decides which of two racing moves holds.
+    Moves of an embedded registry hold a lock next to its file. On a server, and in another
+    database, the history decides between two racing moves.
 
     Args:
-        uri: `sqlite:////path/file.db`, `http(s)://server`, or anything MLflow understands.
+        uri: `sqlite:////path/file.db`, `http(s)://server`, or another URI of MLflow.
     """
 
     @classmethod
     def check(cls, uri: str, name: str) -> None:
-        """Look at an embedded database or a server.
+        """Check an embedded database or a server.
 
-        MLflow makes tables in another database, and folders for a path, as soon as it opens them.
+        MLflow creates tables in another database, and folders for a path, as soon as it opens them.
         """
         if uri.startswith(EMBEDDED):
             check_embedded(uri)
@@ -126,14 +126,14 @@ class MlflowRegistry(Registry):
         ]
 
     def check_writable(self, name: str) -> None:
-        """Check that the server answers; whether it lets us write, only a write shows."""
+        """Check that the server answers; only a write shows its permission."""
         self.versions(name)
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Make a version of the folder; returns its number.
+        """Make a version of the folder; return its number.
 
-        A version of the same deployable tuple and evidence is used again. Where it points to this
-        very folder it gets these tags too, since what lies there may have been made again.
+        A version of the same deployable tuple and evidence is reused. If it points to this folder
+        it gets these tags too, since the folder may have been made again.
         """
         if name.endswith(HISTORY):
             raise RegistryError(
@@ -182,7 +182,7 @@ class MlflowRegistry(Registry):
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """For an embedded registry, a lock next to its file, for all names; else nothing."""
+        """Hold a lock next to an embedded registry's file, for all names."""
         with ExitStack() as held:
             if self._file is not None:
                 with self._explain_errors():
@@ -206,7 +206,7 @@ class MlflowRegistry(Registry):
         return entries
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number: one version, with its tag, in one step."""
+        """Add an entry under the next free number: one version with its tag, atomically."""
         with self._explain_errors():
             self._create_model(name + HISTORY, {HISTORY_OF_TAG: name})
             self._client.create_model_version(
@@ -246,10 +246,10 @@ class MlflowRegistry(Registry):
         return False
 
     def _shared_place(self, name: str, source: Path) -> tuple[str, str | None]:
-        """Where others find the weights, and the MLflow run that holds them.
+        """Return the weights' place for other users, and the MLflow run that has them.
 
-        An embedded registry points to the folder. A server refuses folders of this machine (who
-        else could read them?), so its own artifact store gets the files.
+        An embedded registry points to the folder. A server refuses folders of this machine, so its
+        artifact store gets the files.
         """
         if not self.uri.startswith(HTTP):
             return str(source), None
@@ -291,7 +291,7 @@ class MlflowRegistry(Registry):
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
-    """Copy a checkpoint's folder, whose place a registry names: nothing but plain files.
+    """Copy a checkpoint's folder that a registry names: regular files only.
 
     Raises:
         RegistryError: it is no checkpoint's, so a user may have meant another folder to be read.
@@ -310,7 +310,7 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
 
 @contextmanager
 def _allow_codes(*codes: str) -> Iterator[None]:
-    """What is done here may be refused with one of these codes of MLflow's; it ends there then."""
+    """Suppress these MLflow error codes."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -321,7 +321,7 @@ def _allow_codes(*codes: str) -> Iterator[None]:
 
 
 def _all_pages(search: Callable[..., Any], *what: str) -> list[Any]:
-    """All that MLflow finds, which it hands out in pages."""
+    """Return all pages of a search."""
     found: list[Any] = []
     token: str | None = None
     while True:
@@ -333,7 +333,7 @@ def _all_pages(search: Callable[..., Any], *what: str) -> list[Any]:
 
 
 def _quote(name: str) -> str:
-    """The name as MLflow's filters take it: they know two quotation marks, and no escape."""
+    """Quote a name for MLflow's filters, which have two quotation marks and no escape."""
     mark = '"' if "'" in name else "'"
     return f"{mark}{name}{mark}"
 

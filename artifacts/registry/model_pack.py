@@ -1,8 +1,8 @@
 """A checkpoint as an OCI artifact: CNCF ModelPack.
 
-Each file of the folder is a separate layer, unpacked and uncompressed (media types `.raw`), so a
-layer's digest is the file's sha256. The manifest has no time in it: the same files with the same
-tags have the same digest wherever they are packed.
+Each file of the folder is a separate uncompressed layer (media types `.raw`), so a layer's digest
+is the file's sha256. The manifest has no time: the same files with the same tags have the same
+digest everywhere.
 
 Specification: https://github.com/modelpack/model-spec (pages spec.md and config.md, and the names
 in specs-go/v1, which were `vnd.cnai` up to v0.0.6), on top of the OCI image specification 1.1
@@ -61,7 +61,7 @@ class Blob:
         return cls(f"sha256:{digest_bytes(content)}", len(content))
 
     def descriptor(self, media_type: str, **more: Any) -> dict[str, Any]:
-        """As manifests and indexes name it; `more` are further members."""
+        """Return its descriptor for manifests and indexes; `more` are further members."""
         return {"mediaType": media_type, "digest": self.digest, "size": self.size, **more}
 
 
@@ -93,7 +93,7 @@ def pack(
     tags: Mapping[str, str],
     checkpoint_config: Mapping[str, Any],
 ) -> ModelPack:
-    """Describe the files of a checkpoint as a ModelPack; the version's tags become annotations.
+    """Describe a checkpoint's files as a ModelPack; the version's tags become annotations.
 
     Raises:
         RegistryError: there are no files, or a tag has a name that OCI or ModelPack reserve.
@@ -134,7 +134,7 @@ def pack(
 
 
 def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
-    """The pack that a manifest describes, with the config that `read_blob` gives.
+    """Return the pack of a manifest, with the config that `read_blob` returns.
 
     Raises:
         RegistryError: it is no ModelPack of single files, or a path leads out of the folder.
@@ -162,10 +162,10 @@ def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
 
 
 def read_manifest(manifest: bytes) -> dict[str, Any]:
-    """The object that a manifest is, with annotations that are texts.
+    """Return a manifest's object, whose annotations are text.
 
     Raises:
-        ValueError: it is none, or larger than registries take.
+        ValueError: it is malformed, or larger than registries accept.
     """
     if len(manifest) > MANIFEST_BYTES:
         raise ValueError(f"it is larger than {MANIFEST_BYTES / MEBIBYTE:g} MiB")
@@ -177,7 +177,7 @@ def read_manifest(manifest: bytes) -> dict[str, Any]:
 
 
 def annotations_of(holder: Mapping[str, Any]) -> dict[str, str]:
-    """The annotations of a manifest, a layer or a line of an index; {} where it has none.
+    """Return the annotations of a manifest, layer or index line; {} if it has none.
 
     Raises:
         ValueError: they are no object of texts.
@@ -207,14 +207,14 @@ def check_tags(tags: Mapping[str, str]) -> None:
 
 
 def files_in(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file below a folder, sorted: its relative path with slashes, and where it is."""
+    """Yield every file below a folder, sorted: its relative path with slashes, and its path."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield path.relative_to(folder).as_posix(), path
 
 
 def checkpoint_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json; {} where there is none, or none that can be read."""
+    """Return the checkpoint's config.json; {} if missing or unreadable."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -223,7 +223,7 @@ def checkpoint_config(folder: Path) -> dict[str, Any]:
 
 
 def media_type(path: str) -> str:
-    """What ModelPack calls a file of that path."""
+    """Return ModelPack's media type for a path."""
     pure = PurePosixPath(path)
     name = pure.name.lower()
     if name.endswith(".safetensors"):
@@ -236,7 +236,7 @@ def media_type(path: str) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """The value as JSON, in one way only: equal data has equal bytes."""
+    """Serialize as canonical JSON: equal data gives equal bytes."""
     return json.dumps(value, sort_keys=True, indent=2, allow_nan=False).encode("ascii")
 
 
@@ -265,7 +265,7 @@ def _blob(described: Mapping[str, Any]) -> Blob:
 
 
 def check_digest(digest: str) -> None:
-    """Raise ValueError where this is not a sha256 digest as OCI writes them."""
+    """Raise ValueError unless this is a sha256 digest in OCI's form."""
     algorithm, _, encoded = digest.partition(":")
     if algorithm != "sha256" or len(encoded) != 64 or set(encoded) - set("0123456789abcdef"):
         raise ValueError(f"{ascii(digest)[:80]} is not a sha256 digest")
@@ -283,7 +283,7 @@ def _execution(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _texts(**known: Any) -> dict[str, str]:
-    """The meaningful ones of these: a checkpoint's config may have anything."""
+    """Return the values that are non-empty text: a checkpoint's config may have anything."""
     return {key: value for key, value in known.items() if isinstance(value, str) and value}
 
 

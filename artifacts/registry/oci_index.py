@@ -1,7 +1,7 @@
-"""What the index of an OCI layout says in prepare's terms: versions, aliases, tags, counts.
+"""The index of an OCI layout in prepare's terms: versions, aliases, tags, counts.
 
-Version 3 is listed under the ref name `v3`; every other ref name is an alias, and points to the
-version that has the same manifest.
+Version 3 has the ref name `v3`; every other ref name is an alias of the version with the same
+manifest.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Descriptor = dict[str, Any]
 
 
 def index_by_version(index: Index) -> dict[int, Descriptor]:
-    """The line of the index for each version, by its number."""
+    """Return the index line of each version, by number."""
     matches = ((VERSION_REF.fullmatch(ref_name(each)), each) for each in index["manifests"])
     return {int(match[1]): descriptor for match, descriptor in matches if match}
 
 
 def pointers(index: Index) -> dict[str, str]:
-    """Version by alias; one that points to no version of prepare's is left out."""
+    """Return versions by alias, without those of other programs."""
     numbers = {
         each["digest"]: str(number) for number, each in sorted(index_by_version(index).items())
     }
@@ -44,28 +44,28 @@ def pointers(index: Index) -> dict[str, str]:
 
 
 def ref_name(descriptor: Descriptor) -> str:
-    """The name that a line of the index gives; empty for none."""
+    """Return an index line's name; '' for none."""
     return str(descriptor.get("annotations", {}).get(REF_NAME, ""))
 
 
 def is_no_versions_tag(name: str) -> bool:
-    """Whether it can be a tag, and is no version's."""
+    """Return whether it is a valid tag, but no version's."""
     return TAG.fullmatch(name) is not None and VERSION_REF.fullmatch(name) is None
 
 
 def number_of(version: str) -> int:
-    """The version's number; 0, which no version has, where it is none."""
+    """Return the version's number; 0, which no version has, if it is none."""
     match = VERSION_REF.fullmatch(f"v{version}")
     return int(match[1]) if match else 0
 
 
 def blob_of(descriptor: Descriptor) -> Blob:
-    """The manifest that a line of the index names."""
+    """Return the manifest of an index line."""
     return Blob(str(descriptor["digest"]), int(descriptor["size"]))
 
 
 def version_tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
-    """A version's tags: its manifest's, and before them those of its line in the index.
+    """Return a version's tags: those of its index line override its manifest's.
 
     Raises:
         RegistryError: the manifest is missing or damaged.
@@ -84,7 +84,7 @@ def version_tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
 
 
 def count_of(layout: OciLayout, annotation: str) -> int:
-    """A number that the index keeps about the layout as a whole; 0 for none.
+    """Return a number of the whole layout from the index; 0 for none.
 
     Raises:
         RegistryError: it is not a number.

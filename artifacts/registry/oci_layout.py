@@ -1,8 +1,7 @@
 """An OCI image layout in a folder: blobs named by their digests, and one index of manifests.
 
-Every change is a new file, flushed to the disk and renamed into its place, so a
-kill at any step leaves the old state or the new one. Specification: OCI image-spec 1.1,
-image-layout.md.
+Every change is a new file, flushed and renamed, so a kill at any step leaves the old state or the
+new one. Specification: OCI image-spec 1.1, image-layout.md.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FICLONE = 0x40049409
 
 
 class OciLayout:
-    """One folder in that layout; it is made on first use."""
+    """One folder in that layout, created on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +43,7 @@ class OciLayout:
         return (self.folder / INDEX_FILE).is_file() and (self.folder / LAYOUT_FILE).is_file()
 
     def make(self) -> None:
-        """Make an empty one where there is none."""
+        """Create an empty layout, if there is none."""
         self._blobs().mkdir(parents=True, exist_ok=True)
         if not (self.folder / LAYOUT_FILE).is_file():
             self.replace(LAYOUT_FILE, as_json({"imageLayoutVersion": "1.0.0"}))
@@ -52,7 +51,7 @@ class OciLayout:
             self.write_index({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []})
 
     def read_index(self) -> dict[str, Any]:
-        """The index, with no manifests where there is no layout.
+        """Return the index, without manifests if there is no layout.
 
         Raises:
             RegistryError: it is damaged.
@@ -73,7 +72,7 @@ class OciLayout:
         self.replace(INDEX_FILE, as_json(index))
 
     def replace(self, name: str, content: bytes) -> None:
-        """Replace a file of the layout's own folder."""
+        """Replace a file of the layout's folder."""
         new_file = self.folder / f".{name}.{os.getpid()}"
         with new_file.open("wb") as file:
             file.write(content)
@@ -83,7 +82,7 @@ class OciLayout:
         flush_folder(self.folder)
 
     def blob_path(self, digest: str) -> Path:
-        """Where the blob of that digest lies; raises RegistryError where it is no digest."""
+        """Return a blob's path; raise RegistryError for an invalid digest."""
         try:
             check_digest(digest)
         except ValueError as error:
@@ -91,7 +90,7 @@ class OciLayout:
         return self._blobs() / digest.partition(":")[2]
 
     def whole_blob(self, digest: str) -> Path:
-        """The blob's file; raises RegistryError where it is lost."""
+        """Return the blob's file; raise RegistryError if it is lost."""
         path = self.blob_path(digest)
         if not path.is_file():
             raise _damaged_blob(path, "is missing")
@@ -102,7 +101,7 @@ class OciLayout:
         return {f"sha256:{path.name}" for path in self._blobs().glob("*")}
 
     def read_blob(self, blob: Blob) -> bytes:
-        """The blob's bytes, for small ones.
+        """Return the bytes of a small blob.
 
         Raises:
             RegistryError: it is missing or damaged.
@@ -117,7 +116,7 @@ class OciLayout:
         return content
 
     def put_bytes(self, content: bytes, partial: Path) -> Blob:
-        """Keep these bytes as a blob; `partial` is the folder of `open_for_writing`."""
+        """Store these bytes as a blob; `partial` is the folder of `open_for_writing`."""
         blob = Blob.of(content)
         if not self.blob_path(blob.digest).exists():
             file = partial / "content"
@@ -126,12 +125,11 @@ class OciLayout:
         return blob
 
     def put_file(self, source: Path, partial: Path) -> Blob:
-        """Keep a copy of the file as a blob.
+        """Store a copy of the file as a blob.
 
-        A later change of the file must not change the blob, so it is no hard link. Where the file
-        system can share blocks (XFS, Btrfs), the copy takes no time and no room. Elsewhere the
-        file is read once, hashed while it is written. A file that may be there already, by its
-        size, is hashed first, and not written when it is.
+        A later change of the file must not change the blob, so it is no hard link. If the file
+        system shares blocks (XFS, Btrfs), the copy takes no time and space. Otherwise the file is
+        read once and hashed meanwhile. If a blob of its size exists, the file is hashed first.
         """
         size = source.stat().st_size
         if any(path.stat().st_size == size for path in self._blobs().iterdir()):
@@ -162,7 +160,7 @@ class OciLayout:
 
     @contextmanager
     def open_for_writing(self) -> Iterator[Path]:
-        """A folder for blobs that are being written; what a killed process left goes.
+        """Yield a folder for incomplete blobs; remove those of killed processes.
 
         One process writes blobs at a time. Aliases can be moved meanwhile.
         """
@@ -189,7 +187,7 @@ class OciLayout:
 
 
 def copy_and_hash(source: Path, destination: Path) -> Blob:
-    """Copy a regular file's content, read once; returns its digest and size."""
+    """Copy a regular file, reading it once; return its digest and size."""
     sha256, size = hashlib.sha256(), 0
     with open_regular(source, None) as reader, destination.open("wb") as writer:
         view = memoryview(bytearray(BLOCK_BYTES))
@@ -201,7 +199,7 @@ def copy_and_hash(source: Path, destination: Path) -> Blob:
 
 
 def _clone(source: Path, destination: Path) -> bool:
-    """Make a copy that shares the blocks; False where the file system cannot."""
+    """Copy with shared blocks; return False if the file system cannot."""
     with source.open("rb") as reader, destination.open("wb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())

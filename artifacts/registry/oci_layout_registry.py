@@ -56,7 +56,7 @@ class OciLayoutRegistry(Registry):
     """Versions, aliases and histories of models in OCI image layouts.
 
     Args:
-        uri: `oci:///FOLDER`; the folder is made by the first registration.
+        uri: `oci:///FOLDER`; the first registration creates the folder.
 
     Raises:
         RegistryError: the URI names no absolute folder.
@@ -102,15 +102,14 @@ class OciLayoutRegistry(Registry):
             ]
 
     def check_writable(self, name: str) -> None:
-        """Look whether the layout, or the folder that it would be made in, may be written."""
+        """Check that the layout, or its parent folder, is writable."""
         self.versions(name)
         check_folder(self._layout(name).folder, self.uri)
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Copy the checkpoint folder into the layout as a version; returns its number.
+        """Copy the checkpoint folder into the layout as a version; return its number.
 
-        A version of the same deployable tuple and evidence is used again; files that the layout
-        has lost are copied again.
+        A version of the same deployable tuple and evidence is reused; lost files are copied again.
         """
         check_tags(tags)
         with self._explain_errors():
@@ -131,9 +130,9 @@ class OciLayoutRegistry(Registry):
                 return self._add_version(layout, name, made)
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
-        """Add tags to a version, or change them; its manifest, and so its digest, stays.
+        """Add or change tags of a version; its manifest, and so its digest, stays.
 
-        They are annotations of its line in the index, which hold before those of the manifest.
+        They are annotations of its index line, which override those of the manifest.
         """
         check_tags(tags)
         with self._explain_errors(), self.lock(name):
@@ -149,7 +148,7 @@ class OciLayoutRegistry(Registry):
                 layout.write_index(index)
 
     def fetch(self, version: Version, folder: Path) -> None:
-        """Write the version's files into that folder, which exists and is empty; checks digests."""
+        """Write the version's files into that existing, empty folder; check digests."""
         with self._explain_errors():
             layout = self._layout(version.name)
             for file in self.pack_of(version).files:
@@ -158,7 +157,7 @@ class OciLayoutRegistry(Registry):
                 layout.copy_out(file.blob, destination)
 
     def pack_of(self, version: Version) -> ModelPack:
-        """The version's manifest and what it names; raises RegistryError where it is damaged."""
+        """Return the version's manifest and layers; raise RegistryError if it is damaged."""
         with self._explain_errors():
             layout = self._layout(version.name)
             descriptor = index_by_version(layout.read_index()).get(number_of(version.version))
@@ -168,18 +167,18 @@ class OciLayoutRegistry(Registry):
             return read_pack(manifest, layout.read_blob)
 
     def blob_path(self, name: str, blob: Blob) -> Path:
-        """The file that holds a blob of a model; raises RegistryError where it is lost."""
+        """Return a blob's file; raise RegistryError if it is lost."""
         return self._layout(name).whole_blob(blob.digest)
 
     def blobs(self, name: str) -> set[str]:
-        """Digests of all blobs of a model that are here."""
+        """Return digests of all blobs of a model."""
         return self._layout(name).digests()
 
     # What the journal is kept by.
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """A lock in the layout's folder; nothing where there is no layout yet."""
+        """Hold a lock in the layout's folder; do nothing without a layout."""
         layout = self._layout(name)
         with ExitStack() as held:
             if layout.exists():
@@ -215,7 +214,7 @@ class OciLayoutRegistry(Registry):
         return sorted(entries, key=lambda entry: entry.number)
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number: the whole file is replaced in one step."""
+        """Add an entry under the next free number by replacing the whole file."""
         with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             kept = self.entries(name)
@@ -230,7 +229,7 @@ class OciLayoutRegistry(Registry):
             return count_of(self._layout(name), APPLIED)
 
     def mark_applied(self, name: str, number: int) -> None:
-        """Remember that number, as an annotation of the index."""
+        """Store that number as an annotation of the index."""
         with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             index = layout.read_index()
@@ -300,7 +299,7 @@ def _put_files(layout: OciLayout, folder: Path, partial: Path) -> list[PackedFil
 
 
 def _is_whole(layout: OciLayout, made: ModelPack) -> bool:
-    """Whether every file of the version is there, by its size."""
+    """Return whether every file of the version exists with its size."""
     for file in made.files:
         path = layout.blob_path(file.blob.digest)
         if not path.is_file() or path.stat().st_size != file.blob.size:

@@ -1,7 +1,7 @@
-"""A repository of an OCI registry in the network: sends ModelPacks to it, and fetches them.
+"""A repository of an OCI registry: sends and fetches ModelPacks.
 
-Such a registry can set a tag, not set it only if it still is what it was, so aliases are
-not kept there: they stand in a registry that has a history, and a tag here is a copy.
+Such a registry cannot compare and set a tag, so aliases are not kept there: they are in a registry
+with a history, and a tag here is a copy.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class OciRepository:
         self.repository = f"{host}/{container.api_prefix}"
 
     def push(self, made: ModelPack, file_of: Callable[[Blob], Path], tag: str) -> PushResult:
-        """Send a pack: the blobs that are not there yet, then the manifest; the tag moves.
+        """Send the blobs that are missing, then the manifest, and set the tag.
 
         Raises:
             RegistryError: the registry refused or does not answer.
@@ -111,7 +111,7 @@ class OciRepository:
         )
 
     def version(self) -> Version:
-        """What the reference names, with the tags that it was pushed with.
+        """Return the referenced version with its tags.
 
         Raises:
             RegistryError: there is no such manifest, or it is no ModelPack.
@@ -128,10 +128,10 @@ class OciRepository:
         )
 
     def fetch(self, version: Version, folder: Path) -> None:
-        """Write the version's files into that folder; the digest of each is checked.
+        """Write the version's files into that folder; check each digest.
 
         Raises:
-            RegistryError: a blob is unavailable, or is not what the manifest says.
+            RegistryError: a blob is unavailable, or differs from the manifest.
         """
         with self._connect() as client:
             self._container.digest = version.source.rpartition("@")[2]
@@ -286,7 +286,7 @@ def _no_repository(reference: str) -> UsageError:
 
 
 def _docker_configs() -> list[str]:
-    """Where `docker login` keeps logins, next to the place that the client knows."""
+    """Return files in which `docker login` keeps logins, in addition to the client's own."""
     folder = os.environ.get("DOCKER_CONFIG")
     file = Path(folder) / "config.json" if folder else None
     return [str(file)] if file is not None and file.is_file() else []

@@ -1,7 +1,7 @@
-"""The client of the ORAS project for OCI registries, with what long uploads need next to it.
+"""The ORAS project's client for OCI registries, with additions for long uploads.
 
-Imported only where something is sent or fetched: `oras` is an extra (`pip install
-'.[oci]'`). Read against oras 0.2.43.
+It is imported only to send or fetch: `oras` is an extra (`pip install '.[oci]'`). Read against oras
+0.2.43.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ CHALLENGE = "WWW-Authenticate"
 
 
 class OrasClient(Registry):  # type: ignore[misc]
-    """Requests to one registry.
+    """Client of one registry.
 
-    Other than its parent, it gives up on a registry that does not answer after seconds, not
-    minutes; asks for another token when the one that it has is too old or allows too little (the
-    parent sends the same one again); and says how many bytes were sent. `auth` is 'token' or
-    'basic', see `kind_of_login`.
+    Unlike its parent it times out after seconds, not minutes; requests another token if the present
+    one has expired or allows too little; and reports sent bytes. `auth` is 'token' or 'basic', see
+    `kind_of_login`.
     """
 
     def __init__(self, host: str, *, insecure: bool, auth: str) -> None:
@@ -68,7 +67,7 @@ class OrasClient(Registry):  # type: ignore[misc]
         json: Any = None,
         stream: bool = False,
     ) -> requests.Response:
-        """One request, with a login where the registry itself asks for one."""
+        """Send one request, with a login if the registry itself asks for one."""
         if not self._is_ours(url):
             return self._request_elsewhere(url, method, data, headers, json, stream)
         # Without the parent's retries: they wait for 131 s, also after a wrong password.
@@ -83,13 +82,13 @@ class OrasClient(Registry):  # type: ignore[misc]
         return self._note(response, method, data)
 
     def _is_ours(self, url: str) -> bool:
-        """Whether the URL is the registry's own: scheme, host and port."""
+        """Return whether the URL has the registry's scheme, host and port."""
         return _origin(url) == _origin(f"{self.prefix}://{self.hostname}")
 
     def _request_elsewhere(
         self, url: str, method: str, data: Any, headers: Any, json: Any, stream: bool
     ) -> requests.Response:
-        """Send a request without any credentials, such as to where an upload is to go."""
+        """Send a request to another host, without any credentials."""
         kept = {k: v for k, v in (headers or {}).items() if k.lower() != "authorization"}
         response = self.session.request(
             method, url, data=data, json=json, headers=kept, stream=stream, verify=self._tls_verify
@@ -104,7 +103,7 @@ class OrasClient(Registry):  # type: ignore[misc]
         return response
 
     def _refuse_plain_realm(self, request_token: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap the request for a token, which sends the login to where the registry says."""
+        """Wrap the request for a token, which sends the login to the registry's realm."""
 
         def request(asked: Any) -> Any:
             if self.prefix == "https" and urlsplit(asked.realm or "").scheme == "http":
@@ -117,12 +116,12 @@ class OrasClient(Registry):  # type: ignore[misc]
 
 
 def parse_reference(reference: str, host: str | None = None) -> Container:
-    """HOST/REPOSITORY with :TAG or @DIGEST in its parts; raises ValueError where it is none."""
+    """Parse HOST/REPOSITORY with :TAG or @DIGEST; raise ValueError if malformed."""
     return Container(reference, registry=host)
 
 
 def kind_of_login(host: str, *, insecure: bool) -> str:
-    """How the registry wants a login: 'basic' or 'token'; 'token' also where it wants none.
+    """Return the registry's login method: 'basic' or 'token'; 'token' also without a login.
 
     Raises:
         requests.RequestException: it does not answer.
@@ -135,7 +134,7 @@ def kind_of_login(host: str, *, insecure: bool) -> str:
 
 
 def mount_adapter(session: requests.Session) -> None:
-    """Give the session time limits, and a few tries where the registry is busy."""
+    """Give the session time limits, and retries for a busy registry."""
     tries = Retry(
         total=RETRIES,
         backoff_factor=1,
@@ -150,12 +149,12 @@ def mount_adapter(session: requests.Session) -> None:
 
 
 class _RetryingAdapter(HTTPAdapter):
-    """Requests with limits of time and size, which `requests` itself does not have."""
+    """Requests with limits of time and size, which `requests` lacks."""
 
     def send(
         self, request: Any, stream: bool = False, *arguments: Any, **options: Any
     ) -> requests.Response:
-        """Send it; an answer that is not streamed is read here, as far as the limits go.
+        """Send it; read an answer that is not streamed here, within the limits.
 
         Raises:
             requests.RequestException: no answer, or one that is too long or too slow.
@@ -176,16 +175,16 @@ class _RetryingAdapter(HTTPAdapter):
 
 
 def blob_blocks(response: requests.Response, size: int) -> Iterator[bytes]:
-    """The body of a streamed blob of so many bytes, as it comes; more are not refused here.
+    """Yield the body of a streamed blob of that size; more bytes are not refused here.
 
     Raises:
-        requests.RequestException: it breaks off, or comes so slowly that it would take forever.
+        requests.RequestException: it ends early, or is too slow.
     """
     yield from _blocks(response, BLOB_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
 
 
 def _blocks(response: requests.Response, seconds: float) -> Iterator[bytes]:
-    """Blocks of an answer's body; raises requests.RequestException as `blob_blocks`."""
+    """Yield blocks of an answer's body; raise requests.RequestException as `blob_blocks`."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         try:
@@ -199,7 +198,6 @@ def _blocks(response: requests.Response, seconds: float) -> Iterator[bytes]:
 
 
 def _answer(response: requests.Response) -> bytes:
-    """The body of an answer that is no blob."""
     parts, left = [], ANSWER_BYTES
     try:
         for part in _blocks(response, ANSWER_SECONDS):
@@ -213,10 +211,10 @@ def _answer(response: requests.Response) -> bytes:
 
 
 def _begin(send: Callable[[], requests.Response]) -> requests.Response:
-    """The answer that `send` gives, once it has begun.
+    """Return the answer of `send`, once it has begun.
 
     Raises:
-        requests.Timeout: it has not in time; the thread that waits for it ends with us.
+        requests.Timeout: it has not begun in time; a daemon thread keeps waiting.
     """
     found: Future[requests.Response] = Future()
 
@@ -241,7 +239,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _complaints(response: requests.Response) -> list[str]:
-    """What the registry says is wrong, as OCI's distribution specification writes it."""
+    """Return the registry's error messages, by OCI's distribution specification."""
     try:
         errors = parse_json(response.content, values=1000)["errors"]
         return [clip(str(error["message"]), 300) for error in errors[:5]]

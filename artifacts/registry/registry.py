@@ -1,7 +1,7 @@
-"""What every model registry can do: versions, aliases that move once, a history.
+"""Interface of model registries: versions, aliases with atomic moves, a history.
 
 A version points to a checkpoint and never changes. An alias is a name for a version. Every move of
-an alias is a row of the history, which is only ever added to (see `journal.py`).
+an alias is a row of an append-only history (see `journal.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLICY_TAG = "prepare.policy.digest"
 
 
 def is_same(some: Mapping[str, str], others: Mapping[str, str]) -> bool:
-    """Whether tags are of one version: the same deployable tuple, judged by the same evidence."""
+    """Return whether tags are of one version: the same deployable tuple and evidence."""
     return all(some.get(tag) == others.get(tag) for tag in (TUPLE_TAG, EVIDENCE_TAG))
 
 
@@ -52,10 +52,10 @@ class Version:
 
 
 class Registry(JournalStorage):
-    """A model registry; what moves its aliases, and undoes that, is the same for all.
+    """A model registry; moves and rollbacks of aliases are the same for all.
 
     A backend implements the abstract methods here and those of `JournalStorage`. Every method
-    raises RegistryError when the registry refuses or does not answer.
+    raises RegistryError if the registry refuses or does not answer.
     """
 
     # Each name is a repository's, so it has the characters that repositories allow.
@@ -69,17 +69,17 @@ class Registry(JournalStorage):
 
     @classmethod
     def check(cls, uri: str, name: str) -> None:
-        """Write nothing; raise RegistryError where it is plain that nothing can be registered."""
+        """Raise RegistryError if registration is bound to fail; write nothing."""
         cls(uri).check_writable(name)
 
     @classmethod
     def has(
         cls, uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
     ) -> bool:
-        """Whether it still has these versions of a model, and its aliases point so.
+        """Return whether it still has these versions of a model, and its aliases point so.
 
-        Every run whose promotion is cached calls it: a class whose opening takes seconds has a
-        quicker way.
+        Every run with a cached promotion calls it: a class that takes seconds to open has a faster
+        way.
         """
         registry = cls(uri)
         known = {version.version for version in registry.versions(name)}
@@ -91,33 +91,33 @@ class Registry(JournalStorage):
 
     @abstractmethod
     def versions(self, name: str) -> list[Version]:
-        """All versions of a model, newest first; none when there is no such model."""
+        """Return all versions of a model, newest first; [] if there is no such model."""
 
     @abstractmethod
     def check_writable(self, name: str) -> None:
-        """Write nothing; raise RegistryError where it is plain that nothing can be registered."""
+        """Raise RegistryError if registration is bound to fail; write nothing."""
 
     @abstractmethod
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Make a version of the folder, or find the one of the same tuple and evidence."""
+        """Make a version of the folder, or return the one of the same tuple and evidence."""
 
     @abstractmethod
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
-        """Add tags to a version, or change them; its other tags stay."""
+        """Add or change tags of a version; its other tags stay."""
 
     @abstractmethod
     def fetch(self, version: Version, folder: Path) -> None:
-        """Copy the version's files into that folder, which exists and is empty."""
+        """Copy the version's files into that existing, empty folder."""
 
     def settle(self, name: str) -> list[HistoryEntry]:
-        """Finish moves that were begun and not carried out; returns those that it finished."""
+        """Complete recorded moves that were not applied; return them."""
         return Journal(self, name).settle()
 
     def move_alias(self, name: str, move: AliasChange) -> HistoryEntry | None:
         """Move an alias if it still points to what the move replaces; None: it was there.
 
         Raises:
-            RegistryError: it points elsewhere by now; says who moved it.
+            RegistryError: it points elsewhere; names the user who moved it.
             RecordedMoveError: the move is, or may be, recorded, and was not completed.
         """
         return Journal(self, name).move(move)
@@ -131,9 +131,9 @@ class Registry(JournalStorage):
         to: str | None = None,
         replaces: str | None = None,
     ) -> HistoryEntry:
-        """Move an alias back to the version before (or to `to`).
+        """Move an alias back to the previous version (or to `to`).
 
-        When another one left a rollback of this alias unfinished, finishing it is all that is done.
+        If another process left a rollback of this alias unfinished, only that is completed.
 
         Raises:
             RecordedMoveError: the move is, or may be, recorded, and was not completed.
@@ -145,15 +145,15 @@ class Registry(JournalStorage):
         return list(replay(self.entries(name)).held)
 
     def find_same(self, name: str, tags: Mapping[str, str]) -> Version | None:
-        """The version of the same deployable tuple, with a verdict by the same evidence."""
+        """Return the version of the same deployable tuple and evidence, if any."""
         return next((each for each in self.versions(name) if is_same(each.tags, tags)), None)
 
     def put_back(self, name: str) -> None:
-        """Nothing, where moving an alias is one step."""
+        """Do nothing: moving an alias is one step."""
 
 
 def who_am_i() -> str:
-    """Who moves an alias: whom a CI system says it acts for, else user and machine."""
+    """Return who moves an alias: a CI system's user, else user and machine."""
     for variable in ("GITHUB_ACTOR", "GITLAB_USER_LOGIN"):
         if os.environ.get(variable):
             return os.environ[variable]

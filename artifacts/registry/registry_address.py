@@ -1,4 +1,4 @@
-"""What the address of a model registry leads to: the class that is declared for its scheme."""
+"""Addresses of model registries, and the class of each scheme."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MLFLOW = "mlflow"  # has several schemes, and addresses without one
 
 
 def open_registry(uri: str) -> Registry:
-    """The registry at that address; raises RegistryError when it cannot be opened."""
+    """Return the registry at that address; raise RegistryError if it cannot be opened."""
     return registry_class(uri)(uri)
 
 
@@ -26,16 +26,16 @@ def registry_class(uri: str) -> type[Registry]:
 
 
 def check_registry(uri: str, name: str) -> None:
-    """Look before hours of work whether their outcome can be registered; nothing is written.
+    """Check before hours of work that their result can be registered; write nothing.
 
     Raises:
-        RegistryError: it is plain that it cannot; other causes show only when it is written.
+        RegistryError: it is bound to fail; other causes show only at the write.
     """
     registry_class(uri).check(uri, name)
 
 
 def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:
-    """Whether the registry still has these versions of a model, and its aliases point so.
+    """Return whether the registry still has these versions, and its aliases point so.
 
     Raises:
         RegistryError: it does not answer.

@@ -1,4 +1,4 @@
-"""Which of weights and KV cache costs what, suite by suite, as a table."""
+"""Table of the losses by weights and by KV cache, suite by suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eval_gates.attribution import Effect
 
 
 def attribution_table(variant: VariantReport) -> Table | None:
-    """The changes of the mean score in points, each with its bounds; None where nobody asked."""
+    """Return changes of the mean score in points, with bounds; None without `--ablate`."""
     if not variant.ablation:
         return None
     return Table(

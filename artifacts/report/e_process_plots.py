@@ -1,7 +1,7 @@
 """The e-process of each sequential gate, question by question, up to its decision.
 
-Computed again from the kept answers by what judged them (`eval_gates/statistics/sequential.py`).
-Where the answers are gone, the path that the run's record keeps is drawn instead.
+It is computed from the kept answers by `eval_gates/statistics/sequential.py`. Without answers, the
+path of the run's record is drawn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EProcessPlot:
 
 
 def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EProcessPlot | None:
-    """The path of one gate; None where neither answers nor a trail are kept."""
+    """Return one gate's path; None if neither answers nor a trail are kept."""
     answered = evidence.find_answers(recipe, gate.suite)
     if answered is None:
         if not gate.e_process:
@@ -68,7 +68,7 @@ def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EProcessPlo
 
 
 def evidence_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """One figure a suite that is judged sequentially, with the paths of all variants."""
+    """Return one figure per sequential suite, with the paths of all variants."""
     paths: dict[str, list[EProcessPlot]] = {}
     for variant in evidence.report.variants:
         for gate in variant.gates:
@@ -137,7 +137,7 @@ def _figure(suite: str, paths: list[EProcessPlot], recipes: list[str], names: Un
 
 
 def _powers_of_ten() -> dict[str, Any]:
-    """Ticks at powers of ten that read as e-values."""
+    """Return ticks at powers of ten, as e-values."""
     powers = range(-4, 9)
     return {
         "tickvals": list(powers),
@@ -146,7 +146,7 @@ def _powers_of_ten() -> dict[str, Any]:
 
 
 def _traces(path: EProcessPlot, number: int, top: float) -> list[dict[str, Any]]:
-    """The two lines, which leave the plot at its top, and where the gate was decided."""
+    """Return the two lines, clipped at the plot's top, and the decision."""
     hover = "%{x} questions, e = %{customdata}<extra>%{fullData.name}</extra>"
     traces: list[dict[str, Any]] = [
         {
@@ -209,5 +209,5 @@ def _table(paths: list[EProcessPlot]) -> Table:
 
 
 def _describe_e_value(log10: float) -> str:
-    """In words; where a hypothesis is refuted, not unlikely, the value is infinite."""
+    """Describe an e-value; it is infinite if a hypothesis is refuted."""
     return "certain" if log10 >= REFUTED_LOG10 else f"{10**log10:,.3g}"

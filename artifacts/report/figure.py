@@ -1,8 +1,8 @@
-"""A figure of the report: what plotly draws, and the same in words and as a table.
+"""A figure of the report: plotly's data, with a description and a table.
 
-`data` and `layout` are plotly's own (https://plotly.com/javascript/reference/), as plain data, so
-that writing them needs no plotly. A colour is named as a CSS variable, `var(--ink)`: the page puts
-in what the theme says.
+`data` and `layout` are plotly's (https://plotly.com/javascript/reference/), as plain data, so that
+writing them needs no plotly. A colour is a CSS variable, `var(--ink)`, which the page resolves by
+its theme.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Figure:
 
 @dataclass
 class UniqueIds:
-    """Hands out names that are unique in one page."""
+    """Generator of names that are unique in one page."""
 
     used: set[str] = field(default_factory=set)
 
@@ -68,7 +68,7 @@ class UniqueIds:
 
 
 def label(text: str) -> str:
-    """Text that plotly shows as it is: it reads tags such as `<a href>` in labels otherwise."""
+    """Escape text for plotly, which interprets tags such as `<a href>` in labels."""
     return html_text(text)
 
 
@@ -78,7 +78,7 @@ def colour(number: int) -> str:
 
 
 def symbol(number: int) -> str:
-    """The marker of a series, so that colour is not all that distinguishes it."""
+    """Return a series' marker, so that not only colour distinguishes it."""
     return _SYMBOLS[number % len(_SYMBOLS)]
 
 
@@ -88,7 +88,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def make_json_ready(value: Any) -> Any:
-    """The value with None for numbers that JSON has no word for: one would void all figures."""
+    """Replace numbers that JSON cannot express by None: one would void all figures."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where a variant answers otherwise than the baseline: counted by subject, and shown."""
+"""Changed answers of a variant: counts by subject, and examples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FlippedAnswer:
 
 @dataclass(frozen=True)
 class FlippedAnswers:
-    """Some of the answers that changed between the baseline and one variant in one suite."""
+    """Some changed answers of one variant in one suite."""
 
     recipe: str
     suite: str
@@ -50,7 +50,7 @@ class FlippedAnswers:
 
 
 def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
-    """Examples of every variant and suite whose answers are kept."""
+    """Return examples of every variant and suite whose answers are kept."""
     return [
         _examples(variant.recipe, gate.suite, answered)
         for variant in evidence.report.variants
@@ -60,7 +60,7 @@ def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
 
 
 def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswers:
-    """The largest losses and the largest gains in turn: neither hides the other."""
+    """Return the largest losses and gains alternately."""
     changed = [
         (after["score"] - before["score"], before, after)
         for before, after in zip(answered.baseline, answered.candidate, strict=True)
@@ -92,7 +92,7 @@ def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswer
 
 
 def flip_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """Flips by subject, a figure a variant and suite whose questions have subjects."""
+    """Return flips by subject, one figure per variant and suite with subjects."""
     figures = []
     for variant in evidence.report.variants:
         for gate in variant.gates:

@@ -1,7 +1,7 @@
-"""Latency percentiles of what speed was measured with: TTFT, TPOT and end to end, by side.
+"""Latency percentiles of the speed measurements: TTFT, TPOT and end to end, by side.
 
-Over the requests of all loads, warm-up among them, those of the steady parts, pooled: descriptive,
-since no claim is decided from single requests. Where the loads are gone there is no figure.
+They pool the steady parts' requests of all loads, warm-up included. They are descriptive, since no
+gate is decided from single requests. Without loads there is no figure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Percentiles = dict[int, float]
 
 
 def latency_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """A figure a claim on speed and metric, with all sides that were measured for it."""
+    """Return a figure per speed gate and metric, with all measured sides."""
     loads: dict[str, dict[str, list[LoadRun]]] = {}
     for recipe in evidence.recipes:
         for claim, measured in evidence.loads(recipe).items():
@@ -51,7 +51,7 @@ def latency_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
 
 
 def percentiles_of(loads: list[LoadRun]) -> dict[str, Percentiles]:
-    """By metric, milliseconds by percentile; of one that no request has, nothing."""
+    """Return milliseconds by metric and percentile, without metrics that no request has."""
     import numpy as np
 
     found: dict[str, list[float]] = {metric: [] for metric in METRICS}

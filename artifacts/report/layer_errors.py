@@ -1,7 +1,7 @@
-"""Layer by layer, how far a variant's weights are from the source's: a heat map of SQNR in dB.
+"""Heat map of each layer's SQNR in dB, variant against source.
 
-From the table that the stage `check_weights` keeps, `layers.jsonl`: a line a quantized layer with
-its `name` and `sqnr_db` (None where nothing was lost).
+It uses the stage `check_weights`' table `layers.jsonl`: a line per quantized layer with `name` and
+`sqnr_db` (None if nothing was lost).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def layer_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """A heat map a variant whose table of layers is kept."""
+    """Return a heat map per variant whose table of layers is kept."""
     figures = []
     for recipe in evidence.recipes:
         kept = evidence.kept(CHECK_WEIGHTS, recipe)
@@ -36,7 +36,7 @@ def layer_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
 
 
 def layers_of(evidence: RunEvidence, record: StageRecord) -> list[Row]:
-    """The table's rows; none where the stage has kept no such table."""
+    """Return the table's rows; [] if the stage has no such table."""
     file = evidence.place(record) / LAYERS
     if not file.is_file():
         return []
@@ -48,9 +48,9 @@ def layers_of(evidence: RunEvidence, record: StageRecord) -> list[Row]:
 
 
 def place_of(module: str) -> tuple[int | None, str]:
-    """A module's layer and its kind: `model.layers.3.mlp.up_proj` is (3, 'mlp.up_proj').
+    """Return a module's layer and kind: `model.layers.3.mlp.up_proj` is (3, 'mlp.up_proj').
 
-    Numbers after the layer's, as of experts, are left out of the kind: experts are alike.
+    The kind omits later numbers, such as those of experts.
     """
     found = _NUMBERED.match(module)
     if found is None:
@@ -59,7 +59,7 @@ def place_of(module: str) -> tuple[int | None, str]:
 
 
 def is_drawn(row: Row) -> bool:
-    """Whether the row has a place in the map: in a numbered layer, and with some error."""
+    """Return whether the row is in a numbered layer and has some error."""
     return row["sqnr_db"] is not None and place_of(str(row["name"]))[0] is not None
 
 

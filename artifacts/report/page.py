@@ -1,8 +1,8 @@
-"""Puts a report's page together: template, style, scripts and figures in one HTML file.
+"""Builds a report's page from template, style, scripts and figures: one HTML file.
 
-Everything is inline, and the page's content security policy lets nothing else in: no request can
-leave it, and of scripts only the two run whose digests it names. All text is escaped by jinja;
-what the figures' script reads is JSON in which `<`, `>`, `&` and `'` are escaped.
+Everything is inline, and the content security policy allows nothing else: no request can leave the
+page, and only the two scripts with its digests run. Jinja escapes all text; in the figures' JSON
+`<`, `>`, `&` and `'` are escaped.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run_page(evidence: RunEvidence) -> str:
 
 
 def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
-    """The report of two runs side by side, as HTML."""
+    """Return the report of two runs side by side, as HTML."""
     sides = (first, second)
     return _render(
         "two_runs.html.j2",
@@ -86,7 +86,7 @@ def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
 
 
 def plotly_script() -> str:
-    """plotly.js as the package carries it, without importing the package's Python."""
+    """Return plotly.js of the package, without importing its Python code."""
     script = resources.files("plotly") / "package_data" / "plotly.min.js"
     return script.read_text(encoding="utf-8")
 
@@ -118,11 +118,11 @@ def _render(template: str, figures: dict[str, list[Figure]], **context: Any) -> 
 
 
 def _make_text_visible(value: Any) -> Any:
-    """A text of the page; markup, such as the style and the scripts, stays as it is."""
+    """Make control characters of a text visible; markup stays unchanged."""
     return make_visible(value) if type(value) is str else value
 
 
 def source_of(script: str) -> str:
-    """How a content security policy names an inline script."""
+    """Return an inline script's name in a content security policy."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,4 +1,4 @@
-"""A question as it was asked and an answer as it was given, in words, by kind of suite."""
+"""Questions and answers as text, by kind of suite."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LONGEST = 4000
 
 
 def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
-    """The prompt, by the suite's own template; None where the question has no text here.
+    """Return the prompt by the suite's template; None if the question has no text here.
 
-    A chat form's prompt is the user's message: the model's own chat template is not put round it.
-    A task of lm-eval keeps its documents in a dataset, which only its environment reads.
+    A chat form's prompt is the user's message, without the model's chat template. A task of lm-eval
+    keeps its documents in a dataset, which only its environment reads.
     """
     if question is None:
         return None
@@ -29,13 +29,13 @@ def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
 
 
 def expected_of(suite: AnySuite, question: Row | None) -> str | None:
-    """What would have been right; None where that is not a text."""
+    """Return the right answer; None if it is not a text."""
     expected = kind_of(suite).expected(suite, question) if question is not None else None
     return None if expected is None else shorten(expected)
 
 
 def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
-    """The answer of one side: the choice that it made, or its text."""
+    """Return one side's answer: its choice, or its text."""
     answer = row["answer"]
     if isinstance(answer, list) and answer and isinstance(answer[0], float | int):
         number = find_choice(suite, question, answer)
@@ -48,13 +48,13 @@ def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
 
 
 def find_choice(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> int:
-    """The choice that scores: the likeliest, by the suite's measure."""
+    """Return the most likely choice, by the suite's measure."""
     values = kind_of(suite).choice_values(suite, likelihoods, _choices(question))
     return max(range(len(values)), key=values.__getitem__)
 
 
 def is_same_answer(suite: AnySuite, question: Row | None, before: Row, after: Row) -> bool:
-    """Whether both sides said the same; choices count, not their likelihoods."""
+    """Return whether both sides gave the same answer; likelihoods do not count."""
     if before["score"] != after["score"]:
         return False
     sides = [before["answer"], after["answer"]]
@@ -64,14 +64,14 @@ def is_same_answer(suite: AnySuite, question: Row | None, before: Row, after: Ro
 
 
 def shorten(text: str) -> str:
-    """At most :data:`LONGEST` characters, and how many were left out."""
+    """Return at most :data:`LONGEST` characters, and the number of omitted ones."""
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}\n[{len(text) - LONGEST:,} more characters are left out]"
 
 
 def _choices(question: Row | None) -> list[str]:
-    """The texts of the choices; none where they are not in the question's row."""
+    """Return the texts of the choices; [] if they are not in the question's row."""
     return list((question or {}).get("choices") or [])
 
 

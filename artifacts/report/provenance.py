@@ -1,4 +1,4 @@
-"""Where a run's figures come from: command, checkpoint, tuple of each variant, policy, machine."""
+"""Origin of a run's figures: command, checkpoint, deployable tuples, policy, machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_facts(evidence: RunEvidence) -> Facts:
 
 
 def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
-    """What a verdict is about: a change in any of these makes it say nothing."""
+    """Return the members of a verdict's deployable tuple."""
     facts: Facts = {}
     adopted = evidence.kept(ADOPT, recipe)
     quantized = evidence.kept(QUANTIZE, recipe) or adopted
@@ -75,7 +75,7 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
 
 
 def tuple_table(evidence: RunEvidence) -> Table:
-    """The tuple of the baseline and of every variant, side by side."""
+    """Return the tuples of the baseline and of every variant, side by side."""
     sides = [BASELINE, *evidence.recipes]
     facts = {side: tuple_facts(evidence, side) for side in sides}
     names = list(dict.fromkeys(name for of_side in facts.values() for name in of_side))
@@ -87,7 +87,7 @@ def tuple_table(evidence: RunEvidence) -> Table:
 
 
 def stage_table(report: RunReport) -> Table:
-    """Every stage with its key, by which its evidence is found in the store."""
+    """Return every stage with its key in the store."""
     return Table(
         ("stage", "variant", "status", "seconds", "key"),
         [(s.name, s.variant, s.status, f"{s.seconds:.1f}", s.key or "-") for s in report.stages],
@@ -96,7 +96,7 @@ def stage_table(report: RunReport) -> Table:
 
 
 def policies_as_json(evidence: RunEvidence) -> dict[str, str]:
-    """The policy of each judged variant as it was applied; alike ones once."""
+    """Return the policy of each judged variant as applied; equal ones once."""
     found: dict[str, list[str]] = {}
     for variant in evidence.report.variants:
         judge = evidence.record("judge", variant.recipe)

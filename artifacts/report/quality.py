@@ -1,4 +1,4 @@
-"""Quality against size, and against throughput: every variant next to the baseline, by suite."""
+"""Quality against size, and against throughput, by suite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipes.catalog import BASELINE
 
 
 def quality_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """Two figures a suite, as far as sizes and throughputs are known."""
+    """Return two figures per suite, as far as sizes and throughputs are known."""
     variants = [variant for variant in evidence.report.variants if variant.gates]
     suites = list(dict.fromkeys(gate.suite for v in variants for gate in v.gates))
     figures = []
@@ -36,7 +36,7 @@ def quality_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
 
 
 def baseline_megabytes(evidence: RunEvidence) -> float | None:
-    """The unquantized weights, by what `check_weights` says of any variant."""
+    """Return the unquantized weights' size, from `check_weights` of any variant."""
     for recipe in evidence.recipes:
         found = evidence.kept(CHECK_WEIGHTS, recipe)
         if found is not None and found.result.size_ratio and found.result.weights_bytes:
@@ -45,7 +45,7 @@ def baseline_megabytes(evidence: RunEvidence) -> float | None:
 
 
 def change_bounds(gate: GateReport) -> tuple[float, float]:
-    """Bounds of candidate - baseline: the gate's own where they are of that, else for one look."""
+    """Return bounds of candidate - baseline: the gate's own, or fixed-size ones."""
     if gate.value == "candidate - baseline":
         return gate.bound, gate.upper_bound
     return gate.interval
@@ -60,7 +60,7 @@ def describe_bounds(gate: GateReport) -> str:
 
 
 def whiskers(gate: GateReport) -> tuple[float, float]:
-    """How far the bounds lie above and below the difference, in points; never below 0."""
+    """Return the distances of the bounds from the difference, in points; at least 0."""
     low, high = change_bounds(gate)
     return 100 * max(0.0, high - gate.difference), 100 * max(0.0, gate.difference - low)
 
@@ -164,7 +164,7 @@ def _margin(variant: VariantReport, x: float, allowed: float, number: int) -> di
 
 
 def _allowed_drop(evidence: RunEvidence, variant: VariantReport, gate: GateReport) -> float | None:
-    """The drop in mean score that lies on the margin, as a fraction."""
+    """Return the drop of the mean score at the margin, as a fraction."""
     if gate.threshold < 0:
         return -gate.threshold
     judge = evidence.kept(JUDGE, variant.recipe)

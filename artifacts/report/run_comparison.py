@@ -1,4 +1,4 @@
-"""Two runs side by side: verdicts, scores, speed, and what changed in the tuple."""
+"""Two runs side by side: verdicts, scores, speed, and changes of the tuple."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def verdict_table(sides: Sides) -> Table:
 
 
 def score_table(sides: Sides) -> Table:
-    """Every gate's change against its own run's baseline, in both runs."""
+    """Return every gate's change against its own run's baseline, in both runs."""
     rows: list[tuple[str, ...]] = []
     for (recipe, suite), (first, second) in gates_of(sides).items():
         rows.append(
@@ -74,7 +74,7 @@ def score_table(sides: Sides) -> Table:
 
 
 def speed_table(sides: Sides) -> Table:
-    """Every claim on speed of both runs, with its bound; ratios are to the same run's baseline."""
+    """Return every speed gate of both runs, with its bound, against the same run's baseline."""
     rows = []
     for recipe, both in variants_of(sides).items():
         found = [{each.name: each for each in variant.speed} if variant else {} for variant in both]
@@ -96,7 +96,7 @@ def speed_table(sides: Sides) -> Table:
 
 
 def changed_facts(sides: Sides) -> Table:
-    """Options and members of the tuple that differ between the runs, of each side they share."""
+    """Return options and members of the tuple that differ between the runs' common sides."""
     rows: list[tuple[str, ...]] = []
     runs = [run_facts(side) for side in sides]
     rows += _find_differing("run", runs[0], runs[1], NOT_A_CHANGE)
@@ -108,7 +108,7 @@ def changed_facts(sides: Sides) -> Table:
 
 
 def change_figures(sides: Sides, names: UniqueIds) -> list[Figure]:
-    """One figure: every gate's change with its interval, in both runs."""
+    """Return one figure: every gate's change with its interval, in both runs."""
     gates = gates_of(sides)
     if not gates:
         return []
@@ -177,7 +177,7 @@ def variants_of(sides: Sides) -> dict[str, Both[VariantReport]]:
 
 
 def gates_of(sides: Sides) -> dict[tuple[str, str], Both[GateReport]]:
-    """By recipe and suite, the gate of either run."""
+    """Return both runs' gates by recipe and suite."""
     first, second = (
         {(v.recipe, gate.suite): gate for v in side.report.variants for gate in v.gates}
         for side in sides
@@ -186,7 +186,7 @@ def gates_of(sides: Sides) -> dict[tuple[str, str], Both[GateReport]]:
 
 
 def _put_side_by_side(first: dict[Key, Found], second: dict[Key, Found]) -> dict[Key, Both[Found]]:
-    """What either has, in the order of the first; None where one has not."""
+    """Return the entries of both, in the first's order; None for a missing one."""
     return {key: (first.get(key), second.get(key)) for key in first | second}
 
 

@@ -1,8 +1,7 @@
-"""What a store still has of one run: records of its stages, answers, questions, timings.
+"""A run's evidence in its store: records of stages, answers, questions, timings.
 
-A run that failed in the middle, or whose stages were collected since, has less. What is missing is
-None here and a sentence in `missing`; nothing raises for it. Digests are those of the answers only:
-`prepare verify` is what checks a run as a whole.
+A failed run, or one after garbage collection, has less. Missing parts are None and a sentence in
+`missing`, never an error. Only digests of answers are checked: `prepare verify` checks a whole run.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class PairedAnswers:
-    """Both sides' answers to the questions of a suite that the variant was asked."""
+    """Both sides' answers to a suite's questions."""
 
     baseline: Rows  # rows of the answer log, in the order of asking
     candidate: Rows  # rows to the same questions
@@ -59,12 +58,12 @@ class RunEvidence:
 
     @property
     def recipes(self) -> list[str]:
-        """Every variant of the run, judged or not, in the order of the record."""
+        """Every variant of the run, in the order of the record."""
         judged = [variant.recipe for variant in self.report.variants]
         return list(dict.fromkeys([*judged, *(self.report.options.recipes or ())]))
 
     def record(self, stage: str, variant: str) -> StageRecord | None:
-        """The last finished stage of that name (as the run names it) of that variant."""
+        """Return a variant's last finished stage of that name."""
         found = self._finished.get((stage, variant))
         return self._find(found) if found is not None else None
 
@@ -79,12 +78,12 @@ class RunEvidence:
         return self._read_shape(stage, self.record(stage.name, variant))
 
     def policy(self, recipe: str) -> Policy | None:
-        """The policy that the variant was judged by."""
+        """Return the policy of the variant's verdict."""
         judge = self.kept(JUDGE, recipe)
         return judge.parameters.policy if judge is not None else None
 
     def find_answers(self, recipe: str, suite: str) -> PairedAnswers | None:
-        """What both sides answered to one suite; None where that is not kept any more."""
+        """Return both sides' answers to one suite; None if they are not kept."""
         if (recipe, suite) not in self._answered:
             self._answered[recipe, suite] = self._read_answered(recipe, suite)
         return self._answered[recipe, suite]
@@ -119,7 +118,7 @@ class RunEvidence:
     def collect_answers(
         self, recipe: str
     ) -> list[tuple[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]]:
-        """By suite, the last round's answers of a variant, judged or not."""
+        """Return a variant's last round by suite."""
         last: dict[str, str] = {}
         for (name, variant), found in self._finished.items():
             if variant == recipe and found.stage == "evaluate" and not name.endswith(" again"):
@@ -131,7 +130,7 @@ class RunEvidence:
         return [(suite, record) for suite, record in records if record is not None]
 
     def loads(self, recipe: str) -> dict[str, list[LoadRun]]:
-        """By claim on speed, what was measured of a variant, as far as it is kept."""
+        """Return a variant's kept loads, by speed gate."""
         found = {}
         for (name, variant), reference in self._finished.items():
             if variant != recipe or reference.stage != SPEED.name:
@@ -166,7 +165,7 @@ class RunEvidence:
     def _read_shape(
         self, stage: Stage[Parameters, Any, Result], record: StageRecord | None
     ) -> TypedStageRecord[Parameters, Result] | None:
-        """The record in its shapes; None, which is reported, where it is not of them."""
+        """Return the validated record; None, with a note, if it is invalid."""
         if record is None:
             return None
         kept = stage.typed(record)

@@ -28,7 +28,7 @@ class VariantSection:
 
 
 def variant_parts(evidence: RunEvidence) -> list[VariantSection]:
-    """Every variant of the run; those that it did not come to have no verdict."""
+    """Return every variant of the run; unjudged ones have no verdict."""
     report = evidence.report
     parts = [_part(variant, evidence) for variant in report.variants]
     judged = {variant.recipe for variant in report.variants}

@@ -1,4 +1,4 @@
-"""Claims on speed: the evidence block by block, and latency against throughput load by load."""
+"""Speed gates: the evidence block by block, and latency against throughput by load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eval_gates.speed.report import LoadSummary, SpeedGateReport
 
 
 def speed_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """Two figures a claim of each variant; none of a claim that was not measured."""
+    """Return two figures per measured speed gate of each variant."""
     return [
         figure
         for variant in evidence.report.variants
@@ -77,7 +77,7 @@ def _evidence(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) 
 
 
 def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> Figure:
-    """Output tokens/s of a ratio, requests/s of limits, against the time to first token."""
+    """Plot output tokens/s (ratio) or requests/s (limits) against the time to first token."""
     unit = "output tokens/s" if claim.kind == "ratio" else "requests/s"
 
     def speed(point: LoadSummary) -> float | None:
@@ -130,7 +130,7 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
 
 
 def _groups(claim: SpeedGateReport) -> dict[str, list[LoadSummary]]:
-    """The loads by side, the warm-up apart; of limits by whether the round kept them, too."""
+    """Group loads by side and warm-up; for limits also by their outcome."""
     words = {None: "", True: ", limits kept", False: ", limits not kept"}
     groups: dict[str, list[LoadSummary]] = {}
     for point in claim.loads:
