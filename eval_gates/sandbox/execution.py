@@ -63,8 +63,8 @@ def run_program(
     """Run a program; it passes only if its tests run to their end without an exception.
 
     Args:
-        seconds: limit of wall-clock time without waits for a CPU, and of each process's CPU time.
-            Waits count beyond :data:`.grading.MAX_WAIT_FACTOR` times the limit.
+        seconds: limit of each process's CPU time, and of wall-clock time without waits for a CPU.
+            With waits the limit is :data:`.grading.MAX_WAIT_FACTOR` times as long.
         memory_bytes: limit of each process's address space, and of their memory together.
         isolation: from :func:`eval_gates.sandbox.isolation_probe.choose_isolation`.
 

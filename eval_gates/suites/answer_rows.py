@@ -20,7 +20,7 @@ def partners_of(questions: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def common_fields(question: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of every row: the question's id and cluster, and the prompt's digest."""
+    """Return the fields of every row: question's id, cluster, and the prompt's digest."""
     sent = json.dumps(sample["arguments"], sort_keys=True, default=str)
     row = {"id": question["id"], "prompt_sha256": hashlib.sha256(sent.encode()).hexdigest()}
     return {**row, "cluster": question["cluster"]} if "cluster" in question else row
@@ -32,12 +32,12 @@ def likelihoods(sample: dict[str, Any]) -> list[float]:
 
 
 def texts_of(sample: dict[str, Any]) -> list[str]:
-    """Return the generated texts, one per sample; a StageError if the server gave none."""
+    """Return the generated texts, one per sample; StageError if the server gave none."""
     return [check_text(text, sample) for text in sample["filtered_resps"]]
 
 
 def check_text(text: Any, sample: dict[str, Any]) -> str:
-    """Return the text, if it is one; a StageError if the server gave none."""
+    """Return the text, if it is one; StageError if the server gave none."""
     if not isinstance(text, str) or text == NO_ANSWER:
         raise StageError(
             f"the server gave no answer to question {sample['doc_id']}",

@@ -1,7 +1,7 @@
 """HTTP sessions with limits, for lm-eval's models and vLLM's load generator.
 
-These libraries read complete answers and follow redirects. Here an endless answer, gigabytes
-compressed into megabytes, and a redirect to another host are errors of that request.
+These libraries read complete answers and follow redirects. These sessions reject an endless or
+compressed answer, and a redirect to another host.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_REASON_BYTES = 2000  # of an error answer
 
 
 class BadResponseError(Exception):
-    """A rejected answer; the message omits the request and its headers."""
+    """Rejected answer; the message omits the request and its headers."""
 
 
 @dataclass(frozen=True)
 class BufferedResponse:
-    """A complete answer, with the part of aiohttp's interface that lm-eval uses."""
+    """Complete answer, with the part of aiohttp's interface that lm-eval uses."""
 
     status: int
     content: bytes
@@ -35,16 +35,15 @@ class BufferedResponse:
         return self.status < 400
 
     def raise_for_status(self) -> None:
-        """Raise BadResponseError for an error status."""
         if not self.ok:
             raise BadResponseError(f"the endpoint answered {self.status}: {self._said}")
 
     async def text(self) -> str:
-        """Its beginning, for messages."""
+        """Return the answer's beginning, for messages."""
         return self._said
 
     async def json(self) -> Any:
-        """Return its JSON, which may hold NaN; raise BadResponseError if it is no JSON."""
+        """Return the JSON, which may hold NaN; BadResponseError if it is no JSON."""
         try:
             return parse_json(self.content, whole_text=False, finite=False)
         except ValueError as error:
@@ -59,17 +58,15 @@ class BufferedResponse:
 async def post_bounded(
     session: Any, url: str, most: int, *, headers: dict[str, str], **asked: Any
 ) -> AsyncIterator[StreamedResponse]:
-    """One request, and its answer as it comes.
+    """Send one request and yield its answer as a stream.
 
     Args:
         session: of aiohttp, which bounds the seconds of a request.
-        url: that is asked.
-        most: bytes that the answer may have.
-        headers: of the request.
-        asked: what else the session's `post` takes.
+        most: maximum bytes of the answer.
+        asked: further arguments of the session's `post`.
 
     Raises:
-        BadResponseError: it redirects, or is compressed.
+        BadResponseError: the answer redirects, or is compressed.
     """
     plain = {**headers, "Accept-Encoding": "identity"}
     async with session.post(url, headers=plain, allow_redirects=False, **asked) as response:
@@ -84,7 +81,7 @@ async def post_bounded(
 
 @dataclass(frozen=True)
 class StreamedResponse:
-    """A streamed answer, with the part of aiohttp's interface that vLLM's load generator uses."""
+    """Streamed answer, with the part of aiohttp's interface that vLLM uses."""
 
     response: Any
     most: int
@@ -102,7 +99,7 @@ class StreamedResponse:
         return self
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """Its parts; raises BadResponseError where they are too many bytes."""
+        """Yield the parts; BadResponseError if they have too many bytes."""
         came = 0
         async for part in self.response.content.iter_any():
             came += len(part)
@@ -112,11 +109,11 @@ class StreamedResponse:
 
 
 class BoundedSession:
-    """A session that posts as an aiohttp session does.
+    """Session that posts as an aiohttp session does.
 
     Args:
         session: of aiohttp, which limits the seconds of a request.
-        most: bytes of an answer.
+        most: maximum bytes of an answer.
     """
 
     def __init__(self, session: Any, most: int = MAX_BYTES) -> None:
@@ -127,10 +124,10 @@ class BoundedSession:
     async def post(
         self, url: str, *, json: Any, headers: dict[str, str]
     ) -> AsyncIterator[BufferedResponse]:
-        """One request and its whole answer.
+        """Send one request and yield its complete answer.
 
         Raises:
-            BadResponseError: it redirects, or is compressed, or too large.
+            BadResponseError: the answer redirects, is compressed or too large.
         """
         asked = post_bounded(self._session, url, self._most, json=json, headers=headers)
         async with asked as response:

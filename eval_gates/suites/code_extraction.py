@@ -1,6 +1,6 @@
 """Extracts code from a model's answer, with the same rules for baseline and variant.
 
-A correct function must be found regardless of the text around it, and nothing is invented.
+The extraction finds a correct function in any surrounding text, and adds no code.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ def extract_code(completion: str, problem_prompt: str, entry_point: str, form: s
 
     Base form: the prompt and its completion, cut at the first stop.
 
-    Chat form: thoughts between <think> and </think> are omitted. Next comes the first fenced block
-    that defines the function, with other blocks that only define names that it uses; otherwise the
+    Chat form: text between <think> and </think> is omitted. The code is the first fenced block that
+    defines the function, with other blocks that only define names that it uses. Otherwise it is the
     first block; otherwise the answer without prose. The prompt's imports and other functions
-    precede it. Code without the function's header is its body. An answer that broke off (no closing
-    fence) loses its last lines until it parses; a closed block is unchanged, even if it does not
-    parse.
+    precede it. Code without the function's header is its body. A block without a closing fence
+    loses its last lines until it parses; a closed block is unchanged.
     """
     if form == "completion":
         return problem_prompt + _cut_at_stops(completion)
@@ -67,7 +66,7 @@ def _cut_at_stops(completion: str) -> str:
 def _without_thoughts(completion: str) -> str:
     """Return the text after the thoughts; '' if they were cut off.
 
-    A chat template may have written the opening mark, so it may be missing.
+    The opening mark may be missing, because a chat template may have written it.
     """
     _, closed, answer = completion.rpartition(_THINKING_ENDS)
     if closed:
@@ -99,8 +98,7 @@ def _blocks(text: str) -> list[str]:
 def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
     """Return the code from this opening fence, and its end.
 
-    A docstring may contain fences, so the block ends at the first fence with which it parses,
-    otherwise at the first fence.
+    The block ends at the first fence with which it parses, because a docstring may contain fences.
     """
     fence = opening["fence"]
     closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
@@ -116,12 +114,10 @@ def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
 
 
 def _dedent(code: str, before_fence: str) -> str:
-    """Remove the fence's indentation, as of a block in a list."""
     return textwrap.dedent(code) if before_fence else code
 
 
 def _with_other_definitions(code: str, blocks: list[str], entry_point: str) -> str:
-    """Return `code` after the blocks that define names which it only uses."""
     wanted = _missing_names(code)
     helpers = []
     for block in blocks:
@@ -150,7 +146,6 @@ def names_read(tree: ast.AST) -> set[str]:
 
 
 def _defined_names(code: str) -> set[str]:
-    """Return the names that the code binds at its top level."""
     names: set[str] = set()
     for node in ast.parse(code).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -164,7 +159,6 @@ def _defined_names(code: str) -> set[str]:
 
 
 def _without_prose(text: str, entry_point: str) -> str:
-    """Return unfenced code: from its first import, class or function to where it stops parsing."""
     header = _header(entry_point).search(text)
     if header is None:
         return text
@@ -179,7 +173,7 @@ def _without_prose(text: str, entry_point: str) -> str:
 
 
 def _definitions(code: str) -> str:
-    """Return `code` up to its last definition: prose such as 'That is it' can be an expression."""
+    """Return `code` up to its last definition: prose can parse as an expression."""
     if not _parses(code):
         return code
     last = max(
@@ -190,7 +184,6 @@ def _definitions(code: str) -> str:
 
 
 def _find_longest_parsing(code: str) -> str:
-    """Return the longest beginning of `code` that parses, by lines; all if none does."""
     lines = code.splitlines(keepends=True)
     for end in range(len(lines), 0, -1):
         kept = "".join(lines[:end])
@@ -220,8 +213,7 @@ def _defines(code: str, name: str) -> bool:
 def _with_body(problem_prompt: str, body: str) -> str:
     """Return the prompt's header and docstring with `body` under it.
 
-    Models write a body as in the function, at the left margin, or with only its first line there;
-    or with tabs, which cannot follow the docstring's spaces.
+    Models indent a body fully, not at all, only in its first line, or with tabs.
     """
     body = body.strip("\n").expandtabs(4)
     head = problem_prompt if problem_prompt.endswith("\n") else problem_prompt + "\n"

@@ -83,7 +83,7 @@ Code = TypeVar("Code", bound=CodeTask)
 
 
 class Problem(NamedTuple):
-    """One problem; `test` defines `check(candidate)`, which raises if the solution is wrong."""
+    """Problem whose `test` defines `check(candidate)`, which raises for a wrong solution."""
 
     task_id: str
     prompt: str
@@ -97,7 +97,7 @@ ProgramOf = Callable[[Problem, str], Program]
 
 
 class CodeKind(SuiteKind[Code]):
-    """A suite of programs; a subclass implements `read` and `program`."""
+    """Suite of programs; a subclass implements `read` and `program`."""
 
     @abstractmethod
     def program(self, problem: Problem, code: str) -> Program:
@@ -119,7 +119,6 @@ class CodeKind(SuiteKind[Code]):
         return 0.27 if task.samples > 1 else 1.0
 
     def check_machine(self, task: Code) -> None:
-        """Raise SandboxError if this machine cannot isolate programs as the policy requires."""
         choose_isolation(task.sandbox)
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
@@ -128,7 +127,7 @@ class CodeKind(SuiteKind[Code]):
 
 
 def question_rows(task: CodeTask, problems: list[Problem], benchmark: str) -> Rows:
-    """Return the problems, or those that the policy names, each with its prompt."""
+    """Return the problems that the policy names, or all, each with its prompt."""
     named = {problem.task_id: problem for problem in problems}
     unknown = [name for name in task.problems if name not in named]
     if unknown:
@@ -157,7 +156,6 @@ def task_config(form: str, max_tokens: int, samples: int, temperature: float) ->
 
     Args:
         samples: answers for each problem; greedy when 1.
-        temperature: of several samples.
     """
     sampling = {"do_sample": True, "temperature": temperature}
     greedy = {"do_sample": False, "temperature": 0.0}
@@ -180,12 +178,11 @@ def task_config(form: str, max_tokens: int, samples: int, temperature: float) ->
 
 
 def _count_answers(document: dict[str, Any], answers: list[str]) -> dict[str, float]:
-    """lm-eval's hook, which must name a metric."""
     return {"answered": float(len(answers))}
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Unbiased estimate that one of k samples is correct: 1 - C(n - c, k) / C(n, k).
+    """Return the unbiased estimate that one of k samples is correct: 1 - C(n - c, k) / C(n, k).
 
     Chen et al. 2021 (arXiv 2107.03374), section 2.1.
 
@@ -211,7 +208,7 @@ def answer_rows(
 ) -> Rows:
     """Run each answer against its problem's tests; a problem's score is its pass@k.
 
-    `answer`, `code`, `outcome` and `detail` are lists if there are several answers.
+    With several answers `answer`, `code`, `outcome` and `detail` are lists.
     """
     fields = Problem._fields
     problems = [Problem(*(question[f] for f in fields)) for question in questions]

@@ -1,13 +1,12 @@
 """lm-eval's client of a completions endpoint, with one request per multiple-choice question.
 
-lm-eval scores each choice by its own prompt, and a server cannot score a prompt from its prefix
-cache: four choices are four complete prompts. If each choice is one token, all are in the
-distribution of the token after the question. So one request asks for one token and the
-log-probabilities of the choices' tokens (vLLM: `logprob_token_ids`), and the worked examples come
-from the prefix cache.
+lm-eval scores each choice by its own complete prompt, which a server cannot serve from its prefix
+cache. If each choice is one token, this client requests one token and the log-probabilities of the
+choices' tokens (vLLM: `logprob_token_ids`). The worked examples then come from the prefix cache.
+The values equal those of scored prompts, over the complete vocabulary.
 
-The numbers are those of scored prompts, over the complete vocabulary. Other questions (longer
-choices, another server) are asked as by lm-eval. All choices after one context use the same way.
+Longer choices and other servers use lm-eval's requests. All choices of one context use the same
+way.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class OneTokenItem(NamedTuple):
 
 
 class RejectedRequest(NamedTuple):
-    """The reason why an endpoint does not answer such a request."""
+    """Reason why an endpoint does not answer such a request."""
 
     reason: str
 
@@ -53,7 +52,7 @@ class RejectedRequest(NamedTuple):
 def one_token_items(requests: list[ScoredRequest]) -> list[OneTokenItem]:
     """Return the contexts whose every continuation is one token, in order of the contexts.
 
-    Neighbors in this order have the longest common prefixes, as a prefix cache needs.
+    In this order neighbors have the longest common prefixes, as a prefix cache needs.
     """
     by_context: dict[tuple[int, ...], list[int]] = {}
     for number, (_, context, _) in enumerate(requests):
@@ -66,7 +65,7 @@ def one_token_items(requests: list[ScoredRequest]) -> list[OneTokenItem]:
 
 
 def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
-    """Return the request's body: one token, and the log-probabilities of the continuations."""
+    """Return the request's body: one token, and the continuations' log-probabilities."""
     ids = sorted({token for _, token in item.places})
     return {
         "model": model,
@@ -101,8 +100,8 @@ def read_scored(
     """Return the log-probability of each scored prompt's continuation, or a rejection.
 
     Args:
-        body: the endpoint's answer: a choice per prompt with scored tokens, often with one
-            generated token more.
+        body: the endpoint's answer: a choice per prompt with scored tokens, and possibly one
+            generated token.
         prompts: token ids of context and continuation.
         lengths: tokens of each context.
     """
@@ -137,7 +136,7 @@ def read_texts(body: Any) -> list[str | None] | RejectedRequest:
 def check_fit(lengths: list[int], limit: int) -> None:
     """Raise StageError if a prompt with its answer is longer than `limit` tokens.
 
-    lm-eval would cut the worked examples at its beginning, and only log that.
+    lm-eval would cut the beginning of the worked examples and only log that.
     """
     too_long = [length for length in lengths if length > limit]
     if too_long:
@@ -175,14 +174,13 @@ def completions_model(
 ) -> Any:
     """Return an lm-eval model (`lm=` of its `evaluate`) for an OpenAI-compatible endpoint.
 
+    Its methods raise StageError if a prompt is too long, or a value is no log-probability.
+
     Args:
         url: without `/v1/completions`.
         max_length: tokens that the server accepts, prompt and answer together.
-        answered: called with the number of lm-eval's requests just answered; an item with four
-            choices is four requests.
-
-    Raises (its methods):
-        StageError: a prompt is too long, or a value is no log-probability.
+        answered: receives the number of lm-eval's requests just answered; an item with four choices
+            is four requests.
     """
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
@@ -199,7 +197,7 @@ def completions_model(
         return found
 
     class OneRequestCompletions(LocalCompletionsAPI):  # type: ignore[misc]
-        """lm-eval's `local-completions`, with one request per item if possible."""
+        """`local-completions` with one request per item if possible."""
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
@@ -211,12 +209,10 @@ def completions_model(
         def parse_logprobs(
             outputs: Any, tokens: Any = None, ctxlens: Any = None, **_: Any
         ) -> list[Answer]:
-            """Parse scored prompts; lm-eval's own parser ends in a bare TypeError."""
             return accept(read_scored(outputs, tokens, ctxlens))
 
         @staticmethod
         def parse_generations(outputs: Any, **_: Any) -> list[str | None]:
-            """Parse generated texts; lm-eval's own parser ends in a bare KeyError."""
             return accept(read_texts(outputs))
 
         def statistics(self) -> dict[str, int]:
@@ -274,7 +270,6 @@ def completions_model(
             return {number: value for answer in known for number, value in answer.items()}
 
         def _send(self, items: list[OneTokenItem]) -> list[dict[int, Answer] | RejectedRequest]:
-            """Send through lm-eval's own session, concurrency, retries and timeout."""
             import asyncio
 
             if not items:
@@ -285,7 +280,7 @@ def completions_model(
         async def amodel_call(
             self, session: Any, sem: Any, messages: list[Any], **settings: Any
         ) -> Any:
-            """One request; lm-eval calls it for every message, again where it raises."""
+            """Send one request; lm-eval repeats it after an exception."""
             self._counts["requests"] += 1
             session = BoundedSession(session)
             if not isinstance(messages[0], OneTokenItem):

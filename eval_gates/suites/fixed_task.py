@@ -1,11 +1,11 @@
 """lm-eval tasks with documents in memory, of which any batch can be requested.
 
-lm-eval itself reads the dataset through a cache in the user's home, iterates over all documents to
-find a few, and draws worked examples from one random stream, so a prompt depends on earlier
-questions. Here a document is found by its number, and its examples depend on it alone.
+lm-eval itself reads the dataset through a cache in the user's home. It draws worked examples from
+one random stream, so a prompt depends on earlier questions. Here a document's examples depend on
+its number alone.
 
-Several samples of one answer are requests with different seeds: lm-eval's `repeats` uses one
-constant seed, so a server returns the same answer several times.
+Several samples of one answer are requests with different seeds, because lm-eval's `repeats` uses
+one constant seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class InMemoryDataset(list[Document]):
 
     @property
     def features(self) -> Mapping[str, None]:
-        """The columns of the first row."""
         return dict.fromkeys(self[0])
 
 
@@ -80,7 +79,6 @@ def fixed_task(
             world_size: int = 1,
             samples: list[int] | None = None,
         ) -> Iterator[tuple[int, Document]]:
-            """Yield the number within the batch, and the document."""
             numbers = range(len(self.eval_docs)) if samples is None else samples
             return enumerate(self.eval_docs[number] for number in numbers)
 
@@ -105,7 +103,7 @@ def fixed_task(
             ]
 
         def aggregation(self) -> dict[str, Any]:
-            """Return nothing: some means over a batch do not exist, and none is used."""
+            """Return nothing: some means over a batch do not exist."""
             return defaultdict(lambda: len)
 
     # Some of lm-eval's tasks shuffle an item's choices with the global generator.
@@ -121,8 +119,7 @@ def fixed_task(
 def sample_seed(question: str, number: int) -> int:
     """Return the seed of a question's answer of that number.
 
-    With common seeds, one lucky random stream would favor one side in all questions, and questions
-    would not be independent.
+    With common seeds, one random stream would affect all questions, and they would be dependent.
     """
     content = hashlib.sha256(f"{number}/{question}".encode()).hexdigest()
     return int(content[:12], 16) % SEEDS

@@ -48,8 +48,7 @@ def read_problems(path: Path | None = None) -> list[Problem]:
 def program(problem: Problem, code: str) -> Program:
     """Return the program that tests whether `code` solves the problem.
 
-    The prompt's functions are part of the test, because some tests use them (`encode_cyclic`) and
-    the model's code need not repeat them.
+    It includes the prompt's functions, because some tests use them (`encode_cyclic`).
     """
     test = (
         f"{preamble(problem.prompt, problem.entry_point)}\n{problem.test}\n"

@@ -50,13 +50,13 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
 def rows_of_files(
     folder: Path, stem: str, *, but_not: str | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of all files that :func:`find_files` finds, as :func:`read_rows` does."""
+    """Yield the rows of all files that :func:`find_files` finds, as :func:`read_rows`."""
     for path in find_files(folder, stem, but_not=but_not):
         yield from read_rows(path)
 
 
 def package_file(package: str, *parts: str) -> Path | None:
-    """Return an installed package's data file without an import; None without the package."""
+    """Return an installed package's data file, if any, without an import."""
     found = find_spec(package)
     folders = (found.submodule_search_locations or []) if found else []
     files = (Path(folder, *parts) for folder in folders)

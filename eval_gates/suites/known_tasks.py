@@ -1,7 +1,6 @@
 """Facts about lm-eval's common tasks for planning, before their datasets are read.
 
-Numbers of questions are estimates. Once the questions are laid out, gates are checked with the real
-numbers (`gate_power.check_counted`).
+Numbers of questions are estimates; `gate_power.check_counted` later checks the real numbers.
 """
 
 from __future__ import annotations

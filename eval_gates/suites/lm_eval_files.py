@@ -1,7 +1,6 @@
-"""An lm-eval task in a user's YAML file: its files and its data.
+"""Files and data of an lm-eval task in a user's YAML file, which identify it by content.
 
-The core reads this to identify the task by content; lm-eval itself makes the task. Paths are
-relative to the YAML file, while lm-eval's are relative to the working folder.
+Paths are relative to the YAML file; lm-eval's are relative to the working folder.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ def read_task_file(path: Path) -> TaskYaml:
 
 
 def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the configuration with absolute paths of local data, globs expanded.
-
-    Args:
-        folder: base of relative paths.
-    """
+    """Return the configuration with absolute paths of local data, globs expanded."""
     dataset, options = config.get("dataset_path"), dict(config.get("dataset_kwargs") or {})
     if dataset in LOCAL_FORMATS:
         files = options.get("data_files")
@@ -83,7 +78,7 @@ def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _make_absolute(files: Any, folder: Path) -> Any:
-    """Convert `data_files` in the forms of `datasets`: a path, a list, or either by split."""
+    """Convert `data_files` in any form of `datasets`: a path, a list, or either by split."""
     if isinstance(files, dict):
         return {split: _make_absolute(names, folder) for split, names in files.items()}
     if isinstance(files, list):
@@ -110,7 +105,6 @@ def _match(folder: Path, pattern: str) -> Iterable[Path]:
 
 
 def _data_files(config: dict[str, Any]) -> list[Path]:
-    """Return the local files of a :func:`localize`d configuration."""
     dataset = config.get("dataset_path")
     if dataset in LOCAL_FORMATS:
         names = _flatten(config["dataset_kwargs"]["data_files"])
@@ -127,7 +121,7 @@ def _flatten(files: Any) -> list[str]:
 
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
-    """Read a YAML file merged with its includes, as by lm-eval; append the files to `code`."""
+    """Merge a YAML file with its includes, as lm-eval does; append the files to `code`."""
     from pipeline.core.untrusted.yaml import MAX_BYTES, parse_yaml
 
     modules: list[Path] = []

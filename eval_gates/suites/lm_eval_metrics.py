@@ -45,8 +45,7 @@ def choose_metric(
         wanted: `metric` or `metric,filter`; the default is the first filter.
 
     Raises:
-        EvaluationDataError: the task has no such metric or filter, or the metric is not a mean over
-            documents.
+        EvaluationDataError: the task has no such metric or filter, or the metric is no mean.
     """
     filters = list(filters) or [NO_FILTER]
     name, _, filter_name = (wanted or metrics[0].name).partition(",")
@@ -78,11 +77,7 @@ def choose_metric(
 
 
 def score_of(value: Any, metric: Metric, question: str) -> float:
-    """Return a document's score, higher better, in [0, 1].
-
-    Args:
-        value: of lm-eval for the document; None without one.
-    """
+    """Return a document's score, higher better, in [0, 1]."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -137,7 +137,6 @@ class LmEval(SuiteKind[LmEvalTask]):
         return task.task
 
     def prompt(self, task: LmEvalTask, question: Row) -> None:
-        """Return None: only the task's environment reads its documents."""
         return
 
 
@@ -153,7 +152,7 @@ def answer_rows(
     samples: Rows,
     progress: Progress,
 ) -> Rows:
-    """Return rows whose `answer` is likelihoods, or the raw text with `filtered` from the filter.
+    """Return rows whose `answer` is likelihoods, or the raw text with the `filtered` one.
 
     Args:
         chance_scores: for a generated answer and its question's id: scores of an empty answer and

@@ -1,8 +1,7 @@
 """One lm-eval task as a suite: found, laid out, and opened again.
 
-Laying out stores all that serving needs: the questions, the used splits of the dataset, and the
-YAML files and modules of a task in a file. Later changes of the Hub or the user's files have no
-effect.
+Laying out stores the questions, the used splits of the dataset, and the YAML files and modules of a
+task in a file. Later changes of the Hub or the user's files have no effect.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SHOWN = 8  # names of a group's members in an error
 
 
 class LoadedTask(NamedTuple):
-    """A task over its questions, in their order, and their scores."""
+    """Task over its questions, in their order, and their scores."""
 
     task: Any
     metric: Metric
@@ -58,8 +57,8 @@ def lay_out(
         folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
 
     Raises:
-        EvaluationDataError: there is no such task, it is a group, it runs code, it has no metric
-            that a gate can use, or its data is unavailable.
+        EvaluationDataError: there is no such task, it is a group, runs code, or has no usable
+            metric or data.
     """
     if file is None:
         place = {"installed": _find_installed(suite["task"])}
@@ -111,7 +110,7 @@ def asked_digest(task: Any, document: dict[str, Any]) -> str:
 
 
 def scored_choices(task: Any, metric: Metric, document: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return each choice of a document, and the task's score for choosing it with certainty."""
+    """Return each choice of a document, and the score for choosing it with certainty."""
     texts = [str(text) for text in task.doc_to_choice(document)]
     found = []
     for taken, text in enumerate(texts):
@@ -151,7 +150,6 @@ def open_task(
 
 
 def _find_installed(name: str) -> str:
-    """Return the task's path relative to lm-eval's folder of tasks."""
     from lm_eval import tasks
     from lm_eval.tasks import TaskManager
 
@@ -179,7 +177,7 @@ def _find_installed(name: str) -> str:
 
 
 def _copy(file: Path, folder: Path) -> str:
-    """Copy the task's YAML files and modules; return the copy's path relative to the folder."""
+    """Copy the task's YAML files and modules; return the copy's relative path."""
     found = read_task_file(file)
     root = Path(os.path.commonpath([path.parent for path in found.code]))
     for path in found.code:
@@ -190,7 +188,6 @@ def _copy(file: Path, folder: Path) -> str:
 
 
 def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
-    """Return the task's complete configuration with the policy's settings."""
     from lm_eval import tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -263,7 +260,6 @@ def _set_shots(config: dict[str, Any], shots: int) -> None:
 
 
 def _generation(config: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-    """Return the task's generation settings; greedy and of bounded length by default."""
     given = dict(config.get("generation_kwargs") or {"do_sample": False, "temperature": 0.0})
     length = given.pop("max_new_tokens", max_tokens)
     if not any(key in given for key in _LENGTH_KEYS):

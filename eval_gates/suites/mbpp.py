@@ -3,8 +3,8 @@
 A row has a sentence that describes a function, asserts that show calls, reference code, and a test
 program that calls the function by name. Its prompt is the function's header and docstring.
 
-In the sandbox's grader the function is a callable of plain values. So the test program must use
-nothing else of the solution, and must call the function; both are checked before serving.
+In the sandbox's grader the function is a callable of plain values. Before serving, a check
+therefore requires that the test calls the function and uses nothing else of the solution.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Proble
     """Return a Hub dataset's usable problems, and why others are not.
 
     Raises:
-        EvaluationDataError: more than a few are not, so the dataset has another format.
+        EvaluationDataError: many are unusable, so the dataset has another format.
     """
     problems: list[Problem] = []
     left_out: list[EvaluationDataError] = []
@@ -125,7 +125,7 @@ def program(problem: Problem, code: str) -> Program:
 
 
 def _guard(test: str) -> str:
-    """Return the test, where numpy's float comparisons require equal shapes first."""
+    """Require equal shapes before numpy's float comparisons in a test."""
     stretching = [name for name in _STRETCHING if name in test]
     if not stretching:
         return test
@@ -161,7 +161,6 @@ def _parse(text: str, key: str, place: str) -> ast.Module:
 
 
 def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
-    """Return the reference's function that the first assert calls."""
     defined = {node.name: node for node in code.body if isinstance(node, ast.FunctionDef)}
     called = sorted(names_read(_parse(shown, "test_list", place)) & defined.keys())
     if len(called) != 1:
@@ -175,7 +174,6 @@ def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
 
 
 def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) -> str:
-    """Return the header, and a docstring of the sentence and one assert."""
     for argument in ast.walk(function.args):
         if isinstance(argument, ast.arg):
             argument.annotation = None  # its names may be the reference's own
@@ -194,7 +192,6 @@ def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) ->
 
 
 def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
-    """Raise EvaluationDataError if the test does not call the function, or uses other names."""
     bound, read = _names_bound(test), names_read(test)
     problem = ""
     if function not in read:
@@ -214,7 +211,6 @@ def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
 
 
 def _names_bound(tree: ast.Module) -> set[str]:
-    """Return every name that the code binds; `*` for a star import."""
     names: set[str] = set()
     for node in ast.walk(tree):
         match node:
@@ -239,7 +235,6 @@ class Mbpp(CodeKind[MbppTask]):
     )
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
-        """Return the source, including that of HumanEval's problems if these are requested."""
         found = super().find_source(name, suite, lookup)
         if not _asks_humaneval(suite):
             return found

@@ -1,11 +1,11 @@
 """MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question, through lm-eval.
 
 Questions come from a folder, the development questions in lm-eval, or the project's own easy ones,
-which are not MMLU's. The letter form has the exact prompt of lm-eval's `mmlu` tasks; the cloze form
-that of `mmlu_continuation`, in which small models are above chance.
+which are not MMLU's. The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form
+has that of `mmlu_continuation`, in which small models are above chance.
 
-lm-eval has one task per subject, this module one for all. So descriptions and worked examples are
-fields of the question.
+This module has one task for all subjects, so descriptions and worked examples are fields of the
+question.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def read_builtin() -> BuiltinQuestions:
 def parse_cot_prompts(prompts: dict[str, str]) -> BuiltinQuestions:
     """Parse MMLU's development questions from lm-eval's chain-of-thought prompts.
 
-    An item is skipped unless it has each of (A) to (D) exactly once, in order, no (E), and one
-    sentence 'The answer is (X).' after it.
+    A valid item has each of (A) to (D) exactly once, in order, no (E), and one sentence 'The answer
+    is (X).' after it; other items are skipped.
 
     Args:
         prompts: by subject, a description and then items `Q: question, choices, A: reasoning`.
@@ -149,8 +149,7 @@ def with_examples(
 ) -> list[Question]:
     """Return the questions with a field `examples`, the worked examples of its prompt.
 
-    As in lm-eval, these are the first `shots` of the pool in the question's subject. A question is
-    never its own example.
+    As in lm-eval, these are the subject's first `shots` of the pool, without the question itself.
     """
     if shots == 0:
         return [{**question, "examples": ""} for question in questions]
@@ -164,7 +163,7 @@ def with_examples(
 
 
 def scored_choices(questions: list[Question], form: Form) -> dict[str, list[tuple[str, float]]]:
-    """Return each choice as the form scores it, and whether it is correct, by question's id."""
+    """Return each choice in its scored form, and whether it is correct, by question's id."""
     return {
         question["id"]: [
             (text, float(number == question["answer"]))
@@ -246,7 +245,6 @@ def _examples_for(
 
 
 def _example(example: Question, form: Form) -> str:
-    """Return one worked example, rendered as by lm-eval."""
     question, choices = example["question"].strip(), example["choices"]
     if form == "cloze":
         return f"Question: {question}\nAnswer: {choices[example['answer']]}\n\n"
@@ -255,7 +253,6 @@ def _example(example: Question, form: Form) -> str:
 
 
 def _parse_item(subject: str, item: str) -> tuple[Question | None, str]:
-    """Return a question, or None and why it cannot be parsed with certainty."""
     asked, separator, reasoning = item.partition("\nA: ")
     if not separator or "\nA: " in reasoning:
         return None, "not one question with one answer"
@@ -372,7 +369,7 @@ def answer_rows(metric: str, questions: Rows, samples: Rows, progress: Progress)
 def report_by_subject(
     baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
 ) -> list[GroupReport]:
-    """Return scores and flips of both sides by group of subjects, then by subject."""
+    """Return both sides' scores and flips by group of subjects, then by subject."""
     pairs = list(zip(baseline, candidate, strict=True))
     changed = [{"subject": b["subject"], "score": b["score"] != c["score"]} for b, c in pairs]
     before, after, flips = (

@@ -93,7 +93,7 @@ class GroupedScores(NamedTuple):
 def score_by_group(rows: Iterable[Mapping[str, Any]]) -> GroupedScores:
     """Return mean scores of answered MMLU questions by subject and by group.
 
-    A group's mean is over its questions, as lm-eval's is (`weight_by_size`).
+    A group's mean is over its questions, as in lm-eval (`weight_by_size`).
 
     Args:
         rows: answers, each with `subject` and `score` (0 to 1).

@@ -11,7 +11,7 @@ from pipeline.core.record import SparseRecord
 
 
 class QuestionSource(SparseRecord):
-    """One source, without its place on a machine."""
+    """Source of questions, without its place on a machine."""
 
     kind: Literal["folder", "hub", "packages", "builtin", "task"]
     digest: str | None = Field(None, description="of what a folder, a file or a task's files hold")

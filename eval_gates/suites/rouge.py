@@ -1,7 +1,7 @@
 """Summaries scored by ROUGE (Lin 2004) and BLEU, generated through lm-eval.
 
 ROUGE is by rouge-score with Porter stemming, whose tokens are runs of a-z and 0-9. Texts in other
-scripts score 0, so gate those by BLEU.
+scripts score 0, so use BLEU for their gates.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def score(candidate: str, references: list[str]) -> dict[str, float]:
 def a_sentence_a_line(text: str) -> str:
     """Return the text with a line break after each sentence, as ROUGE-Lsum needs.
 
-    A sentence ends at `.`, `!` or `?` before space and a capital, digit or quote. Without a
-    language model `Dr. Who` is cut in two, in candidate and reference alike.
+    A sentence ends at `.`, `!` or `?` before space and a capital, digit or quote. `Dr. Who` is
+    therefore cut in two, in candidate and reference alike.
     """
     return _SENTENCE_END.sub(r"\1\n", text.strip())
 

@@ -42,8 +42,7 @@ class SourceLookup(Protocol):
     """Facts of the run, for finding a source."""
 
     @property
-    def eval_data(self) -> Path | None:
-        """The user's folder of evaluation data."""
+    def eval_data(self) -> Path | None: ...
 
     @property
     def environment(self) -> str:
@@ -53,14 +52,14 @@ class SourceLookup(Protocol):
         pass
 
     def revision_of(self, dataset: str) -> str | None:
-        """Return the dataset's newest commit on the Hub; None if the Hub is unreachable."""
+        """Return the dataset's newest commit on the Hub; None without the Hub."""
 
     def note(self, text: str) -> None:
         """Report that a preferred source is unavailable."""
 
 
 class HubQuestions(NamedTuple):
-    """A Hub dataset, and its number of questions for planning."""
+    """Hub dataset, and its number of questions for planning."""
 
     source: QuestionSource
     questions: int
@@ -102,7 +101,7 @@ class SuiteTask:
 
 
 class SuiteKind(SuiteModels, Generic[Task]):
-    """One kind of suite; a subclass sets `task` and `policy`, and implements `read` and `open`."""
+    """Kind of suite; a subclass sets `task` and `policy`, and implements `read` and `open`."""
 
     # Sources of questions.
     folder_stem: str = ""  # how the names of its files in a folder of evaluation data begin
@@ -154,11 +153,11 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """Raise PrepareError if this machine cannot score the answers."""
 
     def known_cluster(self, task: Task) -> str | None:
-        """Return a field that several questions have in common, known before they are read."""
+        """Return a field that questions share, known before they are read."""
         return None
 
     def estimate(self, task: Task) -> int | None:
-        """Return the number of questions for planning, if laying them out may find another."""
+        """Return a number of questions for planning, if laying out may find another."""
         return None
 
     # Where questions come from.
@@ -278,7 +277,6 @@ class SuiteKind(SuiteModels, Generic[Task]):
     def groups(
         self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
     ) -> list[GroupReport]:
-        """Return scores by groups of questions, if there are groups."""
         return []
 
 

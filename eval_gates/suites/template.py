@@ -6,7 +6,7 @@ from typing import Any
 
 
 def render(template: str, question: dict[str, Any]) -> str:
-    """Return a jinja template's text, unescaped. Runs where jinja2 is installed.
+    """Return a jinja template's text, unescaped; needs jinja2.
 
     Raises:
         KeyError: the question has no such field.
