@@ -1,7 +1,6 @@
 """Drift check: a trend by which earlier blocks or rounds do not predict later ones.
 
-A server that warms up, fills its memory or heats up changes during the measurement. Tests that
-assume exchangeable values do not detect such a change.
+Causes are warm-up, filling memory or heat; tests of exchangeable values do not detect it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ MAX_COMPARED_VALUES = 50
 def would_reverse(margins: FloatArray) -> bool:
     """Return whether the margins fall and would reach zero if the trend continued.
 
-    Two conditions must hold. Kendall's one-sided test of order against time rejects at `LEVEL`.
-    Twice the fall from the earlier half's median to the later half's exceeds the later median.
+    Kendall's one-sided test of order against time must reject at `LEVEL`. Twice the fall between
+    the medians of both halves must exceed the later median.
 
     Args:
-        margins: of one run, in the order of measuring, [n], finite; a single one never falls.
+        margins: of one run, in the order of measuring, [n], finite.
     """
     import numpy as np
 
@@ -45,8 +44,7 @@ def kendall_p_value(values: FloatArray) -> float:
     """Return the exact p-value of Kendall's test against a falling trend.
 
     It is the probability of at least as many falling pairs in random order (Kendall 1938,
-    Biometrika 30:81-93). A pair of equal values does not fall. Time and memory grow with n squared.
-    The server's environment lacks scipy, which has `kendalltau`.
+    Biometrika 30:81-93). A tie does not fall. Cost: O(n^2). The server's environment lacks scipy.
     """
     import numpy as np
 

@@ -43,7 +43,7 @@ def parse_rule(data: Mapping[str, Any]) -> ClaimRule | ScreeningRule:
 
 
 def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
-    """Return the workload at the gate's rate; raises ValueError if it cannot have one."""
+    """Return the workload at the gate's rate; ValueError if it cannot have one."""
     gate = claim.gate
     if isinstance(gate, SloGate) and gate.rate is not None:
         return change_arrivals(workload, Arrivals(rate=gate.rate))
@@ -63,7 +63,6 @@ def build_rule(
 
     Args:
         alpha: error rate at which measuring stops.
-        accelerator: of both sides; None if unknown.
         workload: the traffic, at its rate; None if not known yet.
         profile: settings of both sides' servers; None for endpoints.
 
@@ -95,16 +94,13 @@ def build_rule(
 
 
 def max_percentile(limits: Iterable[str]) -> int | None:
-    """Return the highest percentile that the limits name; None if no limit is a time."""
+    """Return the highest percentile that the limits name, if any."""
     percentiles = (int(name.rpartition("_p")[2]) for name in limits if name != "errors")
     return max(percentiles, default=None)
 
 
 def expected_requests(percentile: int) -> float:
-    """Return the expected requests per round that the percentile needs.
-
-    It is four standard deviations above the minimum, for Poisson arrivals.
-    """
+    """Return the Poisson mean that is 4 standard deviations above the percentile's minimum."""
     needed = min_requests(percentile)
     return needed + 4 * math.sqrt(needed)
 

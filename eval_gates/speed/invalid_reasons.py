@@ -1,4 +1,4 @@
-"""Reasons why a load is invalid: it did not measure what the gate requires."""
+"""Reasons why a load is invalid."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FaultKind = Literal[
 
 
 class InvalidReason(Record):
-    """One reason, of one load; `validity.HANDLING` has its effect on the measurement."""
+    """Reason of one load; `validity.HANDLING` has its effect."""
 
     kind: FaultKind
     side: str
@@ -61,7 +61,7 @@ class InvalidReason(Record):
 
 
 def hit_rate(load: LoadRun) -> float | None:
-    """Return the share of prompt tokens served from the prefix cache; None without counters."""
+    """Return the share of prompt tokens from the prefix cache; None without counters."""
     before, after = load.before, load.after
     if before is None or after is None:
         return None
@@ -106,12 +106,11 @@ def find_invalid_reasons(
     """Find all reasons, in the order of measuring.
 
     Args:
-        loads: of one gate.
         declared: the workload's hit rate; None if it declares none.
-        judged_s: the shortest limited time, compared with the client's lag; None for each
-            load's median answer.
+        judged_s: the shortest limited time, compared with the client's lag; None for each load's
+            median answer.
         must_count: hits must be counted even if none are declared.
-        bounds_lag: the rule accounts for the client's lag, so the lag is no reason.
+        bounds_lag: the rule accounts for the client's lag.
     """
     found: list[InvalidReason] = []
     for load in loads:
@@ -141,7 +140,7 @@ def _find_lag_reasons(load: LoadRun, judged_s: float | None) -> Iterator[Invalid
 
 
 def client_lag_reason(load: LoadRun) -> InvalidReason:
-    """Return the client's lag as a reason: without the lag the gate could decide otherwise."""
+    """Return the client's lag as a reason."""
     if load.client_lag_s is None:
         return _reason("client_lag", load, "the client's lag is unknown")
     gain = math.exp(min(lag_gain(load), 50.0))
@@ -154,7 +153,7 @@ def client_lag_reason(load: LoadRun) -> InvalidReason:
 
 
 def describe_background_load(load: LoadRun) -> str:
-    """Describe the other load on the client's machine; empty if it was not measured."""
+    """Describe the other load on the client's machine; empty if not measured."""
     if load.runnable is None or load.cpus is None:
         return ""
     return f" ({load.runnable:.1f} threads were ready to run on {load.cpus} CPUs)"
@@ -216,14 +215,14 @@ def find_side_differences(baseline: LoadRun, candidate: LoadRun) -> list[Invalid
 
 
 def drift_reason(last: LoadRun, how: str) -> InvalidReason:
-    """Return drift as a reason: the later half does not predict further units."""
+    """Return drift as a reason."""
     return _reason("drift", last, f"{how} in the later half as in the earlier, and rising")
 
 
 def find_too_few_requests(load: LoadRun, percentiles: Iterable[int]) -> list[InvalidReason]:
     """Find rounds with too few requests for a percentile.
 
-    A percentile needs at least one expected request beyond it: 20 requests for P95, 100 for P99.
+    At least one must be expected beyond it: 20 requests for P95, 100 for P99.
     """
     start, end = steady_window(load)
     counted = sum(start <= sent < end for sent in load.requests.start_s)
@@ -253,9 +252,8 @@ def min_requests(percentile: int) -> int:
 def is_over_saturated(load: LoadRun) -> bool:
     """Return whether requests arrive faster than the server answers them.
 
-    Such a load has no steady state: its latencies grow with its length. The client's own counts
-    decide, without failed requests. Two conditions must hold. At least a tenth of the steady
-    state's arrivals is left over. Each quarter had more requests in flight than the one before.
+    The client's own counts decide, without failed requests. At least a tenth of the steady state's
+    arrivals is left over, and each quarter had more in flight than the one before.
     """
     import numpy as np
 
@@ -290,7 +288,7 @@ def _times(load: LoadRun) -> tuple[FloatArray, FloatArray]:
 
 
 def median_answer_s(load: LoadRun) -> float | None:
-    """Return the median time of an answer, in seconds; None if nothing was answered."""
+    """Return the median seconds of an answer; None if nothing was answered."""
     times = zip(load.requests.start_s, load.requests.end_s, strict=True)
     known = sorted(end - start for start, end in times if end is not None)
     return known[len(known) // 2] if known else None

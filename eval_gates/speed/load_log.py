@@ -1,6 +1,6 @@
 """Log of one measurement's loads, which survives kills, server crashes and full disks.
 
-Without the log, each server run would be a new measurement with another chance of lucky loads.
+Without it, each server run would be a new chance of lucky loads.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ class LoadLog:
     def open(self, rests_on: Mapping[str, str]) -> MeasurementInProgress:
         """Return the measurement in progress on these inputs, or start one with a new seed.
 
-        A running server may have cached the prompts of an earlier seed.
-
-        Raises:
-            StoreError: the log is damaged; a new start would give another chance.
+        A running server may have cached the prompts of an earlier seed. StoreError if damaged.
         """
         measurement = self.in_progress()
         if measurement is None or measurement.depends_on != dict(rests_on):
@@ -57,7 +54,6 @@ class LoadLog:
         return measurement
 
     def in_progress(self) -> MeasurementInProgress | None:
-        """Return the measurement in progress, if any; StoreError if it is damaged."""
         try:
             return MeasurementInProgress.model_validate_json(self._begun.read_bytes())
         except FileNotFoundError:

@@ -1,9 +1,8 @@
 """One measured load on one endpoint; performance verdicts follow from loads alone.
 
 A block has one load for each side, with the same prompts; a round of an SLO has one load. Times are
-seconds of the client's monotonic clock since the start of the load. To limit the size of the
-evidence, only a request's first and last tokens have times. The other tokens are assumed to be
-evenly spread.
+seconds of the client's monotonic clock since the start of the load. Only a request's first and last
+tokens have times; the others are assumed to be evenly spread.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Text = Annotated[str, Field(max_length=300)]
 
 
 class NumericRecord(Record):
-    """Record with strict numbers: no strings, no NaN, no infinity."""
+    """Record with strict numbers: no strings, NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -178,7 +177,7 @@ class LoadRun(NumericRecord):
 def fits_evidence(loads: Sequence[LoadRun], unit: int) -> bool:
     """Return whether `unit` more loads, each twice the largest, fit into the evidence limit.
 
-    Verification cannot read evidence beyond the limit, so measuring stops before it.
+    Verification cannot read evidence beyond the limit.
     """
     sizes = [
         len(load.requests) * CHARACTERS_PER_REQUEST + sum(len(e) for e in load.requests.error if e)
@@ -198,17 +197,13 @@ def read_loads(file: Path) -> list[LoadRun]:
 
     Raises:
         ValueError: the file is damaged or too long; names the line.
-        OSError: the path is no regular file, or cannot be read.
+        OSError: it cannot be read.
     """
     return parse_loads(read_lines(file, max_lines=MAX_LOADS, max_characters=MAX_CHARACTERS))
 
 
 def parse_loads(lines: Iterable[str | bytes]) -> list[LoadRun]:
-    """Parse the lines of a `loads.jsonl`.
-
-    Raises:
-        ValueError: a line is no load; names the line.
-    """
+    """Parse the lines of a `loads.jsonl`; ValueError names a line that is no load."""
     loads = []
     for number, line in enumerate(lines, start=1):
         try:

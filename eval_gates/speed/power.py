@@ -1,7 +1,7 @@
 """Power of a performance gate before the measurement, by simulation of its rule.
 
-The simulation assumes the noise of a load, or the share of rounds that meet the limits. It also
-assumes no drift: on a steady server the drift check costs less than one block on average.
+It assumes the noise of a load, or the share of rounds that meet the limits. It assumes no drift; on
+a steady server the drift check costs less than one block on average.
 """
 
 from __future__ import annotations

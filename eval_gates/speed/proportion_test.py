@@ -2,11 +2,10 @@
 
 It is the bet of eval_gates/statistics/betting.py on values of 0 and 1. A gambler stakes the share b
 of his wealth on the event. The event multiplies his wealth by 1 + b (1 / share - 1), its absence by
-1 - b. Suppose the event's probability, given all earlier cases, is at most that share. Then his
-expected wealth does not grow. By Ville's inequality it ever reaches 1 / alpha with probability at
-most alpha. The test assumes no variance, symmetry or distribution.
-
-A gate on the median is such a test with share one half.
+1 - b. If the event's probability, given all earlier cases, is at most that share, his expected
+wealth does not grow. By Ville's inequality it ever reaches 1 / alpha with probability at most
+alpha. The test assumes no variance, symmetry or distribution. A gate on the median has share one
+half.
 """
 
 from __future__ import annotations
@@ -42,15 +41,12 @@ _PRECISION = 1e-9
 
 
 def log_evidence(happened: NDArray[Any], share: float, continued: Sequence[int] = ()) -> FloatArray:
-    """Return the log of the evidence that the event occurs in more than that share of cases.
+    """Return the natural log of the evidence after each case: [..., n].
 
     Args:
         happened: 0 and 1 or booleans, [..., n]; each row is a separate run, in its order.
         share: in (0, 1).
         continued: the first case of each later run that continued the measurement.
-
-    Returns:
-        the natural log after each case: [..., n].
     """
     import numpy as np
 
@@ -80,12 +76,7 @@ def _run_log_evidence(happened: NDArray[Any], share: float) -> FloatArray:
 def proportion_lower_bound(
     happened: NDArray[Any], alpha: float, continued: Sequence[int] = ()
 ) -> float:
-    """Return the anytime-valid lower bound of the event's share, wrong with probability alpha.
-
-    Args:
-        happened: of one run, [n].
-        continued: as in `log_evidence`.
-    """
+    """Return the anytime-valid lower bound of the event's share, wrong with probability alpha."""
     low, high = 0.0, 1.0
     while high - low > _PRECISION:
         half = (low + high) / 2
@@ -97,10 +88,6 @@ def median_lower_bound(values: FloatArray, alpha: float, continued: Sequence[int
     """Return the anytime-valid lower bound of the median, wrong with probability alpha.
 
     It is the smallest value that the test does not reject; -inf if there are too few values.
-
-    Args:
-        values: of one run, [n].
-        continued: as in `log_evidence`.
     """
     import numpy as np
 

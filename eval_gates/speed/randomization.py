@@ -1,7 +1,6 @@
 """Randomization of a measurement: the prompts of each block, and the order of its sides.
 
-All choices follow from one seed in the stage's record. Verification thereby detects an omitted,
-moved or added block: its seed differs.
+All choices follow from one recorded seed, so verification detects an omitted, moved or added block.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ class Randomization:
     """Random choices of one measurement, in order.
 
     Args:
-        seed: of all choices.
         sides: the measured sides, the baseline first, if any.
     """
 

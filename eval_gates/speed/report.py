@@ -160,7 +160,7 @@ def decide_speed_gate(
         note: the profile's note on its performance.
 
     Raises:
-        ValueError: the loads do not fit the gate, or are of another workload.
+        ValueError: the loads do not fit the gate or workload.
     """
     for load in loads:
         if load.workload != workload:
@@ -227,7 +227,7 @@ def gate_threshold(rule: ClaimRule) -> float:
 
 
 def describe_gate(rule: ClaimRule, workload: str, at: str = "") -> str:
-    """Describe the gate, such as 'p95 of TTFT at most 800 ms in at least 50 % of rounds'."""
+    """Describe the gate: 'p95 of TTFT at most 800 ms in at least 50 % of rounds'."""
     traffic = f"{workload}{f' at {at}' if at else ''}"
     if isinstance(rule, ThroughputRatioRule):
         least = f"at least {rule.min_ratio:g} of the baseline's output tokens/s"
@@ -289,7 +289,7 @@ def describe_result(rule: ClaimRule, found: SpeedTestResult) -> str:
 
 
 def remeasure_hint(gate: str, found: SpeedTestResult) -> str:
-    """Return how to repeat a measurement that ended without a verdict; '' for any other."""
+    """Return how to repeat a measurement without a verdict; '' for any other."""
     if found.state != "invalid":
         return ""
     return f"; fix the cause and measure again with `prepare model --remeasure {gate}`"
@@ -298,7 +298,7 @@ def remeasure_hint(gate: str, found: SpeedTestResult) -> str:
 def describe_faults(
     rule: ClaimRule, found: SpeedTestResult, faults: Sequence[InvalidReason]
 ) -> str:
-    """Describe how many units are lost, with an example of the most frequent fault."""
+    """Describe how many units are lost, with the most frequent fault."""
     kinds = Counter(fault.kind for fault in faults)
     ((kind, _),) = kinds.most_common(1)
     one = next(fault for fault in reversed(faults) if fault.kind == kind)

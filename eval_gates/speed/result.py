@@ -1,4 +1,4 @@
-"""The result of a performance gate's rule on the loads so far."""
+"""Result of a performance gate's rule on the loads so far."""
 
 from __future__ import annotations
 

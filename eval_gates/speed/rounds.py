@@ -1,13 +1,11 @@
 """Length of a round, and its number of requests.
 
-A round much longer than its answers shows the latencies and the queue under lasting traffic. A
-round therefore lasts at least `MIN_ANSWERS` median answers. If earlier answers took longer than the
-workload's seconds allow, the next rounds are longer. The length depends on earlier loads alone,
-never on the round itself.
+A round lasts at least `MIN_ANSWERS` median answers; a shorter one does not show lasting traffic. If
+earlier answers took longer than the workload's seconds allow, the next rounds are longer. The
+length depends on earlier loads alone, never on the round itself.
 
-Arrivals at a rate are a Poisson process, so rounds differ in their number of requests. vLLM's load
-generator sends a fixed number and scales the gaps. This module therefore draws the number from the
-round's seed.
+Arrivals at a rate are a Poisson process. vLLM's load generator sends a fixed number and scales the
+gaps, so this module draws the number from the round's seed.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ def next_timing(workload: Mapping[str, Any], loads: Sequence[LoadRun]) -> Timing
     """Return the timing of the round after these loads; None at a fixed concurrency.
 
     Over-saturated rounds are ignored, because their answers are as long as their queue. A trace has
-    its own times. A round that would be too long gets the workload's seconds; the rule rejects the
-    gate if most rounds are then too short.
+    its own times. A round that would be too long gets the workload's seconds.
 
     Args:
         workload: as plain data (recipes/workload.py).
@@ -88,13 +85,7 @@ def is_too_short(load: LoadRun) -> bool:
 
 
 def count_arrivals(seed: int, rate: float, seconds: float) -> int:
-    """Return the number of requests of a Poisson process, at least one.
-
-    Args:
-        seed: of the round.
-        rate: requests/s.
-        seconds: of sending.
-    """
+    """Return the number of requests of a Poisson process at `rate` per second, at least one."""
     chance = random.Random(f"arrivals {seed}")  # noqa: S311  # traffic, no secret
     number, now = 0, chance.expovariate(rate)
     while now < seconds and number < MAX_REQUESTS:

@@ -1,7 +1,6 @@
 """Screening of candidate configurations: it selects one for a gate and gives no verdict.
 
-The best of many equal candidates looks a few percent faster than it is. The selected candidate
-therefore needs its own gate, on other prompts.
+The best of many equal candidates looks a few percent faster, so it needs a gate on other prompts.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Sequential decision of a performance gate by a bet on the side of each unit.
 
 Each unit gives one margin: positive on the passing side, negative on the failing side. The first
-`WARM_UP` units of a server run, and those of its first `WARM_UP_SECONDS`, do not count. They are
-recorded and show drift. There is no verdict before `SETTLED` units.
+`WARM_UP` units of a server run, and those of its first `WARM_UP_SECONDS`, do not count but show
+drift. There is no verdict before `SETTLED` units.
 
 The gate requires positive margins in at least a given share of all units (see proportion_test.py).
 The first unit with sufficient evidence and without drift to the other side (see drift.py) decides.
 If the margins still drift at the cap, measuring continues within a budget.
 
-A faulty unit is void: it counts for neither side (see validity.py), and another unit replaces it.
-The same holds for a unit whose side depends on the client's lag.
+A unit that is faulty, or whose side depends on the client's lag, is void (see validity.py). Another
+unit replaces it.
 """
 
 from __future__ import annotations
@@ -101,10 +101,7 @@ class SequentialGateRule(ServerRunRule):
 
     @abstractmethod
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return each unit's distance on the passing and on the failing side: [..., n] each.
-
-        A unit with a positive distance is on that side; it may be on neither.
-        """
+        """Return each unit's distances on the passing and failing side: [..., n] each."""
 
     @abstractmethod
     def describe(
@@ -114,8 +111,6 @@ class SequentialGateRule(ServerRunRule):
 
         Args:
             margins: of the units that count, nan if lost; at least one is not.
-            slack: as in `slack`, of these units.
-            continued: as in `log_evidence`, of these units.
         """
 
     def slack(self, loads: Sequence[LoadRun]) -> FloatArray:
@@ -173,7 +168,7 @@ class SequentialGateRule(ServerRunRule):
 
     @abstractmethod
     def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
-        """Return why the gate cannot pass although its units would; None if it can.
+        """Return why the gate cannot pass although its units would, if so.
 
         A reason only turns a pass into an open gate, so error rates hold.
         """
@@ -204,7 +199,6 @@ class SequentialGateRule(ServerRunRule):
         """Return the result, open while the budget allows further units.
 
         Args:
-            found: from the margins alone; refused if they drift at the cap.
             sound: loads without a fault.
             voided: faults, in the order of measuring.
             lost: units that are void because of these faults.
@@ -263,10 +257,7 @@ class SequentialGateRule(ServerRunRule):
         slack: FloatArray,
         run: NDArray[np.int_],
     ) -> tuple[FloatArray, NDArray[np.bool_], FloatArray, NDArray[np.int_]]:
-        """Insert a void unit for each lost server run.
-
-        Ending server runs that look bad therefore gains nothing.
-        """
+        """Insert a void unit per lost server run: ending bad runs must gain nothing."""
         import numpy as np
 
         if not counted.any():
@@ -296,9 +287,6 @@ class SequentialGateRule(ServerRunRule):
             counted: which of them count; None: one server run, all after its warm-up.
             slack: as in `slack`; None: the client had no lag.
             run: number of each unit's run, from 0; None: a single run.
-
-        Returns:
-            the result; refused without a reason if the margins drift at the cap.
         """
         import numpy as np
 

@@ -1,16 +1,15 @@
 """Schedule of a measurement's loads over server runs.
 
 Together: the servers of all sides run concurrently and measure block after block. After a kill or
-crash, another server run continues after the last complete block. Incomplete blocks are dropped,
-and their prompts are not sent again.
+crash, another server run continues after the last complete block; prompts of incomplete blocks are
+not sent again.
 
 Interleaved ("alternate"): one server runs at a time and measures a few loads of one side. Two runs
 form a pair: one for each side, with the same prompts, in random order. If one ends early, another
-run of that side measures its remaining loads with new prompts for its server.
+run of that side measures its remaining loads with new prompts.
 
-Each run's randomization follows from one seed and the number of the pair. A replaced run adds its
-own number and all earlier loads. An omitted load would therefore change the prompts of later runs,
-which verification detects.
+Randomization follows from one seed, plus the number of the pair, or the number of the server run
+and all earlier loads. An omitted load would change later prompts, so verification detects it.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ class ServerRunRule(NumericRecord):
         return not sides or fits_evidence(loads, self.schedule(sorted(sides)).unit)
 
     def count_lost_runs(self, loads: Sequence[LoadRun]) -> list[int]:
-        """Return how many server runs ended early before or within each unit: [units].
-
-        Such a run may have been ended because its unit looked bad.
-        """
+        """Return how many server runs ended early before or within each unit: [units]."""
         sides = sorted({load.side for load in loads})
         unit = self.schedule(sides).unit if sides else 1
         server_runs = [load.server_run for load in loads[unit - 1 :: unit]]
@@ -108,7 +104,6 @@ class ServerRunSchedule:
     """Server runs of one measurement.
 
     Args:
-        sides: the measured sides.
         loads: per server run, if runs are interleaved; None if the sides run concurrently.
     """
 
@@ -167,10 +162,7 @@ class ServerRunSchedule:
                     yield side, pair * self.loads + number, place, load_seed
 
     def are_consecutive(self, loads: Sequence[LoadRun], begun: int) -> bool:
-        """Return whether the loads name consecutive server runs among `begun` ones.
-
-        Each server run has complete blocks, or loads of one side in one pair.
-        """
+        """Return whether the loads name consecutive server runs among `begun` ones."""
         server_runs = [load.server_run for load in loads]
         if server_runs != sorted(server_runs) or (server_runs and server_runs[-1] >= begun):
             return False

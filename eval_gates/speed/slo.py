@@ -1,8 +1,8 @@
 """Latency limits, decided from complete rounds: a round meets all limits or fails.
 
-Requests of one server are dependent, so the unit of evidence is a round. A round starts on a
-drained server with its own prompts and arrivals. The gate requires that at least a share q of all
-such rounds meets the limits. The only assumption is that rounds are independent.
+Requests of one server are dependent, so the unit of evidence is a round, on a drained server with
+its own prompts and arrivals. The gate requires that at least a share q of all such rounds meets the
+limits. The only assumption is that rounds are independent.
 """
 
 from __future__ import annotations
@@ -75,9 +75,8 @@ class SloRule(SequentialGateRule):
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
         """Return ln(limit / time) of each round's tightest limit, below 0 if it misses one.
 
-        A round that was too short for its answers has nan and counts for neither side: its length
-        must not give a further chance. For the acceptance of speculative decoding the margin is
-        ln(accepted length / required length).
+        A round that was too short for its answers has nan. For the acceptance of speculative
+        decoding the margin is ln(accepted length / required length).
         """
         import numpy as np
 
@@ -124,10 +123,7 @@ class SloRule(SequentialGateRule):
         return drift_reason(last, words)
 
     def left_over(self, loads: Sequence[LoadRun]) -> float | None:
-        """Return the share of the candidate's arrivals in rounds that stayed unanswered.
-
-        Answers to earlier requests count. None if no request arrived.
-        """
+        """Return the unanswered share of the candidate's arrivals; None without any."""
         flows = [count_flow(load) for load in self.counted_loads(loads) if load.side == "candidate"]
         arrived = sum(arrivals for arrivals, _ in flows)
         return 1 - sum(answers for _, answers in flows) / arrived if arrived else None
@@ -229,8 +225,8 @@ def _log_margin(time: float, limit: float) -> float:
 def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     """Return percentiles in milliseconds by name, and `errors`: the failed requests.
 
-    A percentile without values is infinite. A failed request's time is infinite if `errors` allows
-    failures, so that refusals do not count as fast answers.
+    A percentile without values is infinite. So is a failed request's time if `errors` allows
+    failures.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
 """Steady state of a load: the time between its start-up and its end.
 
 At a fixed concurrency the first wave starts together, and the last requests run on an emptying
-server. At a rate or trace the queue must fill first. Neither is normal service.
+server. At a rate or trace the queue must fill first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def steady_window(load: LoadRun) -> tuple[float, float]:
     """Return the start and end of the steady state, in seconds of the load.
 
     At a fixed concurrency it is from the end of the first wave until the last request is sent.
-
-    Raises:
-        NoSteadyStateError: nothing is left.
+    NoSteadyStateError if nothing is left.
     """
     if load.warmup_s is not None and load.measured_s is not None:
         return load.warmup_s, load.warmup_s + load.measured_s
@@ -64,22 +62,14 @@ def steady_seconds(load: LoadRun) -> float:
 
 
 def count_waves(load: LoadRun) -> float:
-    """Return the requests that end in the steady state, divided by the concurrency.
-
-    Raises:
-        NoSteadyStateError: as in `steady_window`.
-    """
+    """Return the requests that end in the steady state, divided by the concurrency."""
     start, end = steady_window(load)
     done = sum(each is not None and start < each <= end for each in load.requests.end_s)
     return done / (load.concurrency or 1)
 
 
 def output_rate(load: LoadRun) -> float:
-    """Return output tokens per second in the steady state.
-
-    Raises:
-        NoSteadyStateError: as in `steady_window`, or the steady state has no token.
-    """
+    """Return output tokens per second in the steady state; NoSteadyStateError without any."""
     tokens, seconds = steady_output(load)
     return tokens / seconds
 
@@ -110,10 +100,7 @@ def lag_gain(load: LoadRun) -> float:
     It is the smaller one of two bounds at a fixed concurrency, where a request starts when another
     ends. First, each wave waits twice for a late client, and both ends of the steady state once
     more. Each such delay counts as the 99th percentile of the client's lag. Second, one slot's
-    delays cannot overlap, so they sum to at most the client's total lag.
-
-    Raises:
-        NoSteadyStateError: as in `steady_window`.
+    delays sum to at most the client's total lag.
     """
     if load.client_lag_s is None:
         return math.inf
@@ -126,11 +113,7 @@ def lag_gain(load: LoadRun) -> float:
 
 
 def latencies(load: LoadRun) -> Latencies:
-    """Return the latencies of the requests that are sent in the steady state.
-
-    Raises:
-        NoSteadyStateError: as in `steady_window`, or no request is sent in it.
-    """
+    """Return the latencies of the requests that are sent in the steady state."""
     import numpy as np
 
     start, end = steady_window(load)

@@ -2,13 +2,13 @@
 
 A block measures both sides with the same prompts, one after the other in random order. It gives y =
 ln(candidate / baseline) - ln(min_ratio). The gate requires that half of all such blocks have a
-ratio above the minimum. A block exactly at the minimum counts for neither side. The only assumption
-is that blocks are independent.
+ratio above the minimum; equality counts for neither side. The only assumption is that blocks are
+independent.
 
-Server starts differ by more than the blocks of one start. If both sides stay up, blocks do not show
-that difference. The ratio must then exceed the minimum by an allowance. A pair of equal servers
-exceeds it with probability `restart_allowance_alpha`; the blocks get the rest of the error rate. If
-server runs are interleaved, one value is the mean over a pair of runs.
+Server starts differ by more than the blocks of one start. If both sides stay up, the ratio must
+therefore exceed the minimum by an allowance. A pair of equal servers exceeds it with probability
+`restart_allowance_alpha`; the blocks get the rest of the error rate. If server runs are
+interleaved, one value is the mean over a pair of runs.
 """
 
 from __future__ import annotations
@@ -160,11 +160,7 @@ class ThroughputRatioRule(SequentialGateRule):
 
 
 def pair_sides(loads: Sequence[LoadRun]) -> list[tuple[LoadRun, LoadRun]]:
-    """Return baseline and candidate of each block, in the order of measuring.
-
-    Raises:
-        ValueError: a block lacks a load of a side.
-    """
+    """Return each block's baseline and candidate, in order; ValueError if one lacks a side."""
     blocks: dict[int, dict[str, LoadRun]] = {}
     for load in loads:
         sides = blocks.setdefault(load.block, {})
@@ -178,11 +174,7 @@ def pair_sides(loads: Sequence[LoadRun]) -> list[tuple[LoadRun, LoadRun]]:
 
 
 def log_ratios(pairs: Sequence[tuple[LoadRun, LoadRun]], blocks_per_pair: int = 1) -> list[float]:
-    """Return ln(candidate / baseline) of each block, or its mean over each pair of server runs.
-
-    Raises:
-        NoSteadyStateError: a load has no steady state.
-    """
+    """Return ln(candidate / baseline) of each block, or its mean per pair of server runs."""
     logs = [
         math.log(output_rate(candidate) / output_rate(baseline)) for baseline, candidate in pairs
     ]
@@ -199,11 +191,8 @@ def restart_allowance(spread: float, server_runs: int, alpha: float) -> float:
 
     Args:
         spread: standard deviation of ln(output tokens/s) between runs of one server.
-        server_runs: number of runs of the estimate, at least 2.
+        server_runs: number of runs of the estimate; ValueError below 2.
         alpha: one-sided.
-
-    Raises:
-        ValueError: there are fewer runs.
     """
     from scipy.special import stdtrit
 

@@ -1,9 +1,8 @@
-"""Effects of invalid loads on the measurement; the table is also in the documentation.
+"""Effects of invalid loads on the measurement (docs/explanation/performance-statistics.md).
 
-See docs/explanation/performance-statistics.md. A void unit counts against both bets: as a failing
-unit for the pass, as a passing unit for the fail. Each bet then has at most the evidence that it
-would have without the fault. Error rates therefore hold for any cause of faults, such as faults
-that hit slow blocks. The cost is power, which further blocks restore.
+A void unit counts against both bets: as a failing unit for the pass, as a passing unit for the
+fail. Each bet then has at most the evidence that it would have without the fault. Error rates
+therefore hold for any cause of faults; the cost is power.
 """
 
 from __future__ import annotations
