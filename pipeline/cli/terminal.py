@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from pipeline.core.redacting_stream import RedactingStream
 from pipeline.core.redaction import redact
@@ -53,17 +53,43 @@ class SanitizedStream(RedactingStream):
         return length
 
 
+class LastingStream(RedactingStream):
+    """A text stream that drops further output once its reader has ended, as in `... | head`.
+
+    A run that takes hours must not fail because nobody reads its progress.
+    """
+
+    def write(self, text: str) -> int:
+        with self._until_closed():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._until_closed():
+            self.stream.flush()
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.stream.fileno())
+            os.close(null)
+
+
 @contextmanager
 def guard_streams() -> Iterator[None]:
-    """Standard output and standard error only show what others wrote, as long as this lasts.
+    """Sanitize standard output and standard error during the block.
 
-    One that was closed before the command began (`>&-`) takes what is written all the same.
+    A stream that was closed before the command began (`>&-`) accepts output and drops it.
     """
     kept = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         for stream in kept:
             escape_letters(stream)
-        sys.stdout, sys.stderr = (SanitizedStream(stream or nowhere) for stream in kept)
+        lasting = (cast(TextIO, LastingStream(stream or nowhere)) for stream in kept)
+        sys.stdout, sys.stderr = map(SanitizedStream, lasting)
         try:
             yield
         finally:

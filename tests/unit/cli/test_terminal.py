@@ -156,3 +156,30 @@ def test_the_command_shows_a_hostile_path_on_a_terminal(tmp_path: Path) -> None:
     assert "owned" in said
     # The bars' own sequences are there too.
     assert not any(act in said for act in ("\x1b[2J", "\x1b]0", "\x07", "\u202e", "\n::", "##["))
+
+
+@pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")])
+def test_a_reader_that_has_ended_changes_no_outcome(
+    tmp_path: Path, closed: tuple[str, ...]
+) -> None:
+    """As `prepare model ... 2>&1 | head`, whose reader ends long before the run."""
+    code = (
+        "import sys; from pipeline.cli.main import main\n"
+        "from pipeline.cli.display import open_display\n"
+        "from pipeline.cli.tables import print_table\n"
+        "def command(standalone_mode):\n"
+        "    with open_display(as_json=False, plain=True) as progress:\n"
+        "        for number in range(3):\n"
+        "            progress.note('x' * 100_000); print('y' * 100_000); sys.stdout.flush()\n"
+        "    print_table(['name'], [['value']])\n"
+        "    return 5\n"
+        "main(command)\n"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    with (tmp_path / "open").open("w") as kept:
+        streams = {name: writing if name in closed else kept for name in ("stdout", "stderr")}
+        ended = subprocess.run([sys.executable, "-c", code], **streams, timeout=60)
+    os.close(writing)
+    assert ended.returncode == 5
+    assert "Traceback" not in (tmp_path / "open").read_text()
