@@ -1,11 +1,11 @@
 """Answer logs: stored answers, so that no question is asked twice of one served model.
 
-A log has a row per question, in the order of asking. Batches are flushed to disk; a torn last line
-is cut off. An undecided gate or a changed policy continues the log.
+A log has a row per question, in the order of asking. An undecided gate or a changed policy
+continues the log. Batches are flushed to disk; a torn last line is cut off.
 
-Each writer appends to its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. A lease
-admits one writer at a time. A suspended writer that lost its lease may still append. Its rows
-therefore count only up to the first row of the next writer.
+Each writer has its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. A lease admits one
+writer at a time. A suspended writer may append after it lost the lease. Its rows count only up to
+the first row of the next writer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class AnswerLog:
     """Answers of one served model to one ordered list of questions.
 
     Args:
-        path: base of the files' names; the files need not exist.
+        path: base of the files' names.
         ids: of the questions, in the order of asking.
         writer: number of its lease; None to read only.
     """
@@ -69,11 +69,7 @@ class AnswerLog:
         self._read: int | None = None
 
     def rows(self) -> Rows:
-        """Return the answers so far, in the questions' order.
-
-        Raises:
-            EvaluationDataError: a line is damaged, or answers another question than the next.
-        """
+        """Return the answers so far; EvaluationDataError if a line is damaged or out of order."""
         rows: Rows = []
         for part in parts_of(self._path):
             if part.start > len(rows):
@@ -108,11 +104,7 @@ class AnswerLog:
             yield row
 
     def append(self, rows: Rows) -> None:
-        """Add answers and flush them to disk, after a torn last line is cut off.
-
-        Raises:
-            ValueError: the log is read-only.
-        """
+        """Add answers and flush them to disk; ValueError if the log is read-only."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         with self._own_part().open("a+b") as file:

@@ -1,7 +1,7 @@
 """Losses by weights and by KV cache: a 2 x 2 comparison on the same questions.
 
-The cells combine both weights with both KV caches. The report has bounds for each cell's mean
-change from the baseline, and for the interaction. It decides nothing.
+The report has bounds for each cell's mean change from the baseline, and for the interaction. It
+decides nothing.
 """
 
 from __future__ import annotations
@@ -86,13 +86,11 @@ def attribute(
 ) -> AttributionReport:
     """Compare the four cells, question by question.
 
-    Answers of baseline and variant decided the number of questions, so the bounds hold at every
-    number (see statistics/sequential.py). The interaction is a difference of differences, in -2 to
-    2; it is rescaled to 0 to 1.
+    The bounds hold at any number of questions (see statistics/sequential.py). The interaction is a
+    difference of differences, in -2 to 2; it is rescaled to 0 to 1.
 
     Args:
-        baseline: rows with id, prompt_sha256 and score, in the order of asking; the other cells
-            answer the same questions.
+        baseline: rows with id, prompt_sha256 and score, in the order of asking.
         weights: the variant's weights with the baseline's KV cache.
         kv_cache: the baseline's weights with the variant's KV cache.
         both: the variant as judged.

@@ -28,7 +28,7 @@ def check_sensitivities(
     Args:
         rows: the baseline's answers, in the order of asking; at least one.
         guessing: expected score of a guess; 0 without choices.
-        population: questions (or clusters) of the benchmark; None if the estimand is no benchmark.
+        population: questions (or clusters) of the benchmark, if that is the estimand.
     """
     clusters = group_by_cluster(rows)
     scores = means(clusters, "score")

@@ -1,7 +1,7 @@
 """Clusters of questions, such as those about one passage, as one unit of evidence.
 
 Answers about one text are dependent. A suite with `cluster_by` asks complete clusters, and its
-tests use each cluster's mean. A row of answers names its cluster under `cluster`.
+tests use each cluster's mean.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def whole_end(labels: Sequence[str], end: int) -> int:
 def partners(labels: Sequence[str]) -> list[int]:
     """Return for each question one of another cluster, to which its answer is unrelated.
 
-    Clusters swap in pairs, so that each pair is an independent unit; an odd last one uses the
-    first. Questions of a single cluster are their own partners.
+    Clusters swap in pairs, so that pairs are independent; an odd last one uses the first.
     """
     groups: list[list[int]] = []
     for number, label in enumerate(labels):
@@ -63,10 +62,7 @@ def partners(labels: Sequence[str]) -> list[int]:
 
 
 def shared_text(documents: Rows) -> str | None:
-    """Return the field with a long text, such as a passage, that several documents share.
-
-    A text of nearly all documents, such as an instruction, does not count.
-    """
+    """Return the field with a long text, such as a passage, that some documents share."""
     for field in documents[0] if documents else ():
         texts = Counter(
             text

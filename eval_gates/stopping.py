@@ -1,7 +1,4 @@
-"""Stopping rules: after each batch, whether the gate is decided, and the next questions.
-
-The core and the evaluate worker use them; they reach the worker as plain data.
-"""
+"""Stopping rules: whether the gate is decided, and the next questions otherwise."""
 
 from __future__ import annotations
 
@@ -46,7 +43,6 @@ class StoppingPlan:
 
     @property
     def end(self) -> int:
-        """End of this round: `max_questions`, and the rest of its last cluster."""
         return whole_end(self.clusters, self.max_questions) if self.clusters else self.max_questions
 
     def state(self, scores: Sequence[float]) -> State:

@@ -13,8 +13,8 @@ DECIDES = ("tier", "test", "about")
 def claim_of(policy: Policy, family: str) -> dict[str, Any]:
     """Return the error rate with its scope, and each critical suite's test settings.
 
-    Only a fixed test includes the maximum number of questions, because a sequential gate can
-    continue. Its planned bet depends on the expected flips, which must not change with the answers.
+    Only a fixed test includes the maximum number of questions; a sequential gate can continue. Its
+    planned bet depends on the expected flips, which must not follow from the answers.
     """
     suites = {}
     for name, suite in policy.suites.items():

@@ -50,12 +50,11 @@ def judge_suite(
         baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
         candidate: rows to the same questions, or to the first of them.
         again: the baseline's second answers to its first questions; may be empty.
-        available: questions of the source; clusters for a suite with clusters.
+        available: questions (or clusters) of the source.
         guessing: the chance-level mean score: 0.25 with four choices.
 
     Raises:
-        ValueError: questions or prompts differ, a score is missing, or generated answers lack
-            scores against other questions.
+        ValueError: questions or prompts differ, or a score is missing.
     """
     floor = floor_of(name, baseline, again)
     check_scores(name, baseline)
@@ -199,11 +198,8 @@ def overall(
     """Return the variant's verdict, its reason, and its p-value.
 
     Critical gates must pass; supporting gates must not fail; advisory gates do not count. A fail
-    takes precedence over an undecided gate. All gates must pass, so their number needs no
-    correction; the p-value is the largest of the critical gates'.
-
-    Raises:
-        ValueError: there is no gate.
+    takes precedence over an undecided gate. The p-value is the largest of the critical gates'.
+    ValueError without gates.
     """
     if not gates:
         raise ValueError("no gates: nothing was shown")

@@ -1,6 +1,6 @@
 """Control group (cgroup v2) of each program, which limits all its processes together.
 
-It also counts files in memory, buffers of pipes and sockets, and kernel tables.
+It includes files in memory, buffers of pipes and sockets, and kernel tables.
 """
 
 from __future__ import annotations
@@ -19,13 +19,7 @@ _EMPTY_TIMEOUT_S = 5.0
 
 
 def find_parent(process: Path = Path("/proc/self")) -> Path | None:
-    """Find where this process may make groups that limit memory and processes, if anywhere.
-
-    Removes groups that a killed run left there.
-
-    Args:
-        process: the /proc directory of this process.
-    """
+    """Find where this process may make groups, if anywhere; remove a killed run's groups."""
     own = _own_group(process)
     for parent in [] if own is None else [own.parent, own]:
         try:
@@ -40,11 +34,7 @@ def find_parent(process: Path = Path("/proc/self")) -> Path | None:
 
 @contextmanager
 def make(parent: Path, memory_bytes: int, processes: int) -> Iterator[Path]:
-    """Make a group with these limits; above the memory limit the kernel kills all processes.
-
-    Raises:
-        OSError: no such group can be made here.
-    """
+    """Make a group whose memory limit kills all its processes; OSError if not possible."""
     with ExitStack() as stack:
         with _lock(parent):  # otherwise another run would remove it as stale
             folder = parent / (_PREFIX + os.urandom(8).hex())
@@ -117,7 +107,6 @@ def _lock(folder: Path, how: int = 0) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """Kill the group's processes and remove it; the next run retries after a failure."""
     with suppress(OSError):  # Linux 5.14
         (folder / "cgroup.kill").write_text("1")
     deadline = time.monotonic() + _EMPTY_TIMEOUT_S

@@ -1,7 +1,4 @@
-"""Runs the model's code and answers calls to its function.
-
-The model's code controls this process, so the grader checks all data from it.
-"""
+"""Runs the model's code and answers calls; the grader checks all data from this process."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class Program(NamedTuple):
     Attributes:
         solution: the model's complete code.
         entry_point: the function that it must define.
-        test: code that calls the function by that name and raises if a result is wrong. It gets
-            copies of plain values (see :mod:`.value_codec`), and does not see changed arguments.
+        test: code that calls the function by name and raises if a result is wrong. It gets
+            copies of plain values, and does not see changed arguments.
     """
 
     solution: str
@@ -91,9 +91,6 @@ def run_many(
         workers: concurrent programs; None: the number of usable cores.
         progress: receives the number of finished programs.
         task: name of the work in its progress.
-
-    Raises:
-        SandboxError: as for :func:`run_program`; the other programs are not run.
     """
     progress = progress or NullProgress()
     with (

@@ -1,7 +1,4 @@
-"""Files that a sandboxed program can read: system, interpreter, and named packages.
-
-All other files are hidden. Other installed packages may contain the benchmark's solutions.
-"""
+"""Files that a sandboxed program can read: system, interpreter, and named packages."""
 
 from __future__ import annotations
 
@@ -85,7 +82,6 @@ def _find_private(hidden: Iterable[str]) -> Iterator[Path]:
 
 
 def _select_masks(folders: Iterable[Path], shown: list[Path]) -> list[str]:
-    """Select the visible folders, except those that the interpreter needs."""
     masked: list[Path] = []
     for folder in sorted(folders):
         hides_too_much = _is_within(_LIBRARY, [folder]) or _is_within(interpreter(), [folder])
@@ -102,7 +98,7 @@ def interpreter() -> Path:
 
 @cache
 def packages() -> tuple[Path, ...]:
-    """Return this environment's folders of :data:`PACKAGES`, without importing them."""
+    """Return this environment's folders of :data:`PACKAGES`, without an import."""
     found = find_spec(PACKAGES[0])
     if found is None or found.origin is None:
         return ()

@@ -1,7 +1,4 @@
-"""Bare interpreter that forks a grading process for each program, to save its start.
-
-It runs no solution, so each fork starts from the same clean state.
-"""
+"""Bare interpreter that forks a grading process for each program, to save its start."""
 
 from __future__ import annotations
 
@@ -60,15 +57,12 @@ class ForkServer:
         self._process.wait()
 
     def start(self, task: IO[bytes], errors: IO[bytes], report: int) -> None:
-        """Fork a grading process with copies of the descriptors.
+        """Fork a grading process with copies of the descriptors; OSError if the server ended.
 
         Args:
             task: see :func:`eval_gates.sandbox.grading.grade_program`.
             errors: standard error of grading process and solution.
             report: the writing end of a pipe.
-
-        Raises:
-            OSError: the server has ended.
         """
         socket.send_fds(self._socket, [b"judge"], [task.fileno(), errors.fileno(), report])
 

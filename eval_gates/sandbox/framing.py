@@ -1,4 +1,4 @@
-"""Messages between the sandbox's processes: a length, then JSON, which is safe to read."""
+"""Messages between the sandbox's processes: a length, then JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_message(descriptor: int, max_bytes: int | None = None) -> Any:
 
     Raises:
         EOFError: the other side closed before a message began.
-        FramingError: it closed within one, or the message is malformed or above `max_bytes`.
+        FramingError: the message is incomplete, malformed or above `max_bytes`.
     """
     reader = MessageReader(max_bytes)
     while not reader.complete:
@@ -51,12 +51,7 @@ def read_message(descriptor: int, max_bytes: int | None = None) -> Any:
 
 
 def read_answer(answers: int, notices: int) -> Any:
-    """Read one message from `answers`, unless `notices` has one first.
-
-    Raises:
-        EOFError: `notices` has one, or the other side closed.
-        FramingError: the message is incomplete, malformed or too long.
-    """
+    """Read a message from `answers`; EOFError if `notices` has one or the other side closed."""
     reader = MessageReader(MAX_MESSAGE_BYTES)
     ends = poll()
     ends.register(answers, POLLIN)
@@ -69,7 +64,7 @@ def read_answer(answers: int, notices: int) -> Any:
 
 
 class MessageReader:
-    """Reads one message in pieces, for a process that also polls other descriptors."""
+    """Reads one message in pieces, for a process that polls other descriptors."""
 
     def __init__(self, max_bytes: int | None) -> None:
         self._max_bytes = max_bytes
@@ -88,7 +83,6 @@ class MessageReader:
         return min(_CHUNK_BYTES, self._length - len(self._body))
 
     def take(self, piece: bytes) -> None:
-        """Take the bytes read; an empty piece is the end of the pipe."""
         if not piece:
             if self._head:
                 raise FramingError("the other side ended within a message")

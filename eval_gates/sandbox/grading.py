@@ -1,7 +1,7 @@
 """Grades one program: a grader runs its tests against a solution, each in its own sandbox.
 
-This process runs no code of a model or dataset. It enforces the time limit of both sandboxes. It
-reads the tests only after both forks, so the solution's memory never has them.
+This process runs no untrusted code and enforces the time limit. It reads the tests only after both
+forks, so the solution's memory never has them.
 """
 
 from __future__ import annotations

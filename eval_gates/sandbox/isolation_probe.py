@@ -141,7 +141,6 @@ def _describe_missing(kind: str) -> str:
 
 
 def _variants(kind: Literal["bubblewrap", "namespaces"]) -> Iterator[Isolation]:
-    """Yield the variants to try, best first: a container may forbid a part."""
     if sys.platform != "linux":
         return
     if kind == "namespaces":

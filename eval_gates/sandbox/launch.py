@@ -67,7 +67,7 @@ class Sandbox:
             raise BrokenSandboxError(notice["broken"])
 
     def hand_over(self) -> None:
-        """Close the pipes to the inside process: another process has them."""
+        """Close this process's pipe ends; another process has copies."""
         for end in (self.requests, self.answers, self.notices):
             os.close(end)
 
@@ -130,7 +130,6 @@ def _users(settings: dict[str, Any]) -> list[int]:
 
 
 def _kill_children() -> None:
-    """Kill our children; their orphans become ours and are killed in the next round."""
     me = str(os.getpid())
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

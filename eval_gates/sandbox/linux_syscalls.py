@@ -65,7 +65,7 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def make_read_only(target: str) -> None:
-    """Make the mount at `target` and all under it read-only, without setuid (Linux 5.12)."""
+    """Make the mounts at and under `target` read-only, without setuid (Linux 5.12)."""
     attributes = (ctypes.c_uint64 * 4)(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
     result = _libc.syscall(
         _MOUNT_SETATTR,
@@ -101,11 +101,7 @@ def forbid_tracing() -> None:
 def shed_privileges(users: list[int]) -> None:
     """Become the first of `users` that exists here, without any capability, permanently.
 
-    Args:
-        users: ids to try, for user and group alike; empty to keep the current user.
-
-    Raises:
-        OSError: none of them is available.
+    OSError if none is available; the current user stays if `users` is empty.
     """
     for capability in range(_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
@@ -124,9 +120,6 @@ def filter_calls() -> None:
 
     Has no effect on other architectures or on a kernel without filters. Call
     :func:`shed_privileges` first.
-
-    Raises:
-        OSError: there are filters, and this one is unavailable.
     """
     if os.uname().machine != seccomp_filter.MACHINE or _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
         return

@@ -1,7 +1,7 @@
 """Isolation by Linux namespaces alone, without privileges.
 
 A child moves into new user, mount, pid, network, IPC, UTS and cgroup namespaces. Its own child is
-pid 1 there, builds a root folder, and becomes the sandbox's init. The network's loopback is down.
+pid 1 there, builds a root folder, and becomes the sandbox's init.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ _ALL = (
 
 
 def unused_user_id() -> int:
-    """Return a user id without files or other processes, for one program of root.
-
-    The kernel limits processes by user and exempts root.
-    """
+    """Return an unused user id for a program of root, whose processes have no limit."""
     return 2_000_000_000 + os.getpid()
 
 
@@ -119,7 +116,6 @@ def _enter_root(view: dict[str, Any], proc: bool, run_init: Callable[[], NoRetur
 
 
 def _map_users(child: int) -> None:
-    """Map the namespace's `nobody` to this user, or for root to an unused one."""
     folder = Path(f"/proc/{child}")
     user, group = os.geteuid(), os.getegid()
     if user == 0:

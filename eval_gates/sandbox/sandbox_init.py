@@ -1,7 +1,7 @@
 """First process in the sandbox: sheds privileges, starts the program, ends all processes.
 
-No process inside can signal or stop pid 1, and its end ends all. It ends with the program or the
-grading process, or when all processes together exceed the memory limit.
+No process inside can stop pid 1, and its end ends all. It ends with the program or the grading
+process, or when all processes together exceed the memory limit.
 """
 
 from __future__ import annotations
@@ -75,10 +75,6 @@ def _run(requests: int, answers: int, orders: dict[str, Any], more: tuple[int, .
 
 
 def _ignore_signals() -> None:
-    """Ignore the signals that Python or the grading process handled.
-
-    The kernel blocks all other signals to pid 1.
-    """
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in (signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
@@ -136,7 +132,6 @@ def _reap(child: int) -> int | None:
 
 
 def _total_memory() -> int:
-    """Return several processes' resident bytes; 0 for one, which has its own limit."""
     page = os.sysconf("SC_PAGE_SIZE")
     others = [name for name in _processes() if name != "1"]
     if len(others) < 2:
@@ -173,7 +168,6 @@ def _start_session() -> None:
 
 
 def _start_group(child: int) -> None:
-    """Put the child into its own group; the child does the same, in either order."""
     try:
         os.setpgid(child, child)
     except (ProcessLookupError, PermissionError):  # it has ended, or is another program by now

@@ -2,8 +2,8 @@
 
 It refuses calls that allocate memory beyond a limit, make namespaces, mounts or sockets, or access
 keys and other processes. It also refuses unneeded calls that had kernel holes. A refused call fails
-with EPERM. Calls newer than this list fail with ENOSYS, so that libraries use older ones. The
-filter is for x86-64 only, whose 32-bit and x32 interfaces it refuses.
+with EPERM, a newer call with ENOSYS, so that libraries use older ones. The filter is for x86-64
+only, whose 32-bit and x32 interfaces it refuses.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _ENDS = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
 class SolutionDiedError(BaseException):
     """The solution's process ended or sent a malformed answer.
 
-    Not an Exception, so that a test that expects one does not catch it.
+    Not an Exception, because a test may catch those.
     """
 
 
@@ -52,11 +52,7 @@ class SolutionProxy:
             self._give_up(self.trace or repr(error))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the function; returns a copy of its answer, or raises its exception.
-
-        Iterators' items are copies, fetched when the test needs them. Any other failure is a
-        SolutionDiedError.
-        """
+        """Call the function; other failures than its exceptions are SolutionDiedErrors."""
         with self._losing_on_error():
             reply = self._request(
                 {
@@ -138,11 +134,6 @@ class SolutionProxy:
         raise SolutionDiedError(why)
 
     def _read_exception(self, reply: dict[str, Any]) -> BaseException | None:
-        """Return the solution's exception, if any, as the nearest built-in class.
-
-        Raises:
-            SolutionDiedError: it is one that ends a loop, generator or program unnoticed.
-        """
         if "raised" not in reply:
             return None
         raised = reply["raised"]

@@ -1,8 +1,7 @@
 """Python values as plain JSON and back, for calls from the grader to the code runner.
 
 A value is a JSON number, string, null or list, or the name of a form with its parts. :data:`_FORMS`
-builds Python's own types only, so no `__eq__` of a solution is used. A subclass arrives as its base
-class.
+builds Python's own types only, so no `__eq__` of a solution is used.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Opaque:
 def encode(value: Any) -> Any:
     """Encode a value as JSON content; a value without a form becomes its type's name.
 
-    Iterators become their items. RecursionError if the value is nested too deeply.
+    Iterators become their items. RecursionError for deep nesting.
     """
     if value is None or value is True or value is False:
         return value

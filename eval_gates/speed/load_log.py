@@ -66,7 +66,7 @@ class LoadLog:
             ) from error
 
     def loads(self) -> list[LoadRun]:
-        """Return all complete loads, in the order of measuring; StoreError if damaged."""
+        """Return all complete loads, in order; StoreError if damaged."""
         try:
             return parse_loads(self._lines())
         except ValueError as error:

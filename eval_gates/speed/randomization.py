@@ -23,7 +23,6 @@ class Randomization:
         self._sides = list(sides)
 
     def next_probe(self) -> int:
-        """Return the seed of an uncounted load."""
         return self._chance.getrandbits(32)
 
     def next_unit(self) -> tuple[int, list[str]]:

@@ -88,7 +88,6 @@ class SequentialGateRule(ServerRunRule):
 
     @property
     def level(self) -> float:
-        """Part of alpha that is left for the units."""
         return self.alpha
 
     @abstractmethod
@@ -196,14 +195,6 @@ class SequentialGateRule(ServerRunRule):
         *,
         spent: bool,
     ) -> SpeedTestResult:
-        """Return the result, open while the budget allows further units.
-
-        Args:
-            sound: loads without a fault.
-            voided: faults, in the order of measuring.
-            lost: units that are void because of these faults.
-            spent: the budget is spent for another reason than the number of units.
-        """
         # A run that continues starts its own bet, so it has as many units as the first.
         cap, drifts = len(self.began) * self.cap, found.state == "invalid"
         for_lost = math.ceil(UNITS_PER_LOST / (1 - self.required_share) * lost)
@@ -223,7 +214,6 @@ class SequentialGateRule(ServerRunRule):
         return [loads[start : start + size] for start in range(0, len(loads), size)]
 
     def _straddles(self, margins: FloatArray, slack: FloatArray) -> NDArray[np.bool_]:
-        """Return which units have a side only if the client's lag is ignored."""
         measured = [side > 0 for side in self.sides(margins)]
         certain = [side > 0 for side in self._sure_sides(margins, slack)]
         return (measured[0] | measured[1]) & ~(certain[0] | certain[1])

@@ -112,7 +112,6 @@ class ServerRunSchedule:
 
     @property
     def unit(self) -> int:
-        """Loads of a block, a round or a pair of server runs."""
         return len(self.sides) * (self.loads or 1)
 
     @property

@@ -129,7 +129,6 @@ class SloRule(SequentialGateRule):
         return 1 - sum(answers for _, answers in flows) / arrived if arrived else None
 
     def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
-        """Return that the rate is not sustained: latencies grow with the measuring time."""
         left = self.left_over(loads)
         if left is None or left < SUSTAINED:
             return None

@@ -130,7 +130,6 @@ class ThroughputRatioRule(SequentialGateRule):
         return rates[0] / rates[1]
 
     def log_rates(self, loads: Sequence[LoadRun]) -> dict[str, list[float]]:
-        """Return the median ln(output tokens/s) of each server start, by side."""
         start_rates: dict[tuple[str, int], list[float]] = {}
         for load in self.counted_loads(loads):
             with contextlib.suppress(NoSteadyStateError):
@@ -142,7 +141,6 @@ class ThroughputRatioRule(SequentialGateRule):
         return found
 
     def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
-        """Return that the total ratio is below the minimum, unlike the typical block."""
         total = self.total_ratio(loads)
         if total is None or total >= self.min_ratio:
             return None

@@ -7,8 +7,7 @@ Terms of all modules:
 - `flip_size`: the size of a change: 1 for right-or-wrong answers, less for scores such as ROUGE;
 - `baseline`, as a number: the baseline's mean score; a recovery is a share of it;
 - `population`: size of the finite benchmark that is the estimand; None for all such questions;
-- `planned`: the bet that has half of the stake, as a share of the largest legal bet. It is fixed
-  before any answer; None if the stake is even.
+- `planned`: the bet with half of the stake, as a share of the largest legal bet; None: even stake.
 
-Every module raises ValueError for missing values and values out of range.
+Missing values and values out of range raise ValueError.
 """

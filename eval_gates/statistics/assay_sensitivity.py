@@ -1,12 +1,10 @@
 """Assay sensitivity: whether a gate's margin ends above the chance baselines.
 
-Chance baselines are the scores of guesses, of empty answers and of answers to other questions. A
-margin that reaches one of them would pass a model that lost everything. The gate therefore also
-tests that the baseline's score, less the margin, exceeds each chance score. This is the logic of
-three-arm non-inferiority trials, with chance as the placebo. With both tests at level alpha, a
-chance-level candidate passes with probability at most alpha.
-
-All looks share one bet (betting.py), so rounds and later questions add no error.
+Chance baselines are the scores of guesses, empty answers and answers to other questions. A margin
+that reaches one would pass a model that lost everything. The gate therefore also tests that the
+baseline's score, less the margin, exceeds each of them. It is the logic of three-arm
+non-inferiority trials, with chance as the placebo. With both tests at level alpha, a chance-level
+candidate passes with probability at most alpha. All looks share one bet (betting.py).
 """
 
 from __future__ import annotations
@@ -73,8 +71,8 @@ def check_sensitivity(
 def swap_p_value(differences: Sequence[float]) -> float:
     """Compute the anytime-valid p-value of 'two questions may swap their answers'.
 
-    Under the hypothesis, a difference of any size is positive as often as negative: a fair coin.
-    The bet grows with the size of the difference, up to the mean size so far.
+    Under the hypothesis, a difference of any size is positive as often as negative. The bet grows
+    with the size of the difference, up to the mean size so far.
     """
     import numpy as np
 

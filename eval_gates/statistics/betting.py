@@ -31,8 +31,8 @@ RELATIVE_TOLERANCE = 1e-9
 def bets() -> FloatArray:
     """Return the evenly staked shares of the largest legal bet, log-spaced: shape [12].
 
-    Small bets win with many flips, large ones with few flips or a wide margin. The range comes from
-    simulations of 0 % to 10 % flips at 1, 15 and 40 points; any range is valid.
+    The range comes from simulations of 0 % to 10 % flips at 1, 15 and 40 points; any range is
+    valid.
     """
     import numpy as np
 
@@ -73,9 +73,9 @@ def log_wealth(
         heights: distance of each value from the smallest possible one, >= 0; shape [..., n], each
             row a separate run in random order. The result has the same shape.
         mean: the largest mean height under the hypothesis, > 0.
-        population: size of the finite population that is drawn from without replacement, if any.
-            Each bet is then against the largest mean that the hypothesis leaves for the unseen
-            values. A negative one refutes the hypothesis: the log is infinite.
+        population: size of the finite population, drawn without replacement. Each bet is then
+            against the largest mean left for the unseen values. A negative one refutes the
+            hypothesis: the log is infinite.
     """
     import numpy as np
 
@@ -100,7 +100,6 @@ def log_wealth(
 def _ratios_without_replacement(
     heights: FloatArray, mean: float, population: int
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return heights over the largest mean left, and where the hypothesis is refuted."""
     import numpy as np
 
     n = heights.shape[-1]

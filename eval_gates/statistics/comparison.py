@@ -45,7 +45,6 @@ class Comparison:
 
     @property
     def weight(self) -> float:
-        """Factor of the baseline's score."""
         return 1.0 if self.kind == "points" else self.size
 
     @property
@@ -72,12 +71,7 @@ class Comparison:
         return self.size if self.kind == "points" else (1 - self.size) * baseline
 
     def values(self, before: Sequence[float], after: Sequence[float]) -> FloatArray:
-        """Return one value per question: floats of shape [n], in [lowest, highest].
-
-        Args:
-            before: the baseline's scores, in [0, 1].
-            after: the candidate's scores on the same questions, in the same order.
-        """
+        """Return one value per question: floats of shape [n], in [lowest, highest]."""
         import numpy as np
 
         old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)

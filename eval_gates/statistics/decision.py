@@ -57,8 +57,7 @@ def decide(finding: GateTestResult, scores: Scores, population: int | None = Non
     - `undecided`: neither; or the margin is not shown to end above the chance baselines; or the
       candidate's answers are not shown to fit their own questions better than others.
 
-    A gain above the margin is flagged as suspicious: quantization does not improve a model, so the
-    two sides probably differ in something else.
+    A gain above the margin is flagged: quantization does not improve a model.
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
     if not all(math.isfinite(value) for value in values):
@@ -162,7 +161,6 @@ def _describe_open(
 def _estimate_questions(
     finding: GateTestResult, scores: Scores, gap: float, population: int | None
 ) -> float:
-    """Return how many questions pass if the mean stays `gap` above the threshold."""
     if finding.method == SEQUENTIAL:
         needed = expected_questions(
             Comparison.points(min(gap, 0.99)),

@@ -78,8 +78,7 @@ def min_fixed_questions(
 ) -> int | None:
     """Return the number of questions at which a fixed gate passes if no answer changes.
 
-    For a margin in points it inverts `paired.identical_interval`; for a recovery it searches. None
-    if no number is enough: a recovery of a baseline that scores 0.
+    For a margin in points it inverts `paired.identical_interval`; for a recovery it searches.
     """
     normal_quantile(alpha)
     if comparison.kind == "points":
@@ -126,7 +125,6 @@ class _Gate:
         return passed / _RUNS, failed / _RUNS
 
     def _chances_by_normal(self, drop: float) -> tuple[float, float]:
-        """Assume normal runs around the mean value, with a typical run's distances."""
         found = outcomes(self.comparison, self.flips, self.flip_size, drop, self.baseline)
         pairs = list(zip(found.values, found.chances, strict=True))
         mean = sum(value * chance for value, chance in pairs)

@@ -6,8 +6,7 @@ promotion needs a truly inferior gate to pass, which has probability at most alp
 
 **Several variants** need one: with K inferior variants the probability of a promotion approaches K
 * alpha. Each variant gets alpha / K (Bonferroni), which needs no independence. Holm's procedure
-would give later variants more. But sequential gates stop at the strictest level, so its gain is nil
-unless the questions run out. A verdict would also depend on the other variants' p-values.
+gains nothing, because sequential gates stop at the strictest level.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ def gate_level(
 ) -> float:
     """Return the level of one variant's gate; all levels are computed here.
 
-    Variants share the attempt's rate evenly; gates do not divide it. A gate's first measurement
-    gets nine tenths, and the n-th gets 0.1 / (n (n - 1)), which sums to 1. Repeated measurements
-    therefore keep the attempt's rate.
+    Variants share the attempt's rate evenly. A gate's first measurement gets nine tenths, and the
+    n-th gets 0.1 / (n (n - 1)), which sums to 1.
 
     Args:
         alpha: the policy's error rate.

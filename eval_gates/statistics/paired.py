@@ -52,12 +52,12 @@ def tango_interval(
 
 
 def graded_interval(differences: Sequence[float], alpha: float) -> PairedInterval:
-    """Compute bounds of the mean of graded differences that also hold for few questions.
+    """Compute Gaffke's bounds of the mean of graded differences, also for few questions.
 
-    Gaffke's bound (see gaffke.py) allows for losses that no question showed, unlike a bootstrap.
-    With equal differences it is :func:`identical_interval`; with right-or-wrong scores it is
-    Clopper and Pearson's. Its validity for every distribution is a conjecture without a known
-    exception; tests simulate the hard ones.
+    They allow for losses that no question showed, unlike a bootstrap. With equal differences the
+    result is :func:`identical_interval`; with right-or-wrong scores it is Clopper and Pearson's.
+    Validity for every distribution is a conjecture without a known exception; tests simulate the
+    hard ones.
 
     Args:
         differences: one per question, each in [-1, 1].
@@ -115,11 +115,7 @@ def min_identical_questions(margin: float, alpha: float) -> int:
 
 
 def normal_quantile(alpha: float) -> float:
-    """Return the point that a standard normal exceeds with probability alpha.
-
-    Raises:
-        ValueError: alpha is not in (0, 0.5).
-    """
+    """Return the point that a standard normal exceeds with probability alpha."""
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha, the error rate of a bound, must be in (0, 0.5), not {alpha}")
     return NormalDist().inv_cdf(1 - alpha)

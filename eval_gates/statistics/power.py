@@ -68,7 +68,6 @@ def power_plan(
         questions: the cap.
         batch: questions per batch.
         replays: simulated runs; a chance of 95 % from 300 has a standard error of 1.3 points.
-        seed: the same seed gives the same plan.
     """
     check_alpha(alpha)
     if min(questions, batch, replays) < 1:
@@ -176,11 +175,7 @@ def find_strictest_decidable(
     baseline: float = 1.0,
     bet: Callable[[Comparison], float] | None = None,
 ) -> Comparison | None:
-    """Find the strictest margin that a sequential gate could pass; see :func:`find_strictest`.
-
-    Args:
-        bet: planned bet at a margin; None for an even stake.
-    """
+    """Find the strictest margin that a sequential gate could pass; see :func:`find_strictest`."""
 
     def least(margin: Comparison) -> int | None:
         return min_questions(margin, alpha, population, baseline, bet(margin) if bet else None)
@@ -191,9 +186,7 @@ def find_strictest_decidable(
 def find_strictest(
     comparison: Comparison, questions: int, least: Callable[[Comparison], int | None]
 ) -> Comparison | None:
-    """Find the strictest margin of the same kind that could pass, rounded outward to 0.1 points.
-
-    None if no margin could pass with so few questions.
+    """Find the strictest possible margin of the same kind, rounded outward to 0.1 points.
 
     Args:
         least: questions that a margin needs if no answer changes.

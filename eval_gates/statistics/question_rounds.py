@@ -1,8 +1,7 @@
 """Sizes of the rounds in which the baseline answers questions before each variant.
 
-A variant answers only questions that the baseline has answered. The first round is sized to decide
-most gates; each further round doubles it. Round sizes do not affect the error rate, because a
-sequential test is valid at every look.
+The first round is sized to decide most gates; each further round doubles it. Sizes do not affect
+the error rate, because a sequential test is valid at every look.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def expected_questions(
 def round_sizes(expected: float, batch: int, cap: int | None) -> list[int]:
     """Return the cumulative size of each round: doubling, on a grid, up to the cap.
 
-    The grid (batch times 1, 2, 3, 4, 6, 8, 12...) lets other recipes and margins reuse a round.
+    Other recipes and margins can reuse rounds of the grid (batch times 1, 2, 3, 4, 6, 8, 12...).
     """
     cap = cap if cap is not None else UNKNOWN_QUESTION_COUNT
     size = batch

@@ -123,10 +123,7 @@ def log_evidence(
     population: int | None,
     planned: float | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the log e-processes against 'inferior' and 'not inferior': each [..., n].
-
-    Each row is a separate run; simulations use the same code.
-    """
+    """Return the log e-processes against 'inferior' and 'not inferior': each [..., n]."""
     import numpy as np
 
     lowest, highest, threshold = comparison.lowest, comparison.highest, comparison.threshold
@@ -153,7 +150,6 @@ def _settle_tie(
     log_pass: FloatArray,
     log_fail: FloatArray,
 ) -> None:
-    """Decide by exact arithmetic once all questions are answered."""
     n = values.size
     if abs(float(values.mean()) - comparison.threshold) <= 2 * RELATIVE_TOLERANCE:
         passes = comparison.exact_sign(before, after) > 0
@@ -163,7 +159,6 @@ def _settle_tie(
 def _first_crossing(
     log_pass: FloatArray, log_fail: FloatArray, alpha: float
 ) -> tuple[SequentialVerdict, int | None]:
-    """Return the first process to reach 1 / alpha; a tie of both fails."""
     needed = -math.log(alpha)
     passed, failed = log_pass >= needed, log_fail >= needed
     pass_at = int(passed.argmax()) + 1 if passed.any() else None
@@ -200,7 +195,6 @@ def _lower_height(
     population: int | None,
     planned: float | None = None,
 ) -> float:
-    """Find the smallest mean height that was never rejected; evidence falls as it grows."""
     from scipy.optimize import brentq
 
     needed = -math.log(alpha)

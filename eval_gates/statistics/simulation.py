@@ -87,8 +87,7 @@ def simulate_runs(
 ) -> SimulatedRuns:
     """Simulate the gate `runs` times, looking after each of about `blocks` blocks.
 
-    With `population`, each run first draws a random benchmark of that size, then its order. Fixed
-    counts of each value would overstate the power.
+    With `population`, each run first draws a random benchmark of that size, then its order.
     """
     import numpy as np
 
@@ -124,8 +123,7 @@ def _count_log_wealth(
 ) -> FloatArray:
     """Compute betting.log_wealth at the end of each block from counts: [runs, blocks].
 
-    Without replacement, the mean left for the unseen values is taken at the block's middle. For a
-    block of one question this is exact.
+    Without replacement, the mean left for the unseen values is taken at the block's middle.
     """
     import numpy as np
 
@@ -157,7 +155,6 @@ def _draw_without_replacement(
     runs: int,
     generator: np.random.Generator,
 ) -> Counts:
-    """Draw how often each value occurs: shape [runs, blocks, values]."""
     import numpy as np
 
     left = generator.multinomial(population, outcome.chances, size=runs)

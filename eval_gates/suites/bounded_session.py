@@ -1,7 +1,6 @@
 """HTTP sessions with limits, for lm-eval's models and vLLM's load generator.
 
-These libraries read complete answers and follow redirects. These sessions reject an endless or
-compressed answer, and a redirect to another host.
+They reject endless or compressed answers, and redirects, which those libraries accept.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class BufferedResponse:
             raise BadResponseError(f"the endpoint answered {self.status}: {self._said}")
 
     async def text(self) -> str:
-        """Return the answer's beginning, for messages."""
         return self._said
 
     async def json(self) -> Any:
@@ -58,15 +56,11 @@ class BufferedResponse:
 async def post_bounded(
     session: Any, url: str, most: int, *, headers: dict[str, str], **asked: Any
 ) -> AsyncIterator[StreamedResponse]:
-    """Send one request and yield its answer as a stream.
+    """Send one request and yield its streamed answer; BadResponseError as in the module.
 
     Args:
-        session: of aiohttp, which bounds the seconds of a request.
         most: maximum bytes of the answer.
         asked: further arguments of the session's `post`.
-
-    Raises:
-        BadResponseError: the answer redirects, or is compressed.
     """
     plain = {**headers, "Accept-Encoding": "identity"}
     async with session.post(url, headers=plain, allow_redirects=False, **asked) as response:
@@ -99,7 +93,6 @@ class StreamedResponse:
         return self
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """Yield the parts; BadResponseError if they have too many bytes."""
         came = 0
         async for part in self.response.content.iter_any():
             came += len(part)
@@ -112,7 +105,6 @@ class BoundedSession:
     """Session that posts as an aiohttp session does.
 
     Args:
-        session: of aiohttp, which limits the seconds of a request.
         most: maximum bytes of an answer.
     """
 
@@ -124,11 +116,7 @@ class BoundedSession:
     async def post(
         self, url: str, *, json: Any, headers: dict[str, str]
     ) -> AsyncIterator[BufferedResponse]:
-        """Send one request and yield its complete answer.
-
-        Raises:
-            BadResponseError: the answer redirects, is compressed or too large.
-        """
+        """Send one request and yield its complete answer, or raise BadResponseError."""
         asked = post_bounded(self._session, url, self._most, json=json, headers=headers)
         async with asked as response:
             content = bytearray()

@@ -15,7 +15,7 @@ Choices = Sequence[tuple[str, float]]
 def guessing(rows: Sequence[Mapping[str, Any]], choices: Mapping[str, Choices]) -> float:
     """Return the mean score of a guess, or of always giving one answer such as 'A', if higher.
 
-    A question without that answer counts with its guess. Each cluster of questions counts as one.
+    Each cluster of questions counts as one.
 
     Args:
         choices: by question's id; empty if answers are not chosen: then guessing scores 0.

@@ -1,7 +1,4 @@
-"""Extracts code from a model's answer, with the same rules for baseline and variant.
-
-The extraction finds a correct function in any surrounding text, and adds no code.
-"""
+"""Extracts code from a model's answer, with the same rules for baseline and variant."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def extract_code(completion: str, problem_prompt: str, entry_point: str, form: s
     defines the function, with other blocks that only define names that it uses. Otherwise it is the
     first block; otherwise the answer without prose. The prompt's imports and other functions
     precede it. Code without the function's header is its body. A block without a closing fence
-    loses its last lines until it parses; a closed block is unchanged.
+    loses its last lines until it parses.
     """
     if form == "completion":
         return problem_prompt + _cut_at_stops(completion)
@@ -58,16 +55,12 @@ def preamble(problem_prompt: str, entry_point: str) -> str:
 
 
 def _cut_at_stops(completion: str) -> str:
-    """Cut at the first stop, because an endpoint may ignore stops."""
     ends = [at for stop in STOPS["completion"] if (at := completion.find(stop)) >= 0]
     return completion[: min(ends)] if ends else completion
 
 
 def _without_thoughts(completion: str) -> str:
-    """Return the text after the thoughts; '' if they were cut off.
-
-    The opening mark may be missing, because a chat template may have written it.
-    """
+    """Return the text after the thoughts, whose opening mark may be missing."""
     _, closed, answer = completion.rpartition(_THINKING_ENDS)
     if closed:
         return answer
@@ -85,7 +78,6 @@ def _choose_code(completion: str, entry_point: str) -> str:
 
 
 def _blocks(text: str) -> list[str]:
-    """Return the code of each fenced block in order; nested blocks replace the outer one."""
     blocks: list[str] = []
     at = 0
     while (opening := _FENCE_OPENS.search(text, at)) is not None:
@@ -96,10 +88,7 @@ def _blocks(text: str) -> list[str]:
 
 
 def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
-    """Return the code from this opening fence, and its end.
-
-    The block ends at the first fence with which it parses, because a docstring may contain fences.
-    """
+    """Return the code and end of a block: the first fence with which the block parses."""
     fence = opening["fence"]
     closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
     candidates = list(closing.finditer(text, opening.end()))
@@ -173,7 +162,6 @@ def _without_prose(text: str, entry_point: str) -> str:
 
 
 def _definitions(code: str) -> str:
-    """Return `code` up to its last definition: prose can parse as an expression."""
     if not _parses(code):
         return code
     last = max(
@@ -211,10 +199,7 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _with_body(problem_prompt: str, body: str) -> str:
-    """Return the prompt's header and docstring with `body` under it.
-
-    Models indent a body fully, not at all, only in its first line, or with tabs.
-    """
+    """Return the prompt's header and docstring with `body` under it, at any indentation."""
     body = body.strip("\n").expandtabs(4)
     head = problem_prompt if problem_prompt.endswith("\n") else problem_prompt + "\n"
     if body[:1].isspace():

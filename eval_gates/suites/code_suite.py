@@ -188,10 +188,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
     Args:
         samples: n, answers for one problem.
-        correct: c, the answers that passed.
-
-    Raises:
-        ValueError: the numbers are inconsistent.
+        correct: c, the answers that passed; ValueError for inconsistent numbers.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {correct} right in {samples} samples has no meaning")
@@ -206,10 +203,7 @@ def answer_rows(
     samples: Rows,
     progress: Progress,
 ) -> Rows:
-    """Run each answer against its problem's tests; a problem's score is its pass@k.
-
-    With several answers `answer`, `code`, `outcome` and `detail` are lists.
-    """
+    """Run each answer against its problem's tests; a problem's score is its pass@k."""
     fields = Problem._fields
     problems = [Problem(*(question[f] for f in fields)) for question in questions]
     answers = [texts_of(sample) for sample in samples]

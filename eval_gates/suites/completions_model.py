@@ -2,11 +2,9 @@
 
 lm-eval scores each choice by its own complete prompt, which a server cannot serve from its prefix
 cache. If each choice is one token, this client requests one token and the log-probabilities of the
-choices' tokens (vLLM: `logprob_token_ids`). The worked examples then come from the prefix cache.
-The values equal those of scored prompts, over the complete vocabulary.
-
-Longer choices and other servers use lm-eval's requests. All choices of one context use the same
-way.
+choices' tokens (vLLM: `logprob_token_ids`). The values equal those of scored prompts, over the
+complete vocabulary. Longer choices and other servers use lm-eval's requests; all choices of one
+context use the same way.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class RejectedRequest(NamedTuple):
 def one_token_items(requests: list[ScoredRequest]) -> list[OneTokenItem]:
     """Return the contexts whose every continuation is one token, in order of the contexts.
 
-    In this order neighbors have the longest common prefixes, as a prefix cache needs.
+    This order has the longest common prefixes, as a prefix cache needs.
     """
     by_context: dict[tuple[int, ...], list[int]] = {}
     for number, (_, context, _) in enumerate(requests):
@@ -80,10 +78,7 @@ def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
 
 
 def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRequest:
-    """Return answers by the number of lm-eval's request; a rejection if any token is missing.
-
-    A continuation is greedy if no token is more probable.
-    """
+    """Return answers by the number of lm-eval's request; a rejection if a token is missing."""
     try:
         scored = body["choices"][0]["logprobs"]
         found = {str(token): float(value) for token, value in scored["top_logprobs"][0].items()}
@@ -100,8 +95,7 @@ def read_scored(
     """Return the log-probability of each scored prompt's continuation, or a rejection.
 
     Args:
-        body: the endpoint's answer: a choice per prompt with scored tokens, and possibly one
-            generated token.
+        body: the endpoint's answer: a choice per prompt with scored tokens.
         prompts: token ids of context and continuation.
         lengths: tokens of each context.
     """
@@ -134,10 +128,7 @@ def read_texts(body: Any) -> list[str | None] | RejectedRequest:
 
 
 def check_fit(lengths: list[int], limit: int) -> None:
-    """Raise StageError if a prompt with its answer is longer than `limit` tokens.
-
-    lm-eval would cut the beginning of the worked examples and only log that.
-    """
+    """Raise StageError if a prompt with its answer is too long; lm-eval would only cut it."""
     too_long = [length for length in lengths if length > limit]
     if too_long:
         raise StageError(
@@ -179,8 +170,7 @@ def completions_model(
     Args:
         url: without `/v1/completions`.
         max_length: tokens that the server accepts, prompt and answer together.
-        answered: receives the number of lm-eval's requests just answered; an item with four choices
-            is four requests.
+        answered: receives the number of lm-eval's requests just answered.
     """
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
@@ -280,7 +270,6 @@ def completions_model(
         async def amodel_call(
             self, session: Any, sem: Any, messages: list[Any], **settings: Any
         ) -> Any:
-            """Send one request; lm-eval repeats it after an exception."""
             self._counts["requests"] += 1
             session = BoundedSession(session)
             if not isinstance(messages[0], OneTokenItem):

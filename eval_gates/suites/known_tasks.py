@@ -1,7 +1,4 @@
-"""Facts about lm-eval's common tasks for planning, before their datasets are read.
-
-Numbers of questions are estimates; `gate_power.check_counted` later checks the real numbers.
-"""
+"""Facts about lm-eval's common tasks for planning; numbers of questions are estimates."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Files and data of an lm-eval task in a user's YAML file, which identify it by content.
 
-Paths are relative to the YAML file; lm-eval's are relative to the working folder.
+Paths are relative to the YAML file, unlike lm-eval's.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _make_absolute(files: Any, folder: Path) -> Any:
-    """Convert `data_files` in any form of `datasets`: a path, a list, or either by split."""
     if isinstance(files, dict):
         return {split: _make_absolute(names, folder) for split, names in files.items()}
     if isinstance(files, list):
@@ -121,7 +120,6 @@ def _flatten(files: Any) -> list[str]:
 
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
-    """Merge a YAML file with its includes, as lm-eval does; append the files to `code`."""
     from pipeline.core.untrusted.yaml import MAX_BYTES, parse_yaml
 
     modules: list[Path] = []

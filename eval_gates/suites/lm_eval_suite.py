@@ -124,7 +124,6 @@ class LmEval(SuiteKind[LmEvalTask]):
         return str(laid_out)
 
     def output_type(self, task: LmEvalTask) -> None:
-        """Return None: only laying out reads the task's configuration."""
         return
 
     def known_cluster(self, task: LmEvalTask) -> str | None:

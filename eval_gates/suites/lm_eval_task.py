@@ -1,7 +1,7 @@
 """One lm-eval task as a suite: found, laid out, and opened again.
 
-Laying out stores the questions, the used splits of the dataset, and the YAML files and modules of a
-task in a file. Later changes of the Hub or the user's files have no effect.
+Laying out stores its questions, used splits, YAML files and modules. Later changes of the Hub or
+the user's files have no effect.
 """
 
 from __future__ import annotations
@@ -177,7 +177,6 @@ def _find_installed(name: str) -> str:
 
 
 def _copy(file: Path, folder: Path) -> str:
-    """Copy the task's YAML files and modules; return the copy's relative path."""
     found = read_task_file(file)
     root = Path(os.path.commonpath([path.parent for path in found.code]))
     for path in found.code:

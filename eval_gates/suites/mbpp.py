@@ -1,10 +1,8 @@
 """MBPP+ (Liu et al. 2023): short Python tasks with many tests, as HumanEval's problems.
 
-A row has a sentence that describes a function, asserts that show calls, reference code, and a test
-program that calls the function by name. Its prompt is the function's header and docstring.
-
-In the sandbox's grader the function is a callable of plain values. Before serving, a check
-therefore requires that the test calls the function and uses nothing else of the solution.
+A row has a descriptive sentence, asserts that show calls, reference code, and a test program that
+calls the function by name. Its prompt is the function's header and docstring. Before serving, a
+check requires that the test uses nothing of the solution but the function.
 """
 
 from __future__ import annotations
@@ -80,8 +78,7 @@ def read_folder(folder: Path) -> list[Problem]:
 def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:
     """Return a Hub dataset's usable problems, and why others are not.
 
-    Raises:
-        EvaluationDataError: many are unusable, so the dataset has another format.
+    EvaluationDataError if many are unusable, because the dataset then has another format.
     """
     problems: list[Problem] = []
     left_out: list[EvaluationDataError] = []
@@ -125,7 +122,6 @@ def program(problem: Problem, code: str) -> Program:
 
 
 def _guard(test: str) -> str:
-    """Require equal shapes before numpy's float comparisons in a test."""
     stretching = [name for name in _STRETCHING if name in test]
     if not stretching:
         return test
@@ -134,7 +130,6 @@ def _guard(test: str) -> str:
 
 
 def _id_of(row: dict[str, Any], place: str) -> str:
-    """Return `Mbpp/2` for the Hub's number 2, as EvalPlus does; a string is unchanged."""
     number = row.get("task_id")
     if isinstance(number, int) and not isinstance(number, bool):
         return f"Mbpp/{number}"

@@ -1,11 +1,9 @@
 """MMLU (Hendrycks et al. 2021): 57 subjects, four choices per question, through lm-eval.
 
-Questions come from a folder, the development questions in lm-eval, or the project's own easy ones,
-which are not MMLU's. The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form
-has that of `mmlu_continuation`, in which small models are above chance.
-
-This module has one task for all subjects, so descriptions and worked examples are fields of the
-question.
+Questions come from a folder, the development questions in lm-eval, or the project's own easy ones.
+The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form has that of
+`mmlu_continuation`, in which small models are above chance. One task has all subjects, so
+descriptions and worked examples are fields of the question.
 """
 
 from __future__ import annotations
@@ -127,7 +125,7 @@ def parse_cot_prompts(prompts: dict[str, str]) -> BuiltinQuestions:
     """Parse MMLU's development questions from lm-eval's chain-of-thought prompts.
 
     A valid item has each of (A) to (D) exactly once, in order, no (E), and one sentence 'The answer
-    is (X).' after it; other items are skipped.
+    is (X).'; other items are skipped.
 
     Args:
         prompts: by subject, a description and then items `Q: question, choices, A: reasoning`.

@@ -1,7 +1,7 @@
 """Summaries scored by ROUGE (Lin 2004) and BLEU, generated through lm-eval.
 
-ROUGE is by rouge-score with Porter stemming, whose tokens are runs of a-z and 0-9. Texts in other
-scripts score 0, so use BLEU for their gates.
+ROUGE is by rouge-score with Porter stemming, whose tokens are runs of a-z and 0-9; texts in other
+scripts score 0.
 """
 
 from __future__ import annotations
@@ -104,10 +104,7 @@ def score(candidate: str, references: list[str]) -> dict[str, float]:
 
     With several references a ROUGE metric is that of its best reference (Cachola et al. 2020). BLEU
     uses all of them (Papineni et al. 2002), by sacrebleu for one sentence (exponential smoothing,
-    effective order). Needs the evaluate environment.
-
-    Raises:
-        ValueError: there is no reference.
+    effective order). ValueError without references.
     """
     if not references:
         raise ValueError("a summary without a reference cannot be scored")
@@ -120,8 +117,7 @@ def score(candidate: str, references: list[str]) -> dict[str, float]:
 def a_sentence_a_line(text: str) -> str:
     """Return the text with a line break after each sentence, as ROUGE-Lsum needs.
 
-    A sentence ends at `.`, `!` or `?` before space and a capital, digit or quote. `Dr. Who` is
-    therefore cut in two, in candidate and reference alike.
+    A sentence ends at `.`, `!` or `?` before space and a capital, digit or quote.
     """
     return _SENTENCE_END.sub(r"\1\n", text.strip())
 

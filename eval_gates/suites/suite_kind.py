@@ -166,7 +166,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """Return the suite's first available source.
 
         Raises:
-            EvaluationDataError: none is available, or a local file is missing or damaged.
+            EvaluationDataError: none is available, or a local file is damaged.
         """
         for source in suite.sources:
             found = self._try(source, suite, lookup)
