@@ -1,11 +1,9 @@
 """Answer logs: stored answers, so that no question is asked twice of one served model.
 
-A log has a row per question, in the order of asking. An undecided gate or a changed policy
-continues the log. Batches are flushed to disk; a torn last line is cut off.
-
-Each writer has its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. A lease admits one
-writer at a time. A suspended writer may append after it lost the lease. Its rows count only up to
-the first row of the next writer.
+A log has a row per question, in the order of asking; an undecided gate continues it. Each writer
+has its own file of JSON lines: `<log>.<number>-<first row>.jsonl`. A lease admits one writer at a
+time. A suspended writer may append after it lost the lease. Its rows count only up to the first row
+of the next writer.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ class AnswerLog:
 
     Args:
         path: base of the files' names.
-        ids: of the questions, in the order of asking.
         writer: number of its lease; None to read only.
     """
 

@@ -1,8 +1,4 @@
-"""Losses by weights and by KV cache: a 2 x 2 comparison on the same questions.
-
-The report has bounds for each cell's mean change from the baseline, and for the interaction. It
-decides nothing.
-"""
+"""Losses by weights and by KV cache: bounds of a 2 x 2 comparison, which decides nothing."""
 
 from __future__ import annotations
 
@@ -84,7 +80,7 @@ def attribute(
     kv_dtypes: tuple[str, str],
     note: str = "",
 ) -> AttributionReport:
-    """Compare the four cells, question by question.
+    """Compare the four cells, question by question; ValueError if prompts differ.
 
     The bounds hold at any number of questions (see statistics/sequential.py). The interaction is a
     difference of differences, in -2 to 2; it is rescaled to 0 to 1.
@@ -96,11 +92,7 @@ def attribute(
         both: the variant as judged.
         alpha: error rate of each bound.
         population: questions of the benchmark, if that is the estimand.
-        kv_dtypes: the baseline's and the variant's.
         note: other changes by the KV cache's type.
-
-    Raises:
-        ValueError: prompts differ, or a score is missing.
     """
     for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
         check_paired(f"{suite}, {name}", baseline, cell)

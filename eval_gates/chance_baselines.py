@@ -28,7 +28,6 @@ def check_sensitivities(
     Args:
         rows: the baseline's answers, in the order of asking; at least one.
         guessing: expected score of a guess; 0 without choices.
-        population: questions (or clusters) of the benchmark, if that is the estimand.
     """
     clusters = group_by_cluster(rows)
     scores = means(clusters, "score")
@@ -64,7 +63,7 @@ def unrelated_p_value(rows: Rows) -> float:
 
 
 def sensitivity_state(sensitivity_checks: Sequence[SensitivityCheck], alpha: float) -> State:
-    """Return whether the gate is sensitive at that level, is shown not to be, or is open."""
+    """Return whether the gate is shown to be sensitive or insensitive at that level."""
     if all(sight.p_insensitive <= alpha for sight in sensitivity_checks):
         return "clear"
     refuted = any(check.p_sensitive <= alpha for check in sensitivity_checks)

@@ -1,7 +1,6 @@
 """Clusters of questions, such as those about one passage, as one unit of evidence.
 
-Answers about one text are dependent. A suite with `cluster_by` asks complete clusters, and its
-tests use each cluster's mean.
+Tests use each cluster's mean, because answers about one text are dependent.
 """
 
 from __future__ import annotations

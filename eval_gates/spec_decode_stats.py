@@ -47,10 +47,7 @@ class SpecDecodeStats(Record):
 
     @property
     def length(self) -> float | None:
-        """Tokens of a step with drafts, including the model's own; None without drafts.
-
-        It is the definition of vLLM (v1/spec_decode/metrics.py).
-        """
+        """Tokens of a step with drafts, including the model's own, as vLLM counts them."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else None
 
     @property

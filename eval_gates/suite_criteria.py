@@ -13,8 +13,8 @@ DECIDES = ("tier", "test", "about")
 def claim_of(policy: Policy, family: str) -> dict[str, Any]:
     """Return the error rate with its scope, and each critical suite's test settings.
 
-    Only a fixed test includes the maximum number of questions; a sequential gate can continue. Its
-    planned bet depends on the expected flips, which must not follow from the answers.
+    Only a fixed test includes the maximum number of questions; a sequential gate can continue. The
+    expected flips fix its planned bet in advance.
     """
     suites = {}
     for name, suite in policy.suites.items():

@@ -43,7 +43,7 @@ def judge_suite(
     available: int,
     guessing: float,
 ) -> GateReport:
-    """Compare a variant's answers with the baseline's, question by question.
+    """Compare a variant's answers with the baseline's; ValueError if prompts differ.
 
     Args:
         metric: name of the score.
@@ -52,9 +52,6 @@ def judge_suite(
         again: the baseline's second answers to its first questions; may be empty.
         available: questions (or clusters) of the source.
         guessing: the chance-level mean score: 0.25 with four choices.
-
-    Raises:
-        ValueError: questions or prompts differ, or a score is missing.
     """
     floor = floor_of(name, baseline, again)
     check_scores(name, baseline)
@@ -195,11 +192,10 @@ def overall(
     gates: Sequence[GateReport],
     speed: Sequence[SpeedGateReport] = (),
 ) -> tuple[Verdict, str, float]:
-    """Return the variant's verdict, its reason, and its p-value.
+    """Return the variant's verdict, its reason, and its p-value; ValueError without gates.
 
     Critical gates must pass; supporting gates must not fail; advisory gates do not count. A fail
     takes precedence over an undecided gate. The p-value is the largest of the critical gates'.
-    ValueError without gates.
     """
     if not gates:
         raise ValueError("no gates: nothing was shown")

@@ -37,7 +37,6 @@ def command(
         code_folder: the folder that contains `eval_gates`.
         ends: the init's descriptors, in its order.
         user_namespace: False for root; the init then keeps the capabilities to change its user.
-        nested_forbidden: forbid nested namespaces (bwrap 0.8).
     """
     line = [program, "--die-with-parent", "--as-pid-1", "--new-session"]
     line += ["--hostname", HOST_NAME] if host_named else []

@@ -38,7 +38,6 @@ class Program(NamedTuple):
 
     Attributes:
         solution: the model's complete code.
-        entry_point: the function that it must define.
         test: code that calls the function by name and raises if a result is wrong. It gets
             copies of plain values, and does not see changed arguments.
     """
@@ -66,7 +65,6 @@ def run_program(
         seconds: limit of each process's CPU time, and of wall-clock time without waits for a CPU.
             With waits the limit is :data:`.grading.MAX_WAIT_FACTOR` times as long.
         memory_bytes: limit of each process's address space, and of their memory together.
-        isolation: from :func:`eval_gates.sandbox.isolation_probe.choose_isolation`.
 
     Raises:
         SandboxError: there is no result: the sandbox failed, or the tests are broken.
@@ -90,7 +88,6 @@ def run_many(
     Args:
         workers: concurrent programs; None: the number of usable cores.
         progress: receives the number of finished programs.
-        task: name of the work in its progress.
     """
     progress = progress or NullProgress()
     with (

@@ -57,13 +57,7 @@ class ForkServer:
         self._process.wait()
 
     def start(self, task: IO[bytes], errors: IO[bytes], report: int) -> None:
-        """Fork a grading process with copies of the descriptors; OSError if the server ended.
-
-        Args:
-            task: see :func:`eval_gates.sandbox.grading.grade_program`.
-            errors: standard error of grading process and solution.
-            report: the writing end of a pipe.
-        """
+        """Fork a grading process with copies of the descriptors; OSError if the server ended."""
         socket.send_fds(self._socket, [b"judge"], [task.fileno(), errors.fileno(), report])
 
 

@@ -30,7 +30,7 @@ def grade(
     Args:
         requests: ``{"solution": str, "entry_point": str, "test": str}``.
         answers: ``{"outcome": str, "detail": str}``, or ``{"broken": str}`` for wrong tests.
-        orders: `seconds`, `memory_bytes`, `processes`, `packages` (a folder).
+        orders: as in :func:`.code_runner.serve`.
         calls: pipe to the code runner.
         replies: pipe from the code runner.
         notices: pipe from the code runner's init, with its exit status.

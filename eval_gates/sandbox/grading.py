@@ -29,16 +29,13 @@ _OUTCOMES = ("passed", "failed", "timeout", "memory", "crashed")
 def grade_program(
     task: int, errors: int, report: int, *, parent: int, code_folder: str
 ) -> NoReturn:
-    """Grade one program in this process, a fork for nothing else.
+    """Grade one program in this process.
 
     Args:
-        task: a file with two messages: the settings, and ``{"solution": str, "entry_point": str,
-            "test": str}``.
+        task: a file with two messages: the settings, and the grader's request.
         errors: becomes standard error.
-        report: takes ``{"begun": true}``, then ``{"outcome": str, "detail": str}``; or ``{"broken":
-            str}`` without a sandbox or with wrong tests.
+        report: takes ``{"begun": true}``, then the grader's answer, or ``{"broken": str}``.
         parent: the process to end with.
-        code_folder: the folder that contains `eval_gates`.
     """
     linux_syscalls.die_with_parent()
     if os.getppid() != parent:  # it ended before the call above

@@ -5,8 +5,7 @@
 ``namespaces``   the kernel lets this user make namespaces
 ``none``         no sandbox, only limits on time, memory and files; for isolated
                  machines. The program can read and write the user's files, use the
-                 network, and signal or trace the user's other processes. A killed
-                 worker leaves its working folders in the temporary folder.
+                 network, and signal or trace the user's other processes.
 ===============  ====================================================================
 """
 
@@ -36,10 +35,10 @@ class Isolation:
         user_namespace: whether bubblewrap makes a user namespace; root can do without.
         nested_forbidden: whether bubblewrap can forbid nested namespaces.
         processes_limited: whether a probe confirmed the limit on processes.
-        calls_filtered: whether a probe confirmed that :mod:`.seccomp_filter` refuses system calls.
+        calls_filtered: whether a probe confirmed :mod:`.seccomp_filter`.
         cgroup: where each program gets its own control group; empty if none can be made.
         hidden: folders that its programs see as empty.
-        for_tests: the isolation of the tests, if it differs: it starts faster.
+        for_tests: the isolation of the tests, if a faster one differs.
         passed_over: why preferred ways were not used.
     """
 

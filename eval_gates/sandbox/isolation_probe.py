@@ -93,15 +93,11 @@ _COUNTED = f"assert forked({4 * PROCESSES}) < {PROCESSES}"
 
 
 def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
-    """Choose an isolation that a probe program confirmed to work.
+    """Choose an isolation that a probe program confirmed; SandboxError if none works.
 
     Args:
         wanted: `auto`: bubblewrap, otherwise namespaces; or one way by name.
-        hidden: folders to hide, in addition to the user's home, the working folder and the
-            environment.
-
-    Raises:
-        SandboxError: the isolation does not work here, with reason and hint.
+        hidden: folders to hide, in addition to home, working folder and environment.
     """
     if wanted == "none":
         return NONE

@@ -26,7 +26,6 @@ class Sandbox:
 
     Args:
         settings: the fields of :class:`~.isolation.Isolation`, `view`, `cgroup`.
-        code_folder: the folder that contains `eval_gates`.
         more: further descriptors for the inside process.
 
     Attributes:

@@ -118,8 +118,7 @@ def shed_privileges(users: list[int]) -> None:
 def filter_calls() -> None:
     """Refuse the system calls of :mod:`.seccomp_filter` to this process and its children.
 
-    Has no effect on other architectures or on a kernel without filters. Call
-    :func:`shed_privileges` first.
+    No effect on other architectures or without kernel support. Call :func:`shed_privileges` first.
     """
     if os.uname().machine != seccomp_filter.MACHINE or _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
         return

@@ -33,7 +33,7 @@ _ALL = (
 
 
 def unused_user_id() -> int:
-    """Return an unused user id for a program of root, whose processes have no limit."""
+    """Return a user id without files or processes: the process limit exempts root."""
     return 2_000_000_000 + os.getpid()
 
 
@@ -50,7 +50,6 @@ def launch(
     Args:
         view: :meth:`FilesystemView.as_dict`, the root folder.
         proc: whether to mount a /proc, which a container may not allow.
-        group: the cgroup to start in, if any.
         run_init: runs inside with its privileges, which it must shed.
         fail: receives, in the failed process, why the namespaces could not be made.
     """

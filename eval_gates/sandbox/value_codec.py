@@ -1,7 +1,7 @@
 """Python values as plain JSON and back, for calls from the grader to the code runner.
 
-A value is a JSON number, string, null or list, or the name of a form with its parts. :data:`_FORMS`
-builds Python's own types only, so no `__eq__` of a solution is used.
+A value is plain JSON, or the name of a form with its parts. :data:`_FORMS` builds Python's own
+types only, so no `__eq__` of a solution is used.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def build_rule(
     workload: AnyWorkload | None = None,
     profile: ServingProfile | None = None,
 ) -> ClaimRule:
-    """Return the rule of a gate.
+    """Return the rule of a gate; ValueError if it does not apply to that accelerator.
 
     With one start per side, the allowance for the start's effect takes half of the error rate.
 
@@ -65,9 +65,6 @@ def build_rule(
         alpha: error rate at which measuring stops.
         workload: the traffic, at its rate; None if not known yet.
         profile: settings of both sides' servers; None for endpoints.
-
-    Raises:
-        ValueError: the gate does not apply to that accelerator.
     """
     gate, server_mode = claim.gate, profile.server_mode if profile is not None else None
     hits = workload.declared_hit_rate if workload is not None else None

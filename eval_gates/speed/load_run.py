@@ -1,7 +1,7 @@
 """One measured load on one endpoint; performance verdicts follow from loads alone.
 
 A block has one load for each side, with the same prompts; a round of an SLO has one load. Times are
-seconds of the client's monotonic clock since the start of the load. Only a request's first and last
+seconds of the client's monotonic clock since the load's start. Only a request's first and last
 tokens have times; the others are assumed to be evenly spread.
 """
 
@@ -193,12 +193,7 @@ def format_lines(loads: Iterable[LoadRun]) -> Iterator[str]:
 
 
 def read_loads(file: Path) -> list[LoadRun]:
-    """Read the loads of a file, gzipped if its name ends in .gz.
-
-    Raises:
-        ValueError: the file is damaged or too long; names the line.
-        OSError: it cannot be read.
-    """
+    """Read the loads of a file, maybe gzipped; ValueError or OSError if it is unreadable."""
     return parse_loads(read_lines(file, max_lines=MAX_LOADS, max_characters=MAX_CHARACTERS))
 
 

@@ -152,15 +152,12 @@ def decide_speed_gate(
     at: str = "",
     note: str | None = None,
 ) -> SpeedGateReport:
-    """Decide one gate.
+    """Decide one gate; ValueError if the loads do not fit the gate or workload.
 
     Args:
         loads: in the order of measuring; may be empty.
         at: description of the arrivals; '' if the workload has it.
         note: the profile's note on its performance.
-
-    Raises:
-        ValueError: the loads do not fit the gate or workload.
     """
     for load in loads:
         if load.workload != workload:

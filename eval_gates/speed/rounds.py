@@ -49,10 +49,6 @@ def next_timing(workload: Mapping[str, Any], loads: Sequence[LoadRun]) -> Timing
 
     Over-saturated rounds are ignored, because their answers are as long as their queue. A trace has
     its own times. A round that would be too long gets the workload's seconds.
-
-    Args:
-        workload: as plain data (recipes/workload.py).
-        loads: of complete rounds, in the order of measuring.
     """
     arrivals = workload["arrivals"]
     if arrivals["concurrency"]:

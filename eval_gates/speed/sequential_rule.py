@@ -106,11 +106,7 @@ class SequentialGateRule(ServerRunRule):
     def describe(
         self, margins: FloatArray, slack: FloatArray, continued: Sequence[int]
     ) -> tuple[FloatArray, float | None, float | None]:
-        """Return the estimate after each unit that counts, and both bounds.
-
-        Args:
-            margins: of the units that count, nan if lost; at least one is not.
-        """
+        """Return the estimate after each counted unit, and both bounds; lost units are nan."""
 
     def slack(self, loads: Sequence[LoadRun]) -> FloatArray:
         """Return how far the client's lag may shift each margin down and up: [2, n]."""
@@ -129,7 +125,6 @@ class SequentialGateRule(ServerRunRule):
         return self.evaluate(loads).state
 
     def needs_more(self, loads: Sequence[LoadRun]) -> bool:
-        """Return whether budget and evidence limit allow a further unit that could decide."""
         found = self.evaluate(loads)
         return found.state == "open" and found.n < found.most and self.fits_evidence(loads)
 
@@ -167,10 +162,7 @@ class SequentialGateRule(ServerRunRule):
 
     @abstractmethod
     def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
-        """Return why the gate cannot pass although its units would, if so.
-
-        A reason only turns a pass into an open gate, so error rates hold.
-        """
+        """Return why the gate stays open although its units would pass it, if so."""
 
     def counted_loads(self, loads: Sequence[LoadRun]) -> list[LoadRun]:
         units = self._units(loads)

@@ -6,7 +6,7 @@ not sent again.
 
 Interleaved ("alternate"): one server runs at a time and measures a few loads of one side. Two runs
 form a pair: one for each side, with the same prompts, in random order. If one ends early, another
-run of that side measures its remaining loads with new prompts.
+run of that side measures its remaining loads; their prompts are new to its server.
 
 Randomization follows from one seed, plus the number of the pair, or the number of the server run
 and all earlier loads. An omitted load would change later prompts, so verification detects it.
@@ -116,7 +116,6 @@ class ServerRunSchedule:
 
     @property
     def whole(self) -> int:
-        """Loads that are recorded together or not at all."""
         return len(self.sides) if self.loads is None else 1
 
     def next_server_run(self, seed: int, begun: int, loads: Sequence[LoadRun]) -> ServerRun:
@@ -138,7 +137,6 @@ class ServerRunSchedule:
         """Yield the randomization of each load, if these are all measured loads.
 
         Args:
-            loads: only their number and their server runs are used.
             looks: uncounted loads at the start of each server run of all sides.
         """
         block, before = 0, ""

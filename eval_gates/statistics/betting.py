@@ -31,8 +31,7 @@ RELATIVE_TOLERANCE = 1e-9
 def bets() -> FloatArray:
     """Return the evenly staked shares of the largest legal bet, log-spaced: shape [12].
 
-    The range comes from simulations of 0 % to 10 % flips at 1, 15 and 40 points; any range is
-    valid.
+    The range comes from simulations of 0 % to 10 % flips; any range is valid.
     """
     import numpy as np
 

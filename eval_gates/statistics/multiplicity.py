@@ -57,7 +57,6 @@ def gate_level(
         alpha: the policy's error rate.
         spending: the policy's `attempts`.
         number: of the attempt, from 1 on.
-        variants: number of variants of the attempt.
         measurement: number of the gate's measurement, from 1 on.
     """
     rate = alpha * attempt_share(spending, number)

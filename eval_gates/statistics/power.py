@@ -66,7 +66,6 @@ def power_plan(
 
     Args:
         questions: the cap.
-        batch: questions per batch.
         replays: simulated runs; a chance of 95 % from 300 has a standard error of 1.3 points.
     """
     check_alpha(alpha)

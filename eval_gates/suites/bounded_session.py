@@ -56,7 +56,7 @@ class BufferedResponse:
 async def post_bounded(
     session: Any, url: str, most: int, *, headers: dict[str, str], **asked: Any
 ) -> AsyncIterator[StreamedResponse]:
-    """Send one request and yield its streamed answer; BadResponseError as in the module.
+    """Send one request and yield its streamed answer; reject redirects and compression.
 
     Args:
         most: maximum bytes of the answer.

@@ -92,13 +92,7 @@ def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRe
 def read_scored(
     body: Any, prompts: list[list[int]], lengths: list[int]
 ) -> list[Answer] | RejectedRequest:
-    """Return the log-probability of each scored prompt's continuation, or a rejection.
-
-    Args:
-        body: the endpoint's answer: a choice per prompt with scored tokens.
-        prompts: token ids of context and continuation.
-        lengths: tokens of each context.
-    """
+    """Return the log-probability of each scored prompt's continuation, or a rejection."""
     try:
         choices = sorted(body["choices"], key=lambda choice: int(choice["index"]))
         return [

@@ -47,7 +47,6 @@ def fixed_task(
     """Return an lm-eval task over given splits; the config's dataset is ignored.
 
     Args:
-        config: of an lm-eval `ConfigurableTask`.
         splits: by name; each a dataset of the `datasets` library, or :class:`InMemoryDataset`.
         order: documents of the evaluated split, in their new order; None: all in their own order.
         samples: answers per document; with several each document has an `id`.

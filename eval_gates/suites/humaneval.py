@@ -43,7 +43,7 @@ def read_problems(path: Path | None = None) -> list[Problem]:
 
 
 def program(problem: Problem, code: str) -> Program:
-    """Return the program that tests `code`, with the prompt's functions for its tests."""
+    """Return the program that tests `code`; its tests may use the prompt's functions."""
     test = (
         f"{preamble(problem.prompt, problem.entry_point)}\n{problem.test}\n"
         f"check({problem.entry_point})\n"

@@ -17,7 +17,6 @@ def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> 
     Args:
         config: of the task, with absolute paths of local data.
         revision: of the Hub's dataset; the newest when None.
-        target: folder to make, as `datasets.load_from_disk` reads it.
     """
     from datasets import Dataset, DatasetDict, load_dataset
 

@@ -38,14 +38,11 @@ class Metric(NamedTuple):
 def choose_metric(
     task: str, metrics: Sequence[Metric], filters: Sequence[str], wanted: str | None
 ) -> Metric:
-    """Return the requested metric, or the task's first.
+    """Return the requested metric, or the task's first; EvaluationDataError if unusable.
 
     Args:
         filters: names of the task's answer filters, in its order; may be empty.
         wanted: `metric` or `metric,filter`; the default is the first filter.
-
-    Raises:
-        EvaluationDataError: the task has no such metric or filter, or the metric is no mean.
     """
     filters = list(filters) or [NO_FILTER]
     name, _, filter_name = (wanted or metrics[0].name).partition(",")

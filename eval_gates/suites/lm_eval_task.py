@@ -57,8 +57,8 @@ def lay_out(
         folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
 
     Raises:
-        EvaluationDataError: there is no such task, it is a group, runs code, or has no usable
-            metric or data.
+        EvaluationDataError: the task is missing or a group, runs code, or has no usable metric or
+            data.
     """
     if file is None:
         place = {"installed": _find_installed(suite["task"])}

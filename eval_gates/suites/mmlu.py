@@ -2,8 +2,7 @@
 
 Questions come from a folder, the development questions in lm-eval, or the project's own easy ones.
 The letter form has the exact prompt of lm-eval's `mmlu` tasks. The cloze form has that of
-`mmlu_continuation`, in which small models are above chance. One task has all subjects, so
-descriptions and worked examples are fields of the question.
+`mmlu_continuation`, in which small models are above chance.
 """
 
 from __future__ import annotations

@@ -94,9 +94,6 @@ def score_by_group(rows: Iterable[Mapping[str, Any]]) -> GroupedScores:
     """Return mean scores of answered MMLU questions by subject and by group.
 
     A group's mean is over its questions, as in lm-eval (`weight_by_size`).
-
-    Args:
-        rows: answers, each with `subject` and `score` (0 to 1).
     """
     subjects: dict[str, list[float]] = {}
     for row in rows:
