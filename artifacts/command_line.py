@@ -31,11 +31,10 @@ PATHS = ("tokenizer", "eval_data", "weights")
 
 
 def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = False) -> str:
-    """Return one shell line, without passwords of URLs.
+    """Return one shell line, without passwords in URLs.
 
-    Names are as the user gave them: a ladder instead of its rungs, a file instead of its name key.
-    With `public`, paths are `./NAME`, since a machine's paths are private, and there is no
-    registry.
+    Names stay as the user gave them: a ladder, not its rungs. `public` omits private data: paths
+    become `./NAME`, and there is no registry.
 
     Raises:
         StoreError: an option has the wrong type.
@@ -83,13 +82,12 @@ def without_password(text: str) -> str:
 
 
 def _show(value: Any, *, public: bool, path: bool = False) -> str:
-    """Return an option's value; with `public`, a path's last part only."""
     text = str(value)
     is_path = path or text.endswith((".yaml", ".yml"))
     return f"./{Path(text).name}" if public and is_path else text
 
 
 def _show_checkpoint(ref: str) -> str:
-    """Return a folder's last part, or the Hub's org/name or demo name unchanged."""
+    """Return a folder's last part; other references stay unchanged."""
     is_folder = ref.startswith(("/", ".", "~")) or not ("/" in ref or ref.startswith("demo:"))
     return f"./{Path(ref).name}" if is_folder else ref

@@ -1,8 +1,8 @@
-"""The deployable tuple that a verdict is about. The verdict holds for no other tuple.
+"""The deployable tuple, the subject of a verdict: a change in any member invalidates the verdict.
 
-Anyone with write access to a registry can set a tag, and evidence may be a stranger's: both are
-untrusted. A server is never started from a tag, but from the evidence next to the weights, which a
-digest covers and which gives the verdict.
+Anyone with write access can change registry tags and evidence, so neither is trusted. Commands to
+start never come from a tag. They come from the evidence, which a digest covers and from which the
+verdict can be recomputed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class TupleDifference:
         return f"{self.member}: judged {self.then}, here {self.now}"
 
     def to_dict(self) -> dict[str, str]:
-        """Plain data for `--json`."""
         return dict(vars(self))
 
 
@@ -74,7 +73,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @classmethod
     def of_tags(cls, version: Version) -> Deployable:
-        """Return the tuple of a version's tags; raise RegistryError if they are malformed."""
+        """Parse a version's tags; raises RegistryError if they are malformed."""
         try:
             names = [field.alias or name for name, field in cls.model_fields.items()]
             texts = {name: version.tags[f"prepare.{name}"] for name in names}
@@ -90,7 +89,6 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def members(self) -> dict[str, Any]:
-        """Plain data, as in stages, tags and rechecks."""
         return self.model_dump()
 
     @property
@@ -100,12 +98,10 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def accelerator(self) -> Accelerator:
-        """Which kind of machine it is about."""
         return Accelerator(self.hardware.accelerator or "")
 
     @property
     def environments(self) -> dict[str, str]:
-        """Identity of each used environment, by name."""
         return {
             "quantize": self.quantize_environment,
             "serve": self.serve_environment,
@@ -113,14 +109,14 @@ class Deployable(Record, serialize_by_alias=True):
         }
 
     def tags(self) -> dict[str, str]:
-        """Return text tags of a registered version: the digest and each member."""
+        """Return the digest and each member as text tags of a registered version."""
         return {
             TUPLE_TAG: self.digest,
             **{f"prepare.{name}": as_tag(member) for name, member in self.members.items()},
         }
 
     def differences(self, here: Deployable) -> list[TupleDifference]:
-        """Return every member in which `here` differs; for serving and hardware each part."""
+        """Return each member in which `here` differs; serving and hardware part by part."""
         then, now = self.members, here.members
         if self.hardware.cpu_features is None:  # nobody looked at it then, so it cannot differ
             now["hardware"].pop("cpu_features", None)
@@ -131,10 +127,10 @@ class Deployable(Record, serialize_by_alias=True):
         ]
 
     def check_servable(self, where: str) -> None:
-        """Check that its engine arguments and variables, from `where`, are allowed.
+        """Check that its engine arguments and variables, from `where`, are permitted.
 
         Raises:
-            EvidenceError: one of them is not.
+            EvidenceError: an argument or variable is not permitted.
         """
         serving = self.serving
         of_a_profile = {k: v for k, v in serving.engine_arguments.items() if k != KV_DTYPE}
@@ -150,7 +146,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def unfit(self) -> str:
-        """Why such a tuple must not be promoted, for any measurement; '' if it may."""
+        """Return why this serving must not be promoted, or ''."""
         speculative = self.serving.speculative
         why = speculative.unfit(self.serving.engine) if speculative is not None else ""
         return f"{ACCEPTANCE_KEY}: {why}" if why else ""
@@ -165,7 +161,7 @@ def verdict_tags(
     override: str | None,
     trust_remote_code: bool,
 ) -> dict[str, str]:
-    """Return the tags that the evidence determines too, so that both can be compared."""
+    """Return the version tags that also follow from the evidence, for comparison."""
     return {
         **deployable.tags(),
         POLICY_TAG: policy,
@@ -177,7 +173,7 @@ def verdict_tags(
 
 
 def unservable_error(error: Exception, where: str) -> EvidenceError:
-    """Return the error for evidence, at `where`, that does not describe an allowed tuple."""
+    """Return the error for evidence at `where` without a permitted tuple."""
     return EvidenceError(
         f"what was judged cannot be served: {_words(error)}",
         where=where,
@@ -199,7 +195,6 @@ def _compare(name: str, then: Any, now: Any) -> Iterator[TupleDifference]:
 
 
 def _show(value: Any) -> str:
-    """Return a value for people; a digest by its beginning."""
     text = str(value)
     is_digest = len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
     return text[:SHORT] if is_digest else text

@@ -1,7 +1,6 @@
-"""A gate's row for every table that people read.
+"""A gate's row for the terminal, the report's page, the model card and the CI summary.
 
-The terminal, the report's page, the model card and the CI summary use it. `--json`, the bundle and
-JUnit's properties have the numbers (`eval_gates/gate_report.py`).
+`--json`, the bundle and JUnit's properties have exact numbers (`eval_gates/gate_report.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class GateRow:
 
     @property
     def unusual_tier(self) -> str:
-        """The tier after a comma, if it is not the usual one."""
+        """The tier after a comma, or '' for the default tier."""
         return "" if self.tier == "critical" else f", {self.tier}"
 
     def describe_bound(self, lower: str) -> str:
@@ -73,7 +72,7 @@ def gate_row(gate: GateReport, places: int = 2) -> GateRow:
 
 
 def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:
-    """Return a speed gate's row: a ratio, or the share of rounds, with its lower bound."""
+    """Return a speed gate's row: a ratio or share of rounds, with its lower bound."""
     is_ratio = speed.kind != "slo"
     decided = speed.decided_at not in (None, speed.n)
     kept = sum(point.met_slo is True for point in speed.loads)

@@ -10,10 +10,10 @@ NOT_PREFERRED = "; registered, but "
 
 
 def first_of_the_ladder(passed: list[VariantReport], rungs: tuple[str, ...]) -> list[VariantReport]:
-    """Remove the rungs that pass after the first that does.
+    """Remove the rungs that pass after the first passing rung.
 
-    A rung is tried because no earlier one passed. With more questions or time an earlier one may
-    pass after all, and then takes precedence.
+    A run tries a rung if no earlier one passed. An earlier rung may pass later with more questions
+    or time, and then takes precedence.
     """
     names = {report.recipe for report in passed}
     later = [rung for rung in rungs if rung in names][1:]
@@ -21,7 +21,7 @@ def first_of_the_ladder(passed: list[VariantReport], rungs: tuple[str, ...]) -> 
 
 
 def exit_code_of(verdicts: list[str]) -> ExitCode:
-    """Return a run's exit code for its variants' verdicts, with nothing left to do."""
+    """Return a finished run's exit code from its variants' verdicts."""
     if "pass" in verdicts:
         return ExitCode.SUCCESS
     if "error" in verdicts:

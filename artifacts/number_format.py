@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def format_points(fraction: float, places: int = 2) -> str:
-    """Format a difference of scores from 0 to 1 in points of 100, with sign."""
+    """Format a difference of scores from 0 to 1 as signed percentage points."""
     return f"{100 * fraction:+.{places}f}"
 
 

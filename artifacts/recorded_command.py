@@ -1,7 +1,7 @@
-"""A run's recorded request, read with validation: a record may be a stranger's.
+"""Validates the command options of a run's record, which is untrusted.
 
-The record has plain data, since each command adds its own keys. The used keys are declared here,
-and all readers use them.
+The record has plain data, because each command adds keys. This module declares the keys that
+readers use.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RecordedCommand(CommandOptions):
 
 
 def read_command(command: Mapping[str, Any]) -> RecordedCommand:
-    """Return a run's options; raise ValueError, which names an option of the wrong type."""
+    """Parse a run's options; raises ValueError with the name of an option of the wrong type."""
     try:
         return RecordedCommand.model_validate(dict(command))
     except ValidationError as error:

@@ -1,1 +1,1 @@
-"""What a CI system receives of a finished run: JUnit XML, a summary, annotations and outputs."""
+"""Reports of a finished run for CI systems."""

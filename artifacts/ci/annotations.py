@@ -1,7 +1,7 @@
 """GitHub Actions workflow commands: an annotation for each gate that did not pass.
 
 Format and escapes follow `toolkit/packages/core/src/command.ts`. GitHub shows ten errors and ten
-warnings of a step; the tenth states how many more there are.
+warnings per step; the tenth line counts the rest.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_MESSAGE_CHARACTERS = 2000
 def annotation_lines(report: RunReport) -> list[str]:
     """Return the lines to print, errors first.
 
-    An error is a failed gate, or work that failed. A warning is an undecided gate, a failed
-    advisory one, or a suspiciously large gain.
+    Errors are failed gates and failures to make, serve or finish. Warnings are undecided gates,
+    failed advisory gates and suspiciously large gains.
     """
     lines: list[str] = []
     cases = cases_of_run(report)
@@ -53,6 +53,6 @@ def annotation(level: Level, case: Case) -> str:
 
 
 def command(level: Level, title: str, message: str) -> str:
-    """Return one workflow command on one line, for any text."""
+    """Return one workflow command on a single line."""
     shown = annotation_text(clip(message, MAX_MESSAGE_CHARACTERS))
     return f"::{level} title={annotation_property(title)}::{shown}"

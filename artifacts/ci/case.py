@@ -1,4 +1,4 @@
-"""A variant's gate as a CI test case: passed, failed, or neither."""
+"""A gate of one variant as a CI test case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE_VARIANT = "verdict"
 class Case:
     """One case of a CI report.
 
-    `blocks`: the case keeps its variant from promotion; `facts`: figures as text at full precision.
+    `blocks`: the case prevents promotion. `facts`: figures as text at full precision.
     """
 
     variant: str
@@ -35,7 +35,6 @@ class Case:
 
     @property
     def word(self) -> str:
-        """How it ended, as people read it."""
         return "suspicious" if self.outcome == "pass" and self.suspicious else self.outcome
 
 
@@ -46,22 +45,21 @@ def cases_of_run(report: RunReport) -> list[Case]:
 
 
 def whole_run_case(report: RunReport) -> Case:
-    """Return the error that ended a run; the command's name replaces a variant's."""
+    """Return the error that ended a run, with the command in place of a variant."""
     error = from_dict(report.error or {})
     kind = (report.error or {}).get("kind", "")
     return Case(command_of(report), "run", "error", True, str(error), facts={"kind": kind})
 
 
 def command_of(report: RunReport) -> str:
-    """Return the command, such as 'prepare gate'; no recipe's name has a blank."""
+    """Return the command, such as 'prepare gate'; recipe names contain no spaces."""
     return f"prepare {report.kind}"
 
 
 def cases_of(variant: VariantReport) -> list[Case]:
-    """Return one case per gate, speed gates included.
+    """Return a case for each gate.
 
-    A case for the whole variant comes first if the gates do not explain its verdict: it could not
-    be made or served, was incoherent, or was not needed.
+    A case for the variant comes first if its gates do not explain its verdict.
     """
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
     cases += [speed_case(variant.recipe, speed) for speed in variant.speed]
@@ -139,7 +137,7 @@ def speed_case(variant: str, speed: SpeedGateReport) -> Case:
 
 
 def show_tier(tier: str) -> str:
-    """Return the tier in brackets, if it is not the usual one."""
+    """Return the tier in brackets, or '' for the default tier."""
     return "" if tier == "critical" else f" ({tier})"
 
 

@@ -1,7 +1,7 @@
-"""Outputs for later steps of a CI job: one `name=value` a line.
+"""Outputs for later steps of a CI job: one `name=value` per line.
 
-The format suits GitHub's $GITHUB_OUTPUT and GitLab's dotenv reports: names have letters and
-underscores only, and no value has a line end.
+The format suits $GITHUB_OUTPUT and GitLab's dotenv reports: names have only letters and
+underscores, and values have no line end.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ MAX_VALUE_CHARACTERS = 400
 
 
 def outputs(report: RunReport, junit: str) -> str:
-    """Return the lines of an ended run, with the path of its JUnit file.
-
-    All names are always present; a missing value is empty.
-    """
+    """Return the lines of a finished run. All names are present, and unknown values are empty."""
     champion = champion_of(report)
     values = {
         "verdict": verdict_of(report),

@@ -21,9 +21,9 @@ OUTPUTS = "GITHUB_OUTPUT"
 
 @dataclass(frozen=True)
 class ReportPaths:
-    """Paths of the reports; None for no report.
+    """Paths of the reports, None for no report.
 
-    `annotate` prints one line: GitHub reads workflow commands from a step's output.
+    `annotate` prints to standard output, from which GitHub reads workflow commands.
     """
 
     junit: Path | None
@@ -55,9 +55,9 @@ def path_in(environ: Mapping[str, str], name: str) -> Path | None:
 
 
 def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) -> None:
-    """Write all reports of an ended run; `say` receives the written files.
+    """Write all reports of a finished run; `say` receives the names of written files.
 
-    A file that cannot be written is reported there, and does not change the verdict.
+    `say` also receives write errors, which do not change the verdict.
     """
     written = ""
     if places.junit is not None:

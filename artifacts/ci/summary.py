@@ -1,6 +1,6 @@
 """A run as Markdown for a job's page: verdict, next step, table, reasons.
 
-GitHub refuses a summary above 1 MiB, so a longer one is cut at the end, with a note.
+GitHub refuses more than 1 MiB, so a longer summary ends early, with a note.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ LARGEST_BYTES = 1 << 20
 
 
 def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
-    """Return the run as Markdown of less than `limit` bytes in UTF-8;
-
-    "" if not even a line fits.
-    """
+    """Return Markdown of less than `limit` bytes in UTF-8, or '' if no line fits."""
     left_out = (
         "\n*More was left out here, since GitHub takes 1 MiB: "
         f"`prepare runs show {markdown_code(report.run)}` has everything.*\n"
@@ -51,7 +48,7 @@ def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
 
 
 def blocks(report: RunReport) -> Iterator[str]:
-    """Yield the summary in pieces of complete lines, in the order of importance."""
+    """Yield pieces of complete lines, the most important first."""
     said = markdown(headline(report), MAX_REASON_CHARACTERS)
     yield f"## prepare: {verdict_of(report)}\n\n**{said}**\n\n"
     yield f"{facts(report)}\n\n### What to do next\n\n"

@@ -1,1 +1,1 @@
-"""The evidence of a verdict: collected in a bundle, checked, and judged again."""
+"""The evidence of a verdict: bundled, checked, and judged again."""

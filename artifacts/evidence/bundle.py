@@ -1,9 +1,9 @@
-"""An evidence bundle: all that a verdict depends on, in one folder next to the weights.
+"""An evidence bundle: all inputs of a verdict, in one folder next to the weights.
 
 Layout of `prepare-evidence/`::
 
-    manifest.json                     every file's size and sha256, the weights' too
-    verdict.json                      verdicts on all variants of the run, and what they are of
+    manifest.json                     size and sha256 of every file, weights included
+    verdict.json                      verdicts on all variants of the run, and their subjects
     resolved.json                     policy, recipe, serving and so on, each with its place
     stages/<stage>/<key>/stage.json   a stage's record, byte for byte as in the store
     stages/<stage>/<key>/<file>.gz    its answers, questions, timings, tables, logs
@@ -73,7 +73,7 @@ class BundleVerdict(Record):
 
     @property
     def variant(self) -> VariantReport:
-        """Return the bundle's variant; raise EvidenceError if it is missing."""
+        """Return the bundle's variant; raises EvidenceError if it is missing."""
         for variant in self.variants:
             if variant.recipe == self.recipe:
                 return variant
@@ -92,10 +92,10 @@ class BundleContents:
 
 
 def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
-    """Write a bundle into the folder of the weights and the files next to them.
+    """Write a bundle into the folder of the weights.
 
     Raises:
-        EvidenceError: the folder has something that is no regular file.
+        EvidenceError: the folder contains something that is not a regular file.
         OSError: the disk is full, or the folder is not writable.
     """
     bundle = folder / BUNDLE
@@ -122,10 +122,10 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
 
 
 def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
-    """Return all decisions before the measurement, with their places in the bundle.
+    """Return all decisions made before measuring, with their places in the bundle.
 
-    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can compare it with the
-    record whose key it is part of.
+    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, for comparison with the record
+    whose key contains it.
     """
     judge, made, served = judged.judge.record, judged.quantize.record, judged.coherence.record
     parts = {
@@ -158,7 +158,7 @@ def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
 
 
 def follow_pointer(data: Any, pointer: str) -> Any:
-    """Return the part that a JSON pointer names (RFC 6901); raise KeyError if it is missing."""
+    """Return the value at a JSON pointer (RFC 6901); raises KeyError if there is none."""
     for word in pointer.split("/")[1:]:
         name = word.replace("~1", "/").replace("~0", "~")
         if not isinstance(data, dict) or name not in data:
@@ -173,7 +173,7 @@ def pack(content: bytes) -> bytes:
 
 
 def _pack_stage(folder: Path, destination: Path) -> None:
-    """Copy the record, and compress every other file at the top; skip folders (weights)."""
+    """Copy the record and compress the other top-level files; skip folders (weights)."""
     _write(destination / RECORD, (folder / RECORD).read_bytes())
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.name not in (RECORD, *LEFT_IN_THE_STORE):

@@ -1,7 +1,7 @@
 """Checks an evidence bundle: every digest, then the verdict computed from it alone.
 
-It needs no store, network or server. Anyone who can write the whole bundle can forge it; only a
-signature (`signing.py`) shows its author.
+The check needs no store, network or server. An author can forge an entire bundle; only a signature
+(`signing.py`) identifies the author.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ class BundleCheck:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing at all was found wrong."""
         return not self.problems and not any(check.differences for check in self.variants)
 
 
 def find_bundle(folder: Path) -> Path | None:
-    """Return the bundle that a folder is or contains; None without one.
+    """Return the bundle that a folder is or contains, or None.
 
     Raises:
-        EvidenceError: it is a link, so its target is not part of this folder.
+        EvidenceError: the bundle is a link, so its target is not part of this folder.
     """
     for place in (folder / BUNDLE, folder):
         if not (place / MANIFEST).is_file():
@@ -67,10 +66,10 @@ def find_bundle(folder: Path) -> Path | None:
 
 
 def check_bundle(folder: Path) -> BundleCheck:
-    """Check the bundle in a weights folder with the weights, or a bundle's folder alone.
+    """Check a bundle with the weights next to it, or a bundle's folder alone.
 
     Raises:
-        EvidenceError: there is no bundle, or it is unreadable.
+        EvidenceError: there is no readable bundle.
     """
     bundle = find_bundle(folder)
     if bundle is None:
@@ -118,7 +117,7 @@ def check_bundle(folder: Path) -> BundleCheck:
 
 
 def read_verdict(bundle: Path) -> BundleVerdict:
-    """Return a bundle's verdict; raise EvidenceError if it is missing or damaged."""
+    """Return a bundle's verdict; raises EvidenceError if it is missing or damaged."""
     file = bundle / VERDICT
     with (
         raise_as(EvidenceError, "the verdict cannot be read", file),
@@ -158,7 +157,7 @@ def find_bundle_mismatches(
 
 
 def find_count_mismatches(verdict: BundleVerdict) -> list[str]:
-    """Return disagreements of the verdict's lists of variants: each counts exactly once."""
+    """Return where the verdict's lists of variants disagree."""
     names = [variant.recipe for variant in verdict.variants]
     found = []
     if len(set(names)) != len(names) or len(set(verdict.attempted)) != len(verdict.attempted):
@@ -187,10 +186,10 @@ def find_count_mismatches(verdict: BundleVerdict) -> list[str]:
 def find_unused_stages(
     manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
-    """Return stages of the bundle that no verdict in it depends on.
+    """Return stages of the bundle that no verdict in it uses.
 
     Raises:
-        EvidenceError: a stage that a verdict depends on is missing.
+        EvidenceError: a stage that a verdict uses is missing.
     """
     judges = [StageReference(stage="judge", key=key) for key in verdict.judges.values()]
     records = collect_stages(source.find, judges)
@@ -232,7 +231,7 @@ def read_resolved(bundle: Path) -> dict[str, Any]:
 def find_other_weights(
     folder: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
-    """Return differences of weights and auxiliary files from the judged ones, by the records."""
+    """Return how the weights and auxiliary files differ from the judged ones."""
     if verdict.recipe not in verdict.judges:
         return []
     judged = VerdictInputs.load_by_key(source.find, verdict.judges[verdict.recipe])

@@ -27,7 +27,7 @@ BLOCK_BYTES = 2**20
 class BundledEvidence:
     """A bundle as a source for `artifacts.evidence.recompute`.
 
-    It reads only files of the manifest. `revisions` are those of the stages' code, from the
+    It reads only files in the manifest. `revisions` are the stages' code revisions from the
     bundle's verdict.
 
     Raises:
@@ -48,7 +48,6 @@ class BundledEvidence:
 
     @property
     def is_whole(self) -> bool:
-        """True: a bundle has every stage that its verdict depends on."""
         return True
 
     def find(self, stage: str, key: str) -> StageRecord | None:
@@ -99,11 +98,10 @@ class BundledEvidence:
             raise self._unreadable_error(path, error) from error
 
     def place(self, stage: str, key: str) -> str:
-        """The stage's folder, as seen from the bundle's."""
         return f"{self._folder.name}/{place_of(stage, key)}"
 
     def key_of(self, record: StageRecord) -> str:
-        """Return the key that follows from the record; '' if the bundle names no revision."""
+        """Return the record's key, or '' if the bundle states no revision."""
         revision = self._revisions.get(record.stage)
         if revision is None:
             return ""

@@ -1,6 +1,6 @@
-"""The model card (README.md) of a judged variant, and its results in the Hub's form.
+"""The model card (README.md) of a judged variant, and its results in the Hub's format.
 
-All of it follows from the stages' records. Unknown facts are left out or named as unknown.
+All facts come from the stages' records. The card omits unknown facts or names them as unknown.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def write_card(
     deployable: Deployable,
     evaluations: Mapping[str, Evaluation],
 ) -> None:
-    """Write README.md, and `.eval_results/` for completely asked benchmarks.
+    """Write README.md, and `.eval_results/` for benchmarks with all questions asked.
 
     `evaluations` are the candidate's last round of each suite.
     """
@@ -89,7 +89,7 @@ def front_matter(
     deployable: Deployable,
     evaluations: Mapping[str, Evaluation],
 ) -> str:
-    """Return the card's metadata as YAML with `model-index`, by the Hub's library."""
+    """Return the metadata as YAML with `model-index`, by the Hub's library."""
     from huggingface_hub import EvalResult, ModelCardData
 
     source = verdict.source
@@ -126,7 +126,7 @@ def front_matter(
 
 
 def short(text: str | None) -> str | None:
-    """Limit the length of a fact from a foreign card; None if it is empty."""
+    """Shorten a fact from an untrusted card; None if it is empty."""
     return clip(one_line(text), MAX_NAME_CHARACTERS) if text else None
 
 
@@ -205,7 +205,7 @@ def typical_loads(claim: SpeedGateReport) -> list[tuple[str, list[str]]]:
 
 
 def title(verdict: BundleVerdict) -> str:
-    """Return the variant's name: the registered one and the recipe."""
+    """Return the registered name and the recipe."""
     return f"{verdict.registered_name}-{verdict.recipe}"
 
 
@@ -221,8 +221,7 @@ def tags(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) 
 def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     """Return the engine's command with exactly the judged arguments and variables.
 
-    It runs in the weights' folder, and a variable keeps it and its child processes from importing
-    files there.
+    It runs in the weights' folder. A variable keeps all its processes from importing files there.
     """
     serving = deployable.serving
     drafts = serving.speculative is not None and serving.speculative.model is not None
@@ -235,9 +234,9 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
 
 
 def fence(command: str) -> str:
-    """Return a quoted command as one line, so that no line end closes its block.
+    """Return a quoted command on one line, so that it cannot end its code block.
 
-    A '<' stands outside of the quotes: the shell reads the same word, and it is no HTML.
+    It moves '<' out of the quotes: the shell word stays the same, and no HTML results.
     """
     return make_visible(command).replace("\n", "\\n").replace("<", "'\\<'")
 
@@ -263,10 +262,7 @@ def creation(
 
 
 def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
-    """Return a suite's dataset on the Hub, and its name with the share that was asked.
-
-    A dataset that is not on the Hub has the policy's name.
-    """
+    """Return a suite's dataset on the Hub, or in the policy, and its name with the share asked."""
     suite = evaluation.parameters.suite
     kind = kind_of(suite)
     if known := kind.benchmark:
@@ -278,9 +274,9 @@ def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
 def hub_entries(
     verdict: BundleVerdict, evaluations: Mapping[str, Evaluation]
 ) -> list[dict[str, Any]]:
-    """Return results for the Hub's leaderboards: only of completely asked benchmarks.
+    """Return leaderboard results of benchmarks with all questions asked.
 
-    The format is that of the Hub's `.eval_results/*.yaml`.
+    The format is the Hub's `.eval_results/*.yaml`.
     """
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 

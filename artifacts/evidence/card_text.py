@@ -13,7 +13,7 @@ from recipes.quantization import Quantization
 
 
 def percent(score: float) -> float:
-    """Return a score from 0 to 1 in points of 100, to two places."""
+    """Convert a score from 0 to 1 to percent, with two decimal places."""
     return round(100 * score, 2)
 
 
@@ -54,10 +54,10 @@ def describe_calibration(quantization: Quantization, result: QuantizeResult) -> 
 
 
 def describe_kv_cache(deployable: Deployable, quantization: Quantization) -> str:
-    """Describe the KV cache's type, and its effect on attention.
+    """Describe the KV cache's type and its effect on attention.
 
-    On a GPU, vLLM with an FP8 cache computes attention in FP8 too, with one scale a layer. Scales
-    are 1.0, except those of keys and values that a recipe stores.
+    With an FP8 cache on a GPU, vLLM also computes attention in FP8, with one scale per layer. The
+    scales are 1.0 unless the recipe stores scales of keys and values.
     """
     dtype = str(deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
     name = f"`{markdown_code(dtype)}`"

@@ -1,6 +1,6 @@
 """Checks that kept loads are all that a stage measured, by the speed gate's rule.
 
-Digests show that timings are the recorded ones. These checks show that no block was left out, moved
+Digests show that timings are the recorded ones. These checks show that no block was omitted, moved
 or added, and that the measurement ended by its rule.
 """
 
@@ -17,7 +17,7 @@ from pipeline.stages.speed import SPEED, SpeedParameters
 
 
 def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun]) -> Iterator[str]:
-    """Yield differences of a stage `speed`'s loads from its plan.
+    """Yield where the loads of a stage `speed` differ from its plan.
 
     Args:
         role: of the stage.
@@ -26,7 +26,7 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
 
     Raises:
         EvidenceError: prepare did not write the record.
-        ValueError: its rule is invalid, or the loads are no blocks or rounds.
+        ValueError: its rule is invalid, or the loads are not blocks or rounds.
     """
     kept = SPEED.typed(record)
     asked, found = kept.parameters, kept.result
@@ -57,7 +57,7 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
 
 
 def _comes_as_asked(load: LoadRun, asked: SpeedParameters, before: Sequence[LoadRun]) -> bool:
-    """Return whether arrivals and counted time follow the workload after the earlier units."""
+    """Return whether arrivals and counted time follow the workload."""
     arrivals = asked.workload["arrivals"]
     said = (load.concurrency, load.rate) == (arrivals["concurrency"], arrivals["rate"])
     timing = next_timing(asked.workload, before)

@@ -1,7 +1,7 @@
-"""The list of an evidence bundle's files and of the weights: size and sha256 of each.
+"""Size and sha256 of each file of an evidence bundle and of the weights.
 
-`prepare-evidence/manifest.json` has relative paths only: of the bundle's files from its folder, of
-the weights from the folder above.
+`prepare-evidence/manifest.json` has only relative paths: bundle files from its folder, weights from
+the parent folder.
 """
 
 from __future__ import annotations
@@ -75,10 +75,7 @@ class Manifest(Record):
 
 
 def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestFile, ...]:
-    """Return every file below a folder, sorted by path;
-
-    arguments and errors as :func:`plain_files`.
-    """
+    """Return every file below a folder, by path. Arguments and errors: :func:`plain_files`."""
     return tuple(
         ManifestFile(path=path, size=file.stat().st_size, sha256=digest_file(file))
         for path, file in plain_files(folder, leave_out)
@@ -88,7 +85,7 @@ def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestF
 def differences(
     folder: Path, listed: tuple[ManifestFile, ...], leave_out: tuple[str, ...] = ()
 ) -> list[str]:
-    """Return a folder's differences from its list: changed, missing or added files.
+    """Return the changed, missing and added files of a folder.
 
     Raises:
         EvidenceError: as `plain_files`, or a file cannot be read.
@@ -108,7 +105,7 @@ def differences(
 
 
 def read_manifest(bundle: Path) -> Manifest:
-    """Return a bundle's manifest; raise EvidenceError if it is missing or damaged."""
+    """Return a bundle's manifest; raises EvidenceError if it is missing or damaged."""
     file = bundle / MANIFEST
     with (
         raise_as(EvidenceError, "the manifest cannot be read", file, "is this an evidence bundle?"),

@@ -1,8 +1,8 @@
-"""Checks that answers belong to the listed questions, and none was left out.
+"""Checks that answers belong to the planned questions and that none was omitted.
 
-Digests show that answers are the recorded ones. These checks show that they belong to the first
-questions in the order of asking; and that all were asked if nothing could end the asking, since a
-fixed-size test is invalid for a size that was chosen afterwards.
+Digests show that answers are the recorded ones. These checks show that they answer the first
+questions in order. Without a stopping rule, all questions must have answers: a fixed-size test is
+invalid for a size chosen later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def identify(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 def find_question_mismatches(
     role: str, record: StageRecord, answers: Rows, questions: Rows
 ) -> Iterator[str]:
-    """Yield differences of a stage's answers from the questions, both as :func:`identify`."""
+    """Yield where a stage's answers do not match the questions, both as :func:`identify`."""
     if answers != questions[: len(answers)]:
         yield f"{role}: its answers are not those to the first of the questions"
     kept = EVALUATE.typed(record)

@@ -1,7 +1,6 @@
-"""Computes verdicts again from kept answers, without a server or network.
+"""Recomputes verdicts from kept answers, without a server or network.
 
-It reports every difference between kept evidence, kept verdicts and computed ones: a changed or
-missing answer, an edited policy, a verdict that does not follow.
+It reports every difference between kept evidence, kept verdicts and recomputed verdicts.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ class RecordedVerdicts:
 
 
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
-    """Check every variant of a run that has a verdict or claims one.
+    """Check every variant of a run that has or should have a verdict.
 
     Raises:
-        UsageError: no variant of the run has a verdict by gates.
+        UsageError: gates judged no variant of the run.
     """
     claims = claims_of(report)
     checks = check_claims(claims, StoredEvidence(store))
@@ -126,7 +125,7 @@ def claims_of(report: RunReport) -> RecordedVerdicts:
 
 
 def check_claims(claims: RecordedVerdicts, source: EvidenceSource) -> list[VariantCheck]:
-    """Check every variant that has a judge stage, or would need one."""
+    """Check every variant that has or needs a judge stage."""
     # Who failed without a verdict of the judge, such as one that does not speak, has no gates.
     variants = [
         v
@@ -154,7 +153,7 @@ def check_claims(claims: RecordedVerdicts, source: EvidenceSource) -> list[Varia
 
 
 def report_again(variant: VariantReport, found: JudgeResult | None) -> VariantReport | None:
-    """Return a variant's report with the computed verdict; None if it cannot be computed."""
+    """Return a variant's report with the recomputed verdict, or None."""
     if found is None:
         return None
     report = report_judged(variant.recipe, variant.weights_bytes, found)
@@ -165,8 +164,7 @@ def report_again(variant: VariantReport, found: JudgeResult | None) -> VariantRe
 class VariantEvidence:
     """Evidence of one variant's verdict, checked against its digests.
 
-    `key`: of the judge stage, None if the record names none; `tried`: the recipes that the verdict
-    counts.
+    `key`: of the judge stage, or None. `tried`: the recipes that the verdict counts.
     """
 
     def __init__(
@@ -198,7 +196,7 @@ class VariantEvidence:
                 self._check_asked()
 
     def judge_again(self) -> JudgeResult | None:
-        """Return the verdict that follows from the evidence; None if it cannot be computed."""
+        """Return the recomputed verdict, or None if the evidence is insufficient."""
         judge = self._judge
         if judge is None or self._has_gap:
             return None
@@ -232,7 +230,6 @@ class VariantEvidence:
 
     @property
     def _has_gap(self) -> bool:
-        """Whether an input of the verdict is missing."""
         return any("is missing" in problem for problem in self.problems)
 
     def _check_asked(self) -> None:
@@ -313,7 +310,7 @@ class VariantEvidence:
     def _check_file(
         self, role: str, reference: StageReference, name: str, kept: str, wrong: str
     ) -> None:
-        """Compare a file's digest with its stage's; report `wrong` if they differ."""
+        """Report `wrong` unless a file has the digest in its stage."""
         file = f"{self._place(reference)}/{name}"
         try:
             digest = self._source.digest(reference.stage, reference.key, name)
@@ -326,7 +323,7 @@ class VariantEvidence:
             self.problems.append(f"{role}: {file}: {wrong}")
 
     def _check_rests(self, role: str, record: StageRecord) -> None:
-        """Check that weights or questions were not made again since the answers."""
+        """Check that weights and questions are older than the answers."""
         for name, reference in record.inputs.items():
             place = self._place(reference)
             try:

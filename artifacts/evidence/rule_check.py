@@ -1,8 +1,8 @@
-"""Compares a verdict's rules with those that its policy, profile and attempt give.
+"""Compares a verdict's rules with those of its policy, profile and attempt.
 
-Each variant, attempt and measurement is another chance of a lucky pass, so a verdict depends on
-correct levels, margins, bets and limits. Planning wrote each rule into the measuring stage and the
-judge stage; both must equal what planning would write.
+Each variant, attempt and measurement adds a chance of a false pass. The levels, margins, bets and
+limits must account for it. Planning wrote each rule into the measuring stage and the judge stage;
+both must equal a new plan.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ RELATIVE_TOLERANCE = 1e-9
 def find_rule_mismatches(
     judge: JudgeParameters, recipe: str, tried: Sequence[str], records: Mapping[str, StageRecord]
 ) -> Iterator[str]:
-    """Yield differences of a verdict's rules from its policy and attempt.
+    """Yield where a verdict's rules differ from its policy and attempt.
 
     Args:
         judge: parameters of its stage.
         recipe: of the verdict.
         tried: recipes that were tried together.
-        records: the available stages, by role; missing ones are reported elsewhere.
+        records: the available stages, by role; another check reports missing ones.
 
     Raises:
         EvidenceError: a record has another shape.
@@ -97,7 +97,7 @@ def find_rule_mismatches(
 def find_served_otherwise(
     role: str, side: str, served: ServedModel, profile: ServingProfile | None
 ) -> Iterator[str]:
-    """Yield stages that asked something else than what the profile serves."""
+    """Yield where a stage's serving differs from the profile."""
     if profile is None:
         return
     drafted = profile.speculative.model if profile.speculative is not None else None
@@ -114,11 +114,11 @@ def find_other_claim(
     profile: ServingProfile | None,
     level: float,
 ) -> Iterator[str]:
-    """Yield differences of a rule from the policy's speed gate.
+    """Yield where a rule differs from the policy's speed gate.
 
     Args:
         place: of the rule, for messages.
-        told: the rule and its workload, which has no other source unless it is `own`.
+        told: the rule, with its workload unless that is in `own`.
         claim: of the policy.
         own: the policy's own workloads.
         profile: of both sides; None for endpoints.
@@ -143,7 +143,7 @@ def _differing(place: str, told: dict[str, Any], wanted: dict[str, Any]) -> Iter
 def find_differing_values(
     path: str, kept: Any, computed: Any, words: str = "computed"
 ) -> list[str]:
-    """Yield every value in which the two differ, by path; `path` is their place."""
+    """Return every path at which two values differ, below `path`."""
     if isinstance(kept, dict) and isinstance(computed, dict):
         names = kept.keys() | computed.keys()
         return [

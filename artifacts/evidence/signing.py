@@ -1,7 +1,7 @@
-"""Signs a weights folder with its evidence, and checks signatures: OpenSSF model-signing.
+"""Signs a weights folder with its evidence, and checks signatures, by model-signing.
 
-The signature, `model.sig`, lists the digest of every file of the folder. With a key it needs no
-network. Keyless (sigstore) needs one, and identifies the signer by a login.
+The signature, `model.sig`, lists every file's digest. Signing with a key needs no network. Keyless
+signing (sigstore) needs one, and identifies the signer by a login.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAKE_KEYS = (
 
 
 def fingerprint_of(key: Path) -> str:
-    """Return the sha256 of a public key, in hexadecimal, from its file or its private key's.
+    """Return the sha256 of a public key, in hexadecimal; the file may be the private key's.
 
     Raises:
         EvidenceError: the library is not installed.
@@ -90,10 +90,10 @@ def sign_with_key(folder: Path, private_key: Path) -> Path:
 
 
 def sign_keyless(folder: Path) -> Path:
-    """Sign by a login (sigstore): the CI system's, else one in a browser; needs the network.
+    """Sign with a CI or browser login (sigstore), which needs the network.
 
     Raises:
-        EvidenceError: there is no login, or the network or a sigstore service does not answer.
+        EvidenceError: no user logged in, or the network or a sigstore service does not respond.
     """
     with _library_errors("sign", folder):
         from model_signing import signing
@@ -130,8 +130,7 @@ def check_with_key(folder: Path, public_key: Path) -> None:
 def check_keyless(folder: Path, identity: str, issuer: str) -> None:
     """Check that a user with that login signed exactly these files; may need the network.
 
-    The identity is an e-mail address or the URI of a CI workflow, the issuer the URL of the service
-    that vouches for it.
+    `identity`: an e-mail address or the URI of a CI workflow. `issuer`: URL of the login service.
 
     Raises:
         EvidenceError: as `check_with_key`.
@@ -146,7 +145,7 @@ def check_keyless(folder: Path, identity: str, issuer: str) -> None:
 
 
 def _write(config: Any, folder: Path) -> Path:
-    """Sign into a temporary file, then rename it: neither a torn signature nor a lost old one."""
+    """Write a temporary file, then rename it, so that no signature is incomplete or lost."""
     final = folder / SIGNATURE
     partial = folder.parent / f".{folder.resolve().name}.{SIGNATURE}.{os.getpid()}"
     try:
@@ -178,7 +177,7 @@ def _check(config: Any, folder: Path, signature: Path, signer: str) -> None:
 
 
 def plain_message(text: str) -> str:
-    """Return the library's message, without digests in Python's notation."""
+    """Return the library's message without Python-formatted digests."""
     if "Key mismatch" in text:
         return "it is signed with another key"
     if not text.startswith("Signature mismatch"):
@@ -213,7 +212,7 @@ def _signature_of(folder: Path) -> Path:
 
 
 def _hashing(folder: Path) -> Any:
-    """Include all files except the signature and the Hub's own file; no links."""
+    """Exclude links, the signature and the Hub's own file."""
     from model_signing import hashing
 
     config = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
@@ -223,7 +222,7 @@ def _hashing(folder: Path) -> Any:
 
 
 def _password(private_key: Path) -> bytes | None:
-    """Return the key's password, if it has one: from the environment, else from a prompt.
+    """Return the key's password from the environment or a prompt, if it has one.
 
     As bytes: model-signing 1.1.1 documents text, but needs bytes.
     """
@@ -234,7 +233,7 @@ def _password(private_key: Path) -> bytes | None:
 
 @cache
 def _ask_password(private_key: Path) -> str:
-    """Prompt once per process: a promotion signs hours after its key was checked."""
+    """Prompt once per process, because a promotion signs hours after the key check."""
     return getpass.getpass(f"Password of {private_key}: ")
 
 

@@ -1,7 +1,4 @@
-"""Source of kept evidence: the store of a run, or a bundle made from it.
-
-Both hold records of stages by key, and those stages' files. `recompute.py` reads both alike.
-"""
+"""Source of kept evidence: the store of a run, or a bundle made from it."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ class EvidenceSource(Protocol):
         """Whether every stage that the evidence depends on must exist."""
 
     def find(self, stage: str, key: str) -> StageRecord | None:
-        """Return a stage's record, None if missing; raise PrepareError if damaged."""
+        """Return a stage's record, or None; raises PrepareError if it is damaged."""
 
     def digest(self, stage: str, key: str, name: str) -> str | None:
-        """Return the digest of a stage's file, None if missing; raise PrepareError if damaged."""
+        """Return the digest of a stage's file, or None; raises PrepareError if it is damaged."""
 
     def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects of a stage's file of lines, without nested values.
@@ -40,13 +37,13 @@ class EvidenceSource(Protocol):
         """
 
     def loads(self, stage: str, key: str) -> list[LoadRun]:
-        """Return the stage's measured loads; raise PrepareError if missing or damaged."""
+        """Return the stage's loads; raises PrepareError if they are missing or damaged."""
 
     def place(self, stage: str, key: str) -> str:
-        """Where that stage lies, for messages."""
+        """Location of the stage, for messages."""
 
     def key_of(self, record: StageRecord) -> str:
-        """Return the key that follows from the record's inputs."""
+        """Return the key computed from the record's inputs."""
 
 
 class StoredEvidence:
@@ -57,14 +54,13 @@ class StoredEvidence:
 
     @property
     def is_whole(self) -> bool:
-        """False: users may delete stages by hand."""
+        """False, because users may delete stages."""
         return False
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         return self._store.find(stage, key)
 
     def digest(self, stage: str, key: str, name: str) -> str | None:
-        """Digest of a file of that stage."""
         file = self._store.stage_folder(stage, key) / name
         return digest_file(file) if file.is_file() else None
 
@@ -83,10 +79,8 @@ class StoredEvidence:
             raise StoreError("measured loads are gone or damaged", where=str(file)) from error
 
     def place(self, stage: str, key: str) -> str:
-        """The stage's folder."""
         return str(self._store.stage_folder(stage, key))
 
     def key_of(self, record: StageRecord) -> str:
-        """By the code that is here."""
         revision = newest_revision(record.stage)
         return stage_key(record.stage, revision, record.parameters, record.inputs)

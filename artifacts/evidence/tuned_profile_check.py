@@ -28,20 +28,19 @@ class TunedProfileCheck:
 
     @property
     def words(self) -> str:
-        """For people."""
         return f"{self.state}: {self.why}" if self.why else self.state
 
 
 def tuned_of(run: str, tuning: TuningReport, record: StageRecord) -> TuningProvenance:
-    """Return what a run has confirmed of its winner.
+    """Return what a run has confirmed about its winner.
 
     Args:
         run: its id.
         tuning: that passed.
-        record: of the stage that measured the winner against the defaults.
+        record: of the stage that compared the winner with the defaults.
 
     Raises:
-        ValueError: nothing was confirmed.
+        ValueError: the run confirmed nothing.
         EvidenceError: prepare did not write the record.
     """
     found, kept = tuning.confirmation, SPEED.typed(record)
@@ -65,12 +64,12 @@ def tuned_of(run: str, tuning: TuningReport, record: StageRecord) -> TuningProve
 def check_tuned(
     told: TuningProvenance, serving: ServingArguments | None, store: Store
 ) -> TunedProfileCheck:
-    """Compare with the run's record, and that with every request's timings.
+    """Compare a tuning with the run's record, and the record with every request's timings.
 
     Args:
         told: by a profile.
         serving: of its variants; None on another machine, which may change arguments.
-        store: that may have the run.
+        store: that may contain the run.
     """
     folder = next((each for each in RunFolders(store).all() if each.name == told.run), None)
     if folder is None:

@@ -27,7 +27,7 @@ def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateR
 
 
 def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
-    """Check the winner's confirmation; the screening itself decides nothing.
+    """Check the winner's confirmation; the screening itself has no gate.
 
     Raises:
         UsageError: the run confirmed nothing.
