@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class GateRow:
     """One gate of one variant, in words."""
 
-    what: str  # suite and metric, or claim on speed
+    what: str  # suite and metric, or speed gate
     tier: Tier
     counted: str  # questions and after how many it was decided, or blocks, or rounds
     baseline: str  # score in points of 100, or output tokens/s
@@ -29,7 +29,7 @@ class GateRow:
     difference: str  # in points, or the ratio
     bound: str  # one-sided lower bound, in points, or of the ratio; '' where there is none
     compared: str  # what the bound is of, where that is not the difference
-    threshold: str  # what the bound must lie above, in points in full; '' of a claim on speed
+    threshold: str  # what the bound must lie above, in points in full; '' for a speed gate
     margin: str  # the policy's
     is_recovery: bool  # whether the margin is one; else it is one in points
     recovery: str  # candidate over baseline; '' over zero

@@ -46,7 +46,7 @@ class VariantReport(Record):
     registry_version: str | None = Field(None, description="when it was registered")
     gates: list[GateReport] = Field(fail_fast=True)
     speed: list[SpeedGateReport] = Field(
-        [], fail_fast=True, description="of the policy's claims on speed"
+        [], fail_fast=True, description="of the policy's speed gates"
     )
     spec_decode: dict[str, SpecDecodeStats] = Field(
         {},

@@ -108,7 +108,7 @@ def gate_case(variant: str, gate: GateReport) -> Case:
 
 
 def speed_case(variant: str, speed: SpeedGateReport) -> Case:
-    """The case of one claim on speed."""
+    """Return the case of one speed gate."""
     return Case(
         variant,
         speed.name,

@@ -1,4 +1,4 @@
-"""What `prepare tune` found, for people: the race, what each lever did, and what was confirmed."""
+"""Tables of `prepare tune`: the screening, each lever's effect, and the confirmation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def print_tuning(report: RunReport) -> None:
     if tuning is None:
         return
     headings = ["candidate", "parameter", "tokens/s", "of defaults", "repetitions", "", "why"]
-    print_table(headings, [race_row(each) for each in tuning.screening])
+    print_table(headings, [screening_row(each) for each in tuning.screening])
     parameters = [[name.replace("_", " "), words] for name, words in tuning.parameters.items()]
     print_table(["parameter", "what it did"], parameters)
     for line in ending_lines(tuning, report):
         print(line)
 
 
-def race_row(each: ScreeningReport) -> list[str]:
-    """One entrant; its numbers chose the winner, and are no evidence."""
+def screening_row(each: ScreeningReport) -> list[str]:
+    """One candidate; its numbers chose the winner, and are no evidence."""
     rate, over = each.output_tokens_per_s, each.ratio_to_defaults
     return [
         each.name,

@@ -345,15 +345,15 @@ class Lease:
             self._over.set()
         if self._heartbeat_thread is not None:
             self._heartbeat_thread.join()
-        shelf = self._leases.store
+        store = self._leases.store
         with contextlib.suppress(OSError, StoreError):
             if self.is_lost or not self.is_current():
                 self.is_lost = True
             elif forget or not self._mark_released():
-                for name in shelf.names(self.key):
+                for name in store.names(self.key):
                     if 0 < _number(name) <= self.number and name != _name(self.number):
-                        shelf.remove(f"{self.key}/{name}")
-                shelf.remove(self.name)  # last, because it is the valid one
+                        store.remove(f"{self.key}/{name}")
+                store.remove(self.name)  # last, because it is the valid one
 
     def _mark_released(self) -> bool:
         try:

@@ -237,7 +237,7 @@ class ModelPlanner:
         return self._describe_served(recipe, self._variants_arguments, after, _output_of(quantize))
 
     def _measure_speed(self, variant: VariantPlan, baseline: VariantPlan) -> VariantPlan:
-        """With the stages of the policy's claims on speed, where it has some."""
+        """Add the stages of the policy's speed gates, if it has any."""
 
         def claims_at(level: float) -> list[SpeedGatePlan]:
             return find_claims(

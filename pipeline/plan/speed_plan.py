@@ -1,6 +1,6 @@
-"""Lays out the stages that measure a policy's claims on speed.
+"""Plans the stages that measure a policy's speed gates.
 
-The same for two servers of this run, and for two endpoints that someone else serves.
+The same for two servers of this run, and for two external endpoints.
 """
 
 from __future__ import annotations
@@ -254,10 +254,10 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
 
 
 def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, str]:
-    """What critical claims on speed ask and are decided by: changed, it is measured again.
+    """Return what critical speed gates depend on; any change needs another measurement.
 
     So even a larger cap is another chance of a lucky pass, and another attempt (attempts.py):
-    blocks of an earlier measurement are not continued. Empty where the policy has no such claim.
+    blocks of an earlier measurement are not continued. Empty if the policy has no such gate.
     """
     tiers = policy.speed.tiers if policy.speed is not None else {}
     return {

@@ -1,4 +1,4 @@
-"""What a policy's claims on speed can show, before anything is measured."""
+"""Power of a policy's speed gates, before anything is measured."""
 
 from __future__ import annotations
 

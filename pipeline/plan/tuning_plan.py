@@ -1,7 +1,7 @@
-"""Lays out what `prepare tune` measures: a race of ways to serve, and one claim on its winner.
+"""Plans `prepare tune`: a screening of serving arguments, and one speed gate on its winner.
 
-Each entrant is a variant of one model that is served otherwise: a life of a separate server, a
-coherence stage and a stage that puts it under load. The claim is one of speed.
+Each candidate is a variant of one model with other serving arguments: a separate server start, a
+coherence stage and a load stage.
 """
 
 from __future__ import annotations
@@ -313,11 +313,7 @@ def find_claim(
 
 
 def claim_gain(policy: Policy, profile: ServingProfile, workload: str) -> Policy:
-    """The policy with one speed gate in place of all others: faster than the defaults.
-
-    Raises:
-        UsageError: the workload is not there.
-    """
+    """Return the policy with one speed gate in place of all others: faster than the defaults."""
     own = policy.speed.workloads if policy.speed else {}
     blocks = policy.speed.ratio.blocks if policy.speed and policy.speed.ratio else None
     name, found = workload, load_workload(workload, policy.speed, profile)[0]
@@ -344,7 +340,7 @@ def identities_of(profile: ServingProfile, settings: Settings) -> dict[str, str]
     return {name: identity(name, accelerator, settings) for name in names}
 
 
-def entrants_of(
+def list_candidates(
     candidates: CandidateFile, profile: ServingProfile, defaults: ScreeningCandidate
 ) -> Iterator[tuple[str, ServingCandidate | None]]:
     """Yield the profile, if it differs from the defaults, and then the candidates."""

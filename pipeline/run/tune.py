@@ -1,7 +1,8 @@
-"""One `prepare tune`: a race of ways to serve, then one claim on its winner against stock.
+"""One `prepare tune`: a screening of serving arguments, then one confirmation of the winner.
 
-The race is no evidence: the best of many equal ways looks faster than they are. What counts is the
-winner's claim alone, on fresh lives and prompts that the race did not see, at its own error rate.
+The screening is no evidence: the best of many equal candidates looks faster than it is. Only the
+winner's speed gate against the engine defaults counts: on new server starts and prompts, at its own
+error rate.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from pipeline.plan.tuning_plan import (
     SCREENING,
     ScreeningCandidate,
     TuningPlanner,
-    entrants_of,
     find_claim,
     first_workload,
     identities_of,
+    list_candidates,
     make_defaults,
     make_profiled,
     make_screened,
@@ -99,13 +100,13 @@ class TuneRequest:
 
 
 def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:
-    """Race, confirm, and write a profile where a gain is confirmed.
+    """Screen, confirm, and write a profile if a gain is confirmed.
 
     Returns:
-        the report, whose `exit_code` says how it went: 0 a tuned profile, 4 no gain, 5 undecided.
+        the report, whose `exit_code` is 0 for a tuned profile, 4 for no gain, 5 for undecided.
 
     Raises:
-        PrepareError: the request itself is wrong, so there is no run.
+        PrepareError: the request itself is invalid, so there is no run.
     """
     if request.output is not None:
         check_place(request.output)
@@ -172,7 +173,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
 
 
 def check_place(file: Path) -> None:
-    """See that a tuned profile can be written there; raises UsageError, hours before it is."""
+    """Check that a tuned profile can be written there; raise UsageError, hours before it is."""
     with raise_as(UsageError, NOT_THERE, f"--output {file}", ELSEWHERE):
         is_open = file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)
         if not (is_open and (file.is_file() or not os.path.lexists(file))):
@@ -187,15 +188,15 @@ def _inspection(checkpoint: Checkpoint) -> CheckpointInspection | None:
 
 
 class TuningRun:
-    """The race and the claim of one planner.
+    """The screening and the confirmation of one planner.
 
     Args:
-        planner: lays the stages out.
+        planner: builds the stages.
         stages: runs single stages, and keeps the run's log.
         log: of the run.
-        profile: as its file has it; races as it stands, where that is not stock.
-        machine: that all of it happens on.
-        inspection: of the checkpoint; None where its shape is not known.
+        profile: as in its file; a candidate itself if it differs from the defaults.
+        machine: of all measurements.
+        inspection: of the checkpoint; None if its shape is unknown.
     """
 
     def __init__(
@@ -228,16 +229,18 @@ class TuningRun:
         self._screened: dict[str, ScreeningCandidate] = {ENGINE_DEFAULTS: planner.engine_defaults}
 
     def run(self, output: Path | None = None) -> ExitCode:
-        """Race, confirm the winner, write its profile.
+        """Screen, confirm the winner, write its profile.
 
         Args:
-            output: another file for the tuned profile; None for none.
+            output: file for the tuned profile; None for none.
 
         Raises:
-            PrepareError: stock failed, or what is no candidate's fault.
+            PrepareError: the defaults failed, or the cause is no candidate's.
         """
         self._screen(self._planner.engine_defaults)
-        wanted = entrants_of(self._planner.candidates, self._profile, self._planner.engine_defaults)
+        wanted = list_candidates(
+            self._planner.candidates, self._profile, self._planner.engine_defaults
+        )
         for name, candidate in wanted:
             self._enter(name, candidate)
         self._race_combined()
@@ -249,7 +252,7 @@ class TuningRun:
         return CODES[self._report.verdict or "undecided"]
 
     def _enter(self, name: str, candidate: ServingCandidate | None, parameter: str = "") -> None:
-        """Race it, or say why not; `lever`: in the place of the candidate's own."""
+        """Screen it, or record why not; `lever` replaces the candidate's own."""
         defaults = self._planner.engine_defaults
         parameter = parameter or (candidate.parameter if candidate else AS_PROFILED)
         if candidate and (why := skip_reason(candidate, self._profile.accelerator, self._machine)):
@@ -273,7 +276,10 @@ class TuningRun:
         self._add(ScreeningReport(name=name, parameter=parameter, outcome="dropped", reason=reason))
 
     def _screen(self, screened: ScreeningCandidate) -> None:
-        """One life of a server under load; a failure is a fact, but stock's ends the run."""
+        """Measure one server start;
+
+        a candidate's failure is recorded, the defaults' ends the run.
+        """
         best = max((e.output_tokens_per_s or 0.0 for e in self._report.screening), default=0.0)
         variant = self._planner.screen(screened, best or None)
         facts: dict[str, Any] = {
@@ -325,7 +331,7 @@ class TuningRun:
         )
 
     def _race_combined(self) -> None:
-        """The best of each lever together, if several beat the defaults; it may not fit, either."""
+        """Screen the best value of each lever together, if several beat the defaults."""
         best: dict[str, ScreeningReport] = {}
         known = self._planner.candidates.candidates
         for each in self._report.screening:
@@ -344,13 +350,13 @@ class TuningRun:
             self._enter(COMBINED, together, " and ".join(best))
 
     def _find_winner(self) -> ScreeningCandidate | None:
-        """The fastest in the race; None where that is stock."""
+        """Return the fastest candidate; None if the defaults are the fastest."""
         measured = [each for each in self._report.screening if each.outcome == "measured"]
         best = max(measured, key=lambda each: each.output_tokens_per_s or 0.0)
         return None if best.name == ENGINE_DEFAULTS else self._screened[best.name]
 
     def _confirm(self, winner: ScreeningCandidate, output: Path | None) -> None:
-        """Claim that the winner is faster than stock, and measure that again."""
+        """Measure again whether the winner is faster than the defaults."""
         self._stages.progress.note(
             f"{winner.name} was the fastest in the screening; now it is measured "
             "against the defaults, on fresh servers, with other prompts"
@@ -379,7 +385,7 @@ class TuningRun:
                 self._note(profile=str(output))
 
     def _ask_winner(self, winner: ScreeningCandidate) -> tuple[Attempt, VariantPlan]:
-        """Measure the winner against stock, planned again where the ledger changes meanwhile."""
+        """Measure the winner against the defaults; plan again if the ledger changes meanwhile."""
         while True:
             attempt = self._planner.attempt(self._log.run_id)
             variant = self._planner.confirm(winner, attempt, self._log.run_id)
@@ -395,7 +401,7 @@ class TuningRun:
         self._asking.hold(variant, self._plan.served_stages(variant, self._stages.find_reusable))
 
     def _tuned(self, winner: ScreeningCandidate, record: StageRecord) -> ServingProfile:
-        """The winner's profile, with what was shown of it."""
+        """Return the winner's profile, with what was confirmed."""
         tuned = tuned_of(self._log.run_id, self._report, record)
         name = f"{self._planner.engine_defaults.profile.name}-tuned"
         summary = f"{winner.profile.summary}; {tuned.words}"
@@ -415,14 +421,14 @@ class TuningRun:
         self._note(screening=[*self._report.screening, report])
 
     def _note(self, **changes: Any) -> None:
-        """The report as it stands is in the run's record at every moment."""
+        """Write the present report into the run's record."""
         self._report = self._report.model_copy(update=changes)
         self._report = self._report.model_copy(update={"parameters": levers_of(self._report)})
         self._log.note_tuning(self._report)
 
 
 def levers_of(report: TuningReport) -> dict[str, str]:
-    """What each lever did here, in words; of one that nobody moved, how it is by default."""
+    """Describe each lever's effect here; for an unused one, its default."""
     told: dict[str, str] = {str(name): words for name, words in vllm_facts().parameters.items()}
     for parameter in told:
         tried = [each for each in report.screening if parameter in each.parameter.split(" and ")]
@@ -441,6 +447,6 @@ def levers_of(report: TuningReport) -> dict[str, str]:
 
 
 def dump_profile(profile: ServingProfile) -> str:
-    """As a file that `prepare model --profile` takes."""
+    """Return it as a file for `prepare model --profile`."""
     plain = profile.model_dump(mode="json", exclude_defaults=True)
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120))

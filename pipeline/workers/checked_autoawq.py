@@ -29,7 +29,7 @@ LARGEST_CLIPPING_ERROR = 0.3
 # Kullback-Leibler divergence of the next token's distribution, in nats, mean over tokens: 0.16 for
 # all of SmolLM2-135M; 1.55 after four layers whose weights are not restored.
 LARGEST_DIVERGENCE = 1.0
-CURE = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
+HINT = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
 
 
 @dataclass
@@ -52,7 +52,7 @@ class ScalingDiagnostics:
                 f"AutoAWQ's scaling changed what layer {index} computes by {error:.0%}; "
                 f"rounding explains {largest:.0%} at most",
                 where="quantization.kind autoawq",
-                hint=CURE,
+                hint=HINT,
             )
 
     def check_model(self, divergence: float, same_next_token: float) -> None:
@@ -63,7 +63,7 @@ class ScalingDiagnostics:
                 f"the quantized model answers unlike the original: {divergence:.2f} nats apart, "
                 f"the same next token after {same_next_token:.0%} of the calibration tokens",
                 where="quantization.kind autoawq",
-                hint=CURE,
+                hint=HINT,
             )
 
     def to_dict(self) -> dict[str, float]:

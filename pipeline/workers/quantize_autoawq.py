@@ -13,7 +13,7 @@ from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
-from pipeline.workers.checked_autoawq import CURE, ScalingDiagnostics, guard_quantizer
+from pipeline.workers.checked_autoawq import HINT, ScalingDiagnostics, guard_quantizer
 from pipeline.workers.compute_dtype import ComputeDtype
 from pipeline.workers.protocol import versions_of
 from pipeline.workers.transformers4_compat import transformers4_view
@@ -55,7 +55,7 @@ def check_architecture(checkpoint: Path) -> None:
             f"AutoAWQ does not know the architecture '{model_type}'; "
             f"it knows {', '.join(sorted(AWQ_CAUSAL_LM_MODEL_MAP))}",
             where=f"{config}, key model_type",
-            hint=CURE,
+            hint=HINT,
         )
 
 
@@ -160,7 +160,7 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
             f"AutoAWQ cannot leave out just what the recipe does; it differs for {wrong[0]}"
             f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}",
             where="recipe key quantization.ignore",
-            hint=CURE,
+            hint=HINT,
         )
     return sorted(words)
 
@@ -172,7 +172,7 @@ def check_rows(linears: Iterable[Any]) -> None:
         raise StageError(
             f"AutoAWQ packs {PACKED_ROWS} rows into a word, which does not divide {sorted(rows)}",
             where="quantization.kind autoawq",
-            hint=CURE,
+            hint=HINT,
         )
 
 

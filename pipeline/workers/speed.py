@@ -69,11 +69,13 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     def measure(side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
         return generator.measure(endpoints[side], requests=requests, seed=seed, rate=rate)
 
-    measure_life(spec, measure, progress, output)
+    measure_server_run(spec, measure, progress, output)
     return {"load_generator": f"vllm {vllm.__version__}"}
 
 
-def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
+def measure_server_run(
+    spec: dict[str, Any], measure: Measure, progress: Progress, output: Path
+) -> None:
     """Measure all loads of one server start; each block is on disk before the next."""
     from eval_gates.speed.gate_rule import parse_rule
     from eval_gates.speed.load_log import LoadLog
@@ -131,7 +133,7 @@ def generate_of_one_side(
     (side,) = server_run.sides
     draw = Randomization(server_run.draw, schedule.sides)
     seeds = [draw.next_unit()[0] for _ in range(schedule.loads or 1)]
-    done = server_run.block % len(seeds)  # in an earlier life that ended too soon
+    done = server_run.block % len(seeds)  # in an earlier server start that ended too soon
     warm_up_at_a_rate(spec["workload"], side, measure, draw.next_probe)
     known = max((len(load.requests) / load.seconds for load in before), default=0.0)
     requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe, known)

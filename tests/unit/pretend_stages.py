@@ -36,7 +36,7 @@ from pipeline.serving.serving_spec import ServingSpec
 from pipeline.stages import stage_code
 from pipeline.stages.context import StageContext
 from pipeline.workers.evaluate import ask_until_over
-from pipeline.workers.speed import measure_life
+from pipeline.workers.speed import measure_server_run
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
@@ -254,7 +254,7 @@ class PretendContext(StageContext[Any, Any]):
             told = {"client_lag_s": 0.0, "interference": disturbed}
             return {**measured, "prompts_sha256": f"{seed:064x}", **told}
 
-        measure_life(worker_spec, measure, self.progress, self.folder)
+        measure_server_run(worker_spec, measure, self.progress, self.folder)
         return {"load_generator": "vllm 0.32.0"}
 
 

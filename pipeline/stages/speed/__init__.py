@@ -77,7 +77,7 @@ class SpeedResult(Record):
     began: list[int] = Field(
         [0],
         min_length=1,
-        description="first life of each run that had a budget for lost blocks or rounds",
+        description="first server start of each run that had a budget for lost blocks or rounds",
     )
     log_rates: dict[str, list[float]] = Field(
         {}, description="of a ratio: median ln(output tokens/s) of each start, by side"

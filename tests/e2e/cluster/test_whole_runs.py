@@ -265,7 +265,7 @@ def test_a_pair_under_load_has_a_node_alone_and_goes_on_on_another(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On Slurm, with a claim on speed, and an object store whose cache the nodes share."""
+    """On Slurm, with a speed gate, and an object store whose cache the nodes share."""
     copy_store(done_on_ray[0].place, tmp_path / "so-far", forget=ASKED_AND_JUDGED)
     executor, variables = on_slurm(slurm)
     on_store = on_s3(s3, tmp_path, executor, "pair")

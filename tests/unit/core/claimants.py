@@ -1,7 +1,7 @@
 """Several owners of one store whose steps a test puts in any order: a world of claims.
 
 Each owner runs the real code in a separate thread, on a separate node, and stops before every
-touch of the shelf and every rename until it is given a step. So an owner that gets no more steps is
+touch of the store and every rename until it is given a step. So an owner that gets no more steps is
 stopped, or cut off, and one that is killed leaves what it has done, and nothing else.
 """
 
@@ -23,14 +23,14 @@ class Killed(BaseException):
     """What ends the thread of an owner that is killed; nothing catches it."""
 
 
-class SteppedShelf:
-    """A shelf that is touched only when its owner has a step."""
+class SteppedStore:
+    """A store that is touched only when its owner has a step."""
 
-    def __init__(self, shelf: KeyValueStore, step: Callable[[], None]) -> None:
-        self._shelf, self._step = shelf, step
+    def __init__(self, store: KeyValueStore, step: Callable[[], None]) -> None:
+        self._store, self._step = store, step
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._shelf, name)
+        method = getattr(self._store, name)
 
         def stepped(*arguments: Any) -> Any:
             self._step()
@@ -71,7 +71,7 @@ class Claimant:
         self._beats = 0
         self.raw = FileKeyValueStore(root / "leases")
         self.leases = KnownClaims(
-            SteppedShelf(self.raw, self.pause),  # type: ignore[arg-type]
+            SteppedStore(self.raw, self.pause),  # type: ignore[arg-type]
             seconds=SECONDS,
             node=name,
             clock=clock,

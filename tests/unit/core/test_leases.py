@@ -89,7 +89,7 @@ def test_an_owner_elsewhere_is_waited_for_by_the_waiters_own_clock(
     claims: Leases, tmp_path: Path
 ) -> None:
     now, told = [1_000_000.0], list[str]()
-    shelf = FileKeyValueStore(tmp_path)
+    store = FileKeyValueStore(tmp_path)
     with claims.hold("key") as held:
         waiter = elsewhere(tmp_path, now)
         asleep = waiter._sleep
@@ -107,7 +107,7 @@ def test_an_owner_elsewhere_is_waited_for_by_the_waiters_own_clock(
             assert f"process {os.getpid()} on " in told[0]
             assert follower.number == held.number + 1
             assert not held.send_heartbeat(9)
-    assert shelf.get(f"key/{follower.number:06d}.beat") == b"released"
+    assert store.get(f"key/{follower.number:06d}.beat") == b"released"
 
 
 def test_an_owner_on_this_node_is_waited_for_as_long_as_it_lives(
@@ -207,7 +207,7 @@ def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "name").read_bytes() == b"first"
 
 
-class FullShelf(FileKeyValueStore):
+class FullStore(FileKeyValueStore):
     """On a disk that becomes full."""
 
     is_full = False
@@ -219,10 +219,10 @@ class FullShelf(FileKeyValueStore):
 
 
 def test_on_a_disk_that_became_full_it_is_given_back_all_the_same(tmp_path: Path) -> None:
-    shelf = FullShelf(tmp_path)
-    claims = Leases(shelf, seconds=60)
+    store = FullStore(tmp_path)
+    claims = Leases(store, seconds=60)
     with claims.hold("key"):
-        shelf.is_full = True
+        store.is_full = True
     assert not claims.is_held("key")
     with claims.hold_if_free("key") as claim:
         assert claim is not None

@@ -278,7 +278,7 @@ def test_who_is_done_first_counts(here: Node, there: Node) -> None:
 
 
 class TestWhatIsMeasured:
-    """Loads of a claim on speed that is not over: measured again they would be another chance."""
+    """Loads of a speed gate that is not over: measured again they would be another chance."""
 
     def go_on(self, node: Node, loads: str, is_over: bool = False) -> str:
         with node.store.open_for_writing("judge", "abc", ["loads"]) as folder:

@@ -115,8 +115,8 @@ def test_who_was_stopped_while_removing_removes_no_more(
 
 
 def test_one_that_is_heard_of_is_not_followed(tmp_path: Path) -> None:
-    shelf = FileKeyValueStore(tmp_path)
-    here, elsewhere = Leases(shelf, seconds=60), Leases(shelf, seconds=60, node="elsewhere")
+    store = FileKeyValueStore(tmp_path)
+    here, elsewhere = Leases(store, seconds=60), Leases(store, seconds=60, node="elsewhere")
     for owner in (here, elsewhere):
         with owner.hold("key") as claim:
             here.revoke_silent("key")

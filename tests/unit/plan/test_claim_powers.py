@@ -1,4 +1,4 @@
-"""A policy's claims on speed, told before a run."""
+"""A policy's speed gates, told before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy's claims on speed become stages, or are refused before anything runs."""
+"""A policy's speed gates become stages, or are refused before anything runs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.rounds import count_arrivals
 from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
-from pipeline.workers.speed import generate_of_one_side, generate_units, measure_life
+from pipeline.workers.speed import generate_of_one_side, generate_units, measure_server_run
 
 AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
 WORKLOAD = {
@@ -151,7 +151,7 @@ def test_it_measures_until_the_rule_wants_no_more_and_keeps_every_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int
 ) -> None:
     monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(loads))
-    measure_life(spec(), Measuring(), Listener(), tmp_path)
+    measure_server_run(spec(), Measuring(), Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
     assert [load.block for load in kept] == [n for n in range(loads // 2) for _ in range(2)]
 
@@ -161,10 +161,10 @@ def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
 ) -> None:
     first, second = Measuring(), Measuring()
     monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(4))
-    measure_life(spec(), first, Listener(), tmp_path)
+    measure_server_run(spec(), first, Listener(), tmp_path)
     monkeypatch.setattr("eval_gates.speed.gate_rule.parse_rule", lambda *_: After(6))
     life = ServerRun(1, ("baseline", "candidate"), 2, 2)
-    measure_life({**spec(), "server_run": asdict(life)}, second, Listener(), tmp_path)
+    measure_server_run({**spec(), "server_run": asdict(life)}, second, Listener(), tmp_path)
     kept = LoadLog(tmp_path).loads()
     assert [(load.block, load.server_run) for load in kept[::2]] == [(0, 0), (1, 0), (2, 1)]
     seeds = [{seed for _, _, seed in each.asked} for each in (first, second)]
@@ -209,7 +209,7 @@ def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
     given = spec()
     given["rule"] |= {"server_mode": "interleaved", "loads_per_server_run": 2}
     life = ServerRunSchedule(("baseline", "candidate"), 2).next_server_run(1, 0, [])
-    measure_life({**given, "server_run": asdict(life)}, Measuring(), Listener(), tmp_path)
+    measure_server_run({**given, "server_run": asdict(life)}, Measuring(), Listener(), tmp_path)
     assert [load.side for load in LoadLog(tmp_path).loads()] == list(life.sides) * 2
 
 

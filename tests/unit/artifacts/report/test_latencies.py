@@ -1,4 +1,4 @@
-"""Latency percentiles of the loads that claims on speed were measured with."""
+"""Latency percentiles of the loads that speed gates were measured with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims on speed in the report."""
+"""Speed gates in the report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_evidence_and_loads_of_each_claim_that_was_measured(made: FakeRun) -> No
 
 
 def test_the_page_has_the_claims_or_says_that_there_are_none(made: FakeRun) -> None:
-    title = "Claims on speed</h2>"
+    title = "Speed gates</h2>"
     page = run_page(with_claims(made))
     assert title in page
     assert "speed ratio.0" in page

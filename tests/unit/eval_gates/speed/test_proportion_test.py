@@ -1,4 +1,4 @@
-"""The bet under claims on speed: how often it errs, on noise that it was not tuned to."""
+"""The bet under speed gates: how often it errs, on noise that it was not tuned to."""
 
 from __future__ import annotations
 

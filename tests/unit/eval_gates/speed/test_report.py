@@ -1,4 +1,4 @@
-"""Claims on speed as gates: what is written down, and what a variant's verdict makes of them."""
+"""Speed gates as gates: what is written down, and what a variant's verdict makes of them."""
 
 from __future__ import annotations
 

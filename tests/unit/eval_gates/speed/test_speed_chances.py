@@ -1,4 +1,4 @@
-"""What a claim on speed can show before anything is measured."""
+"""What a speed gate can show before anything is measured."""
 
 from __future__ import annotations
 
