@@ -51,12 +51,7 @@ def book_of_part(path: Path) -> str:
 
 
 class AnswerLog:
-    """Answers of one served model to one ordered list of questions.
-
-    Args:
-        path: base of the files' names.
-        writer: number of its lease; None to read only.
-    """
+    """Answers of one served model to one ordered list of questions; `writer` None: read-only."""
 
     def __init__(self, path: Path, ids: Sequence[str], writer: int | None = None) -> None:
         self._path = path
@@ -66,7 +61,7 @@ class AnswerLog:
         self._read: int | None = None
 
     def rows(self) -> Rows:
-        """Return the answers so far; EvaluationDataError if a line is damaged or out of order."""
+        """Return the answers so far; EvaluationDataError if a line is damaged."""
         rows: Rows = []
         for part in parts_of(self._path):
             if part.start > len(rows):
@@ -101,7 +96,6 @@ class AnswerLog:
             yield row
 
     def append(self, rows: Rows) -> None:
-        """Add answers and flush them to disk; ValueError if the log is read-only."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         with self._own_part().open("a+b") as file:

@@ -54,7 +54,7 @@ def check_sensitivities(
 
 
 def unrelated_p_value(rows: Rows) -> float:
-    """Return the anytime-valid p-value of 'these answers fit any question'; 0 if not tested."""
+    """Return the anytime-valid p-value of 'these answers fit any question'."""
     if not all(UNRELATED in row for row in rows):
         return 0.0
     clusters = group_by_cluster(rows)

@@ -75,7 +75,7 @@ def shared_text(documents: Rows) -> str | None:
 
 
 def repeated_field(rows: Rows) -> str | None:
-    """Return the field that suggests clusters: a shared text, or a repeated passage name."""
+    """Return the field that suggests clusters, if any."""
     if (field := shared_text(rows)) is not None:
         return field
     for field in rows[0] if rows else ():

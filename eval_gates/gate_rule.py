@@ -36,7 +36,7 @@ class GateRule(Record):
         return comparison_of(self.margin)
 
     def population(self, available: int) -> int | None:
-        """Size of the finite benchmark, in questions or clusters; None if not the estimand."""
+        """Size of the benchmark, in questions or clusters, if that is the estimand."""
         return available if self.about == "benchmark" else None
 
     def stopping(self, available: int) -> StoppingRule | None:
@@ -47,7 +47,7 @@ class GateRule(Record):
 
 
 def gate_rule_of(suite: AnySuite, family: Family, alpha: float) -> GateRule:
-    """Return the rule of a policy's suite for variants of a family, at level `alpha`."""
+    """Return the rule of a policy's suite at level `alpha`."""
     return GateRule(
         tier=suite.tier,
         test=suite.test,

@@ -1,7 +1,4 @@
-"""Planned bet of each sequential gate, which has half of the stake.
-
-The margin, `expected_flips` and the kind of suite fix it before any question.
-"""
+"""Planned bet of each sequential gate, fixed before any question."""
 
 from __future__ import annotations
 

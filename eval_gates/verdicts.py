@@ -153,7 +153,7 @@ def mean_of(rows: Answers, key: str) -> float:
 
 
 def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
-    """Raise ValueError unless both sides answered the same prompts, with scores in [0, 1]."""
+    """Raise ValueError unless both sides answered the same prompts."""
     if len(baseline) != len(candidate) or not baseline:
         raise ValueError(f"{name}: {len(baseline)} answers against {len(candidate)}")
     check_scores(name, (*baseline, *candidate))

@@ -69,7 +69,7 @@ def command(
 
 
 def launch(line: list[str], ends: Iterable[int], group: str) -> int:
-    """Start bubblewrap, in a cgroup if named; it ends with the last process inside."""
+    """Start bubblewrap; it ends with the last process inside."""
     for end in ends:
         os.set_inheritable(end, True)
     child = os.fork()

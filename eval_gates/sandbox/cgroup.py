@@ -1,7 +1,4 @@
-"""Control group (cgroup v2) of each program, which limits all its processes together.
-
-It includes files in memory, buffers of pipes and sockets, and kernel tables.
-"""
+"""Control group (cgroup v2) of each program, which limits all its processes together."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def find_parent(process: Path = Path("/proc/self")) -> Path | None:
 
 @contextmanager
 def make(parent: Path, memory_bytes: int, processes: int) -> Iterator[Path]:
-    """Make a group whose memory limit kills all its processes; OSError if not possible."""
+    """Make a group whose memory limit kills all its processes."""
     with ExitStack() as stack:
         with _lock(parent):  # otherwise another run would remove it as stale
             folder = parent / (_PREFIX + os.urandom(8).hex())

@@ -67,7 +67,7 @@ def serve(requests: int, answers: int, orders: dict[str, Any]) -> NoReturn:
 
 
 def limit_resources(orders: dict[str, Any]) -> None:
-    """Limit CPU time, memory, processes and files; forbid core files and locked memory."""
+    """Limit CPU time, memory, processes and files."""
     for kind, amount in (
         (resource.RLIMIT_CPU, orders["seconds"]),
         (resource.RLIMIT_AS, orders["memory_bytes"]),

@@ -17,7 +17,7 @@ class CpuTime(NamedTuple):
     Attributes:
         used: by all descendants, including reaped ones.
         waited: runnable without a CPU: this process and, for each child, the process of its tree
-            that waited longest. 0 if the kernel does not count it.
+            that waited longest; 0 if the kernel does not count it.
         runnable: whether a descendant runs or waits now; `waited` excludes that wait.
     """
 

@@ -83,12 +83,7 @@ def run_many(
     progress: Progress | None = None,
     task: str = "run programs",
 ) -> list[Execution]:
-    """Run programs concurrently as :func:`run_program`; results in the programs' order.
-
-    Args:
-        workers: concurrent programs; None: the number of usable cores.
-        progress: receives the number of finished programs.
-    """
+    """Run programs concurrently as :func:`run_program`; results in the programs' order."""
     progress = progress or NullProgress()
     with (
         ForkServer(str(interpreter())) as server,

@@ -25,12 +25,7 @@ class FramingError(Exception):
 
 
 def write_message(descriptor: int, content: Any) -> None:
-    """Write one complete message.
-
-    Raises:
-        OSError: the reader has ended.
-        RecursionError: `content` is nested too deeply.
-    """
+    """Write one complete message; OSError if the reader has ended."""
     body = _encode(content).encode("ascii")
     unsent = memoryview(len(body).to_bytes(_LENGTH_BYTES, "big") + body)
     while unsent:
@@ -51,7 +46,7 @@ def read_message(descriptor: int, max_bytes: int | None = None) -> Any:
 
 
 def read_answer(answers: int, notices: int) -> Any:
-    """Read a message from `answers`; EOFError if `notices` has one or the other side closed."""
+    """Read a message from `answers`; EOFError if `notices` has one first."""
     reader = MessageReader(MAX_MESSAGE_BYTES)
     ends = poll()
     ends.register(answers, POLLIN)

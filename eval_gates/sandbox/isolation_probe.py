@@ -1,4 +1,4 @@
-"""Finds the isolation that works on this machine, by running a program in it."""
+"""Finds the isolation that works on this machine, by a probe program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start and end of a sandbox with one process in it, from the outside."""
+"""Start and end of a sandbox, from the outside."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def forbid_tracing() -> None:
 def shed_privileges(users: list[int]) -> None:
     """Become the first of `users` that exists here, without any capability, permanently.
 
-    OSError if none is available; the current user stays if `users` is empty.
+    The current user stays if `users` is empty.
     """
     for capability in range(_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):

@@ -130,7 +130,7 @@ def _map_users(child: int) -> None:
 
 
 def build_root(view: dict[str, Any], *, proc: bool) -> None:
-    """Build and enter a read-only root in memory that shows `view`, with a small /tmp."""
+    """Build and enter a read-only root in memory that shows `view`."""
     # A stricter umask would close these folders to the program.
     os.umask(0o022)
     linux_syscalls.mount("", "/", flags=linux_syscalls.MS_REC | linux_syscalls.MS_PRIVATE)

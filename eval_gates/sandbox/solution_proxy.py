@@ -20,10 +20,7 @@ _ENDS = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
 
 
 class SolutionDiedError(BaseException):
-    """The solution's process ended or sent a malformed answer.
-
-    Not an Exception, because a test may catch those.
-    """
+    """The solution's process ended; no Exception, which a test may catch."""
 
 
 class SolutionProxy:
@@ -33,7 +30,7 @@ class SolutionProxy:
         status: exit status or negative signal of the code runner; None while it runs.
         lost: why there are no more answers; '' before.
         out_of_memory: whether it reached its memory limit.
-        trace: the solution's last exception, formatted as by Python.
+        trace: the solution's last exception, formatted.
     """
 
     def __init__(self, requests: int, answers: int, notices: int) -> None:

@@ -37,10 +37,7 @@ class Opaque:
 
 
 def encode(value: Any) -> Any:
-    """Encode a value as JSON content; a value without a form becomes its type's name.
-
-    Iterators become their items. RecursionError for deep nesting.
-    """
+    """Encode a value as JSON content; a value without a form becomes its type's name."""
     if value is None or value is True or value is False:
         return value
     write = _WRITERS.get(type(value))

@@ -1,7 +1,4 @@
-"""Drift check: a trend by which earlier blocks or rounds do not predict later ones.
-
-Causes are warm-up, filling memory or heat; tests of exchangeable values do not detect it.
-"""
+"""Drift check: a trend by which earlier blocks or rounds do not predict later ones."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def kendall_p_value(values: FloatArray) -> float:
 
 
 def half_medians(values: FloatArray) -> tuple[float, float]:
-    """Return the medians of the earlier and the later half; an odd middle value is omitted."""
+    """Return the medians of the earlier and the later half."""
     import numpy as np
 
     half = values.size // 2

@@ -43,7 +43,7 @@ def parse_rule(data: Mapping[str, Any]) -> ClaimRule | ScreeningRule:
 
 
 def apply_gate_rate(claim: SpeedGate, workload: AnyWorkload) -> AnyWorkload:
-    """Return the workload at the gate's rate; ValueError if it cannot have one."""
+    """Return the workload at the gate's rate."""
     gate = claim.gate
     if isinstance(gate, SloGate) and gate.rate is not None:
         return change_arrivals(workload, Arrivals(rate=gate.rate))

@@ -61,7 +61,7 @@ class InvalidReason(Record):
 
 
 def hit_rate(load: LoadRun) -> float | None:
-    """Return the share of prompt tokens from the prefix cache; None without counters."""
+    """Return the share of prompt tokens from the prefix cache."""
     before, after = load.before, load.after
     if before is None or after is None:
         return None
@@ -79,7 +79,7 @@ def hit_rate(load: LoadRun) -> float | None:
 
 
 def count_drafts(load: LoadRun) -> SpecDecodeStats | None:
-    """Return the load's speculative decoding statistics; None without counters."""
+    """Return the load's speculative decoding statistics."""
     before, after = load.before, load.after
     counts = counts_between(
         before.model_dump() if before is not None else None,
@@ -269,7 +269,7 @@ def is_over_saturated(load: LoadRun) -> bool:
 
 
 def count_flow(load: LoadRun) -> tuple[int, int]:
-    """Count the requests that arrived in the steady state, and those answered in it."""
+    """Count the arrivals and the answers of the steady state."""
     start, end = steady_window(load)
     sent, ended = _times(load)
     return int(((sent >= start) & (sent < end)).sum()), int(

@@ -66,7 +66,6 @@ class LoadLog:
             ) from error
 
     def loads(self) -> list[LoadRun]:
-        """Return all complete loads, in order; StoreError if damaged."""
         try:
             return parse_loads(self._lines())
         except ValueError as error:
@@ -77,7 +76,6 @@ class LoadLog:
             ) from error
 
     def start_server_run(self, measurement: MeasurementInProgress, loads: int) -> None:
-        """Record a server run that continues after `loads` loads; cut off later ones."""
         self._save(measurement.model_copy(update={"server_runs": measurement.server_runs + 1}))
         retained = b"".join(line + b"\n" for line in self._lines()[:loads])
         with self._loads.open("a+b") as file:

@@ -97,7 +97,7 @@ class EngineCounters(NumericRecord):
 
 
 class QueueSamples(NumericRecord):
-    """Queue of the engine during the load, by column, in the order of sampling."""
+    """Queue of the engine, by column, in the order of sampling."""
 
     at_s: list[Seconds] = Field([], max_length=MAX_REQUESTS, fail_fast=True)
     running: list[Count] = Field([], fail_fast=True)
@@ -175,10 +175,7 @@ class LoadRun(NumericRecord):
 
 
 def fits_evidence(loads: Sequence[LoadRun], unit: int) -> bool:
-    """Return whether `unit` more loads, each twice the largest, fit into the evidence limit.
-
-    Verification cannot read evidence beyond the limit.
-    """
+    """Return whether `unit` more loads, each twice the largest, fit into the evidence limit."""
     sizes = [
         len(load.requests) * CHARACTERS_PER_REQUEST + sum(len(e) for e in load.requests.error if e)
         for load in loads
@@ -193,12 +190,12 @@ def format_lines(loads: Iterable[LoadRun]) -> Iterator[str]:
 
 
 def read_loads(file: Path) -> list[LoadRun]:
-    """Read the loads of a file, maybe gzipped; ValueError or OSError if it is unreadable."""
+    """Read the loads of a file, maybe gzipped."""
     return parse_loads(read_lines(file, max_lines=MAX_LOADS, max_characters=MAX_CHARACTERS))
 
 
 def parse_loads(lines: Iterable[str | bytes]) -> list[LoadRun]:
-    """Parse the lines of a `loads.jsonl`; ValueError names a line that is no load."""
+    """Parse the lines of a `loads.jsonl`."""
     loads = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -1,7 +1,6 @@
 """Power of a performance gate before the measurement, by simulation of its rule.
 
-It assumes the noise of a load, or the share of rounds that meet the limits. It assumes no drift; on
-a steady server the drift check costs less than one block on average.
+It assumes no drift, and the noise of a load or the share of rounds that meet the limits.
 """
 
 from __future__ import annotations

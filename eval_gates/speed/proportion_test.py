@@ -76,7 +76,7 @@ def _run_log_evidence(happened: NDArray[Any], share: float) -> FloatArray:
 def proportion_lower_bound(
     happened: NDArray[Any], alpha: float, continued: Sequence[int] = ()
 ) -> float:
-    """Return the anytime-valid lower bound of the event's share, wrong with probability alpha."""
+    """Return the anytime-valid lower bound of the event's share at level alpha."""
     low, high = 0.0, 1.0
     while high - low > _PRECISION:
         half = (low + high) / 2
@@ -85,7 +85,7 @@ def proportion_lower_bound(
 
 
 def median_lower_bound(values: FloatArray, alpha: float, continued: Sequence[int] = ()) -> float:
-    """Return the anytime-valid lower bound of the median, wrong with probability alpha.
+    """Return the anytime-valid lower bound of the median at level alpha.
 
     It is the smallest value that the test does not reject; -inf if there are too few values.
     """

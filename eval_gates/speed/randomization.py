@@ -12,11 +12,7 @@ SIDES = ("baseline", "candidate")
 
 
 class Randomization:
-    """Random choices of one measurement, in order.
-
-    Args:
-        sides: the measured sides, the baseline first, if any.
-    """
+    """Random choices of one measurement, in order."""
 
     def __init__(self, seed: int, sides: Iterable[str]) -> None:
         self._chance = random.Random(seed)  # noqa: S311  # traffic, no secret
@@ -26,7 +22,7 @@ class Randomization:
         return self._chance.getrandbits(32)
 
     def next_unit(self) -> tuple[int, list[str]]:
-        """Return the next unit's seed, and its sides in the order of measuring."""
+        """Return the next unit's seed, and its sides in order."""
         seed = self._chance.getrandbits(32)
         self._chance.shuffle(self._sides)
         return seed, list(self._sides)

@@ -1,8 +1,7 @@
 """Length of a round, and its number of requests.
 
-A round lasts at least `MIN_ANSWERS` median answers; a shorter one does not show lasting traffic. If
-earlier answers took longer than the workload's seconds allow, the next rounds are longer. The
-length depends on earlier loads alone, never on the round itself.
+A round lasts at least `MIN_ANSWERS` median answers; a shorter one does not show lasting traffic.
+Its length depends on earlier loads alone, never on the round itself.
 
 Arrivals at a rate are a Poisson process. vLLM's load generator sends a fixed number and scales the
 gaps, so this module draws the number from the round's seed.
@@ -40,7 +39,6 @@ class Timing:
 
     @property
     def total_s(self) -> float:
-        """Seconds of sending: the warm-up time is sent again after the end."""
         return self.measured_s + 2 * self.warmup_s
 
 
@@ -81,7 +79,7 @@ def is_too_short(load: LoadRun) -> bool:
 
 
 def count_arrivals(seed: int, rate: float, seconds: float) -> int:
-    """Return the number of requests of a Poisson process at `rate` per second, at least one."""
+    """Return a Poisson process's number of requests, at least one."""
     chance = random.Random(f"arrivals {seed}")  # noqa: S311  # traffic, no secret
     number, now = 0, chance.expovariate(rate)
     while now < seconds and number < MAX_REQUESTS:

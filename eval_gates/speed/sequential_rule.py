@@ -129,7 +129,7 @@ class SequentialGateRule(ServerRunRule):
         return found.state == "open" and found.n < found.most and self.fits_evidence(loads)
 
     def evaluate(self, loads: Sequence[LoadRun]) -> SpeedTestResult:
-        """Decide from the units, in the order of measuring; ValueError for a wrong side."""
+        """Decide from the units, in the order of measuring."""
         import numpy as np
 
         causes = self.invalid_reasons(loads)
@@ -219,7 +219,7 @@ class SequentialGateRule(ServerRunRule):
         return 0 if self.server_mode == "interleaved" else WARM_UP
 
     def count(self, loads: Sequence[LoadRun]) -> NDArray[np.bool_]:
-        """Return which units count, after the warm-up of their server run; [warm-up + n]."""
+        """Return which units count, after their run's warm-up; [warm-up + n]."""
         import numpy as np
 
         if not self.warm_up:
@@ -267,7 +267,6 @@ class SequentialGateRule(ServerRunRule):
         Args:
             margins: in the order of measuring; nan for a lost server run and a void unit.
             counted: which of them count; None: one server run, all after its warm-up.
-            slack: as in `slack`; None: the client had no lag.
             run: number of each unit's run, from 0; None: a single run.
         """
         import numpy as np

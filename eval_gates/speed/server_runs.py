@@ -50,7 +50,7 @@ class ServerRunRule(NumericRecord):
         return not sides or fits_evidence(loads, self.schedule(sorted(sides)).unit)
 
     def count_lost_runs(self, loads: Sequence[LoadRun]) -> list[int]:
-        """Return how many server runs ended early before or within each unit: [units]."""
+        """Return how many server runs ended early for each unit: [units]."""
         sides = sorted({load.side for load in loads})
         unit = self.schedule(sides).unit if sides else 1
         server_runs = [load.server_run for load in loads[unit - 1 :: unit]]
@@ -84,7 +84,7 @@ class ServerRun:
 
 
 def digest_loads(loads: Iterable[LoadRun], before: str = "") -> str:
-    """Return the digest of loads in order, after group_loads of the digest `before`."""
+    """Return the digest of loads in order, after the digest `before`."""
     found = before
     for load in loads:
         timings = [load.requests.start_s, load.requests.ttft_s, load.requests.end_s]
@@ -101,11 +101,7 @@ def server_run_seed(seed: int, number: int, before: str) -> int:
 
 @dataclass(frozen=True)
 class ServerRunSchedule:
-    """Server runs of one measurement.
-
-    Args:
-        loads: per server run, if runs are interleaved; None if the sides run concurrently.
-    """
+    """Server runs of one measurement; `loads` None: the sides run concurrently."""
 
     sides: tuple[str, ...]
     loads: int | None
@@ -128,17 +124,13 @@ class ServerRunSchedule:
         return ServerRun(begun, (order[place],), pair * self.loads + done, seed + pair, place)
 
     def draw_pair(self, seed: int) -> tuple[list[str], list[int]]:
-        """Return the sides of a pair of server runs in order, and their loads' seeds."""
+        """Return a pair's sides in order, and their loads' seeds."""
         draw = Randomization(seed, self.sides)
         units = [draw.next_unit() for _ in range(self.loads or 1)]
         return units[0][1], [unit_seed for unit_seed, _ in units]
 
     def drawn(self, seed: int, loads: Sequence[LoadRun], looks: int) -> Iterator[DrawnLoad]:
-        """Yield the randomization of each load, if these are all measured loads.
-
-        Args:
-            looks: uncounted loads at the start of each server run of all sides.
-        """
+        """Yield the randomization of each load, if these are all measured loads."""
         block, before = 0, ""
         if self.loads is None:
             for server_run, group in groupby(loads, lambda load: load.server_run):

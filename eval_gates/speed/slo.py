@@ -110,7 +110,6 @@ class SloRule(SequentialGateRule):
         )
 
     def met_slo(self, loads: Sequence[LoadRun]) -> list[bool]:
-        """Return whether each round meets all limits; an over-saturated one does not."""
         return [bool(margin > 0) for margin in self.margins(loads)]
 
     def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:

@@ -39,7 +39,6 @@ def steady_window(load: LoadRun) -> tuple[float, float]:
     """Return the start and end of the steady state, in seconds of the load.
 
     At a fixed concurrency it is from the end of the first wave until the last request is sent.
-    NoSteadyStateError if nothing is left.
     """
     if load.warmup_s is not None and load.measured_s is not None:
         return load.warmup_s, load.warmup_s + load.measured_s
@@ -62,7 +61,7 @@ def steady_seconds(load: LoadRun) -> float:
 
 
 def count_waves(load: LoadRun) -> float:
-    """Return the requests that end in the steady state, divided by the concurrency."""
+    """Return the steady state's ended requests, divided by the concurrency."""
     start, end = steady_window(load)
     done = sum(each is not None and start < each <= end for each in load.requests.end_s)
     return done / (load.concurrency or 1)
@@ -113,7 +112,7 @@ def lag_gain(load: LoadRun) -> float:
 
 
 def latencies(load: LoadRun) -> Latencies:
-    """Return the latencies of the requests that are sent in the steady state."""
+    """Return the latencies of requests sent in the steady state."""
     import numpy as np
 
     start, end = steady_window(load)

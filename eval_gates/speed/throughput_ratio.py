@@ -158,7 +158,7 @@ class ThroughputRatioRule(SequentialGateRule):
 
 
 def pair_sides(loads: Sequence[LoadRun]) -> list[tuple[LoadRun, LoadRun]]:
-    """Return each block's baseline and candidate, in order; ValueError if one lacks a side."""
+    """Return each block's baseline and candidate, in order."""
     blocks: dict[int, dict[str, LoadRun]] = {}
     for load in loads:
         sides = blocks.setdefault(load.block, {})

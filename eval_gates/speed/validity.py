@@ -46,7 +46,7 @@ HANDLING: Mapping[FaultKind, Handling] = {
 
 
 def final_reasons(causes: Iterable[InvalidReason]) -> tuple[InvalidReason, ...]:
-    """Return the reasons that end a measurement: workload or engine do not fit the gate."""
+    """Return the reasons that end a measurement."""
     return tuple(cause for cause in causes if HANDLING[cause.kind].limits == "ends")
 
 

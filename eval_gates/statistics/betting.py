@@ -50,7 +50,7 @@ def mix(logs: FloatArray, planned: float | None) -> FloatArray:
 
 
 def stake(planned: float | None) -> FloatArray:
-    """Return the bets that have a stake: the even ones, then the planned one, if any."""
+    """Return the bets that have a stake: the even ones, then the planned one."""
     import numpy as np
 
     if planned is None:

@@ -38,7 +38,7 @@ def fixed_power_plan(
     flip_size: float = 1.0,
     baseline: float | None = None,
 ) -> SequentialGatePower:
-    """Plan a fixed gate; takes 0.2 s, and 1 s more for many thousand questions."""
+    """Plan a fixed gate."""
     if questions < 1:
         raise ValueError("questions must be at least 1")
     if comparison.kind == "recovery" and baseline is None:

@@ -62,7 +62,7 @@ def power_plan(
     replays: int = 300,
     seed: int = 0,
 ) -> SequentialGatePower:
-    """Plan a sequential gate; takes about 0.2 s for 14,042 questions.
+    """Plan a sequential gate.
 
     Args:
         questions: the cap.
@@ -174,7 +174,7 @@ def find_strictest_decidable(
     baseline: float = 1.0,
     bet: Callable[[Comparison], float] | None = None,
 ) -> Comparison | None:
-    """Find the strictest margin that a sequential gate could pass; see :func:`find_strictest`."""
+    """Find the strictest margin that a sequential gate could pass."""
 
     def least(margin: Comparison) -> int | None:
         return min_questions(margin, alpha, population, baseline, bet(margin) if bet else None)
@@ -185,11 +185,7 @@ def find_strictest_decidable(
 def find_strictest(
     comparison: Comparison, questions: int, least: Callable[[Comparison], int | None]
 ) -> Comparison | None:
-    """Find the strictest possible margin of the same kind, rounded outward to 0.1 points.
-
-    Args:
-        least: questions that a margin needs if no answer changes.
-    """
+    """Find the strictest possible margin of the same kind, rounded outward to 0.1 points."""
 
     def candidate(tenths: int) -> Comparison:
         if comparison.kind == "points":
@@ -204,7 +200,7 @@ def find_strictest(
 
 
 def find_first(holds: Callable[[int], bool], known: int) -> int:
-    """Return the smallest integer >= 1 from which on `holds` is true; it is true at `known`."""
+    """Return the smallest integer >= 1 from which on `holds` is true."""
     low, high = 0, known
     while high - low > 1:
         middle = (low + high) // 2
@@ -222,7 +218,7 @@ def _mean_questions(same: SimulatedRuns, questions: int, batch: int) -> float:
 def find_smallest_drop(
     is_detected: Callable[[float], bool], allowed: float, most: float, steps: int
 ) -> float | None:
-    """Find the minimum detectable drop, if any, by bisection on a log scale."""
+    """Find the minimum detectable drop, by bisection on a log scale."""
     if most <= allowed or allowed <= 0 or not is_detected(most):
         return None
     low, high = allowed, most
@@ -250,7 +246,7 @@ def _describe_plan(
 
 
 def describe_detectable_drop(visible: float | None, passed: float) -> str:
-    """Describe the minimum detectable drop, and a remedy if a pass is unlikely."""
+    """Describe the minimum detectable drop."""
     detected = (
         "no true drop is likely to be detected"
         if visible is None

@@ -56,10 +56,7 @@ def expected_questions(
 
 
 def round_sizes(expected: float, batch: int, cap: int | None) -> list[int]:
-    """Return the cumulative size of each round: doubling, on a grid, up to the cap.
-
-    Other recipes and margins can reuse rounds of the grid (batch times 1, 2, 3, 4, 6, 8, 12...).
-    """
+    """Return the cumulative size of each round: doubling, on a grid, up to the cap."""
     cap = cap if cap is not None else UNKNOWN_QUESTION_COUNT
     size = batch
     for multiple in _grid():

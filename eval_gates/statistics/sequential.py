@@ -51,7 +51,7 @@ class EProcessState:
 
 @dataclass(frozen=True)
 class SequentialResult:
-    """Result of the test at the questions so far, valid at any stopping point."""
+    """Result of the test so far, valid at any stopping point."""
 
     verdict: SequentialVerdict
     decided_at: int | None

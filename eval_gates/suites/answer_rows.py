@@ -32,12 +32,12 @@ def likelihoods(sample: dict[str, Any]) -> list[float]:
 
 
 def texts_of(sample: dict[str, Any]) -> list[str]:
-    """Return the generated texts, one per sample; StageError if the server gave none."""
+    """Return the generated texts, one per sample."""
     return [check_text(text, sample) for text in sample["filtered_resps"]]
 
 
 def check_text(text: Any, sample: dict[str, Any]) -> str:
-    """Return the text, if it is one; StageError if the server gave none."""
+    """Return the text; StageError if the server gave none."""
     if not isinstance(text, str) or text == NO_ANSWER:
         raise StageError(
             f"the server gave no answer to question {sample['doc_id']}",

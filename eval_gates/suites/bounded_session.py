@@ -41,7 +41,6 @@ class BufferedResponse:
         return self._said
 
     async def json(self) -> Any:
-        """Return the JSON, which may hold NaN; BadResponseError if it is no JSON."""
         try:
             return parse_json(self.content, whole_text=False, finite=False)
         except ValueError as error:
@@ -56,12 +55,7 @@ class BufferedResponse:
 async def post_bounded(
     session: Any, url: str, most: int, *, headers: dict[str, str], **asked: Any
 ) -> AsyncIterator[StreamedResponse]:
-    """Send one request and yield its streamed answer; reject redirects and compression.
-
-    Args:
-        most: maximum bytes of the answer.
-        asked: further arguments of the session's `post`.
-    """
+    """Send one request and yield its streamed answer of at most `most` bytes."""
     plain = {**headers, "Accept-Encoding": "identity"}
     async with session.post(url, headers=plain, allow_redirects=False, **asked) as response:
         if 300 <= response.status < 400:
@@ -102,11 +96,7 @@ class StreamedResponse:
 
 
 class BoundedSession:
-    """Session that posts as an aiohttp session does.
-
-    Args:
-        most: maximum bytes of an answer.
-    """
+    """Session that posts as an aiohttp session does, with at most `most` bytes per answer."""
 
     def __init__(self, session: Any, most: int = MAX_BYTES) -> None:
         self._session = session

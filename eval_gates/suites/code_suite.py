@@ -152,11 +152,7 @@ def prompt_of(problem: Problem, form: str) -> str:
 
 
 def task_config(form: str, max_tokens: int, samples: int, temperature: float) -> dict[str, Any]:
-    """Return the configuration of an lm-eval `ConfigurableTask` that requests the functions.
-
-    Args:
-        samples: answers for each problem; greedy when 1.
-    """
+    """Return the lm-eval configuration that requests the functions; greedy for one sample."""
     sampling = {"do_sample": True, "temperature": temperature}
     greedy = {"do_sample": False, "temperature": 0.0}
     return {

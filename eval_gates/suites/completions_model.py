@@ -122,7 +122,7 @@ def read_texts(body: Any) -> list[str | None] | RejectedRequest:
 
 
 def check_fit(lengths: list[int], limit: int) -> None:
-    """Raise StageError if a prompt with its answer is too long; lm-eval would only cut it."""
+    """Raise StageError if a prompt with its answer is too long; lm-eval would cut it."""
     too_long = [length for length in lengths if length > limit]
     if too_long:
         raise StageError(
@@ -200,10 +200,7 @@ def completions_model(
             return accept(read_texts(outputs))
 
         def statistics(self) -> dict[str, int]:
-            """Count all calls so far: `requests` sent, and items (contexts) by way.
-
-            `fallen_back` are the `scored` items whose one request the endpoint rejected.
-            """
+            """Count the requests sent, and items (contexts) by way."""
             return dict(self._counts)
 
         def _loglikelihood_tokens(

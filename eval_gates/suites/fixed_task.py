@@ -29,12 +29,7 @@ class InMemoryDataset(list[Document]):
 
 
 def task_of(config: dict[str, Any], documents: list[Document], samples: int = 1) -> Any:
-    """Return an lm-eval task over rows in memory, numbered by position.
-
-    Args:
-        documents: at least one.
-        samples: answers per document; several only for generated text.
-    """
+    """Return an lm-eval task over rows in memory, numbered by position."""
     return fixed_task(config, {"test": InMemoryDataset(documents)}, samples=samples)
 
 

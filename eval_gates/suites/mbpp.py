@@ -76,10 +76,7 @@ def read_folder(folder: Path) -> list[Problem]:
 
 
 def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:
-    """Return a Hub dataset's usable problems, and why others are not.
-
-    EvaluationDataError if many are unusable, because the dataset then has another format.
-    """
+    """Return a Hub dataset's usable problems, and why others are not."""
     problems: list[Problem] = []
     left_out: list[EvaluationDataError] = []
     for number, row in enumerate(rows):

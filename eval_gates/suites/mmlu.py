@@ -76,7 +76,7 @@ class MmluSuite(MmluTask, Suite):
 
 
 class BuiltinQuestions(NamedTuple):
-    """Questions that were parsed with certainty, and where and why others were not."""
+    """Questions that were parsed with certainty, and why others were not."""
 
     questions: list[Question]
     skipped: list[str]
@@ -146,7 +146,7 @@ def with_examples(
 ) -> list[Question]:
     """Return the questions with a field `examples`, the worked examples of its prompt.
 
-    As in lm-eval, these are the subject's first `shots` of the pool, without the question itself.
+    They are the subject's first `shots` of the pool, as in lm-eval.
     """
     if shots == 0:
         return [{**question, "examples": ""} for question in questions]
@@ -173,9 +173,8 @@ def scored_choices(questions: list[Question], form: Form) -> dict[str, list[tupl
 def task_config(form: Form) -> dict[str, Any]:
     """Return the configuration of an lm-eval `ConfigurableTask` over :func:`with_examples`.
 
-    Args:
-        form: `letter` scores the letters A to D, metric `acc`; `cloze` scores the choices' texts,
-            metrics `acc` and `acc_norm` (likelihood per character).
+    Form `letter` scores the letters A to D, metric `acc`. Form `cloze` scores the choices' texts,
+    metrics `acc` and `acc_norm` (likelihood per character).
     """
     metrics = ["acc"] if form == "letter" else ["acc", "acc_norm"]
     prompt = _LETTER_PROMPT if form == "letter" else _CLOZE_PROMPT

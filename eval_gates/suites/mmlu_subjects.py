@@ -84,7 +84,7 @@ class Score(NamedTuple):
 
 
 class GroupedScores(NamedTuple):
-    """Scores by subject and by group, in GROUPS' order; only of answered questions."""
+    """Scores of answered questions, by subject and by group."""
 
     subjects: dict[str, Score]
     groups: dict[str, Score]

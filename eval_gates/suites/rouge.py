@@ -123,11 +123,7 @@ def a_sentence_a_line(text: str) -> str:
 
 
 def task_config(form: Form, max_tokens: int) -> dict[str, Any]:
-    """Return the configuration of an lm-eval `ConfigurableTask` that requests summaries.
-
-    Args:
-        form: `chat` for a user's message, `base` for a text to complete.
-    """
+    """Return the lm-eval configuration that requests summaries."""
     return {
         "task": "rouge",
         "test_split": "test",
@@ -250,11 +246,7 @@ def answer_rows(
     samples: Rows,
     progress: Progress,
 ) -> Rows:
-    """Return rows with all metrics; one of them is the score.
-
-    Args:
-        elsewhere: the score of a text as the answer to another question than that of the id.
-    """
+    """Return rows with all metrics; one of them is the score."""
     return [
         {
             **common_fields(question, sample),

@@ -188,11 +188,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
         )
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        """Return a source's number of questions; None if only reading it would show.
-
-        Raises:
-            EvaluationDataError: the folder's files cannot be read, or contain nothing.
-        """
+        """Return a source's number of questions; None if only reading it would show."""
         if identity.kind == "hub":
             return self.hub.questions if self.hub else None
         if identity.kind == "packages":

@@ -6,11 +6,7 @@ from typing import Any
 
 
 def render(template: str, question: dict[str, Any]) -> str:
-    """Return a jinja template's text, unescaped; needs jinja2.
-
-    Raises:
-        KeyError: the question has no such field.
-    """
+    """Return a jinja template's text, unescaped; KeyError for a missing field."""
     from jinja2 import StrictUndefined, UndefinedError
     from jinja2.sandbox import SandboxedEnvironment
 
