@@ -1,8 +1,7 @@
 """The SQLite file of an embedded MLflow registry: created atomically, checked, locked.
 
-MLflow creates its tables in place, in many transactions and without a lock. A kill in between
-leaves tables that MLflow cannot complete. So a new file gets its tables under another name, and is
-renamed when they are on the disk.
+MLflow creates its tables in many transactions without a lock, and cannot complete them after a
+kill. So a new file gets its tables under another name and is renamed afterwards.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ def file_of(uri: str) -> Path:
 def embedded_has(
     uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
 ) -> bool | None:
-    """Return whether an embedded registry has these versions and aliases; None: ask MLflow.
+    """Return whether an embedded registry has these versions and aliases.
 
-    It uses SQL, since opening the registry through MLflow takes 6 s and every run asks. None if its
-    tables are not as expected.
+    None if its tables are unexpected: ask MLflow. SQL is used because every run asks, and MLflow
+    takes 6 s to open a registry.
     """
     file = file_of(uri)
     if not file.is_file():
@@ -61,12 +60,12 @@ def embedded_has(
 
 
 def check_embedded(uri: str) -> None:
-    """Check that an embedded registry can be opened or created, without writing.
+    """Check without writing that an embedded registry can be opened or created.
 
-    One that another process is writing, or was killed at, is accepted.
+    A registry with an unfinished write is accepted.
 
     Raises:
-        RegistryError: it cannot.
+        RegistryError: it cannot be opened or created.
     """
     file = file_of(uri)
     check_folder(file.parent, uri)
@@ -86,13 +85,13 @@ def check_embedded(uri: str) -> None:
 
 
 def make_database(uri: str) -> None:
-    """Create the file with MLflow's tables, unless it exists and has them.
+    """Create the file with MLflow's tables, unless it has them.
 
-    A file with incomplete tables is created again if it has no model.
+    A file with incomplete tables and no model is created again.
 
     Raises:
         RegistryError: the file has content, and other tables than the installed MLflow's.
-        OSError, sqlite3.Error: the folder is not writable, or the file is no database.
+        OSError, sqlite3.Error: the folder is not writable, or the file is not a database.
     """
     file = file_of(uri)
     if _has_tables(file, uri):
@@ -142,7 +141,7 @@ def _make_beside(file: Path) -> None:
 
 
 def _has_tables(file: Path, uri: str) -> bool:
-    """Return whether the file has all of MLflow's tables; raise RegistryError for others."""
+    """Return whether the file has all MLflow tables; raises RegistryError for others."""
     try:
         open_regular(file, None).close()  # SQLite would wait forever at a named pipe
     except FileNotFoundError:
@@ -175,7 +174,7 @@ def _newest_schema() -> str | None:
 
 
 def _is_being_written(file: Path) -> bool:
-    """Return whether the file may be in the middle of a change; no lock is respected."""
+    """Return whether the file may contain half of a change; the read ignores locks."""
     return any(Path(f"{file}{ending}").exists() for ending in ("-journal", "-wal"))
 
 

@@ -9,10 +9,10 @@ from pipeline.core.errors import RegistryError
 
 
 def check_folder(folder: Path, where: str) -> None:
-    """Refuse a registry's folder that cannot be written or created; do not create it.
+    """Check that a registry's folder is writable or can be created; do not create it.
 
     Raises:
-        RegistryError: names the folder, or the obstacle in its path.
+        RegistryError: it is not; names the folder or the obstacle in its path.
     """
     hidden: OSError | None = None
     for there in (folder, *folder.parents):
@@ -38,7 +38,7 @@ def is_there(path: Path, where: str) -> bool:
     """Return whether the file or folder exists.
 
     Raises:
-        RegistryError: that cannot be determined; names the path and the reason.
+        RegistryError: this cannot be determined; names the path and the reason.
     """
     try:
         return path.exists()

@@ -1,7 +1,7 @@
 """Alias changes and what their history implies; pure functions.
 
-An entry names the entry that it follows. The first one after that holds; a second one has lost.
-Aliases, and their earlier targets, follow from the entries that hold.
+An entry names its predecessor. The first entry after that predecessor is valid, later ones are not.
+Aliases and their earlier targets follow from the valid entries.
 """
 
 from __future__ import annotations
@@ -87,20 +87,19 @@ class AliasState:
     ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def before(self, alias: str) -> tuple[str, ...]:
-        """Return the versions that rollbacks of the alias go to; the last is the next."""
+        """Return the versions that rollbacks of the alias return to; the last is the next."""
         way = self.ways.get(alias, ())
         return way[:-1] if way and way[-1] == self.aliases.get(alias) else way
 
     def last_move(self, alias: str) -> HistoryEntry | None:
-        """The last entry that moved the alias."""
         return next((e for e in reversed(self.held) if alias in e.changes), None)
 
 
 def replay(entries: Iterable[HistoryEntry]) -> AliasState:
     """Return the state after these entries, in the order of their numbers.
 
-    An entry holds if no holding entry is between it and the one that it names. (`>=`, since a user
-    may have deleted the named one.)
+    An entry is valid if no valid entry is between it and its predecessor. (`>=`, because a user may
+    have deleted the predecessor.)
     """
     last = 0
     held: list[HistoryEntry] = []
@@ -136,6 +135,6 @@ def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:
 
 
 def way_to(version: str, way: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the way up to its last visit of the version; empty if there was none."""
+    """Return the path up to its last visit of the version, or ()."""
     places = [place for place, each in enumerate(way) if each == version]
     return way[: places[-1] + 1] if places else ()

@@ -1,4 +1,4 @@
-"""Write access of the Hub's token to a namespace, as far as the Hub reports it in advance."""
+"""Write access of the Hub's token to a namespace, as far as the Hub reports it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ UNKNOWN_TOKEN = 401
 
 
 def check_token(api: HfApi, namespace: str, where: str) -> None:
-    """Refuse a token that, by the Hub, cannot write to the namespace.
+    """Refuse a token that the Hub reports as unable to write to the namespace.
 
-    For a fine-grained token, or one that is not a user's, only a write shows it. The same holds if
-    the Hub, or a mirror, does not name the token's owner.
+    The Hub does not report this for fine-grained tokens and tokens without a user. Then, or if the
+    Hub or a mirror does not name the owner, only a write shows it.
 
     Raises:
-        RegistryError: there is no token, or it is read-only, or its user does not belong to the
-            namespace.
+        RegistryError: there is no token, it is read-only, or its user is not in the namespace.
         HfHubHTTPError: the Hub rejects the token.
         OIDCError: a CI system should provide the token, and does not.
     """
@@ -49,7 +48,7 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
 
 
 def _namespaces(owner: dict[str, Any]) -> set[str]:
-    """Return the user's own and the organizations' namespaces, in lower case."""
+    """Return the user's and the organizations' namespaces, in lower case."""
     named = [owner, *owner["orgs"]]
     return {str((each or {}).get("name")).lower() for each in named}
 

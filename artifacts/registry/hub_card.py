@@ -1,4 +1,4 @@
-"""The card on a model repository's main branch, which has no weights: it lists the versions."""
+"""The card on a model repository's main branch, which lists the versions and has no weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CARRIED_OVER = (
 
 
 def main_card(namespace: str, name: str, folder: Path) -> str:
-    """Return README.md of `main`; license and base model are the first version's."""
+    """Return README.md of `main`, with the license and base model of the first version."""
     import yaml
 
     card = front_matter(folder / "README.md")

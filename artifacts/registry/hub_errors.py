@@ -15,14 +15,14 @@ MISSING = 404
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status of an error of huggingface_hub; 0 for none."""
+    """Return the HTTP status of a huggingface_hub error, or 0."""
     response = getattr(error, "response", None)
     return int(response.status_code) if response is not None else 0
 
 
 @contextmanager
 def explain_hub_errors(where: str) -> Iterator[None]:
-    """Convert every known error of the library to a RegistryError with a hint."""
+    """Convert known errors of the library to a RegistryError with a hint."""
     from huggingface_hub import constants, errors
 
     endpoint = constants.ENDPOINT

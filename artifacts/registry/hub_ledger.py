@@ -1,7 +1,7 @@
-"""The document in the history branch of a model on the Hub: one JSON file.
+"""The JSON document in the history branch of a model on the Hub.
 
-The branch moves only from the commit that the writer read, so two writers never lose each other's
-part. Every earlier state stays a commit of the branch.
+The branch moves only from the commit that the writer read, so concurrent writers lose nothing.
+Every earlier state is a commit of the branch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Ledger(Record):
     entries: tuple[HistoryEntry, ...] = Field((), description="losers too, by their numbers")
 
     def with_entry(self, entry: HistoryEntry) -> Ledger | None:
-        """Return it with the entry under the next number; None if it has the entry."""
+        """Return it with the entry under the next number, or None if it has the entry."""
         if any(each.id == entry.id for each in self.entries):
             return None
         number = self.entries[-1].number + 1 if self.entries else 1
@@ -36,11 +36,11 @@ class Ledger(Record):
         return self.model_copy(update={"entries": (*self.entries, numbered)})
 
     def with_applied(self, number: int) -> Ledger | None:
-        """Return it with that mark; a lower one makes others check again."""
+        """Return it with that number; a lower number makes other processes check again."""
         return None if self.applied == number else self.model_copy(update={"applied": number})
 
     def with_version(self, number: str, version: RegisteredVersion) -> Ledger | None:
-        """Return it with the version, or its other tags; None if nothing changes."""
+        """Return it with the version or its other tags, or None if nothing changes."""
         if self.versions.get(number) == version:
             return None
         return self.model_copy(update={"versions": self.versions | {number: version}})

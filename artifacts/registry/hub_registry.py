@@ -1,8 +1,8 @@
-"""The Hugging Face Hub as a registry: a model repository per name, aliases as its git tags.
+"""The Hugging Face Hub as a registry: a model repository per name, aliases as git tags.
 
-A version is one commit with the variant's whole folder, kept by the tag v1, v2 and so on. Versions,
-their tags and the history are a document in a separate branch (see `hub_ledger.py`), which moves
-only from the commit that the writer read: that decides between two racing changes.
+A version is one commit with the variant's folder, kept by a tag v1, v2 and so on. Versions, their
+tags and the history are a document in a separate branch (`hub_ledger.py`). The branch moves only
+from the commit that the writer read, which decides races.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HubRegistry(Registry):
         uri: `hf://NAMESPACE`; new repositories are private, unless it ends in `?public`.
 
     Raises:
-        RegistryError: it is no such address.
+        RegistryError: the address has another form.
     """
 
     names_are_repositories = True
@@ -107,16 +107,13 @@ class HubRegistry(Registry):
         ]
 
     def check_writable(self, name: str) -> None:
-        """Check the token's owner, and that the repository is one of prepare's."""
+        """Check the token's owner, and that prepare made the repository."""
         with self._explain_errors(name):
             check_token(self._api, self._namespace, self._address(name))
             self._repository(name).check_ours()
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Upload the folder as a version; return its number.
-
-        A version of the same deployable tuple and evidence is reused without an upload.
-        """
+        """Upload the folder as a version, or reuse one with the same tuple and evidence."""
         existing = self.find_same(name, tags)
         if existing is not None:
             return existing.version
@@ -156,14 +153,14 @@ class HubRegistry(Registry):
     # What the journal is kept by.
 
     def lock(self, name: str) -> AbstractContextManager[object]:
-        """Nothing: the Hub has no locks."""
+        """Do nothing: the Hub has no locks."""
         return nullcontext()
 
     def entries(self, name: str) -> list[HistoryEntry]:
         return list(self._state(name).ledger.entries)
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number: one commit, from the head that was read."""
+        """Add an entry in one commit, on the head that was read."""
         with self._explain_errors(name):
             message = f"{entry.action}: {entry.alias} to {entry.version}"
             self._repository(name).update(lambda ledger: ledger.with_entry(entry), message)
@@ -180,8 +177,8 @@ class HubRegistry(Registry):
     def aliases(self, name: str) -> dict[str, str]:
         """Return the aliases by the tags, or by the history for missing tags.
 
-        The Hub moves a tag in two steps, so a missing one is being moved, or its move was cut
-        short.
+        The Hub moves a tag in two steps, so a missing tag is a move in progress or an incomplete
+        one.
         """
         return _aliases(self._state(name))
 
@@ -191,14 +188,14 @@ class HubRegistry(Registry):
             self._repository(name).move_tag(alias, commit)
 
     def has_version(self, name: str, version: str) -> bool:
-        """Return whether the version exists: a number, or a commit that an alias was moved to."""
+        """Return whether a number, or a commit that an alias was moved to, exists."""
         if _COMMIT.fullmatch(version):
             with self._explain_errors(name):
                 return self._repository(name).has_commit(version)
         return version in _select_present(self._state(name))
 
     def put_back(self, name: str) -> None:
-        """Create tags again that a killed move, or a user, has removed."""
+        """Create tags again that a killed move or a user removed."""
         state = self._state(name)
         said = replay(state.ledger.entries)
         if state.ledger.applied != said.last:
@@ -219,7 +216,7 @@ class HubRegistry(Registry):
         return registered.commit
 
     def _number(self, repository: HubRepository, commit: str) -> str:
-        """Give the commit the next number, by a tag; keep an earlier number."""
+        """Tag the commit with the next number, unless it has one."""
         for _ in range(ATTEMPTS):
             state = repository.state() or RepositoryState()
             given = {m[1]: c for t, c in state.tags.items() if (m := _NUMBERED.fullmatch(t))}
@@ -236,7 +233,7 @@ class HubRegistry(Registry):
         )
 
     def _record(self, repository: HubRepository, number: str, version: RegisteredVersion) -> str:
-        """Record the version; return the number of an equal one, if there is one by now."""
+        """Record the version; return the number of an equal one if another process added it."""
         kept = number
 
         def change(ledger: Ledger) -> Ledger | None:
@@ -266,7 +263,7 @@ def _select_present(state: RepositoryState) -> dict[str, RegisteredVersion]:
 
 
 def _aliases(state: RepositoryState) -> dict[str, str]:
-    """Return versions by alias; a commit that is no version represents itself."""
+    """Return versions by alias, or the commit if it is not a version."""
     numbers = {version.commit: number for number, version in _select_present(state).items()}
     found = {
         tag: numbers.get(commit, commit)

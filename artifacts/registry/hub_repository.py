@@ -1,7 +1,7 @@
-"""One model repository on the Hugging Face Hub: its refs, its ledger, and uploads of versions.
+"""One model repository on the Hugging Face Hub: refs, ledger, and uploads of versions.
 
-It uses huggingface_hub's client. Atomicity depends on what the Hub refuses: a commit whose parent
-is not the branch's head, and an existing tag.
+Atomicity depends on what the Hub refuses: a commit whose parent is not the branch's head, and an
+existing tag.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class HubRepository:
         self._read: tuple[str, Ledger] | None = None
 
     def state(self) -> RepositoryState | None:
-        """Return refs and ledger; None if there is no such repository.
+        """Return refs and ledger, or None if the repository does not exist.
 
         Raises:
-            RegistryError: none is visible, and there is no token.
+            RegistryError: no repository is visible, and there is no token.
         """
         from huggingface_hub import get_token
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -78,7 +78,7 @@ class HubRepository:
         return RepositoryState(branches, tags, self._ledger(branches.get(HISTORY)))
 
     def create(self, card: str, *, private: bool) -> RepositoryState:
-        """Create the repository, its card and its history branch, as far as they are missing.
+        """Create the missing parts: repository, card and history branch.
 
         Raises:
             RegistryError: another program made the repository.
@@ -105,10 +105,10 @@ class HubRepository:
             self._files_of_ours(state.branches[MAIN])
 
     def update(self, change: Callable[[Ledger], Ledger | None], message: str) -> None:
-        """Change the ledger atomically, without losing other writers' parts.
+        """Change the ledger atomically, and keep other writers' changes.
 
-        `change` returns the new ledger for the present one, None if nothing changes; it is called
-        again if another process has written meanwhile.
+        `change` returns the new ledger, or None if nothing changes. It is called again after
+        another process wrote.
         """
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -141,8 +141,8 @@ class HubRepository:
     def upload(self, folder: Path, label: str) -> str:
         """Commit exactly the folder's files; return the commit, which a tag must keep.
 
-        It uses a separate branch, so that a killed upload is continued: equal content has the same
-        label, in hexadecimal.
+        A separate branch allows a killed upload to continue: equal content has the same hexadecimal
+        label.
         """
         branch = UPLOAD + label[:16]
         local = dict(files_in(folder))
@@ -181,7 +181,7 @@ class HubRepository:
         files: Mapping[str, bytes | Path],
         gone: frozenset[str] | set[str] = frozenset(),
     ) -> str | None:
-        """Add one commit to the branch; None if its head is not that parent."""
+        """Add one commit to the branch, or return None if its head is not that parent."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
         from huggingface_hub.errors import RevisionNotFoundError
 
@@ -203,19 +203,18 @@ class HubRepository:
         return None
 
     def add_tag(self, tag: str, commit: str) -> bool:
-        """Create a tag; return False if it exists, and keep it."""
+        """Create a tag; return False if it already exists."""
         with allow_statuses(*CONFLICTS):
             self._api.create_tag(self.repo_id, tag=tag, revision=commit)
             return True
         return False
 
     def remove_tag(self, tag: str) -> None:
-        """Remove a tag, if it exists."""
         with allow_statuses(MISSING):
             self._api.delete_tag(self.repo_id, tag=tag)
 
     def move_tag(self, tag: str, commit: str | None) -> None:
-        """Point a tag to the commit, or to none. The Hub can only remove and create it."""
+        """Point a tag to the commit, or to none. The Hub can only remove and create tags."""
         for _ in range(ATTEMPTS):
             current = (self.state() or RepositoryState()).tags.get(tag)
             if current == commit:
@@ -227,18 +226,17 @@ class HubRepository:
         raise self._busy_error()
 
     def files(self, commit: str) -> dict[str, int]:
-        """Return the bytes of every file in the commit, by path."""
+        """Return the size in bytes of every file in the commit, by path."""
         from huggingface_hub import RepoFile
 
         tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
         return {entry.path: entry.size for entry in tree if isinstance(entry, RepoFile)}
 
     def has_commit(self, commit: str) -> bool:
-        """Whether the repository has that commit."""
         return bool(self._api.revision_exists(self.repo_id, commit))
 
     def _files_of_ours(self, head: str) -> dict[str, int]:
-        """Return the files of a main branch that prepare began, or that has no content."""
+        """Return the files of a main branch that prepare began, or that is empty."""
         files = self.files(head)
         if files.keys() - {ATTRIBUTES, CARD}:
             raise RegistryError(

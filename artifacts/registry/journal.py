@@ -1,9 +1,8 @@
-"""Alias changes, of which exactly one of two racing ones wins, also after a kill at any step.
+"""Atomic alias changes: one of two racing changes wins, also after a kill at any step.
 
-A registry can set an alias, but not compare and set. But it gives each number once. So the history
-decides: an entry names the entry that it follows, and the first one after that holds. Appending an
-entry is the promotion. The aliases are set afterwards, and follow from the entries alone, so the
-next process can set them after a kill.
+Registries cannot compare and set an alias, but they give each number once. So an entry in the
+history names its predecessor, and the first entry after that is valid. Appending an entry is the
+promotion. The aliases follow from the entries alone, so the next process can set them after a kill.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class JournalStorage(Protocol):
         """Exclude other writers of aliases if the registry supports it."""
 
     def entries(self, name: str) -> list[HistoryEntry]:
-        """Return all entries, losers too, in the order of their numbers."""
+        """Return all entries, also invalid ones, in the order of their numbers."""
 
     def append(self, name: str, entry: HistoryEntry) -> None:
         """Add an entry under the next free number, atomically."""
@@ -56,27 +55,26 @@ class JournalStorage(Protocol):
         """Remember that number."""
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return the present versions by alias; {} if there is no such model."""
+        """Return versions by alias; {} if there is no such model."""
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
         """Point the alias to the version; None removes it, if it exists."""
 
-    def has_version(self, name: str, version: str) -> bool:
-        """Whether there is such a version."""
+    def has_version(self, name: str, version: str) -> bool: ...
 
     def put_back(self, name: str) -> None:
-        """Create aliases again that a killed move removed, where moving one takes two steps."""
+        """Create aliases again that a killed two-step move removed."""
 
 
 class Journal:
-    """The history of one registered model, and its aliases, which follow from it."""
+    """The history and the aliases of one registered model."""
 
     def __init__(self, storage: JournalStorage, name: str) -> None:
         self._storage = storage
         self._name = name
 
     def move(self, move: AliasChange) -> HistoryEntry | None:
-        """Move the alias; return None if it already points there.
+        """Move the alias, or return None if it already points there.
 
         Raises:
             RegistryError: it does not point to what the move replaces, there is no such version, or
@@ -147,7 +145,7 @@ class Journal:
         return appended
 
     def settle(self) -> list[HistoryEntry]:
-        """Set the aliases by the history; return the entries that were not applied."""
+        """Set the aliases by the history; return the entries that were pending."""
         with self._storage.lock(self._name):
             return self._settle(CHAMPION, PREVIOUS)
 
@@ -176,7 +174,7 @@ class Journal:
 
     @contextmanager
     def _report_if_recorded(self, entry: HistoryEntry) -> Iterator[None]:
-        """Convert an error after which the next command completes the move to RecordedMoveError."""
+        """Convert an error to RecordedMoveError if the next command completes the move."""
         try:
             yield
         except RegistryError as error:
@@ -202,7 +200,7 @@ class Journal:
         return next((each for each in held if each.id == entry.id), None)
 
     def _settle(self, alias: str, previous_alias: str | None) -> list[HistoryEntry]:
-        """Apply pending entries, and record outside moves; return the former."""
+        """Apply and return pending entries; record outside moves."""
         finished: dict[int, HistoryEntry] = {}
         for _ in range(ATTEMPTS):
             state = replay(self._storage.entries(self._name))

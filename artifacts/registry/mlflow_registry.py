@@ -1,9 +1,8 @@
 """MLflow's model registry: an embedded SQLite store, or any tracking server by URI.
 
-It needs only mlflow-skinny with SQLAlchemy: a version is a pointer to a checkpoint folder with
-tags, and an alias is a name for a version. The history of a model NAME is a registered model
-NAME.history, with a version for each entry: MLflow gives each number once, in one transaction with
-the version's tags, also after a version was deleted.
+It needs only mlflow-skinny with SQLAlchemy. A version points to a checkpoint folder with tags. The
+history of a model NAME is a registered model NAME.history, with a version per entry. MLflow assigns
+each number once, in one transaction with the version's tags, even after deletions.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ def is_server(uri: str) -> bool:
 class MlflowRegistry(Registry):
     """Versions, aliases and histories of registered models.
 
-    Moves of an embedded registry hold a lock next to its file. On a server, and in another
-    database, the history decides between two racing moves.
+    Moves of an embedded registry hold a lock next to its file. Elsewhere the history decides races.
 
     Args:
         uri: `sqlite:////path/file.db`, `http(s)://server`, or another URI of MLflow.
@@ -65,7 +63,7 @@ class MlflowRegistry(Registry):
     def check(cls, uri: str, name: str) -> None:
         """Check an embedded database or a server.
 
-        MLflow creates tables in another database, and folders for a path, as soon as it opens them.
+        Other places are not checked, because opening them makes MLflow create tables or folders.
         """
         if uri.startswith(EMBEDDED):
             check_embedded(uri)
@@ -130,10 +128,9 @@ class MlflowRegistry(Registry):
         self.versions(name)
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Make a version of the folder; return its number.
+        """Make a version of the folder, or reuse one with the same tuple and evidence.
 
-        A version of the same deployable tuple and evidence is reused. If it points to this folder
-        it gets these tags too, since the folder may have been made again.
+        A reused version of this same folder gets these tags, because the folder may be a new one.
         """
         if name.endswith(HISTORY):
             raise RegistryError(
@@ -182,7 +179,7 @@ class MlflowRegistry(Registry):
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold a lock next to an embedded registry's file, for all names."""
+        """Hold a lock for all names next to an embedded registry's file."""
         with ExitStack() as held:
             if self._file is not None:
                 with self._explain_errors():
@@ -206,7 +203,7 @@ class MlflowRegistry(Registry):
         return entries
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number: one version with its tag, atomically."""
+        """Add an entry: one version with its tag, atomically."""
         with self._explain_errors():
             self._create_model(name + HISTORY, {HISTORY_OF_TAG: name})
             self._client.create_model_version(
@@ -222,7 +219,6 @@ class MlflowRegistry(Registry):
             return int(model.tags.get(APPLIED_TAG, 0)) if model else 0
 
     def mark_applied(self, name: str, number: int) -> None:
-        """Remember that number, as a tag."""
         with self._explain_errors():
             self._client.set_registered_model_tag(name + HISTORY, APPLIED_TAG, str(number))
 
@@ -248,8 +244,8 @@ class MlflowRegistry(Registry):
     def _shared_place(self, name: str, source: Path) -> tuple[str, str | None]:
         """Return the weights' place for other users, and the MLflow run that has them.
 
-        An embedded registry points to the folder. A server refuses folders of this machine, so its
-        artifact store gets the files.
+        An embedded registry points to the folder. A server refuses local folders, so its artifact
+        store gets the files.
         """
         if not self.uri.startswith(HTTP):
             return str(source), None
@@ -294,8 +290,8 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     """Copy a checkpoint's folder that a registry names: regular files only.
 
     Raises:
-        RegistryError: it is no checkpoint's, so a user may have meant another folder to be read.
-        EvidenceError: there is something in it that is neither a file nor a folder.
+        RegistryError: it is not a checkpoint; another user may have named a private folder.
+        EvidenceError: it contains something that is neither a file nor a folder.
     """
     if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
         raise RegistryError(
@@ -321,7 +317,6 @@ def _allow_codes(*codes: str) -> Iterator[None]:
 
 
 def _all_pages(search: Callable[..., Any], *what: str) -> list[Any]:
-    """Return all pages of a search."""
     found: list[Any] = []
     token: str | None = None
     while True:
@@ -333,7 +328,7 @@ def _all_pages(search: Callable[..., Any], *what: str) -> list[Any]:
 
 
 def _quote(name: str) -> str:
-    """Quote a name for MLflow's filters, which have two quotation marks and no escape."""
+    """Quote a name for MLflow's filters, which support two quotation marks and no escape."""
     mark = '"' if "'" in name else "'"
     return f"{mark}{name}{mark}"
 

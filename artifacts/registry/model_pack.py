@@ -1,12 +1,10 @@
 """A checkpoint as an OCI artifact: CNCF ModelPack.
 
-Each file of the folder is a separate uncompressed layer (media types `.raw`), so a layer's digest
-is the file's sha256. The manifest has no time: the same files with the same tags have the same
-digest everywhere.
+Each file is an uncompressed layer (media types `.raw`), so a layer's digest is the file's sha256.
+The manifest has no time, so equal files and tags have equal digests.
 
-Specification: https://github.com/modelpack/model-spec (pages spec.md and config.md, and the names
-in specs-go/v1, which were `vnd.cnai` up to v0.0.6), on top of the OCI image specification 1.1
-(manifest.md).
+Specification: https://github.com/modelpack/model-spec (spec.md, config.md, and the names in
+specs-go/v1, which were `vnd.cnai` up to v0.0.6), and the OCI image specification 1.1 (manifest.md).
 """
 
 from __future__ import annotations
@@ -57,11 +55,10 @@ class Blob:
 
     @classmethod
     def of(cls, content: bytes) -> Blob:
-        """The blob of these bytes."""
         return cls(f"sha256:{digest_bytes(content)}", len(content))
 
     def descriptor(self, media_type: str, **more: Any) -> dict[str, Any]:
-        """Return its descriptor for manifests and indexes; `more` are further members."""
+        """Return its descriptor for manifests and indexes; `more` adds members."""
         return {"mediaType": media_type, "digest": self.digest, "size": self.size, **more}
 
 
@@ -83,7 +80,6 @@ class ModelPack:
 
     @property
     def blob(self) -> Blob:
-        """Digest and size of the manifest."""
         return Blob.of(self.manifest)
 
 
@@ -93,10 +89,10 @@ def pack(
     tags: Mapping[str, str],
     checkpoint_config: Mapping[str, Any],
 ) -> ModelPack:
-    """Describe a checkpoint's files as a ModelPack; the version's tags become annotations.
+    """Describe a checkpoint's files as a ModelPack; tags become annotations.
 
     Raises:
-        RegistryError: there are no files, or a tag has a name that OCI or ModelPack reserve.
+        RegistryError: there are no files, or OCI or ModelPack reserve a tag's name.
     """
     ordered = tuple(sorted(files, key=lambda f: (LAYER_TYPES.index(media_type(f.path)), f.path)))
     if not ordered:
@@ -137,7 +133,7 @@ def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
     """Return the pack of a manifest, with the config that `read_blob` returns.
 
     Raises:
-        RegistryError: it is no ModelPack of single files, or a path leads out of the folder.
+        RegistryError: it is not a ModelPack of single files, or a path leads out of the folder.
     """
     try:
         content = read_manifest(manifest)
@@ -162,7 +158,7 @@ def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
 
 
 def read_manifest(manifest: bytes) -> dict[str, Any]:
-    """Return a manifest's object, whose annotations are text.
+    """Parse a manifest, whose annotations are text.
 
     Raises:
         ValueError: it is malformed, or larger than registries accept.
@@ -177,10 +173,10 @@ def read_manifest(manifest: bytes) -> dict[str, Any]:
 
 
 def annotations_of(holder: Mapping[str, Any]) -> dict[str, str]:
-    """Return the annotations of a manifest, layer or index line; {} if it has none.
+    """Return the annotations of a manifest, layer or index line, or {}.
 
     Raises:
-        ValueError: they are no object of texts.
+        ValueError: they are not an object of text values.
     """
     found = holder.get("annotations")
     if found is None:
@@ -196,7 +192,7 @@ def tags_of(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
-    """Raise RegistryError for a tag under a name that OCI or ModelPack reserve."""
+    """Raise RegistryError for a tag name that OCI or ModelPack reserve."""
     for key in tags:
         if key.startswith(RESERVED):
             raise RegistryError(
@@ -207,7 +203,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
 
 
 def files_in(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every file below a folder, sorted: its relative path with slashes, and its path."""
+    """Yield the relative path, with slashes, and the path of every file in a folder, sorted."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield path.relative_to(folder).as_posix(), path
@@ -283,7 +279,7 @@ def _execution(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _texts(**known: Any) -> dict[str, str]:
-    """Return the values that are non-empty text: a checkpoint's config may have anything."""
+    """Return the values that are non-empty text; a checkpoint's config may have any values."""
     return {key: value for key, value in known.items() if isinstance(value, str) and value}
 
 

@@ -1,7 +1,6 @@
 """The index of an OCI layout in prepare's terms: versions, aliases, tags, counts.
 
-Version 3 has the ref name `v3`; every other ref name is an alias of the version with the same
-manifest.
+Version 3 has the ref name `v3`; every other ref name is an alias of the version with that manifest.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def is_no_versions_tag(name: str) -> bool:
 
 
 def number_of(version: str) -> int:
-    """Return the version's number; 0, which no version has, if it is none."""
+    """Return the version's number, or 0, which no version has."""
     match = VERSION_REF.fullmatch(f"v{version}")
     return int(match[1]) if match else 0
 
@@ -65,7 +64,7 @@ def blob_of(descriptor: Descriptor) -> Blob:
 
 
 def version_tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
-    """Return a version's tags: those of its index line override its manifest's.
+    """Return a version's tags; those of its index line override its manifest's.
 
     Raises:
         RegistryError: the manifest is missing or damaged.
@@ -84,7 +83,7 @@ def version_tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
 
 
 def count_of(layout: OciLayout, annotation: str) -> int:
-    """Return a number of the whole layout from the index; 0 for none.
+    """Return a number of the whole layout from the index, or 0.
 
     Raises:
         RegistryError: it is not a number.

@@ -1,7 +1,7 @@
-"""An OCI image layout in a folder: blobs named by their digests, and one index of manifests.
+"""An OCI image layout in a folder: blobs named by their digests, and an index of manifests.
 
-Every change is a new file, flushed and renamed, so a kill at any step leaves the old state or the
-new one. Specification: OCI image-spec 1.1, image-layout.md.
+Every change flushes and renames a new file, so a kill leaves the old or the new state.
+Specification: OCI image-spec 1.1, image-layout.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class OciLayout:
         self.folder = folder
 
     def exists(self) -> bool:
-        """Whether there is a layout."""
         return (self.folder / INDEX_FILE).is_file() and (self.folder / LAYOUT_FILE).is_file()
 
     def make(self) -> None:
@@ -51,7 +50,7 @@ class OciLayout:
             self.write_index({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []})
 
     def read_index(self) -> dict[str, Any]:
-        """Return the index, without manifests if there is no layout.
+        """Return the index; it has no manifests without a layout.
 
         Raises:
             RegistryError: it is damaged.
@@ -68,11 +67,9 @@ class OciLayout:
         return index
 
     def write_index(self, index: dict[str, Any]) -> None:
-        """Replace this index by another one."""
         self.replace(INDEX_FILE, as_json(index))
 
     def replace(self, name: str, content: bytes) -> None:
-        """Replace a file of the layout's folder."""
         new_file = self.folder / f".{name}.{os.getpid()}"
         with new_file.open("wb") as file:
             file.write(content)
@@ -82,7 +79,7 @@ class OciLayout:
         flush_folder(self.folder)
 
     def blob_path(self, digest: str) -> Path:
-        """Return a blob's path; raise RegistryError for an invalid digest."""
+        """Return a blob's path; raises RegistryError for an invalid digest."""
         try:
             check_digest(digest)
         except ValueError as error:
@@ -90,14 +87,13 @@ class OciLayout:
         return self._blobs() / digest.partition(":")[2]
 
     def whole_blob(self, digest: str) -> Path:
-        """Return the blob's file; raise RegistryError if it is lost."""
+        """Return the blob's file; raises RegistryError if it is lost."""
         path = self.blob_path(digest)
         if not path.is_file():
             raise _damaged_blob(path, "is missing")
         return path
 
     def digests(self) -> set[str]:
-        """Digests of all blobs that are here."""
         return {f"sha256:{path.name}" for path in self._blobs().glob("*")}
 
     def read_blob(self, blob: Blob) -> bytes:
@@ -127,9 +123,9 @@ class OciLayout:
     def put_file(self, source: Path, partial: Path) -> Blob:
         """Store a copy of the file as a blob.
 
-        A later change of the file must not change the blob, so it is no hard link. If the file
-        system shares blocks (XFS, Btrfs), the copy takes no time and space. Otherwise the file is
-        read once and hashed meanwhile. If a blob of its size exists, the file is hashed first.
+        A hard link would let later changes of the file reach the blob. File systems with shared
+        blocks (XFS, Btrfs) copy without time or space. Others read the file once and hash it
+        meanwhile. If a blob of that size exists, the file is hashed first.
         """
         size = source.stat().st_size
         if any(path.stat().st_size == size for path in self._blobs().iterdir()):
@@ -162,7 +158,7 @@ class OciLayout:
     def open_for_writing(self) -> Iterator[Path]:
         """Yield a folder for incomplete blobs; remove those of killed processes.
 
-        One process writes blobs at a time. Aliases can be moved meanwhile.
+        One process at a time writes blobs; aliases can move meanwhile.
         """
         from filelock import FileLock
 
@@ -187,7 +183,7 @@ class OciLayout:
 
 
 def copy_and_hash(source: Path, destination: Path) -> Blob:
-    """Copy a regular file, reading it once; return its digest and size."""
+    """Copy a regular file in one pass; return its digest and size."""
     sha256, size = hashlib.sha256(), 0
     with open_regular(source, None) as reader, destination.open("wb") as writer:
         view = memoryview(bytearray(BLOCK_BYTES))

@@ -1,10 +1,10 @@
 """A folder of OCI image layouts as a model registry: `oci:///FOLDER`.
 
-FOLDER/NAME is the layout of one model. Version 3 is a ModelPack manifest that the index lists as
-`v3`; an alias is one more name in the index for a version's manifest. The history is
-`prepare-history.jsonl` next to the index, an entry a line.
+FOLDER/NAME is the layout of one model. The index lists version 3, a ModelPack manifest, as `v3`; an
+alias is another name for that manifest. `prepare-history.jsonl` next to the index has the history,
+one entry per line.
 
-Moves hold a lock in the layout's folder, so nobody comes between the entry and the aliases.
+Moves hold a lock in the layout's folder, so no process writes between the entry and the aliases.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OciLayoutRegistry(Registry):
         uri: `oci:///FOLDER`; the first registration creates the folder.
 
     Raises:
-        RegistryError: the URI names no absolute folder.
+        RegistryError: the URI does not name an absolute folder.
     """
 
     patience_seconds = 0.0
@@ -102,14 +102,13 @@ class OciLayoutRegistry(Registry):
             ]
 
     def check_writable(self, name: str) -> None:
-        """Check that the layout, or its parent folder, is writable."""
         self.versions(name)
         check_folder(self._layout(name).folder, self.uri)
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Copy the checkpoint folder into the layout as a version; return its number.
+        """Copy the folder into the layout, or reuse a version with the same tuple and evidence.
 
-        A version of the same deployable tuple and evidence is reused; lost files are copied again.
+        A reused version's lost files are copied again.
         """
         check_tags(tags)
         with self._explain_errors():
@@ -130,9 +129,9 @@ class OciLayoutRegistry(Registry):
                 return self._add_version(layout, name, made)
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
-        """Add or change tags of a version; its manifest, and so its digest, stays.
+        """Add or change tags of a version, without a change of its digest.
 
-        They are annotations of its index line, which override those of the manifest.
+        Annotations of its index line override those of the manifest.
         """
         check_tags(tags)
         with self._explain_errors(), self.lock(name):
@@ -148,7 +147,6 @@ class OciLayoutRegistry(Registry):
                 layout.write_index(index)
 
     def fetch(self, version: Version, folder: Path) -> None:
-        """Write the version's files into that existing, empty folder; check digests."""
         with self._explain_errors():
             layout = self._layout(version.name)
             for file in self.pack_of(version).files:
@@ -157,7 +155,7 @@ class OciLayoutRegistry(Registry):
                 layout.copy_out(file.blob, destination)
 
     def pack_of(self, version: Version) -> ModelPack:
-        """Return the version's manifest and layers; raise RegistryError if it is damaged."""
+        """Return a version's manifest and layers; raises RegistryError if it is damaged."""
         with self._explain_errors():
             layout = self._layout(version.name)
             descriptor = index_by_version(layout.read_index()).get(number_of(version.version))
@@ -167,18 +165,18 @@ class OciLayoutRegistry(Registry):
             return read_pack(manifest, layout.read_blob)
 
     def blob_path(self, name: str, blob: Blob) -> Path:
-        """Return a blob's file; raise RegistryError if it is lost."""
+        """Return a blob's file; raises RegistryError if it is lost."""
         return self._layout(name).whole_blob(blob.digest)
 
     def blobs(self, name: str) -> set[str]:
-        """Return digests of all blobs of a model."""
+        """Return the digests of a model's blobs."""
         return self._layout(name).digests()
 
     # What the journal is kept by.
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold a lock in the layout's folder; do nothing without a layout."""
+        """Hold a lock in the layout's folder, if there is one."""
         layout = self._layout(name)
         with ExitStack() as held:
             if layout.exists():
@@ -214,7 +212,7 @@ class OciLayoutRegistry(Registry):
         return sorted(entries, key=lambda entry: entry.number)
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number by replacing the whole file."""
+        """Add an entry by replacing the whole file."""
         with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             kept = self.entries(name)
@@ -229,7 +227,6 @@ class OciLayoutRegistry(Registry):
             return count_of(self._layout(name), APPLIED)
 
     def mark_applied(self, name: str, number: int) -> None:
-        """Store that number as an annotation of the index."""
         with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             index = layout.read_index()

@@ -1,7 +1,7 @@
 """A repository of an OCI registry: sends and fetches ModelPacks.
 
-Such a registry cannot compare and set a tag, so aliases are not kept there: they are in a registry
-with a history, and a tag here is a copy.
+Such a registry cannot compare and set a tag. Aliases are therefore in a registry with a history,
+and a tag here is a copy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OciRepository:
     """HOST[:PORT]/REPOSITORY[:TAG] or HOST/REPOSITORY@sha256:..., with or without `oci://`.
 
     Raises:
-        UsageError: it is no such reference.
+        UsageError: the reference has another form.
         RegistryError: `oras` is not installed.
     """
 
@@ -86,10 +86,10 @@ class OciRepository:
         self.repository = f"{host}/{container.api_prefix}"
 
     def push(self, made: ModelPack, file_of: Callable[[Blob], Path], tag: str) -> PushResult:
-        """Send the blobs that are missing, then the manifest, and set the tag.
+        """Send the missing blobs, then the manifest, and set the tag.
 
         Raises:
-            RegistryError: the registry refused or does not answer.
+            RegistryError: the registry refuses or does not answer.
         """
         with self._connect() as client:
             layers = {file.blob: file_of(file.blob) for file in made.files}
@@ -114,7 +114,7 @@ class OciRepository:
         """Return the referenced version with its tags.
 
         Raises:
-            RegistryError: there is no such manifest, or it is no ModelPack.
+            RegistryError: the manifest is missing, or not a ModelPack.
         """
         with self._connect() as client:
             manifest = self._get_manifest(client)
@@ -286,7 +286,7 @@ def _no_repository(reference: str) -> UsageError:
 
 
 def _docker_configs() -> list[str]:
-    """Return files in which `docker login` keeps logins, in addition to the client's own."""
+    """Return more files in which `docker login` keeps logins."""
     folder = os.environ.get("DOCKER_CONFIG")
     file = Path(folder) / "config.json" if folder else None
     return [str(file)] if file is not None and file.is_file() else []

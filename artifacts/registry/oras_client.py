@@ -1,7 +1,7 @@
 """The ORAS project's client for OCI registries, with additions for long uploads.
 
-It is imported only to send or fetch: `oras` is an extra (`pip install '.[oci]'`). Read against oras
-0.2.43.
+Only sending and fetching import it, because `oras` is an extra (`pip install '.[oci]'`). Read
+against oras 0.2.43.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CHALLENGE = "WWW-Authenticate"
 class OrasClient(Registry):  # type: ignore[misc]
     """Client of one registry.
 
-    Unlike its parent it times out after seconds, not minutes; requests another token if the present
-    one has expired or allows too little; and reports sent bytes. `auth` is 'token' or 'basic', see
+    Unlike its parent, it times out after seconds instead of minutes and reports sent bytes. It also
+    replaces tokens that have expired or permit too little. `auth` is 'token' or 'basic', see
     `kind_of_login`.
     """
 
@@ -67,7 +67,7 @@ class OrasClient(Registry):  # type: ignore[misc]
         json: Any = None,
         stream: bool = False,
     ) -> requests.Response:
-        """Send one request, with a login if the registry itself asks for one."""
+        """Send one request, with a login if the registry itself requests one."""
         if not self._is_ours(url):
             return self._request_elsewhere(url, method, data, headers, json, stream)
         # Without the parent's retries: they wait for 131 s, also after a wrong password.
@@ -121,7 +121,7 @@ def parse_reference(reference: str, host: str | None = None) -> Container:
 
 
 def kind_of_login(host: str, *, insecure: bool) -> str:
-    """Return the registry's login method: 'basic' or 'token'; 'token' also without a login.
+    """Return 'basic' or 'token', the registry's login method; 'token' also without a login.
 
     Raises:
         requests.RequestException: it does not answer.
@@ -154,10 +154,10 @@ class _RetryingAdapter(HTTPAdapter):
     def send(
         self, request: Any, stream: bool = False, *arguments: Any, **options: Any
     ) -> requests.Response:
-        """Send it; read an answer that is not streamed here, within the limits.
+        """Send it; read an answer that is not streamed within the limits.
 
         Raises:
-            requests.RequestException: no answer, or one that is too long or too slow.
+            requests.RequestException: there is no answer, or it is too long or too slow.
         """
         usual = ASKED_SECONDS if request.method in ASKED else TIMEOUT_SECONDS
         options["timeout"] = options.get("timeout") or usual
@@ -175,7 +175,7 @@ class _RetryingAdapter(HTTPAdapter):
 
 
 def blob_blocks(response: requests.Response, size: int) -> Iterator[bytes]:
-    """Yield the body of a streamed blob of that size; more bytes are not refused here.
+    """Yield the body of a streamed blob; `size` does not limit it.
 
     Raises:
         requests.RequestException: it ends early, or is too slow.
@@ -184,7 +184,7 @@ def blob_blocks(response: requests.Response, size: int) -> Iterator[bytes]:
 
 
 def _blocks(response: requests.Response, seconds: float) -> Iterator[bytes]:
-    """Yield blocks of an answer's body; raise requests.RequestException as `blob_blocks`."""
+    """Yield blocks of an answer's body; raises as `blob_blocks`."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         try:
@@ -211,7 +211,7 @@ def _answer(response: requests.Response) -> bytes:
 
 
 def _begin(send: Callable[[], requests.Response]) -> requests.Response:
-    """Return the answer of `send`, once it has begun.
+    """Return the answer of `send` when it begins.
 
     Raises:
         requests.Timeout: it has not begun in time; a daemon thread keeps waiting.
@@ -232,14 +232,14 @@ def _begin(send: Callable[[], requests.Response]) -> requests.Response:
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of a URL; raises ValueError for a port that is no number."""
+    """Return scheme, host and port of a URL; raises ValueError for an invalid port."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, parts.hostname, port
 
 
 def _complaints(response: requests.Response) -> list[str]:
-    """Return the registry's error messages, by OCI's distribution specification."""
+    """Return the registry's error messages in OCI's format."""
     try:
         errors = parse_json(response.content, values=1000)["errors"]
         return [clip(str(error["message"]), 300) for error in errors[:5]]

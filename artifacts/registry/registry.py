@@ -1,7 +1,7 @@
 """Interface of model registries: versions, aliases with atomic moves, a history.
 
-A version points to a checkpoint and never changes. An alias is a name for a version. Every move of
-an alias is a row of an append-only history (see `journal.py`).
+A version points to a checkpoint and never changes. An alias is a name for a version. The history of
+alias moves is append-only (see `journal.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLICY_TAG = "prepare.policy.digest"
 
 
 def is_same(some: Mapping[str, str], others: Mapping[str, str]) -> bool:
-    """Return whether tags are of one version: the same deployable tuple and evidence."""
+    """Return whether both tags have the same deployable tuple and evidence."""
     return all(some.get(tag) == others.get(tag) for tag in (TUPLE_TAG, EVIDENCE_TAG))
 
 
@@ -41,7 +41,6 @@ class Version:
     tags: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
         return {
             "name": self.name,
             "version": self.version,
@@ -52,10 +51,10 @@ class Version:
 
 
 class Registry(JournalStorage):
-    """A model registry; moves and rollbacks of aliases are the same for all.
+    """A model registry; all backends share moves and rollbacks of aliases.
 
-    A backend implements the abstract methods here and those of `JournalStorage`. Every method
-    raises RegistryError if the registry refuses or does not answer.
+    A backend implements the abstract methods here and in `JournalStorage`. Every method raises
+    RegistryError if the registry refuses or does not answer.
     """
 
     # Each name is a repository's, so it has the characters that repositories allow.
@@ -64,8 +63,7 @@ class Registry(JournalStorage):
     hides_models: bool = False
 
     @abstractmethod
-    def __init__(self, uri: str) -> None:
-        """Open the registry at that address."""
+    def __init__(self, uri: str) -> None: ...
 
     @classmethod
     def check(cls, uri: str, name: str) -> None:
@@ -76,18 +74,16 @@ class Registry(JournalStorage):
     def has(
         cls, uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
     ) -> bool:
-        """Return whether it still has these versions of a model, and its aliases point so.
+        """Return whether it still has these versions of a model, and these aliases.
 
-        Every run with a cached promotion calls it: a class that takes seconds to open has a faster
-        way.
+        Every run with a cached promotion calls it; a class that opens slowly needs a faster way.
         """
         registry = cls(uri)
         known = {version.version for version in registry.versions(name)}
         return known >= set(versions) and registry.aliases(name).items() >= aliases.items()
 
     @abstractmethod
-    def names(self) -> list[str]:
-        """Names of all registered models."""
+    def names(self) -> list[str]: ...
 
     @abstractmethod
     def versions(self, name: str) -> list[Version]:
@@ -99,7 +95,7 @@ class Registry(JournalStorage):
 
     @abstractmethod
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Make a version of the folder, or return the one of the same tuple and evidence."""
+        """Make a version of the folder, or reuse the one of the same tuple and evidence."""
 
     @abstractmethod
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
@@ -110,11 +106,11 @@ class Registry(JournalStorage):
         """Copy the version's files into that existing, empty folder."""
 
     def settle(self, name: str) -> list[HistoryEntry]:
-        """Complete recorded moves that were not applied; return them."""
+        """Complete and return recorded moves that were not applied."""
         return Journal(self, name).settle()
 
     def move_alias(self, name: str, move: AliasChange) -> HistoryEntry | None:
-        """Move an alias if it still points to what the move replaces; None: it was there.
+        """Move an alias from what the move replaces; None if it already points there.
 
         Raises:
             RegistryError: it points elsewhere; names the user who moved it.
@@ -133,7 +129,7 @@ class Registry(JournalStorage):
     ) -> HistoryEntry:
         """Move an alias back to the previous version (or to `to`).
 
-        If another process left a rollback of this alias unfinished, only that is completed.
+        If a rollback of this alias is unfinished, only that one is completed.
 
         Raises:
             RecordedMoveError: the move is, or may be, recorded, and was not completed.
@@ -141,11 +137,11 @@ class Registry(JournalStorage):
         return Journal(self, name).roll_back(alias, cause, to=to, replaces=replaces)
 
     def history(self, name: str) -> list[HistoryEntry]:
-        """The moves that held, oldest first."""
+        """The valid moves, oldest first."""
         return list(replay(self.entries(name)).held)
 
     def find_same(self, name: str, tags: Mapping[str, str]) -> Version | None:
-        """Return the version of the same deployable tuple and evidence, if any."""
+        """Return the version of the same tuple and evidence, if any."""
         return next((each for each in self.versions(name) if is_same(each.tags, tags)), None)
 
     def put_back(self, name: str) -> None:
@@ -153,7 +149,7 @@ class Registry(JournalStorage):
 
 
 def who_am_i() -> str:
-    """Return who moves an alias: a CI system's user, else user and machine."""
+    """Return the user of a CI system, else user and machine."""
     for variable in ("GITHUB_ACTOR", "GITLAB_USER_LOGIN"):
         if os.environ.get(variable):
             return os.environ[variable]

@@ -11,12 +11,12 @@ MLFLOW = "mlflow"  # has several schemes, and addresses without one
 
 
 def open_registry(uri: str) -> Registry:
-    """Return the registry at that address; raise RegistryError if it cannot be opened."""
+    """Return the registry at that address; raises RegistryError if it cannot be opened."""
     return registry_class(uri)(uri)
 
 
 def registry_class(uri: str) -> type[Registry]:
-    """The class of the URI's scheme, or MLflow's; raises UsageError if it cannot be loaded."""
+    """Return the class of the URI's scheme, or MLflow's; raises UsageError if it cannot load."""
     scheme, separator, _ = uri.partition("://")
     try:
         found: type[Registry] = load_class(REGISTRIES, scheme if separator else MLFLOW, Registry)
@@ -26,16 +26,16 @@ def registry_class(uri: str) -> type[Registry]:
 
 
 def check_registry(uri: str, name: str) -> None:
-    """Check before hours of work that their result can be registered; write nothing.
+    """Check in advance that results can be registered; write nothing.
 
     Raises:
-        RegistryError: it is bound to fail; other causes show only at the write.
+        RegistryError: they cannot; other causes show only at the write.
     """
     registry_class(uri).check(uri, name)
 
 
 def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:
-    """Return whether the registry still has these versions, and its aliases point so.
+    """Return whether the registry still has these versions and these aliases.
 
     Raises:
         RegistryError: it does not answer.
