@@ -3,13 +3,13 @@
 :mod:`.execution` starts a grading process (:mod:`.grading`) for each program, which starts two
 sandboxes; pid 1 of each is :mod:`.sandbox_init`. In one, :mod:`.code_runner` runs the model's code.
 In the other, :mod:`.grader` runs the problem's tests. Only pipes connect the two: the code runner
-receives calls, returns plain data, and never has the tests or the verdict.
+receives calls and returns plain data.
 
 Not prevented: a kernel hole behind a system call that :mod:`.seccomp_filter` allows; answers stored
 in the solution; reading the machine's load, kernel version and number of cores. Without a
 :mod:`.cgroup`, a program can also hold about 300 MB in buffers until the time limit.
 
-These modules import only the standard library and each other, for a fast start of the interpreter.
+These modules import only the standard library and each other, for a fast start.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It refuses calls that allocate memory beyond a limit, make namespaces, mounts or sockets, or access
 keys and other processes. It also refuses unneeded calls that had kernel holes. A refused call fails
 with EPERM, a newer call with ENOSYS, so that libraries use older ones. The filter is for x86-64
-only, whose 32-bit and x32 interfaces it refuses.
+only; it refuses the 32-bit and x32 interfaces.
 """
 
 from __future__ import annotations

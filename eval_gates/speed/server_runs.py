@@ -1,8 +1,7 @@
 """Schedule of a measurement's loads over server runs.
 
 Together: the servers of all sides run concurrently and measure block after block. After a kill or
-crash, another server run continues after the last complete block; prompts of incomplete blocks are
-not sent again.
+crash, another server run continues after the last complete block with new prompts.
 
 Interleaved ("alternate"): one server runs at a time and measures a few loads of one side. Two runs
 form a pair: one for each side, with the same prompts, in random order. If one ends early, another

@@ -6,8 +6,8 @@ ratio above the minimum; equality counts for neither side. The only assumption i
 independent.
 
 Server starts differ by more than the blocks of one start. If both sides stay up, the ratio must
-therefore exceed the minimum by an allowance. A pair of equal servers exceeds it with probability
-`restart_allowance_alpha`; the blocks get the rest of the error rate. If server runs are
+therefore exceed the minimum by an allowance, which equal servers exceed with probability
+`restart_allowance_alpha`. The blocks get the rest of the error rate. If server runs are
 interleaved, one value is the mean over a pair of runs.
 """
 

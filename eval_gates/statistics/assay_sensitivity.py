@@ -2,9 +2,10 @@
 
 Chance baselines are the scores of guesses, empty answers and answers to other questions. A margin
 that reaches one would pass a model that lost everything. The gate therefore also tests that the
-baseline's score, less the margin, exceeds each of them. It is the logic of three-arm
-non-inferiority trials, with chance as the placebo. With both tests at level alpha, a chance-level
-candidate passes with probability at most alpha. All looks share one bet (betting.py).
+baseline's score, less the margin, exceeds each of them. With both tests at level alpha, a
+chance-level candidate passes with probability at most alpha, because one null hypothesis is true.
+It is the logic of three-arm non-inferiority trials, with chance as the placebo. All looks share one
+bet (betting.py).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def check_sensitivity(
 
 
 def swap_p_value(differences: Sequence[float]) -> float:
-    """Compute the anytime-valid p-value of 'two questions may swap their answers'.
+    """Compute the anytime-valid p-value of 'questions may swap answers and score the same'.
 
     Under the hypothesis, a difference of any size is positive as often as negative. The bet grows
     with the size of the difference, up to the mean size so far.

@@ -1,8 +1,8 @@
 """Verdict of a gate, with its reason, from the result of its test.
 
 The null hypothesis of every gate is 'the candidate is worse than the baseline by the margin or
-more'. A test that rejects it passes the gate, unless the gate is insensitive (see
-assay_sensitivity.py). Values are compared unrounded.
+more'. A test that rejects it passes the gate, unless the gate is insensitive. Values are compared
+unrounded.
 """
 
 from __future__ import annotations

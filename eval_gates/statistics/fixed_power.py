@@ -76,10 +76,7 @@ def fixed_power_plan(
 def min_fixed_questions(
     comparison: Comparison, alpha: float, *, baseline: float = 1.0
 ) -> int | None:
-    """Return the number of questions at which a fixed gate passes if no answer changes.
-
-    For a margin in points it inverts `paired.identical_interval`; for a recovery it searches.
-    """
+    """Return the number of questions at which a fixed gate passes if no answer changes."""
     normal_quantile(alpha)
     if comparison.kind == "points":
         return min_identical_questions(comparison.size, alpha)

@@ -3,15 +3,14 @@
 The bound (2005; Learned-Miller & Thomas 2019, arXiv 1905.06208) weights the values, and one more at
 the worst possible value, at random (uniform on the simplex). It is the point t below which this
 weighted mean lies with probability alpha. The weights are exponential variables over their sum. The
-probability is therefore P(Q <= 0) for Q = sum (value - t) x exponential. Q has the cumulant
-function
+probability is therefore P(Q <= 0) for Q = sum (value - t) x exponential, with the cumulant function
 
     K(s) = - sum over the values of ln(1 - s (value - t)).
 
-P(Q <= 0) is the integral of -exp(K(s)) / s over any path to the left of 0, over 2 pi i (Lugannani &
-Rice 1980, Advances in Applied Probability 12:475-490). The path here goes through the saddle point
-of K and bends like the path of steepest descent, so little cancels. For right-or-wrong values it
-equals the binomial tail to seven digits, also at 1e-12.
+P(Q <= 0) is the integral of -exp(K(s)) / s over any path to the left of 0, divided by 2 pi i.
+Source: Lugannani & Rice 1980, Advances in Applied Probability 12:475-490. The path here goes
+through the saddle point of K and bends like the path of steepest descent, so little cancels. For
+right-or-wrong values it equals the binomial tail to seven digits, also at 1e-12.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ promotion needs a truly inferior gate to pass, which has probability at most alp
 (intersection-union test; Berger 1982, Technometrics 24:295-300). The p-value is the gates' largest.
 
 **Several variants** need one: with K inferior variants the probability of a promotion approaches K
-* alpha. Each variant gets alpha / K (Bonferroni), which needs no independence. Holm's procedure
-gains nothing, because sequential gates stop at the strictest level.
+times alpha. Each variant gets alpha / K (Bonferroni), which needs no independence. Holm's procedure
+gains nothing unless the questions run out, because sequential gates stop at the strictest level.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Power of a sequential gate, from simulated runs of the real gate (simulation.py).
 
-It has the questions needed if nothing is lost, chances to decide, and the minimum detectable drop.
 `min_questions` is exact. With fewer questions a gate could pass only on net gains, which
 quantization does not cause; such a suite is refused.
 """

@@ -29,11 +29,8 @@ def expected_questions(
     """Estimate how many questions decide if the variant is truly no worse.
 
     The estimate uses the growth rate of the test's best bet (Kelly). It assumes differences of plus
-    or minus `flip_size` with probability `flips` / 2 each, otherwise zero. It is infinite if every
-    bet loses, as with a margin that is small compared with the flips.
-
-    Args:
-        comparison: a recovery is evaluated at a baseline score of 50 %.
+    or minus `flip_size` with probability `flips` / 2 each, otherwise zero, and a recovery's
+    baseline score of 50 %. It is infinite if every bet loses.
     """
     points = comparison.allowed_drop(0.5)
 

@@ -36,9 +36,9 @@ def extract_code(completion: str, problem_prompt: str, entry_point: str, form: s
 
     Chat form: text between <think> and </think> is omitted. The code is the first fenced block that
     defines the function, with other blocks that only define names that it uses. Otherwise it is the
-    first block; otherwise the answer without prose. The prompt's imports and other functions
-    precede it. Code without the function's header is its body. A block without a closing fence
-    loses its last lines until it parses.
+    first block, or the answer without prose. The prompt's imports and other functions precede it.
+    Code without the function's header is its body. A block without a closing fence loses its last
+    lines until it parses.
     """
     if form == "completion":
         return problem_prompt + _cut_at_stops(completion)

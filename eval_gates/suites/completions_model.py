@@ -1,10 +1,9 @@
 """lm-eval's client of a completions endpoint, with one request per multiple-choice question.
 
-lm-eval scores each choice by its own complete prompt, which a server cannot serve from its prefix
-cache. If each choice is one token, this client requests one token and the log-probabilities of the
-choices' tokens (vLLM: `logprob_token_ids`). The values equal those of scored prompts, over the
-complete vocabulary. Longer choices and other servers use lm-eval's requests; all choices of one
-context use the same way.
+lm-eval scores each choice by its own prompt, which a server cannot serve from its prefix cache. If
+each choice is one token, this client requests one token and the log-probabilities of the choices'
+tokens (vLLM: `logprob_token_ids`). The values equal those of scored prompts, over the complete
+vocabulary. Longer choices and other servers use lm-eval's requests.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ class RejectedRequest(NamedTuple):
 
 
 def one_token_items(requests: list[ScoredRequest]) -> list[OneTokenItem]:
-    """Return the contexts whose every continuation is one token, in order of the contexts.
-
-    This order has the longest common prefixes, as a prefix cache needs.
-    """
+    """Return the contexts whose continuations are one token, sorted for a prefix cache."""
     by_context: dict[tuple[int, ...], list[int]] = {}
     for number, (_, context, _) in enumerate(requests):
         by_context.setdefault(tuple(context), []).append(number)

@@ -1,8 +1,8 @@
 """lm-eval tasks with documents in memory, of which any batch can be requested.
 
-lm-eval draws worked examples from one random stream, so a prompt depends on earlier questions. Here
-a document's examples depend on its number alone. Several samples of one answer are requests with
-different seeds, because lm-eval's `repeats` uses one constant seed.
+A document's worked examples depend on its number alone, not on one random stream as in lm-eval.
+Several samples of one answer are requests with different seeds, because lm-eval's `repeats` uses
+one constant seed.
 """
 
 from __future__ import annotations

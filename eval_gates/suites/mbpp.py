@@ -1,8 +1,7 @@
 """MBPP+ (Liu et al. 2023): short Python tasks with many tests, as HumanEval's problems.
 
-A row has a descriptive sentence, asserts that show calls, reference code, and a test program. The
-prompt is the function's header and docstring. Before serving, a check requires that the test uses
-nothing of the solution but the function.
+The prompt is the function's header, with a docstring of the row's sentence and one assert. Before
+serving, a check requires that the test uses nothing of the solution but the function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Interface of a kind of suite: settings, questions, task, scores and texts.
 
 A kind is a subclass of :class:`SuiteKind`, found by its entry point in the group `prepare.suites`.
-The core and the workers of the environment `evaluate` import its module.
+The core and the `evaluate` workers import its module.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class SourceLookup(Protocol):
     def revision_of(self, dataset: str) -> str | None:
         """Return the dataset's newest commit on the Hub; None without the Hub."""
 
-    def note(self, text: str) -> None:
-        """Report that a preferred source is unavailable."""
+    def note(self, text: str) -> None: ...
 
 
 class HubQuestions(NamedTuple):
