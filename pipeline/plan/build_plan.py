@@ -29,7 +29,7 @@ from recipes.schema import Recipe
 
 
 def find_data(choices: ResolvedOptions, settings: Settings, progress: Progress) -> SourceResolver:
-    """Where questions come from, seen to be enough for the policy; needs no checkpoint.
+    """Return the question sources, after checking that they suffice; needs no checkpoint.
 
     Raises:
         EvaluationDataError: a suite's questions are unavailable.
@@ -53,11 +53,11 @@ def make_plan(
     run: str = "",
     draft: Checkpoint | None = None,
 ) -> Plan:
-    """The plan for these choices.
+    """Return the plan of these options.
 
     Args:
-        run: id of the run that begins; '' to look ahead only.
-        draft: what drafts for variants, inspected.
+        run: id of the new run; '' to look ahead only.
+        draft: the inspected draft checkpoint, if any.
 
     Raises:
         PrepareError: calibration data is unavailable, or a suite cannot decide its margin at the
@@ -109,13 +109,13 @@ def check_attempt(
     recipes: tuple[Recipe, ...],
     counts: Mapping[str, int | None],
 ) -> None:
-    """See that an attempt can decide its gates; one that has all of the error rate always may.
+    """Check that an attempt can decide its gates; one with the full error rate always may.
 
     Args:
-        attempt: that the variants are.
-        policy: that judges.
+        attempt: of the variants.
+        policy: of the verdicts.
         recipes: of the variants.
-        counts: by suite, questions that its source has, where known.
+        counts: by suite, the number of its source's questions, if known.
 
     Raises:
         UsageError: a suite cannot decide its margin at the level of the attempt.

@@ -1,4 +1,4 @@
-"""Builds the plan of `prepare model` from what was chosen and found."""
+"""Builds the plan of `prepare model`."""
 
 from __future__ import annotations
 
@@ -65,17 +65,15 @@ class ModelPlanner:
     Args:
         baseline: the recipe that changes nothing.
         identities: environment name to identity digest.
-        node: that serves, or one of its kind.
+        node: the serving node, or one of its kind.
         rungs: names of those recipes that are a ladder, in order.
         dry_run: try variants with calibration on two layers first.
-        made: stages that hand out weights which are there already, by recipe; they take the place
-            of quantizing.
-        tried: recipes whose number and margins a verdict counts, where these are others than
-            `recipes`.
-        draft: the checkpoint that drafts for variants, where the profile names one.
+        made: stages of existing weights, by recipe; they replace quantizing.
+        tried: recipes that a verdict counts, if they differ from `recipes`.
+        draft: the draft checkpoint, if the profile names one.
         run: id of the run; '' to look ahead only.
-        remeasured: what is measured again though it is over.
-        start_spread: of servers on that node, as the store has measured it; None: not known.
+        remeasured: gates to measure again although they are finished.
+        start_spread: of servers on that node, measured by the store; None: unknown.
     """
 
     checkpoint: Checkpoint
@@ -122,7 +120,7 @@ class ModelPlanner:
 
     @cached_property
     def measuring_profile(self) -> ServingProfile:
-        """The profile with the spread of starts that the attempt began with."""
+        """The profile with the spread of starts at the attempt's begin."""
         return with_measured_spread(self.profile, self.attempt.start_spread)
 
     @cached_property
@@ -150,9 +148,9 @@ class ModelPlanner:
         return read_folder(self.checkpoint.path)
 
     def plan(self) -> Plan:
-        """The plan for these recipes; raises EvaluationDataError where a suite has no questions.
+        """Return the plan; raise EvaluationDataError if a suite has no questions.
 
-        Whether they suit the checkpoint and the machine is seen before, by pipeline/preflight.
+        pipeline/preflight checks before that recipes suit the checkpoint and the machine.
         """
         baseline = self._baseline()
         return Plan(
@@ -170,7 +168,7 @@ class ModelPlanner:
 
     @cached_property
     def _made_by(self) -> dict[str, tuple[StageSpec, StageSpec]]:
-        """By recipe, the stages that make the weights and see that they are sound."""
+        """Return the stages that make and check the weights, by recipe."""
         made = {}
         for recipe in self.recipes:
             quantization = self._quantization(recipe)
@@ -185,7 +183,6 @@ class ModelPlanner:
         return ServingArguments.of(self.profile, is_baseline=False, draft=draft)
 
     def _coherence_of(self, recipe: Recipe) -> StageSpec:
-        """The stage in which the variant first answers."""
         _, check_weights = self._made_by[recipe.name]
         arguments = self._variants_arguments
         return self._coherence_stage(
@@ -322,13 +319,13 @@ class ModelPlanner:
         )
 
     def _compute(self) -> CalibrationCompute:
-        """What changes the numbers of a calibration; empty where it is done in the model's type."""
+        """Return the settings that change a calibration's numbers; empty in the model's type."""
         limits = self.node.cpu_limits if self.profile.accelerator == "cpu" else {}
         dtype = "float32" if self.profile.quantizes_in_float32 else None
         return CalibrationCompute(dtype=dtype, environment=limits)
 
     def _quantization(self, recipe: Recipe) -> Quantization:
-        """The recipe's, its ignore list made right for the checkpoint's architecture."""
+        """Return the recipe's quantization, with its ignore list for the architecture."""
         ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
         return recipe.quantization.model_copy(update={"ignore": ignore})
 
@@ -364,11 +361,11 @@ class ModelPlanner:
 
     @property
     def _beside(self) -> list[str]:
-        """Stages of weights that exist already: both sides are measured again."""
+        """Stages of existing weights, for which both sides are measured again."""
         return sorted(stage.key for stage in self.made.values())
 
     def _identity(self, arguments: ServingArguments) -> ServedModel:
-        """What answers, and how it is served; the weights come by the stages before."""
+        """Return the served model and its arguments; earlier stages identify the weights."""
         return ServedModel(
             checkpoint=self.checkpoint.digest,
             serving=arguments,
@@ -378,7 +375,7 @@ class ModelPlanner:
         )
 
     def _max_length(self) -> int:
-        """Tokens that prompt and answer may have together: the engine's limit, or the model's."""
+        """Return the maximum tokens of prompt and answer: the engine's limit, or the model's."""
         limit = self.profile.engine_arguments.get("max-model-len")
         return int(limit) if limit else self.checkpoint.max_position_embeddings
 

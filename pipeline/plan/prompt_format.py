@@ -1,8 +1,7 @@
-"""Whether suites are asked by the model's chat template or as text to continue.
+"""Prompt formats of suites: the model's chat template, or text to continue.
 
-A base model has no template. `prompt_format: auto` takes what there is, and is settled when the
-run is planned: the settled form stands in each stage's parameters, so in its key, and in the
-verdict.
+A base model has no template. Planning resolves `prompt_format: auto`; the result is in each stage's
+parameters, so in its key, and in the verdict.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from recipes.policy import Policy
 
 
 def with_forms(policy: Policy, *, has_template: bool) -> Policy:
-    """The policy with each `prompt_format: auto` settled.
+    """Return the policy with each `prompt_format: auto` resolved.
 
     It is `chat` if the tokenizer has a template, else `completion`.
     """
@@ -32,10 +31,10 @@ def with_forms(policy: Policy, *, has_template: bool) -> Policy:
 
 
 def form_faults(policy: Policy, where: str, *, has_template: bool) -> list[PrepareError]:
-    """Suites that insist on a chat template that there is not.
+    """Return errors for suites that require a missing chat template.
 
     Args:
-        where: the tokenizer lies, for messages.
+        where: the tokenizer's folder, for messages.
     """
     if has_template:
         return []
@@ -54,7 +53,7 @@ def form_faults(policy: Policy, where: str, *, has_template: bool) -> list[Prepa
 
 
 def form_notes(policy: Policy, *, has_template: bool) -> Iterator[str]:
-    """What to report about suites that are asked another way than usual."""
+    """Yield notes on suites with an unusual format."""
     if has_template:
         return
     names = [name for name, suite in policy.suites.items() if suite.prompt_format == "auto"]

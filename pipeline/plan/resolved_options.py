@@ -1,4 +1,4 @@
-"""From what a user asked for to choices: names and defaults resolved; no checkpoint is read."""
+"""Resolves a user's options: names and defaults; no checkpoint is read."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class RequestedOptions:
-    """Names and files as the user wrote them; of what was left out, what was taken.
+    """Names and files as the user wrote them, and the chosen defaults.
 
-    They repeat the run, which the names that they came to do not: a ladder is not its rungs, and
-    no file is found by the name that stands in it.
+    They repeat the run, which resolved names do not: a ladder is not its rungs, and a file is not
+    found by its name key.
     """
 
     recipes: tuple[str, ...]
@@ -71,7 +71,7 @@ class RequestedOptions:
 
 @dataclass(frozen=True)
 class ResolvedOptions:
-    """What the request comes to, found without touching the checkpoint."""
+    """The resolved request, without the checkpoint."""
 
     reference: CheckpointReference
     recipes: tuple[Recipe, ...]
@@ -94,17 +94,17 @@ class ResolvedOptions:
 
     @property
     def measuring_profile(self) -> ServingProfile:
-        """The profile with the spread of starts that a new attempt would allow for."""
+        """The profile with the spread of starts of a new attempt."""
         return with_measured_spread(self.profile, self.start_spread)
 
     @property
     def cpu_overrides(self) -> dict[str, str]:
-        """What this machine's CPU has the profile change, and why, by name."""
+        """The profile's changes for this machine's CPU, with reasons, by name."""
         return {name: each.reason for name, each in self.profile.in_effect.items()}
 
     @property
     def speculation(self) -> str:
-        """How variants are decoded speculatively, in words; '' where they are not."""
+        """Description of the variants' speculative decoding; '' without it."""
         speculative = self.profile.speculative
         return speculative.words(self.profile.engine) if speculative else ""
 
@@ -147,8 +147,8 @@ def choose(
         node: that serves; None: this machine.
 
     Raises:
-        UsageError: something named does not exist, or a recipe has no margin in the policy.
-        CheckpointError: the checkpoint is to be a folder, and there is none.
+        UsageError: a name does not exist, or a recipe has no margin in the policy.
+        CheckpointError: the checkpoint's folder does not exist.
     """
     reference = parse_reference(request.checkpoint)
     if reference.kind == "folder":  # before anything else is found wrong, such as the policy
@@ -202,12 +202,12 @@ def choose(
 def find_gates(
     names: tuple[str, ...], policy: Policy, accelerator: AcceleratorName | None
 ) -> tuple[str, ...]:
-    """Resolve the gates that `--remeasure` names.
+    """Resolve the gates of `--remeasure`.
 
     Args:
         names: as given, such as `mmlu` or `speed.ratio.chat`.
-        policy: that has the gates.
-        accelerator: that it judges on; None of endpoints.
+        policy: of the gates.
+        accelerator: of the verdict; None for endpoints.
 
     Raises:
         UsageError: the policy has no gate of that name.
@@ -225,7 +225,7 @@ def find_gates(
 
 
 def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[str, ...]]:
-    """The recipes of these names, a ladder's among them, and the names of the ladder's.
+    """Return the recipes, a ladder's included, and the names of the ladder's.
 
     Raises:
         UsageError: there is no such recipe, or more than one ladder.
@@ -280,7 +280,7 @@ def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
 
 
 def check_registered_name(name: str, registry: str | None = None) -> None:
-    """Raise UsageError for what the registry refuses as a name, before any work is done."""
+    """Raise UsageError for a name that the registry refuses, before any work."""
     if not name.strip() or any(letter in name for letter in "/:") or name.endswith(".history"):
         raise UsageError(
             f"'{name}' cannot be a name in the registry",
@@ -292,7 +292,7 @@ def check_registered_name(name: str, registry: str | None = None) -> None:
 
 
 def check_repository_name(name: str, registry: str) -> None:
-    """Raise UsageError for what the Hub or OCI refuses as a repository's name."""
+    """Raise UsageError for a name that the Hub or OCI refuses for a repository."""
     if not REPOSITORY_NAME.fullmatch(name) or "--" in name or ".." in name:
         raise UsageError(
             f"'{name}' cannot be a name in {registry}",
@@ -303,7 +303,7 @@ def check_repository_name(name: str, registry: str) -> None:
 
 
 def check_margins(recipe: Recipe, policy: Policy) -> None:
-    """Raise UsageError unless the policy says what this recipe may lose on every suite."""
+    """Raise UsageError unless the policy has a margin for this recipe on every suite."""
     if recipe.family == "baseline":
         raise UsageError(
             f"'{recipe.name}' changes nothing, so there is nothing to promote",

@@ -12,7 +12,7 @@ from recipes.engine_arguments import count_gpus
 
 
 def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> ResourceRequest:
-    """Room for a stage that asks no model."""
+    """Return the resources of a stage without a served model."""
     if stage not in (QUANTIZE.name, DRY_RUN.name):
         return ResourceRequest(memory_bytes=memory_bytes)
     if accelerator == "cuda":
@@ -23,7 +23,7 @@ def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> Resour
 def needs_to_serve(
     accelerator: str, sides: Sequence[ServingArguments], *, exclusive: bool = False
 ) -> ResourceRequest:
-    """Room for one server after another with these arguments; on a CPU also for all together.
+    """Return the resources of successive servers with these arguments; on a CPU of all together.
 
     Args:
         sides: at least one.

@@ -1,4 +1,4 @@
-"""The serving profile that a run takes: found, fitted to who serves, and seen to be sound."""
+"""The serving profile of a run: selected, fitted to the node, and checked."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from recipes.schema import ServingProfile
 
 
 def choose_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
-    """The profile of that name, fitted to the node's CPU where it serves on that.
+    """Return the profile of that name, fitted to the node's CPU if it serves on that.
 
-    'auto' goes by the GPU's name, and is 'cpu' without a GPU.
+    'auto' selects by the GPU's name, and is 'cpu' without a GPU.
 
     Args:
         node: that serves; None: this machine.
 
     Raises:
-        UsageError: there is no such profile, or this CPU cannot serve as it says.
+        UsageError: there is no such profile, or this CPU cannot serve by it.
     """
     node = node or this_node()
     return fit_profile(load_named_profile(name, node), node)
 
 
 def fit_profile(profile: ServingProfile, node: NodeInfo) -> ServingProfile:
-    """The profile as that node can serve it: of a CPU, with what that lacks.
+    """Return the profile with the overrides for the node's CPU.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the node cannot serve by it.
     """
     if profile.accelerator != "cpu":
         return profile
@@ -47,7 +47,7 @@ def fit_profile(profile: ServingProfile, node: NodeInfo) -> ServingProfile:
 
 
 def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:
-    """The profile as its file has it; 'auto': that for the node, or for this machine."""
+    """Return the profile as in its file; 'auto': that for the node, or for this machine."""
     if name != "auto":
         return catalog.load_profile(name)
     gpu = (node or this_node()).gpu_name
@@ -65,7 +65,7 @@ def load_named_profile(name: str, node: NodeInfo | None = None) -> ServingProfil
 
 
 def refuse_unfit(profile: ServingProfile, asked: str) -> None:
-    """Refuse to promote what is decoded by a rule that answers do not come from the model by.
+    """Refuse to promote a variant whose decoding rule does not take answers from the model.
 
     Raises:
         UsageError: the profile has such a rule.
@@ -81,13 +81,13 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
 
 
 def check_told_gain(profile: ServingProfile, asked: str, settings: Settings, node: NodeInfo) -> str:
-    """How what the profile says of its tuning was found, in words; '' where it says nothing.
+    """Return how the profile's tuning was checked; '' if it has none.
 
     Args:
         node: that serves.
 
     Raises:
-        UsageError: the run that it names says something else.
+        UsageError: the named run differs.
     """
     told = profile.tuned
     if told is None:
@@ -105,10 +105,10 @@ def check_told_gain(profile: ServingProfile, asked: str, settings: Settings, nod
 
 
 def draft_reference(profile: ServingProfile) -> CheckpointReference | None:
-    """What the profile names as the draft; None where it names none.
+    """Return the profile's draft checkpoint, if it names one.
 
     Raises:
-        UsageError: it names nothing that a checkpoint can be; the key is named.
+        UsageError: it is no checkpoint reference; the message names the key.
     """
     named = profile.speculative.model if profile.speculative else None
     if named is None:

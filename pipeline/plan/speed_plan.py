@@ -48,7 +48,7 @@ from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload, without_p
 
 @dataclass(frozen=True)
 class SpeedGatePlan:
-    """One claim of a policy's `speed`, with all that measuring it needs."""
+    """One speed gate of a policy, with all that measuring it needs."""
 
     gate: str  # `ratio.chat`, `slo.0`
     name: str  # of the workload
@@ -64,16 +64,16 @@ def find_claims(
     alpha: float | None = None,
     max_length: int | None = None,
 ) -> list[SpeedGatePlan]:
-    """The claims of the policy, each with a workload that can be asked.
+    """Return the policy's speed gates, each with a valid workload.
 
     Args:
-        policy: whose `speed` it is; it may have none.
-        profile: whose workloads come first; None for endpoints that someone else serves.
-        alpha: error rate at which measuring stops; the policy's own when None.
-        max_length: tokens that a prompt and its answer may have together; None: not known yet.
+        policy: may have none.
+        profile: whose workloads take precedence; None for endpoints.
+        alpha: error rate at which measuring stops; None for the policy's own.
+        max_length: maximum tokens of a prompt and its answer; None: unknown.
 
     Raises:
-        UsageError: a workload is not there, or cannot be asked; file and key are named.
+        UsageError: a workload is missing or invalid; the message names file and key.
     """
     speed, level = policy.speed, policy.alpha if alpha is None else alpha
     if speed is None:
@@ -100,7 +100,7 @@ def check_own_workloads(policy: Policy) -> None:
     """Check that the policy's gates on its own workloads can be measured, with any engine.
 
     Raises:
-        UsageError: one cannot; file and key are named.
+        UsageError: one cannot; the message names file and key.
     """
     speed = policy.speed
     for claim in speed.claims if speed is not None else ():
@@ -178,7 +178,7 @@ def _check_answers(claim: SpeedGate, workload: AnyWorkload, where: str) -> None:
 def _check_percentiles(
     gate: ThroughputRatioGate | SloGate, workload: AnyWorkload, where: str
 ) -> None:
-    """Rounds of so few requests a percentile is of none: they would be refused one by one."""
+    """Check that rounds have enough requests for their percentiles."""
     rate = workload.arrivals.rate
     if not isinstance(gate, SloGate) or rate is None:
         return
@@ -198,7 +198,7 @@ def _check_percentiles(
 
 
 def _check_size(workload: AnyWorkload, where: str) -> None:
-    """A load has so many requests at most: of a longer one, only its beginning would be sent."""
+    """Check that a load has at most the maximum number of requests."""
     arrivals = workload.arrivals
     requests, key = 0.0, "arrivals"
     if arrivals.rate is not None:
@@ -233,9 +233,9 @@ def _check_size(workload: AnyWorkload, where: str) -> None:
 
 
 def _check_evidence(claim: SpeedGatePlan) -> None:
-    """All loads must fit into the evidence that is read: else hours of them could not be judged.
+    """Check that all loads fit into the evidence, so that they can be judged.
 
-    How many requests a load at a fixed concurrency has is not known before it is measured.
+    The number of requests at a fixed concurrency is unknown before the measurement.
     """
     rule, rate = claim.rule, claim.workload.arrivals.rate
     schedule = rule.schedule(SIDES if rule.compares else SIDES[1:])
@@ -271,12 +271,12 @@ def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, 
 
 @dataclass(frozen=True)
 class SpeedSide:
-    """One side of a comparison as it is served, as far as its speed goes.
+    """One side of a comparison, for its speed.
 
     Args:
         variant: name of its recipe.
-        identity: all that says which model answers, and how it is served; part of the keys.
-        coherence: the stage in which it first answers.
+        identity: the model and its serving arguments; part of the keys.
+        coherence: the stage of its first answer.
     """
 
     variant: str
@@ -286,15 +286,15 @@ class SpeedSide:
 
 @dataclass(frozen=True)
 class Sides:
-    """Both sides of a comparison, and what measures them.
+    """Both sides of a comparison, and the load generator.
 
     Args:
-        baseline: what the candidate is compared with.
+        baseline: reference of the comparison.
         candidate: the variant.
         tokenizer: folder, of both.
         environment: identity of the load generator's.
         machine: that they are measured on, or the kind of node.
-        repeat: distinguishes this measuring from others of the same tuples.
+        repeat: distinguishes this measurement from others of the same tuples.
     """
 
     baseline: SpeedSide
@@ -307,12 +307,12 @@ class Sides:
     def stage(
         self, claim: SpeedGatePlan, number: int = 1, screen: ScreeningRule | None = None
     ) -> StageSpec:
-        """The stage that measures the claim.
+        """Return the stage that measures the gate.
 
         Args:
             claim: of the policy.
             number: of the measurement.
-            screen: the rule of a tuning's screening; None for the claim's rule.
+            screen: the rule of a tuning's screening; None for the gate's rule.
         """
         rule = screen or claim.rule
         baseline = {"baseline": self.baseline} if rule.compares else {}
@@ -346,15 +346,15 @@ def speed_stages(
     remeasured: Remeasured = NOTHING,
     measured: str = "",
 ) -> dict[str, StageSpec]:
-    """The stages that measure the claims, by role, with the measurement that each is at.
+    """Return the stages of the speed gates by role, each with its measurement number.
 
     Args:
-        sides: what is measured.
-        attempt: that the candidate belongs to.
-        claims_at: the policy's claims, decided at that level.
+        sides: of the comparison.
+        attempt: of the candidate.
+        claims_at: returns the policy's gates at a level.
         run: id of the run.
-        remeasured: what is measured again though it is over.
-        measured: key of the measurement, where the candidate is chosen by chance.
+        remeasured: gates to measure again although they are finished.
+        measured: key of the measurement, if the candidate is chosen by chance.
     """
     store = Store(Path(sides.candidate.coherence.store))
     ledger, stages = AttemptLedger(store), {}
@@ -383,7 +383,7 @@ def speed_stages(
 
 
 def _seed_of(spec: StageSpec, store: Store) -> str | None:
-    """The seed of what is kept of a measurement; None where nothing is."""
+    """Return the seed of a kept measurement, if any."""
     record = store.find_current(spec.stage, spec.key)
     if record is not None:
         return str(SPEED.result_of(record).seed)
@@ -392,10 +392,10 @@ def _seed_of(spec: StageSpec, store: Store) -> str | None:
 
 
 def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
-    """The workload as parameters, which say what a file holds, and where the file lies.
+    """Return the workload as parameters with its file's digest, and the file.
 
     Raises:
-        UsageError: the file is wrong.
+        UsageError: the file is invalid.
     """
     workload = claim.workload
     if not isinstance(workload, FileWorkload):
@@ -406,18 +406,18 @@ def dump_workload(claim: SpeedGatePlan) -> tuple[dict[str, Any], str | None]:
 
 
 def pin_file(workload: AnyWorkload) -> AnyWorkload:
-    """The workload with the digest of its file, where it has one that was read."""
+    """Return the workload with the digest of its file, if it has one that was read."""
     if not isinstance(workload, FileWorkload):
         return workload
     return workload.model_copy(update={"sha256": digest_file(workload.path)})
 
 
 def pin_files(policy: Policy, accelerator: AcceleratorName | None) -> Policy:
-    """The policy whose own workloads, as far as claims name them there, say what is in their files.
+    """Return the policy whose workloads, as used by its gates, have their files' digests.
 
     Args:
-        policy: whose claims can be asked (`find_claims`).
-        accelerator: that it judges on; None of endpoints.
+        policy: its gates are valid (`find_claims`).
+        accelerator: of the verdict; None for endpoints.
     """
     claimed = {claim.workload for claim in policy.claims_on(accelerator)}
     if policy.speed is None or not claimed:

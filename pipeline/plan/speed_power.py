@@ -54,15 +54,15 @@ def claim_powers(
     level: float | None = None,
     start_seconds: float | None = None,
 ) -> tuple[PlannedGatePower, ...]:
-    """What each claim can show; none where the policy claims nothing.
+    """Return the power of each speed gate.
 
     Args:
-        policy: whose claims they are.
+        policy: of the gates.
         tried: number of variants.
         profile: its workloads, accelerator and server mode count. With None a ratio has the first
             of its minimums and no restart allowance.
-        level: at which claims are decided; that of a first attempt when None.
-        start_seconds: that a server took here; None: not known, so START_SECONDS.
+        level: of each gate; None for that of a first attempt.
+        start_seconds: measured start of a server; None: unknown, so START_SECONDS.
 
     Raises:
         UsageError: with a profile, as `find_claims`.
@@ -114,10 +114,10 @@ def _power_of(
 
 
 def check_claims_decidable(policy: Policy, powers: Sequence[PlannedGatePower]) -> None:
-    """Refuse claims that block and could not pass the fastest server.
+    """Refuse blocking speed gates that could not pass the fastest server.
 
     Raises:
-        UsageError: there is such a claim.
+        UsageError: there is such a gate.
     """
     for power in powers:
         if power.fewest is None and power.tier == "critical":
@@ -133,7 +133,7 @@ def check_claims_decidable(policy: Policy, powers: Sequence[PlannedGatePower]) -
 
 
 def _carried(claim: SpeedGate, speed: SpeedPolicy) -> AnyWorkload | None:
-    """The workload where it is the policy's or a carried one; None: it may be a profile's."""
+    """Return the workload of the policy or package; None: it may be a profile's."""
     try:
         workload = load_workload(claim.workload, speed)[0]
     except UsageError:
@@ -142,10 +142,10 @@ def _carried(claim: SpeedGate, speed: SpeedPolicy) -> AnyWorkload | None:
 
 
 def _seconds_of(workload: AnyWorkload) -> float:
-    """How long one load of it lasts at least, warm-up and end included.
+    """Return the minimum duration of one load, with warm-up and end.
 
-    Long answers make it longer: a load of a fixed concurrency by its first and last wave, a round
-    of a rate until it lasts ten of them.
+    Long answers extend it: a load at a fixed concurrency by its first and last wave, a round of a
+    rate until it lasts ten of them.
     """
     if workload.arrivals.concurrency is not None:
         return LENGTH_FACTOR * workload.seconds

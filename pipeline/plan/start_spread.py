@@ -1,7 +1,7 @@
-"""How much starts of servers differ on this machine, as the store has measured it.
+"""Spread of throughput between server starts on this machine, measured by the store.
 
-Ratios that are measured on one start of each server have to be better by what that explains. A
-profile can only assume a number; each measured ratio shows one, or more, starts of each side.
+A ratio measured on one start of each server must exceed its minimum by that spread. A profile can
+only assume a number; each measured ratio shows starts of both sides.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ COUNTS = (10, 20, 50, 100, 1_000)
 
 
 def spread_of_starts(records: Iterable[StageRecord], machine: str) -> StartSpread | None:
-    """Standard deviation of ln(output tokens/s) between starts of one server, and how many.
+    """Return the standard deviation of ln(output tokens/s) between starts, and their number.
 
-    Pooled over all servers that were started at least twice under one workload. The number is the
-    degrees of freedom and one more, as of starts of a single server.
+    Pooled over all servers with at least two starts under one workload. The number is the degrees
+    of freedom and one more, as for starts of a single server.
 
     Args:
         records: of stages `speed`.
-        machine: that they were measured on; others say nothing of it.
+        machine: of the measurements; other machines do not count.
 
     Returns:
-        None where fewer than `FEWEST` starts are known.
+        None if fewer than `FEWEST` starts are known.
     """
     starts: dict[str, list[float]] = {}
     for kept in known_of(records):
@@ -62,16 +62,16 @@ def spread_of_starts(records: Iterable[StageRecord], machine: str) -> StartSprea
 
 
 def takes_measured_spread(profile: ServingProfile) -> bool:
-    """Whether ratios under the profile allow for the spread that the store has measured."""
+    """Return whether ratios under the profile allow for the measured spread."""
     return profile.server_mode == "concurrent" and "restart_stddev" not in profile.model_fields_set
 
 
 def with_measured_spread(profile: ServingProfile, found: StartSpread | None) -> ServingProfile:
-    """The profile with the measured spread in the place of an assumed one.
+    """Return the profile with the measured spread instead of an assumed one.
 
     Args:
-        profile: as its file has it.
-        found: None where too few starts are known.
+        profile: as in its file.
+        found: None if too few starts are known.
     """
     if found is None or not takes_measured_spread(profile):
         return profile

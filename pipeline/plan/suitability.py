@@ -1,4 +1,4 @@
-"""Whether a recipe suits a checkpoint and a machine, seen before any work."""
+"""Checks that a recipe suits a checkpoint and a machine, before any work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 
 def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
-    """See that the engine can serve at all on this CPU, and with the profile's KV cache.
+    """Check that the engine can serve on this CPU with the profile's KV cache.
 
     Raises:
         UsageError: it cannot.
@@ -42,7 +42,7 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
 
 
 def check_servable(recipe: Recipe, accelerator: AcceleratorName, features: Collection[str]) -> None:
-    """See that vLLM can serve what the recipe makes.
+    """Check that vLLM can serve the recipe's weights.
 
     Raises:
         UsageError: it has no kernels for such weights there.
@@ -60,7 +60,7 @@ def check_servable(recipe: Recipe, accelerator: AcceleratorName, features: Colle
 
 
 def check_architecture(recipe: Recipe, architecture: str) -> None:
-    """Raise UsageError where the recipe says that it is not for such models."""
+    """Raise UsageError if the recipe excludes such models."""
     if not recipe.suits(architecture):
         known = ", ".join(recipe.architectures) or "all others"
         raise UsageError(
@@ -73,13 +73,13 @@ def check_architecture(recipe: Recipe, architecture: str) -> None:
 
 
 def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
-    """See that the recipe's groups or blocks divide every layer that it quantizes.
+    """Check that the recipe's groups or blocks divide every layer that it quantizes.
 
     Args:
-        weights: what it makes of the checkpoint.
+        weights: planned weights of the variant.
 
     Raises:
-        StageError: they do not; the widths in the way are named.
+        StageError: they do not; the message names the widths.
     """
     hint = "choose a recipe without groups or blocks, such as fp8-dynamic"
     if weights.undivided:
