@@ -1,1 +1,1 @@
-"""What leaves the pipeline: registry entries and reports."""
+"""Outputs of the pipeline: registry entries and reports."""

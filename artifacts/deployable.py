@@ -55,7 +55,7 @@ class TupleDifference:
 
 
 class Deployable(Record, serialize_by_alias=True):
-    """Its members, all covered by its digest."""
+    """The deployable tuple; its digest covers all members."""
 
     weights: str = Field(description="digest of the names and contents of the weight files")
     engine_version: str = Field(description="as the engine reports it")

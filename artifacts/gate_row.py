@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GateRow:
-    """One gate of one variant, in words."""
+    """One gate of one variant as text."""
 
     what: str  # suite and metric, or speed gate
     tier: Tier
@@ -42,7 +42,7 @@ class GateRow:
         return "" if self.tier == "critical" else f", {self.tier}"
 
     def describe_bound(self, lower: str) -> str:
-        """Describe the bound of the difference; `lower` stands before it."""
+        """Describe the bound of the difference, preceded by `lower`."""
         if self.is_recovery:
             return f"{self.recovery or 'nothing'} recovered, margin {self.margin}"
         asked = f"margin {self.threshold}" if self.threshold else self.margin
@@ -50,7 +50,7 @@ class GateRow:
 
 
 def gate_row(gate: GateReport, places: int = 2) -> GateRow:
-    """Return one suite's row, with so many decimal places."""
+    """Return one suite's row, with `places` decimal places."""
     decided = gate.decided_at not in (None, gate.n)
     return GateRow(
         what=f"{gate.suite} {gate.metric}",

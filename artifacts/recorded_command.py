@@ -46,7 +46,7 @@ class CommandOptions(CheckedCopyModel):
 
 
 class RecordedCommand(CommandOptions):
-    """Those and what they came to."""
+    """The options and their resolved values."""
 
     requested: CommandOptions | None = None  # as the user wrote them
     recheck: str | None = None

@@ -1,4 +1,4 @@
-"""Reads the records of runs in a store, and whether they are still in progress."""
+"""Reads the records of runs in a store, and whether the runs are in progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_alive(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> RunReport:
-    """Return the record of a run's folder; raise StoreError if it is missing or damaged."""
+    """Return the record in a run's folder; raises StoreError if it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
         content = read_regular(path, MAX_BYTES)
@@ -42,7 +42,7 @@ def read_run(folder: Path) -> RunReport:
 
 
 def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
-    """Return an unfinished run with its state: killed or not, and its time so far."""
+    """Return an unfinished run with its present state and duration."""
     claims = RunFolders(Store(folder.parents[1])).leases(folder)
     alive, silent = claims.is_held(ALIVE), claims.silent_seconds(ALIVE)
     changes: dict[str, str | float] = {} if alive else {"status": "killed"}
@@ -54,7 +54,7 @@ def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
 
 
 def find_run(store: Store, name: str) -> RunReport:
-    """Return the run of that id, of an unambiguous prefix, or 'latest'; else raise UsageError."""
+    """Return the run of an id, an unambiguous prefix or 'latest'; raises UsageError."""
     folders = RunFolders(store).all()
     if not folders:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A run's outcome in the same words for terminal, report and CI: verdict, sentence, next steps."""
+"""A run's outcome in the same words for terminal, report and CI."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ VERDICTS: dict[int, RunVerdict] = {
 
 
 def verdict_of(report: RunReport) -> RunVerdict:
-    """Return the verdict of the exit code; raise ValueError for an unfinished run."""
+    """Return the verdict of the exit code; raises ValueError for an unfinished run."""
     if report.exit_code is None:
         raise ValueError(f"the run {report.run} has not ended")
     return VERDICTS[report.exit_code]
 
 
 def serving_lines(options: RecordedCommand) -> list[str]:
-    """Return notes on how the variants were served, one per line."""
+    """Return notes on how the variants were served."""
     lines = [f"CPU override {name}: {why}" for name, why in (options.cpu_overrides or {}).items()]
     noted = {
         "KV cache": options.kv_cache_note,
@@ -66,19 +66,19 @@ def champion_of(report: RunReport) -> VariantReport | None:
 
 
 def list_passed(report: RunReport) -> list[str]:
-    """Recipes of the variants that passed."""
+    """Return the recipes of the variants that passed."""
     return [variant.recipe for variant in report.variants if variant.verdict == "pass"]
 
 
 def outcome(report: RunReport) -> str:
-    """Return the outcome in one word, as a badge."""
+    """Return the outcome in one word."""
     if champion_of(report) is not None:
         return "promoted"
     return report.status if report.exit_code is None else verdict_of(report)
 
 
 def verdict_word(variant: VariantReport) -> str:
-    """Return a variant's outcome in one word, as a badge."""
+    """Return a variant's outcome in one word."""
     return "promoted" if variant.promoted else variant.verdict
 
 
@@ -112,7 +112,7 @@ def headline(report: RunReport) -> str:
 def repeating_command(report: RunReport) -> str:
     """Return the command that continues the run.
 
-    A gate without a deployment id has stored its answers under the id of its run.
+    A gate without a deployment id stores its answers under the run's id.
     """
     command = dict(report.command)
     if report.kind == "gate" and report.run:
@@ -121,7 +121,7 @@ def repeating_command(report: RunReport) -> str:
 
 
 def how_to_continue(report: RunReport) -> str:
-    """Return one sentence on how to continue an interrupted, killed or failed run."""
+    """Return how to continue an interrupted, killed or failed run."""
     if report.kind != "gate" or report.options.deployment_id:
         return "Run the same command again: it continues from what is stored."
     if report.run:
@@ -133,7 +133,7 @@ def how_to_continue(report: RunReport) -> str:
 
 
 def describe_weights(report: RunReport, variant: VariantReport) -> str:
-    """Return the size of a variant's weights; it is unknown for an endpoint."""
+    """Return the size of a variant's weights, unknown for an endpoint."""
     nothing = "-" if variant.gates or report.kind == "gate" else "not made"
     return format_megabytes(variant.weights_bytes, nothing=nothing)
 
@@ -151,7 +151,7 @@ def next_command_after_show(report: RunReport) -> str:
 
 
 def next_command(report: RunReport) -> str:
-    """The one command to continue with."""
+    """Return the one command to continue with."""
     if champion_of(report) is not None:
         return f"prepare registry show {report.registered_name}"
     if report.tuning is not None and report.tuning.profile is not None:
@@ -175,7 +175,7 @@ def is_disturbed(report: RunReport) -> bool:
 
 
 def next_steps(report: RunReport) -> list[str]:
-    """Return the next steps, the likeliest first; commands are in backticks.
+    """Return the next steps, the likeliest first, with commands in backticks.
 
     Raises:
         ValueError: the run is not finished.

@@ -25,7 +25,7 @@ StageStatus = Literal["ran", "reused", "failed"]
 
 
 class VariantReport(Record):
-    """What became of one recipe."""
+    """Result of one recipe."""
 
     recipe: str
     weights_bytes: int | None = Field(description="None when it was never made")
@@ -62,7 +62,7 @@ class VariantReport(Record):
 
 
 def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:
-    """Return the report of a judged variant, before a promotion."""
+    """Return the report of a judged variant before promotion."""
     return VariantReport(recipe=recipe, weights_bytes=weights, promoted=False, **dict(judged))
 
 
@@ -83,7 +83,7 @@ def report_unjudged(
 
 
 class StageReport(Record):
-    """How one stage of a run ended."""
+    """Result of one stage of a run."""
 
     name: str = Field(description="for people: the stage, of a suite with suite and round")
     stage: str = Field(description="as the store names it; 'serve' is none of its stages")

@@ -17,7 +17,7 @@ Outcome = Literal["measured", "pruned", "invalid", "failed", "dropped"]
 
 
 class ScreeningReport(Record):
-    """Result of one candidate; its numbers choose the winner and are no evidence."""
+    """Result of one candidate; its numbers only choose the winner."""
 
     name: str
     parameter: str

@@ -42,7 +42,7 @@ class VerdictInputs:
 
     @classmethod
     def load_by_key(cls, find: Find, key: str) -> VerdictInputs:
-        """Find them from the key of the judge stage.
+        """Find them from the judge stage's key.
 
         Raises:
             EvidenceError: a stage is missing, or the verdict is on endpoints without weights.
@@ -75,28 +75,26 @@ class VerdictInputs:
 
     @property
     def trust_remote_code(self) -> bool:
-        """Whether it was served with the checkpoint's own code."""
         return self.coherence.parameters.trust_remote_code
 
     @property
     def engine_version(self) -> str:
-        """Version that the engine reported."""
         return self.coherence.result.engine_version
 
     def evaluations(
         self, find: Find
     ) -> dict[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]:
-        """The candidate's last round of each suite."""
+        """Return the candidate's last round of each suite."""
         return {
             suite: EVALUATE.typed(record_of(find, self.judge.record.inputs[f"candidate.{suite}"]))
             for suite in self.judge.parameters.policy.suites
         }
 
     def deployable(self, find: Find) -> Deployable:
-        """Return the verdict's tuple, by its records.
+        """Return the verdict's tuple from its records.
 
         Raises:
-            EvidenceError: they do not state it, or a record is missing.
+            EvidenceError: a record is incomplete or missing.
         """
         try:
             served = self.coherence.parameters
@@ -121,16 +119,16 @@ class VerdictInputs:
         return weights == checked.weights_digest == made.weights_digest
 
     def has_auxiliary_files(self, files: str) -> bool:
-        """Return whether the files next to the weights are the checked ones, by digest.
+        """Return whether the files next to the weights have the checked digest.
 
-        The record of adopted weights has no such digest: adopting them checks each file.
+        A record of adopted weights has no such digest, because adoption checks each file.
         """
         is_adopted = self.quantize.record.stage == ADOPT.name
         return is_adopted or self.check_weights.result.auxiliary_files_digest == files
 
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:
-    """Return a stage's record; raise EvidenceError if it is missing."""
+    """Return a stage's record; raises EvidenceError if it is missing."""
     record = find(reference.stage, reference.key)
     if record is None:
         raise EvidenceError(
@@ -142,10 +140,10 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
 
 
 def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
-    """Return every stage that these depend on, themselves included, once, sorted by place.
+    """Return these stages and all that they depend on, once each, sorted by place.
 
     Raises:
-        EvidenceError: one of them is missing.
+        EvidenceError: a stage is missing.
     """
     found: dict[tuple[str, str], StageRecord] = {}
     pending = list(roots)

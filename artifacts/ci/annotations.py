@@ -47,7 +47,7 @@ def level_of(case: Case) -> Level | None:
 
 
 def annotation(level: Level, case: Case) -> str:
-    """The line for one case."""
+    """Return the line for one case."""
     title = f"{case.variant}: {case.name}: {case.word}{show_tier(case.tier)}"
     return command(level, title, case.reason)
 

@@ -72,7 +72,7 @@ def cases_of(variant: VariantReport) -> list[Case]:
 
 
 def gate_case(variant: str, gate: GateReport) -> Case:
-    """The case of one suite."""
+    """Return the case of one suite."""
     return Case(
         variant,
         gate.suite,

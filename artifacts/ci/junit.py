@@ -39,7 +39,7 @@ def junit_xml(report: RunReport) -> bytes:
 
 
 def suite_of(name: str, cases: list[Case], report: RunReport) -> TestSuite:
-    """One variant's cases."""
+    """Return one variant's cases."""
     from junitparser.xunit2 import TestSuite
 
     suite = TestSuite(junit_text(name))

@@ -66,7 +66,7 @@ def blocks(report: RunReport) -> Iterator[str]:
 
 
 def facts(report: RunReport) -> str:
-    """What was run, in one line."""
+    """Return one line on what was run."""
     options = report.options
     parts = [markdown(options.checkpoint or "")]
     if report.checkpoint is not None:
@@ -80,7 +80,7 @@ def facts(report: RunReport) -> str:
 
 
 def table(report: RunReport) -> Iterator[str]:
-    """Variants down, gates across."""
+    """Yield the table: a row per variant, a column per gate."""
     if not report.variants:
         return
     suites = list(dict.fromkeys(gate.suite for v in report.variants for gate in v.gates))
@@ -103,7 +103,7 @@ def table(report: RunReport) -> Iterator[str]:
 
 
 def row(cells: Iterable[str]) -> str:
-    """One row of a table."""
+    """Return one row of a table."""
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -132,7 +132,7 @@ def cell(row: GateRow, difference: str, lower: str = "") -> str:
 
 
 def emphasize(verdict: str) -> str:
-    """What is not a pass stands out."""
+    """Emphasize a verdict unless it is a pass."""
     return verdict if verdict in ("pass", "skipped") else f"**{verdict}**"
 
 

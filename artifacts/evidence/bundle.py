@@ -47,7 +47,7 @@ LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json")
 
 
 class BundleVerdict(Record):
-    """A bundle's verdicts, and their subject."""
+    """A bundle's verdicts and their subject."""
 
     schema_version: int = Field(1, description="of this record")
     subject: str = Field(ABOUT, description="what this is, for who finds it alone")
@@ -82,7 +82,7 @@ class BundleVerdict(Record):
 
 @dataclass(frozen=True)
 class BundleContents:
-    """What is to go into a bundle."""
+    """Contents of a bundle to write."""
 
     verdict: BundleVerdict  # what it says
     records: tuple[StageRecord, ...]  # of all stages that this depends on

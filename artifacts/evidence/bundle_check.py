@@ -29,7 +29,7 @@ from pipeline.stages.judge import policy_digest
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """How a bundle was found."""
+    """Result of a bundle check."""
 
     run: str  # that it was made in
     recipe: str  # of the variant that it is about

@@ -128,5 +128,5 @@ def digest_unpacked(path: Path, most: int) -> str:
 
 
 def place_of(stage: str, key: str) -> str:
-    """A stage's folder, as seen from the bundle's."""
+    """Return a stage's folder relative to the bundle's."""
     return f"stages/{stage}/{key}"

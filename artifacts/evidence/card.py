@@ -78,7 +78,7 @@ def card_text(
     deployable: Deployable,
     evaluations: Mapping[str, Evaluation],
 ) -> str:
-    """The whole card: front matter and body."""
+    """Return the card: front matter and body."""
     metadata = front_matter(verdict, judged, deployable, evaluations)
     return f"---\n{metadata}\n---\n\n{body(verdict, judged, deployable)}"
 
@@ -131,7 +131,7 @@ def short(text: str | None) -> str | None:
 
 
 def body(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> str:
-    """The card below its front matter."""
+    """Return the card below its front matter."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -153,7 +153,7 @@ def body(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) 
 
 
 def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> dict[str, Any]:
-    """What the template asks for."""
+    """Return the values for the template."""
     variant, source = verdict.variant, verdict.source
     judge, result = judged.judge.parameters, judged.quantize.result
     quantization = judged.quantize.parameters.quantization
@@ -210,7 +210,7 @@ def title(verdict: BundleVerdict) -> str:
 
 
 def tags(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> list[str]:
-    """As the field tags such checkpoints."""
+    """Return the customary tags of such checkpoints."""
     versions = judged.quantize.result.versions
     kind = judged.quantize.parameters.quantization.kind
     libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]

@@ -35,7 +35,7 @@ def describe_license(source: SourceInfo) -> str:
 
 
 def describe_optimization(quantization: Quantization, result: QuantizeResult) -> str:
-    """Describe the quantization of the linear layers in sentences."""
+    """Describe the quantization of the linear layers."""
     modules = result.quantized_modules
     count = f" of {modules} linear layers" if modules else " of the linear layers"
     words = quantization.format_description(result.group_size)
@@ -92,7 +92,7 @@ def describe_noise(checked: CheckWeightsResult) -> str:
 
 
 def describe_hardware(hardware: Hardware) -> str:
-    """The machine in words."""
+    """Describe the machine."""
     if hardware.accelerator == "cpu":
         features = "".join(f", {name}" for name in hardware.cpu_features or ())
         cores = hardware.cores or "?"

@@ -41,7 +41,7 @@ NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "ablation
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """One variant's kept and computed verdict, and every difference."""
+    """One variant's kept and recomputed verdicts, and all differences."""
 
     recipe: str
     kept: str
@@ -110,7 +110,7 @@ def find_uncounted(claims: RecordedVerdicts, recipe: str, store: Store) -> Itera
 
 
 def claims_of(report: RunReport) -> RecordedVerdicts:
-    """What a run's record says."""
+    """Return the verdicts in a run's record."""
     # A recheck counts all that were tried when the verdict was made, and measures one of them.
     tried = report.options.attempted or report.options.recipes or ()
     return RecordedVerdicts(

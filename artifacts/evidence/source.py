@@ -47,7 +47,7 @@ class EvidenceSource(Protocol):
 
 
 class StoredEvidence:
-    """Evidence as it lies in a store."""
+    """Evidence in a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

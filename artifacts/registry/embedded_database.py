@@ -115,7 +115,7 @@ def lock_of(file: Path) -> AbstractContextManager[object]:
 
 
 def fill(file: Path) -> None:
-    """Make MLflow's tables in an empty file."""
+    """Create MLflow's tables in an empty file."""
     from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
 
     store: Any = SqlAlchemyStore(f"{EMBEDDED}{file}")  # type: ignore[no-untyped-call]

@@ -77,7 +77,7 @@ class HistoryEntry(Record):
 
 @dataclass(frozen=True)
 class AliasState:
-    """What the entries say together."""
+    """State of the aliases after all entries."""
 
     last: int = 0  # number of the last entry that holds
     held: tuple[HistoryEntry, ...] = ()  # the entries that hold

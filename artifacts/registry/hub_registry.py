@@ -153,7 +153,6 @@ class HubRegistry(Registry):
     # What the journal is kept by.
 
     def lock(self, name: str) -> AbstractContextManager[object]:
-        """Do nothing: the Hub has no locks."""
         return nullcontext()
 
     def entries(self, name: str) -> list[HistoryEntry]:

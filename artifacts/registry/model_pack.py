@@ -48,7 +48,7 @@ DOC_SUFFIXES = (".md", ".pdf")
 
 @dataclass(frozen=True)
 class Blob:
-    """Some bytes that a manifest names."""
+    """Bytes that a manifest names."""
 
     digest: str  # `sha256:` and 64 hexadecimal digits
     size: int  # bytes
@@ -72,7 +72,7 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class ModelPack:
-    """A manifest with what it names."""
+    """A manifest with its config and files."""
 
     manifest: bytes  # its bytes, whose sha256 is the pack's digest
     config: bytes  # the bytes of the model's description
@@ -187,7 +187,7 @@ def annotations_of(holder: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tags_of(annotations: Mapping[str, str]) -> dict[str, str]:
-    """The annotations that are a version's tags."""
+    """Return the annotations that are a version's tags."""
     return {k: v for k, v in annotations.items() if not k.startswith(RESERVED)}
 
 

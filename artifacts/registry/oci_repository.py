@@ -37,7 +37,7 @@ PIECE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class PushResult:
-    """What a push did."""
+    """Result of a push."""
 
     reference: str  # HOST/REPOSITORY:TAG
     digest: str  # of the manifest

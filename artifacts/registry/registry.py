@@ -32,7 +32,7 @@ def is_same(some: Mapping[str, str], others: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Version:
-    """One registered version, as reports show it."""
+    """One registered version in reports."""
 
     name: str
     version: str
@@ -137,7 +137,7 @@ class Registry(JournalStorage):
         return Journal(self, name).roll_back(alias, cause, to=to, replaces=replaces)
 
     def history(self, name: str) -> list[HistoryEntry]:
-        """The valid moves, oldest first."""
+        """Return the valid moves, oldest first."""
         return list(replay(self.entries(name)).held)
 
     def find_same(self, name: str, tags: Mapping[str, str]) -> Version | None:

@@ -1,1 +1,1 @@
-"""The HTML report of a run: one file, no network, verdict first."""
+"""The HTML report of a run: one file that needs no network."""

@@ -1,4 +1,4 @@
-"""Table of the losses by weights and by KV cache, suite by suite."""
+"""Table of the losses by weights and by KV cache, per suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eval_gates.attribution import Effect
 
 
 def attribution_table(variant: VariantReport) -> Table | None:
-    """Return changes of the mean score in points, with bounds; None without `--ablate`."""
+    """Return bounded changes of the mean score in points, or None without `--ablate`."""
     if not variant.ablation:
         return None
     return Table(

@@ -1,7 +1,7 @@
 """The e-process of each sequential gate, question by question, up to its decision.
 
-It is computed from the kept answers by `eval_gates/statistics/sequential.py`. Without answers, the
-path of the run's record is drawn.
+`eval_gates/statistics/sequential.py` computes it from the kept answers. Without answers, the plot
+shows the path in the run's record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EProcessPlot:
 
 
 def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EProcessPlot | None:
-    """Return one gate's path; None if neither answers nor a trail are kept."""
+    """Return one gate's path, or None without answers and a recorded path."""
     answered = evidence.find_answers(recipe, gate.suite)
     if answered is None:
         if not gate.e_process:
@@ -137,7 +137,6 @@ def _figure(suite: str, paths: list[EProcessPlot], recipes: list[str], names: Un
 
 
 def _powers_of_ten() -> dict[str, Any]:
-    """Return ticks at powers of ten, as e-values."""
     powers = range(-4, 9)
     return {
         "tickvals": list(powers),
@@ -146,7 +145,7 @@ def _powers_of_ten() -> dict[str, Any]:
 
 
 def _traces(path: EProcessPlot, number: int, top: float) -> list[dict[str, Any]]:
-    """Return the two lines, clipped at the plot's top, and the decision."""
+    """Return the two lines, cut at the plot's top, and the decision."""
     hover = "%{x} questions, e = %{customdata}<extra>%{fullData.name}</extra>"
     traces: list[dict[str, Any]] = [
         {

@@ -1,8 +1,8 @@
 """A figure of the report: plotly's data, with a description and a table.
 
-`data` and `layout` are plotly's (https://plotly.com/javascript/reference/), as plain data, so that
-writing them needs no plotly. A colour is a CSS variable, `var(--ink)`, which the page resolves by
-its theme.
+`data` and `layout` are plain data in plotly's format (https://plotly.com/javascript/reference/), so
+writing them needs no plotly. A colour is a CSS variable, such as `var(--ink)`, which the page's
+theme defines.
 """
 
 from __future__ import annotations
@@ -45,19 +45,18 @@ class Figure:
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """What the page's script is given."""
+        """Return the data for the page's script."""
         drawn = {"data": self.data, "layout": {**self.layout, "height": self.height}}
         return dict(make_json_ready(drawn))
 
 
 @dataclass
 class UniqueIds:
-    """Generator of names that are unique in one page."""
+    """Generator of unique names in one page."""
 
     used: set[str] = field(default_factory=set)
 
     def of(self, *words: str) -> str:
-        """A name made of these words."""
         letters = "".join(c if c.isalnum() and c.isascii() else "-" for c in "-".join(words))
         name, number = f"figure-{letters}".lower(), 1
         while name in self.used:
@@ -68,27 +67,27 @@ class UniqueIds:
 
 
 def label(text: str) -> str:
-    """Escape text for plotly, which interprets tags such as `<a href>` in labels."""
+    """Escape text, because plotly interprets tags such as `<a href>` in labels."""
     return html_text(text)
 
 
 def colour(number: int) -> str:
-    """The colour of a series."""
+    """Return the colour of a series."""
     return f"var(--series-{number % SERIES + 1})"
 
 
 def symbol(number: int) -> str:
-    """Return a series' marker, so that not only colour distinguishes it."""
+    """Return a series' marker, which distinguishes it without colour."""
     return _SYMBOLS[number % len(_SYMBOLS)]
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with its title."""
+    """Return an axis with its title."""
     return {"title": {"text": label(title)}, **more}
 
 
 def make_json_ready(value: Any) -> Any:
-    """Replace numbers that JSON cannot express by None: one would void all figures."""
+    """Replace numbers that JSON lacks by None, because one invalidates all figures."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

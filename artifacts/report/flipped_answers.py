@@ -16,7 +16,7 @@ ROW_HEIGHT = 22
 
 @dataclass(frozen=True)
 class FlippedAnswer:
-    """A question that was answered otherwise."""
+    """A question with a changed answer."""
 
     question: str  # its id
     # both scores, 0 to 1
@@ -30,7 +30,6 @@ class FlippedAnswer:
 
     @property
     def words(self) -> str:
-        """What became of the score."""
         if self.before == self.after:
             return f"same score, {self.before:.2g}"
         if {self.before, self.after} == {0.0, 1.0}:
@@ -50,7 +49,7 @@ class FlippedAnswers:
 
 
 def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
-    """Return examples of every variant and suite whose answers are kept."""
+    """Return examples of every variant and suite with kept answers."""
     return [
         _examples(variant.recipe, gate.suite, answered)
         for variant in evidence.report.variants

@@ -1,7 +1,7 @@
 """Latency percentiles of the speed measurements: TTFT, TPOT and end to end, by side.
 
-They pool the steady parts' requests of all loads, warm-up included. They are descriptive, since no
-gate is decided from single requests. Without loads there is no figure.
+They pool the steady parts of all loads, warm-up included. They are descriptive: no gate uses single
+requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Percentiles = dict[int, float]
 
 
 def latency_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """Return a figure per speed gate and metric, with all measured sides."""
+    """Return a figure per speed gate and metric, with all sides."""
     loads: dict[str, dict[str, list[LoadRun]]] = {}
     for recipe in evidence.recipes:
         for claim, measured in evidence.loads(recipe).items():
@@ -51,7 +51,7 @@ def latency_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
 
 
 def percentiles_of(loads: list[LoadRun]) -> dict[str, Percentiles]:
-    """Return milliseconds by metric and percentile, without metrics that no request has."""
+    """Return milliseconds by metric and percentile, without unmeasured metrics."""
     import numpy as np
 
     found: dict[str, list[float]] = {metric: [] for metric in METRICS}
@@ -70,7 +70,7 @@ def percentiles_of(loads: list[LoadRun]) -> dict[str, Percentiles]:
 
 
 def describe_loads(loads: list[LoadRun]) -> str:
-    """What was sent, in words."""
+    """Describe the requests sent."""
     failed = sum(error is not None for load in loads for error in load.requests.error)
     first, sent = loads[0], sum(len(load.requests) for load in loads)
     come = {

@@ -1,6 +1,6 @@
 """Heat map of each layer's SQNR in dB, variant against source.
 
-It uses the stage `check_weights`' table `layers.jsonl`: a line per quantized layer with `name` and
+The stage `check_weights` writes `layers.jsonl`: a line per quantized layer with `name` and
 `sqnr_db` (None if nothing was lost).
 """
 
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def layer_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """Return a heat map per variant whose table of layers is kept."""
+    """Return a heat map per variant with a kept table of layers."""
     figures = []
     for recipe in evidence.recipes:
         kept = evidence.kept(CHECK_WEIGHTS, recipe)
@@ -36,7 +36,7 @@ def layer_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
 
 
 def layers_of(evidence: RunEvidence, record: StageRecord) -> list[Row]:
-    """Return the table's rows; [] if the stage has no such table."""
+    """Return the table's rows, or [] without a table."""
     file = evidence.place(record) / LAYERS
     if not file.is_file():
         return []
@@ -50,7 +50,7 @@ def layers_of(evidence: RunEvidence, record: StageRecord) -> list[Row]:
 def place_of(module: str) -> tuple[int | None, str]:
     """Return a module's layer and kind: `model.layers.3.mlp.up_proj` is (3, 'mlp.up_proj').
 
-    The kind omits later numbers, such as those of experts.
+    The kind omits later numbers, such as an expert's.
     """
     found = _NUMBERED.match(module)
     if found is None:
@@ -59,7 +59,7 @@ def place_of(module: str) -> tuple[int | None, str]:
 
 
 def is_drawn(row: Row) -> bool:
-    """Return whether the row is in a numbered layer and has some error."""
+    """Return whether the row is in a numbered layer and has an error."""
     return row["sqnr_db"] is not None and place_of(str(row["name"]))[0] is not None
 
 

@@ -1,8 +1,7 @@
 """Builds a report's page from template, style, scripts and figures: one HTML file.
 
-Everything is inline, and the content security policy allows nothing else: no request can leave the
-page, and only the two scripts with its digests run. Jinja escapes all text; in the figures' JSON
-`<`, `>`, `&` and `'` are escaped.
+The content security policy permits only inline content and two scripts by digest, so the page sends
+no request. Jinja escapes all text; the figures' JSON escapes `<`, `>`, `&` and `'`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pipeline.core.untrusted.text import make_visible
 
 
 def run_page(evidence: RunEvidence) -> str:
-    """The report of one run, as HTML."""
+    """Return the report of one run as HTML."""
     names = UniqueIds()
     figures = {
         "quality": quality.quality_figures(evidence, names),
@@ -67,7 +66,7 @@ def run_page(evidence: RunEvidence) -> str:
 
 
 def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
-    """Return the report of two runs side by side, as HTML."""
+    """Return the report of two runs side by side as HTML."""
     sides = (first, second)
     return _render(
         "two_runs.html.j2",
@@ -86,7 +85,7 @@ def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
 
 
 def plotly_script() -> str:
-    """Return plotly.js of the package, without importing its Python code."""
+    """Return plotly.js of the package without importing its Python code."""
     script = resources.files("plotly") / "package_data" / "plotly.min.js"
     return script.read_text(encoding="utf-8")
 
@@ -118,7 +117,7 @@ def _render(template: str, figures: dict[str, list[Figure]], **context: Any) -> 
 
 
 def _make_text_visible(value: Any) -> Any:
-    """Make control characters of a text visible; markup stays unchanged."""
+    """Make control characters of a text visible, except in markup."""
     return make_visible(value) if type(value) is str else value
 
 

@@ -14,10 +14,10 @@ LONGEST = 4000
 
 
 def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
-    """Return the prompt by the suite's template; None if the question has no text here.
+    """Return the prompt by the suite's template, or None without text.
 
-    A chat form's prompt is the user's message, without the model's chat template. A task of lm-eval
-    keeps its documents in a dataset, which only its environment reads.
+    A chat prompt is the user's message, without the model's chat template. Tasks of lm-eval have no
+    text here, because only their environment reads their dataset.
     """
     if question is None:
         return None
@@ -29,13 +29,13 @@ def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
 
 
 def expected_of(suite: AnySuite, question: Row | None) -> str | None:
-    """Return the right answer; None if it is not a text."""
+    """Return the correct answer, or None if it is not text."""
     expected = kind_of(suite).expected(suite, question) if question is not None else None
     return None if expected is None else shorten(expected)
 
 
 def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
-    """Return one side's answer: its choice, or its text."""
+    """Return one side's choice or text."""
     answer = row["answer"]
     if isinstance(answer, list) and answer and isinstance(answer[0], float | int):
         number = find_choice(suite, question, answer)
@@ -54,7 +54,7 @@ def find_choice(suite: AnySuite, question: Row | None, likelihoods: list[float])
 
 
 def is_same_answer(suite: AnySuite, question: Row | None, before: Row, after: Row) -> bool:
-    """Return whether both sides gave the same answer; likelihoods do not count."""
+    """Return whether both sides gave the same answer, with any likelihood."""
     if before["score"] != after["score"]:
         return False
     sides = [before["answer"], after["answer"]]
@@ -64,14 +64,14 @@ def is_same_answer(suite: AnySuite, question: Row | None, before: Row, after: Ro
 
 
 def shorten(text: str) -> str:
-    """Return at most :data:`LONGEST` characters, and the number of omitted ones."""
+    """Return at most :data:`LONGEST` characters, and the number omitted."""
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}\n[{len(text) - LONGEST:,} more characters are left out]"
 
 
 def _choices(question: Row | None) -> list[str]:
-    """Return the texts of the choices; [] if they are not in the question's row."""
+    """Return the texts of the choices, or [] if the question's row lacks them."""
     return list((question or {}).get("choices") or [])
 
 

@@ -18,7 +18,7 @@ Facts = dict[str, str]
 
 
 def run_facts(evidence: RunEvidence) -> Facts:
-    """Provenance of the whole run."""
+    """Return the provenance of the run."""
     report = evidence.report
     facts = {
         "run": report.run,
@@ -75,7 +75,7 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
 
 
 def tuple_table(evidence: RunEvidence) -> Table:
-    """Return the tuples of the baseline and of every variant, side by side."""
+    """Return the tuples of the baseline and all variants side by side."""
     sides = [BASELINE, *evidence.recipes]
     facts = {side: tuple_facts(evidence, side) for side in sides}
     names = list(dict.fromkeys(name for of_side in facts.values() for name in of_side))
@@ -96,7 +96,7 @@ def stage_table(report: RunReport) -> Table:
 
 
 def policies_as_json(evidence: RunEvidence) -> dict[str, str]:
-    """Return the policy of each judged variant as applied; equal ones once."""
+    """Return the applied policies of the judged variants, without duplicates."""
     found: dict[str, list[str]] = {}
     for variant in evidence.report.variants:
         judge = evidence.record("judge", variant.recipe)

@@ -15,7 +15,7 @@ from recipes.catalog import BASELINE
 
 
 def quality_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
-    """Return two figures per suite, as far as sizes and throughputs are known."""
+    """Return two figures per suite, if sizes and throughputs are known."""
     variants = [variant for variant in evidence.report.variants if variant.gates]
     suites = list(dict.fromkeys(gate.suite for v in variants for gate in v.gates))
     figures = []
@@ -36,7 +36,7 @@ def quality_figures(evidence: RunEvidence, names: UniqueIds) -> list[Figure]:
 
 
 def baseline_megabytes(evidence: RunEvidence) -> float | None:
-    """Return the unquantized weights' size, from `check_weights` of any variant."""
+    """Return the unquantized weights' size in MB, from `check_weights` of any variant."""
     for recipe in evidence.recipes:
         found = evidence.kept(CHECK_WEIGHTS, recipe)
         if found is not None and found.result.size_ratio and found.result.weights_bytes:

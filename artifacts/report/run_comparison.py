@@ -24,7 +24,7 @@ Both = tuple[Found | None, Found | None]
 
 
 def verdict_table(sides: Sides) -> Table:
-    """Every variant's verdict in both runs."""
+    """Return every variant's verdict in both runs."""
     rows = []
     for recipe, both in variants_of(sides).items():
         rows.append(
@@ -42,7 +42,7 @@ def verdict_table(sides: Sides) -> Table:
 
 
 def score_table(sides: Sides) -> Table:
-    """Return every gate's change against its own run's baseline, in both runs."""
+    """Return every gate's change against its own run's baseline."""
     rows: list[tuple[str, ...]] = []
     for (recipe, suite), (first, second) in gates_of(sides).items():
         rows.append(
@@ -74,7 +74,7 @@ def score_table(sides: Sides) -> Table:
 
 
 def speed_table(sides: Sides) -> Table:
-    """Return every speed gate of both runs, with its bound, against the same run's baseline."""
+    """Return every speed gate with its bound, against the same run's baseline."""
     rows = []
     for recipe, both in variants_of(sides).items():
         found = [{each.name: each for each in variant.speed} if variant else {} for variant in both]
@@ -96,7 +96,7 @@ def speed_table(sides: Sides) -> Table:
 
 
 def changed_facts(sides: Sides) -> Table:
-    """Return options and members of the tuple that differ between the runs' common sides."""
+    """Return options and members of the tuple that differ between common sides."""
     rows: list[tuple[str, ...]] = []
     runs = [run_facts(side) for side in sides]
     rows += _find_differing("run", runs[0], runs[1], NOT_A_CHANGE)
@@ -108,7 +108,7 @@ def changed_facts(sides: Sides) -> Table:
 
 
 def change_figures(sides: Sides, names: UniqueIds) -> list[Figure]:
-    """Return one figure: every gate's change with its interval, in both runs."""
+    """Return one figure with every gate's change and interval, in both runs."""
     gates = gates_of(sides)
     if not gates:
         return []
@@ -171,7 +171,7 @@ def change_figures(sides: Sides, names: UniqueIds) -> list[Figure]:
 
 
 def variants_of(sides: Sides) -> dict[str, Both[VariantReport]]:
-    """By recipe, the variant of either run."""
+    """Return both runs' variants by recipe."""
     first, second = ({v.recipe: v for v in side.report.variants} for side in sides)
     return _put_side_by_side(first, second)
 
@@ -186,7 +186,7 @@ def gates_of(sides: Sides) -> dict[tuple[str, str], Both[GateReport]]:
 
 
 def _put_side_by_side(first: dict[Key, Found], second: dict[Key, Found]) -> dict[Key, Both[Found]]:
-    """Return the entries of both, in the first's order; None for a missing one."""
+    """Return the entries of both in the first's order, None for a missing one."""
     return {key: (first.get(key), second.get(key)) for key in first | second}
 
 

@@ -1,7 +1,7 @@
 """A run's evidence in its store: records of stages, answers, questions, timings.
 
-A failed run, or one after garbage collection, has less. Missing parts are None and a sentence in
-`missing`, never an error. Only digests of answers are checked: `prepare verify` checks a whole run.
+Failed runs and garbage collection leave gaps. A missing part is None with a sentence in `missing`,
+never an error. Only digests of answers are checked; `prepare verify` checks an entire run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PairedAnswers:
 
 
 class RunEvidence:
-    """The evidence of one run, in the store where it ran."""
+    """The evidence of one run in its store."""
 
     def __init__(self, report: RunReport, store: Store) -> None:
         self.report = report
@@ -58,7 +58,6 @@ class RunEvidence:
 
     @property
     def recipes(self) -> list[str]:
-        """Every variant of the run, in the order of the record."""
         judged = [variant.recipe for variant in self.report.variants]
         return list(dict.fromkeys([*judged, *(self.report.options.recipes or ())]))
 
@@ -68,22 +67,20 @@ class RunEvidence:
         return self._find(found) if found is not None else None
 
     def place(self, record: StageRecord) -> Path:
-        """The folder of a stage's outputs."""
         return self.store.stage_folder(record.stage, record.key)
 
     def kept(
         self, stage: Stage[Parameters, Any, Result], variant: str
     ) -> TypedStageRecord[Parameters, Result] | None:
-        """As `record`, in its shapes."""
+        """Return the result of `record`, validated."""
         return self._read_shape(stage, self.record(stage.name, variant))
 
     def policy(self, recipe: str) -> Policy | None:
-        """Return the policy of the variant's verdict."""
         judge = self.kept(JUDGE, recipe)
         return judge.parameters.policy if judge is not None else None
 
     def find_answers(self, recipe: str, suite: str) -> PairedAnswers | None:
-        """Return both sides' answers to one suite; None if they are not kept."""
+        """Return both sides' answers to one suite, or None."""
         if (recipe, suite) not in self._answered:
             self._answered[recipe, suite] = self._read_answered(recipe, suite)
         return self._answered[recipe, suite]
@@ -130,7 +127,6 @@ class RunEvidence:
         return [(suite, record) for suite, record in records if record is not None]
 
     def loads(self, recipe: str) -> dict[str, list[LoadRun]]:
-        """Return a variant's kept loads, by speed gate."""
         found = {}
         for (name, variant), reference in self._finished.items():
             if variant != recipe or reference.stage != SPEED.name:
@@ -165,7 +161,7 @@ class RunEvidence:
     def _read_shape(
         self, stage: Stage[Parameters, Any, Result], record: StageRecord | None
     ) -> TypedStageRecord[Parameters, Result] | None:
-        """Return the validated record; None, with a note, if it is invalid."""
+        """Return the validated record, or None and a note if it is invalid."""
         if record is None:
             return None
         kept = stage.typed(record)

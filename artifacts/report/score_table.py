@@ -28,7 +28,7 @@ class VariantSection:
 
 
 def variant_parts(evidence: RunEvidence) -> list[VariantSection]:
-    """Return every variant of the run; unjudged ones have no verdict."""
+    """Return every variant of the run, also without a verdict."""
     report = evidence.report
     parts = [_part(variant, evidence) for variant in report.variants]
     judged = {variant.recipe for variant in report.variants}
@@ -49,7 +49,7 @@ def variant_parts(evidence: RunEvidence) -> list[VariantSection]:
 
 
 def describe_collected(evidence: RunEvidence, recipe: str) -> list[str]:
-    """Scores that were measured and not judged."""
+    """Return scores that were measured and not judged."""
     return [
         f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
         for suite, kept in evidence.collect_answers(recipe)

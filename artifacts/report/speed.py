@@ -1,4 +1,4 @@
-"""Speed gates: the evidence block by block, and latency against throughput by load."""
+"""Speed gates: evidence by block, and latency against throughput by load."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _evidence(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) 
 
 
 def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> Figure:
-    """Plot output tokens/s (ratio) or requests/s (limits) against the time to first token."""
+    """Plot output tokens/s (ratio) or requests/s (limits) against TTFT."""
     unit = "output tokens/s" if claim.kind == "ratio" else "requests/s"
 
     def speed(point: LoadSummary) -> float | None:
@@ -130,7 +130,7 @@ def _loads(variant: VariantReport, claim: SpeedGateReport, names: UniqueIds) -> 
 
 
 def _groups(claim: SpeedGateReport) -> dict[str, list[LoadSummary]]:
-    """Group loads by side and warm-up; for limits also by their outcome."""
+    """Group loads by side and warm-up, for limits also by outcome."""
     words = {None: "", True: ", limits kept", False: ", limits not kept"}
     groups: dict[str, list[LoadSummary]] = {}
     for point in claim.loads:
