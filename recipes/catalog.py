@@ -29,7 +29,7 @@ MAX_EXTENDED = 10  # recipes that extend one another in a row
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return the recipe of that name or YAML file, with its `extends` merged in.
+    """Return the recipe of that name or YAML file, merged over what it `extends`.
 
     Raises:
         UsageError: the recipe is unknown, malformed, or extends itself.
@@ -69,8 +69,8 @@ def load_workload(
     """Return the workload, and its location for messages.
 
     Args:
-        name: of a workload of the policy, the profile or the package, in this order, or the path of
-            a YAML file.
+        name: of a workload of the policy, the profile or the package, in this order, or of a YAML
+            file.
         profile: None for external endpoints.
 
     Raises:
@@ -93,7 +93,7 @@ def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, A
 def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
     """Return the workload with its file resolved relative to the directory of `path`.
 
-    An absolute path is reduced to its last part, because records must not name local directories.
+    An absolute path becomes its last part, because records must not name local directories.
     """
     if not isinstance(workload, FileWorkload):
         return workload
@@ -104,13 +104,9 @@ def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
 
 
 def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    """Return a file of the package's directory, or a YAML file, as `kind`.
+    """Return a file of the package's directory, or a YAML file, as `kind`; raises as load_recipe.
 
-    Args:
-        noun: name of the kind in messages.
-
-    Raises:
-        UsageError: as load_recipe.
+    `noun` names the kind in messages.
     """
     return _load(name, RECIPES / folder, noun, kind)
 
@@ -132,7 +128,7 @@ def load_ladder(name: str) -> FallbackChain:
 
 
 def is_ladder(name: str) -> bool:
-    """Return whether the value of `--recipe` names a ladder or its YAML file."""
+    """Return whether the value of `--recipe` names a ladder or its file."""
     if not _is_path(name):
         return name in ladder_names()
     try:
@@ -168,7 +164,7 @@ def policy_names() -> list[str]:
 
 
 def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
-    """Return the built-in profile for a GPU name of the driver; None if there is none."""
+    """Return the built-in profile for a GPU name of the driver, or None."""
     for name in profile_names():
         profile = load_profile(name)
         # Whole words: an H200 is not an H20, and a GH200 is not an H200.
@@ -180,7 +176,7 @@ def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
 
 
 def gpu_of_driver(gpu_name: str) -> GpuType | None:
-    """Return the built-in GPU with that driver name; None if there is none."""
+    """Return the built-in GPU with that driver name, or None."""
     gpus = (load_gpu(name) for name in gpu_names())
     return next((gpu for gpu in gpus if gpu.driver_name == gpu_name), None)
 
@@ -202,7 +198,7 @@ def _recipe_in(path: Path) -> Recipe:
 
 
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
-    """Return the file of that name; the error lists the known names and `also`."""
+    """Return the file of that name; the error lists known names and `also`."""
     is_path = _is_path(name)
     path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
@@ -218,11 +214,7 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
 
 
 def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
-    """Return a recipe file's content merged over the recipe that it extends.
-
-    Args:
-        before: files that led here, each extending the next.
-    """
+    """Return a recipe file's content merged over its base; `before` are the extending files."""
     chain = (*before, path.resolve())
     if len(chain) > MAX_EXTENDED:
         raise UsageError(
@@ -266,16 +258,16 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _locate_beside(name: str, path: Path, where: str) -> str:
-    """Return the name; a relative path starts from the directory of the extending file."""
+    """Return the name; a relative path starts from the extending file's directory."""
     if not _is_path(name) or user_path(name, where).is_absolute():
         return name
     return str(path.parent / name)
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes merged over the base, mappings key by key.
+    """Merge the changes over the base, mappings key by key.
 
-    A mapping whose `kind` changes replaces the base's, because its keys have another meaning.
+    A mapping with another `kind` replaces the base's, because its keys differ in meaning.
     """
     merged = dict(base)
     for key, value in changes.items():

@@ -1,4 +1,4 @@
-"""Reading of users' YAML files, with errors that name the key and its purpose."""
+"""Reads users' YAML files; errors name the key and its purpose."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def validate(data: dict[str, Any], path: Path, noun: str, kind: type[SHAPE]) -> 
 
 
 def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[str]:
-    """Return the keys of the user's file; pydantic inserts the chosen `kind` of a union."""
+    """Return the keys in the user's file; pydantic inserts the `kind` of a union."""
     path: list[str] = []
     for number, part in enumerate(location, start=1):
         is_key = isinstance(data, dict) and part in data
@@ -96,7 +96,7 @@ def shorten(text: str) -> str:
 
 
 def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
-    """Return the purpose of the faulty key, or the known keys if it is unknown or missing."""
+    """Return the purpose of the faulty key, or the known keys."""
     if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
         return f"write {number}: YAML reads quoted values, and 1e7 or 1.0e7, as strings"
     schema = kind.model_json_schema()
@@ -120,7 +120,7 @@ def _hint(kind: type[BaseModel], fault: ErrorDetails, data: Any) -> str:
 
 
 def _written_out(text: Any) -> str:
-    """Return the number in a string without its exponent; "" if there is none or it is long."""
+    """Return the number in a string without exponent; '' if there is none or it is long."""
     try:
         number = Decimal(text if isinstance(text, str) else "")
     except InvalidOperation:
@@ -129,7 +129,7 @@ def _written_out(text: Any) -> str:
 
 
 def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema at that part of a location; empty if there is none."""
+    """Return the JSON schema at that part of a location, or {}."""
     tags = node.get("discriminator", {}).get("mapping", {})
     by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
     more = node.get("additionalProperties")

@@ -19,7 +19,7 @@ Tier = Literal["critical", "supporting", "advisory"]
 
 
 class ConfigModel(CheckedCopyModel):
-    """Frozen and strict model: no unknown keys, no type coercion, no NaN or infinity.
+    """Frozen and strict model: no unknown keys, type coercion, NaN or infinity.
 
     Every number has a minimum and a maximum.
     """

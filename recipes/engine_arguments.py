@@ -1,8 +1,8 @@
 """Engine arguments and variables that a profile or a registry tag may set.
 
-The engine's parser accepts any unique prefix of a name, so only complete known names are passed
-on. `prepare` alone sets arguments that decide who may reach the server and what it loads. No value
-may name a file or a Python object, because the engine would open or import it.
+The engine's parser accepts any unique prefix, so only complete known names are passed on. Only
+`prepare` sets arguments that decide access to the server and what it loads. No value may name a
+file or a Python object, because the engine would open or import it.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
 
     Args:
         accelerator: kind of machine, which decides the engine's version.
-        arguments: by long name without dashes; true is a bare flag, false leaves it out.
+        arguments: by long name without dashes; true is a bare flag, false omits it.
 
     Raises:
-        EngineArgumentError: one of them may not.
+        EngineArgumentError: an argument is not permitted.
     """
     serving = find_engine(engine)
     version, known = serving.known_arguments(accelerator)
@@ -107,7 +107,7 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
 
 
 def check_counts(arguments: Mapping[str, Any]) -> None:
-    """Check that counts which plans use are integers from 1; raises EngineArgumentError."""
+    """Check that counts for plans are integers from 1; raises EngineArgumentError."""
     for name in _COUNTS:
         value = arguments.get(name, 1)
         if type(value) is not int or value < 1:
@@ -118,7 +118,7 @@ def check_counts(arguments: Mapping[str, Any]) -> None:
 
 
 def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:
-    """Check that the server's environment may have these; raises EngineArgumentError."""
+    """Check that these may be set for the server; raises EngineArgumentError."""
     serving = find_engine(engine)
     for name, value in variables.items():
         shown = ascii(name)[:80]
@@ -144,7 +144,7 @@ def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None
 
 
 def _fault_in_value(value: Any) -> str:
-    """Return the fault of an argument's value; "" if it has none."""
+    """Return the fault of an argument's value, or ''."""
     if isinstance(value, bool | int):
         return "" if abs(value) < 2**63 else "is too large"
     if isinstance(value, float):
@@ -159,7 +159,7 @@ def _fault_in_value(value: Any) -> str:
 
 
 def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
-    """Return the fault of a value that depends on its argument; "" if it has none."""
+    """Return the fault of a value that depends on its argument, or ''."""
     if value not in words:
         return f"is none of {', '.join(words)}, so the engine would read it as a directory"
     keys = [*name.split(".")[1:], *(_words(value, keys=True) if isinstance(value, str) else ())]
@@ -169,7 +169,7 @@ def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
 
 
 def _words(text: str, *, keys: bool = False) -> Iterator[str]:
-    """Yield every string in the text, or every key; parses the text if it is JSON."""
+    """Yield every string, or every key, in the text or its JSON."""
     try:
         pending: list[Any] = [json.loads(text)]
     except (ValueError, RecursionError):

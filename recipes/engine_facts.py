@@ -1,4 +1,4 @@
-"""Data about an engine's command line that its parser does not contain."""
+"""Data about an engine's command line that its parser lacks."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class OfKind:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Describe a union of the kinds that can be loaded."""
+        """Describe a union of the loadable kinds."""
         choices: dict[Any, Any] = {}
         for name in plugin_names(self._group):
             try:

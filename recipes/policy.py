@@ -72,7 +72,7 @@ class EvalTask(ConfigModel):
 
 
 class Suite(EvalTask):
-    """Settings that affect only the decision: a change decides the same answers again."""
+    """Settings of the decision only: after a change, the same answers are decided again."""
 
     sources: list[Source] = Field(
         default=["eval-data"], description="in order; the first that has questions is used"

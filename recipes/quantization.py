@@ -1,8 +1,7 @@
 """Base of quantization kinds: recipe keys, verification limits and descriptions.
 
-A kind is a subclass of :class:`Quantization` that an entry point of the group
-`prepare.quantizers` names. Only the core imports it; its worker runs in another environment and
-receives plain data.
+A kind is a subclass of :class:`Quantization` in the entry point group `prepare.quantizers`. Only
+the core imports it. Its worker runs in another environment and receives plain data.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Quantization(ConfigModel):
 
     @property
     def is_streamed(self) -> bool:
-        """Whether weights are cast file by file, without the model; such a stage can resume."""
+        """Whether weights are cast file by file, without the model, so the stage can resume."""
         return False
 
     # What verification expects (docs/explanation/weight-verification.md).
@@ -121,11 +120,7 @@ class Quantization(ConfigModel):
         return None
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        """Return the memory that `size` bytes of weights need on a CPU server.
-
-        Args:
-            wide: the profile serves in float32.
-        """
+        """Return the memory of `size` bytes of weights on a CPU server; `wide`: in float32."""
         return size
 
     # Text for a model card.
@@ -136,7 +131,6 @@ class Quantization(ConfigModel):
 
     @property
     def method_description(self) -> str:
-        """Quantization method, as sentences."""
         return ""
 
     # Consequences of the formats.
@@ -154,7 +148,7 @@ class Quantization(ConfigModel):
         return block[0] if block else None
 
     def choose_format(self, columns: Iterable[int]) -> WeightFormat:
-        """Return the first format whose groups divide these columns, or the first format."""
+        """Return the first format whose groups divide these columns, else the first."""
         size = find_dividing(self.group_sizes, columns)
         formats = self.weight_formats
         return next((form for form in formats if form.shared_columns == size), formats[0])

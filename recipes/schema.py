@@ -62,7 +62,6 @@ class Recipe(ConfigModel):
     )
 
     def suits(self, architecture: str) -> bool:
-        """Return whether the recipe supports this architecture."""
         if any(fnmatchcase(architecture, word) for word in self.unsupported_architectures):
             return False
         return not self.architectures or any(
@@ -136,7 +135,6 @@ class TuningProvenance(ConfigModel):
 
     @property
     def words(self) -> str:
-        """One line for people."""
         return (
             f"tuned for {self.workload}: at least {self.min_gain:.3f} of the defaults' output "
             f"tokens/s (run {self.run})"
@@ -228,14 +226,14 @@ class ServingProfile(ConfigModel):
         return dict(self._in_effect)
 
     def fit_to(self, features: Collection[str]) -> ServingProfile:
-        """Return the profile with the overrides for a CPU that has only these features."""
+        """Return the profile with the overrides for a CPU with only these features."""
         lacking = {
             n: each for n, each in self.cpu_overrides.items() if each.if_missing not in features
         }
         return self.apply_cpu_overrides(lacking)
 
     def apply_cpu_overrides(self, cpu_overrides: Mapping[str, CpuOverride]) -> ServingProfile:
-        """Return the profile with these overrides applied, on any machine."""
+        """Return the profile with these overrides, on any machine."""
         changes: dict[str, Any] = {
             "engine_arguments": dict(self.engine_arguments),
             "environment": dict(self.environment),
@@ -250,12 +248,10 @@ class ServingProfile(ConfigModel):
         return changed
 
     def carried_out(self, draft: str | None = None) -> ServingProfile:
-        """Return the profile as a verdict records it, without machine-specific values.
+        """Return the profile for a verdict, without machine-specific values.
 
-        The rule of a speed gate records its workload.
-
-        Args:
-            draft: digest of the draft model's checkpoint.
+        `draft` is the digest of the draft model's checkpoint. A speed gate's rule records its
+        workload.
         """
         speculative = self.speculative
         if speculative is not None:
@@ -272,7 +268,6 @@ class ServingProfile(ConfigModel):
 
     @property
     def quantizes_in_float32(self) -> bool:
-        """Whether an applied override sets it."""
         return any(each.quantize_dtype is not None for each in self._in_effect.values())
 
     @field_validator("engine_arguments")

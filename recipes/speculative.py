@@ -47,7 +47,7 @@ class SpeculativeConfig(ConfigModel):
         return self
 
     def check(self, accelerator: str, engine: str) -> None:
-        """Check that the engine supports it on that kind of machine; raises ValueError."""
+        """Check that the engine supports it on that machine; raises ValueError."""
         serving = find_engine(engine)
         if reason := serving.refused_drafting.get(self.method):
             raise ValueError(f"a profile must not use method '{self.method}': {reason}")
@@ -84,11 +84,11 @@ class SpeculativeConfig(ConfigModel):
             )
 
     def unfit(self, engine: str) -> str:
-        """Return why a model served this way must not be promoted; "" if it may."""
+        """Return why a model served this way must not be promoted, or ''."""
         return find_engine(engine).acceptance[self.rejection_sample_method].unfit
 
     def words(self, engine: str) -> str:
-        """Return a description for people, with a note if decoding is lossy."""
+        """Return a description, with a note if decoding is lossy."""
         by = f" by {self.model}" if self.model else ""
         rule = find_engine(engine).acceptance[self.rejection_sample_method]
         told = (

@@ -68,10 +68,7 @@ class ThroughputRatioGate(ConfigModel):
         return accelerator in self.min_ratio
 
     def minimum_on(self, accelerator: Accelerator | None) -> float:
-        """Return the smallest acceptable ratio.
-
-        Args:
-            accelerator: None for endpoints on unknown machines.
+        """Return the smallest acceptable ratio; None stands for endpoints on unknown machines.
 
         Raises:
             ValueError: it has no minimum for that accelerator, or no common one for None.
@@ -173,11 +170,9 @@ class SpeedPolicy(ConfigModel):
         return (*ratios, *limits)
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
-        """Return the gates that apply to the accelerator.
+        """Return the gates that apply to the accelerator, None for unknown machines.
 
-        Args:
-            accelerator: None for endpoints on unknown machines; a ratio applies to them only if its
-                minimum is the same for all accelerators.
+        On those, a ratio applies only if its minimum is the same for all accelerators.
         """
         return tuple(
             claim
@@ -209,6 +204,6 @@ class SpeedGate:
 
     @property
     def at(self) -> str:
-        """Request rate in words; "" if the workload's arrivals apply."""
+        """Request rate in words, or '' if the workload's arrivals apply."""
         rate = self.gate.rate if isinstance(self.gate, SloGate) else None
         return f"{rate:g} requests/s" if rate is not None else ""

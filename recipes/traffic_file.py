@@ -38,7 +38,7 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
 
     Args:
         where: location of the workload, for messages.
-        max_length: tokens of a prompt with its answer; None if unknown.
+        max_length: tokens of a prompt with its answer, or None.
 
     Raises:
         UsageError: the file is wrong, a prompt is too long, or the hit rate is impossible.
@@ -96,7 +96,7 @@ def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
 
 
 def trace_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each request of a trace and its place; raises UsageError for a malformed line."""
+    """Yield each request of a trace and its place; raises UsageError if it is malformed."""
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             place = f"{path}, line {number}"

@@ -56,7 +56,7 @@ class ServingCandidate(ConfigModel):
 
     @property
     def changes_outputs(self) -> bool:
-        """Whether it changes answers by more than rounding, so that they must be gated again."""
+        """Whether it changes answers by more than rounding, which requires another gate run."""
         others = self.kv_cache_dtype or self.speculative
         return bool(others) or change_answers(self.engine_arguments)
 
@@ -90,7 +90,7 @@ def load_candidates(name: str) -> CandidateFile:
     """Return the candidates of that name or YAML file.
 
     Raises:
-        UsageError: no such file, or a malformed one.
+        UsageError: the file is missing or malformed.
     """
     return load_described(name, "tuning", "candidates", CandidateFile)
 

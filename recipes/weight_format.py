@@ -36,7 +36,6 @@ class WeightFormat:
 
     @property
     def label(self) -> str:
-        """Short name for tables."""
         if self.strategy == "none":
             return f"{self.bits}-bit"
         if self.strategy == "group":
@@ -50,7 +49,7 @@ class WeightFormat:
 
     @property
     def shared_columns(self) -> int | None:
-        """Columns that share a scale; they must divide a matrix's columns. None for all columns."""
+        """Columns that share a scale and must divide a matrix's; None for all columns."""
         return self.block[1] if self.block else self.group
 
     def scale_shape(self, rows: int, columns: int) -> tuple[int, ...]:

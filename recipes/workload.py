@@ -42,7 +42,6 @@ class Arrivals(ConfigModel):
 
     @property
     def words(self) -> str:
-        """Description for tables and messages."""
         if self.rate is not None:
             return f"{self.rate:g} requests/s"
         return "the trace's own times" if self.trace else f"{self.concurrency} requests in flight"
@@ -76,12 +75,12 @@ class WorkloadBase(ConfigModel):
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest prompt with its answer; None if it depends on a file."""
+        """Tokens of the longest prompt with its answer; None if a file decides."""
         return None
 
     @property
     def declared_hit_rate(self) -> float | None:
-        """Share of prompt tokens that the prefix cache should answer; None if not declared."""
+        """Share of prompt tokens that the prefix cache should answer, or None."""
         return None
 
 
@@ -210,7 +209,7 @@ def named_in_full(workload: AnyWorkload) -> AnyWorkload:
 
 
 def without_place(workload: AnyWorkload) -> dict[str, Any]:
-    """Return plain data that identifies a file by its digest instead of its path."""
+    """Return plain data with a file's digest instead of its path."""
     plain = workload.model_dump()
     if isinstance(workload, FileWorkload):
         plain["file"] = plain.pop("sha256")

@@ -1,6 +1,6 @@
-"""Serving engines; each is a module that an entry point names.
+"""Serving engines, one module per entry point.
 
-Profiles, environments, the model card and the servers all import them.
+Profiles, environments, the model card and the servers import them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEFAULT = Vllm.name
 
 @cache
 def find_engine(name: str) -> Engine:
-    """Return the engine that a package declares in the group `prepare.engines`.
+    """Return the engine in the entry point group `prepare.engines`.
 
     Raises:
         ValueError: no engine has that name; the message lists the known ones.

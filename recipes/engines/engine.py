@@ -99,7 +99,7 @@ class Engine(Protocol):
 
     @abstractmethod
     def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
-        """Return the command line for users who installed the engine from the package index."""
+        """Return the command line for users of the package index."""
 
     @abstractmethod
     def package(self, accelerator: str) -> str:
@@ -107,10 +107,10 @@ class Engine(Protocol):
 
     @abstractmethod
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        """Return the engine's name and version, and the long options of its parser."""
+        """Return name and version, and the long options of the parser."""
 
     def options_of(self, accelerator: str) -> EngineCliOptions:
-        """Return all options of an external command line; only the names if no more is known."""
+        """Return all options of an external command line, at least their names."""
         version, names = self.known_arguments(accelerator)
         return EngineCliOptions(version, dict.fromkeys(names), {}, frozenset())
 
@@ -123,20 +123,20 @@ class Engine(Protocol):
         """Return a command whose output includes the line `engine-version VERSION`."""
 
     def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
-        """Return why it cannot serve on an x86 CPU with these features; "" if it can."""
+        """Return why it cannot serve on an x86 CPU with these features, or ''."""
         return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
-        """Return the arguments of speculative decoding; empty if the engine has none.
+        """Return the arguments of speculative decoding, or {} if the engine has none.
 
         Args:
             settings: as `SpeculativeConfig.to_dict`.
-            draft: directory of the draft model; "" without one.
+            draft: directory of the draft model, or ''.
         """
         return {}
 
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
-        """Return the KV cache's memory on a CPU; 0 if these variables do not set it."""
+        """Return the KV cache's memory on a CPU, or 0 if these variables do not set it."""
         return 0
 
     def facts_in(self, log: str) -> dict[str, str]:
@@ -146,7 +146,7 @@ class Engine(Protocol):
 
 
 def options(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield arguments as long options; true is a bare flag, false is left out."""
+    """Yield long options; true is a bare flag, false is omitted."""
     for name, value in arguments.items():
         if value is not False:
             yield f"--{name}"

@@ -178,7 +178,7 @@ class Vllm(Engine):
         ]
 
     def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
-        """Return the command of its script if that works; it imports nothing from the model."""
+        """Return the script's command if it works; it imports nothing from the model."""
         has_script = self.package(accelerator) == "vllm"
         program = ("vllm", "serve") if has_script else ("python", "-P", *ENTRY, "--model")
         return [*program, launch.model, *LOADING, *_list_common(launch)]
@@ -198,7 +198,7 @@ class Vllm(Engine):
         return str(listing["data"][0]["root"])
 
     def version_command(self, python: str) -> list[str]:
-        """Return the command; importing vLLM may print other lines, too."""
+        """Return the command; importing vLLM may print more lines."""
         return [python, "-c", "import vllm; print('engine-version', vllm.__version__)"]
 
     def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
