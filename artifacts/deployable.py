@@ -1,8 +1,7 @@
 """The deployable tuple, the subject of a verdict: a change in any member invalidates the verdict.
 
-Anyone with write access can change registry tags and evidence, so neither is trusted. Commands to
-start never come from a tag. They come from the evidence, which a digest covers and from which the
-verdict can be recomputed.
+Registry tags and evidence are untrusted. Commands to start never come from a tag, but from the
+evidence: a digest covers it, and the verdict can be recomputed.
 """
 
 from __future__ import annotations

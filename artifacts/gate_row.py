@@ -38,7 +38,6 @@ class GateRow:
 
     @property
     def unusual_tier(self) -> str:
-        """The tier after a comma, or '' for the default tier."""
         return "" if self.tier == "critical" else f", {self.tier}"
 
     def describe_bound(self, lower: str) -> str:

@@ -12,8 +12,7 @@ NOT_PREFERRED = "; registered, but "
 def first_of_the_ladder(passed: list[VariantReport], rungs: tuple[str, ...]) -> list[VariantReport]:
     """Remove the rungs that pass after the first passing rung.
 
-    A run tries a rung if no earlier one passed. An earlier rung may pass later with more questions
-    or time, and then takes precedence.
+    With more questions or time, an earlier rung may pass after a later one.
     """
     names = {report.recipe for report in passed}
     later = [rung for rung in rungs if rung in names][1:]

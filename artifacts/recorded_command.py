@@ -1,7 +1,6 @@
 """Validates the command options of a run's record, which is untrusted.
 
-The record has plain data, because each command adds keys. This module declares the keys that
-readers use.
+This module declares only the keys that readers use; commands add others.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class VerdictInputs:
     def has_auxiliary_files(self, files: str) -> bool:
         """Return whether the files next to the weights have the checked digest.
 
-        A record of adopted weights has no such digest, because adoption checks each file.
+        Adopted weights have no digest in their record, because adoption checks each file.
         """
         is_adopted = self.quantize.record.stage == ADOPT.name
         return is_adopted or self.check_weights.result.auxiliary_files_digest == files

@@ -21,8 +21,8 @@ MAX_MESSAGE_CHARACTERS = 2000
 def annotation_lines(report: RunReport) -> list[str]:
     """Return the lines to print, errors first.
 
-    Errors are failed gates and failures to make, serve or finish. Warnings are undecided gates,
-    failed advisory gates and suspiciously large gains.
+    Errors: failed gates and runs. Warnings: undecided gates, failed advisory gates and suspiciously
+    large gains.
     """
     lines: list[str] = []
     cases = cases_of_run(report)

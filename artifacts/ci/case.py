@@ -59,7 +59,7 @@ def command_of(report: RunReport) -> str:
 def cases_of(variant: VariantReport) -> list[Case]:
     """Return a case for each gate.
 
-    A case for the variant comes first if its gates do not explain its verdict.
+    A case for the variant comes first if no gate explains its verdict.
     """
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
     cases += [speed_case(variant.recipe, speed) for speed in variant.speed]

@@ -1,7 +1,7 @@
 """JUnit XML of a run: a suite per variant, a case per gate, the figures as properties.
 
 `failure` prevents promotion: a failed gate (type `fail`) or an undecided critical gate (type
-`undecided`). `error` is a variant that could not be made or served, or an unfinished run. `skipped`
+`undecided`). `error`: a variant could not be made or served, or the run did not finish. `skipped`
 has no effect: a failed advisory gate, an undecided gate that is not critical, or an unneeded rung.
 """
 
@@ -93,7 +93,7 @@ def case_of(case: Case) -> TestCase:
 
 
 def variant_seconds(report: RunReport, variant: str) -> float:
-    """Return the wall time of the variant's stages; for the run's own case, of the run."""
+    """Return the wall time of the variant's stages, or of the run for the run's case."""
     if variant == command_of(report):
         return round(report.seconds, 3)
     return round(sum(stage.seconds for stage in report.stages if stage.variant == variant), 3)

@@ -1,4 +1,4 @@
-"""Writes a run's CI reports to the files that the CI system's variables name."""
+"""Writes a run's CI reports to the files in the CI system's variables."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class ReportPaths:
 
 
 def path_in(environ: Mapping[str, str], name: str) -> Path | None:
-    """Return a variable's path; an empty one counts as unset."""
+    """Return the path in a variable, or None if it is unset or empty."""
     value = environ.get(name)
     return Path(value) if value else None
 
 
 def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) -> None:
-    """Write all reports of a finished run; `say` receives the names of written files.
+    """Write all reports of a finished run; `say` receives the written files.
 
-    `say` also receives write errors, which do not change the verdict.
+    `say` also receives write errors; they do not change the verdict.
     """
     written = ""
     if places.junit is not None:

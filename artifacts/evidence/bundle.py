@@ -124,8 +124,7 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
 def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
     """Return all decisions made before measuring, with their places in the bundle.
 
-    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, for comparison with the record
-    whose key contains it.
+    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, for comparison with its record.
     """
     judge, made, served = judged.judge.record, judged.quantize.record, judged.coherence.record
     parts = {

@@ -1,7 +1,7 @@
-"""Checks an evidence bundle: every digest, then the verdict computed from it alone.
+"""Checks an evidence bundle without a store, network or server.
 
-The check needs no store, network or server. An author can forge an entire bundle; only a signature
-(`signing.py`) identifies the author.
+It checks every digest and recomputes the verdict. An author can forge an entire bundle; only a
+signature (`signing.py`) identifies the author.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def find_bundle(folder: Path) -> Path | None:
     """Return the bundle that a folder is or contains, or None.
 
     Raises:
-        EvidenceError: the bundle is a link, so its target is not part of this folder.
+        EvidenceError: the bundle is a link to another folder.
     """
     for place in (folder / BUNDLE, folder):
         if not (place / MANIFEST).is_file():
@@ -131,7 +131,7 @@ def read_verdict(bundle: Path) -> BundleVerdict:
 def find_bundle_mismatches(
     bundle: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
-    """Return contradictions within the bundle, although every digest may be right."""
+    """Return contradictions within the bundle other than wrong digests."""
     found = [*find_count_mismatches(verdict), *find_unused_stages(manifest, verdict, source)]
     if manifest.recipe != verdict.recipe:
         found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")

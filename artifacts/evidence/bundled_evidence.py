@@ -1,4 +1,4 @@
-"""Reads stages from an evidence bundle, as `recompute` reads them from a store."""
+"""Reads stages from an evidence bundle instead of a store."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ BLOCK_BYTES = 2**20
 class BundledEvidence:
     """A bundle as a source for `artifacts.evidence.recompute`.
 
-    It reads only files in the manifest. `revisions` are the stages' code revisions from the
-    bundle's verdict.
+    It reads only files in the manifest. `revisions` are code revisions from the bundle's verdict.
 
     Raises:
         EvidenceError: a newer prepare made it.
@@ -115,7 +114,8 @@ def digest_unpacked(path: Path, most: int) -> str:
     """Return the sha256 of a gzipped file's content, of at most `most` bytes.
 
     Raises:
-        OSError: it is no regular file or gzip, or cannot be read.
+        OSError, EOFError, zlib.error: the file is not regular, not gzip, truncated or damaged.
+        ValueError: the content is larger.
     """
     found, size = hashlib.sha256(), 0
     with open_regular(path, None) as packed, gzip.GzipFile(fileobj=packed) as content:

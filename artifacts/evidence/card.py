@@ -1,6 +1,6 @@
 """The model card (README.md) of a judged variant, and its results in the Hub's format.
 
-All facts come from the stages' records. The card omits unknown facts or names them as unknown.
+All facts come from the stages' records; the card omits or marks unknown ones.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def tags(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) 
 def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     """Return the engine's command with exactly the judged arguments and variables.
 
-    It runs in the weights' folder. A variable keeps all its processes from importing files there.
+    It runs in the weights' folder; a variable prevents imports from there.
     """
     serving = deployable.serving
     drafts = serving.speculative is not None and serving.speculative.model is not None
@@ -236,7 +236,7 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
 def fence(command: str) -> str:
     """Return a quoted command on one line, so that it cannot end its code block.
 
-    It moves '<' out of the quotes: the shell word stays the same, and no HTML results.
+    '<' moves out of the quotes: the shell word stays the same, and no HTML results.
     """
     return make_visible(command).replace("\n", "\\n").replace("<", "'\\<'")
 

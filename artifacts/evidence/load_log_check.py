@@ -1,7 +1,7 @@
 """Checks that kept loads are all that a stage measured, by the speed gate's rule.
 
-Digests show that timings are the recorded ones. These checks show that no block was omitted, moved
-or added, and that the measurement ended by its rule.
+Digests only show that timings are the recorded ones. These checks find omitted, moved and added
+blocks, and a measurement that ended against its rule.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Size and sha256 of each file of an evidence bundle and of the weights.
 
-`prepare-evidence/manifest.json` has only relative paths: bundle files from its folder, weights from
-the parent folder.
+Paths are relative: bundle files to `prepare-evidence/`, weights to its parent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks that a verdict compares one variant with the baseline before it.
 
-Each stage names its server's coherence check, and a variant's answers name the baseline's. Answers
-of the baseline or of another variant therefore cannot replace a variant's.
+Each stage names its server's coherence check, and a variant's answers name the baseline's. No other
+answers can therefore replace a variant's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SERVER, _WEIGHTS = "coherence", "weights"
 def mixed_sides(judge: StageRecord, found: Mapping[str, StageRecord]) -> Iterator[str]:
     """Yield judged stages that belong to another baseline or variant.
 
-    `found` are the judge stage's inputs by role; another check reports missing ones.
+    `found` are the judge stage's inputs by role, without missing ones.
     """
     for side, beginnings in _SIDES.items():
         stages = [record for role, record in found.items() if role.startswith(beginnings)]

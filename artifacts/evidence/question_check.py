@@ -1,8 +1,8 @@
 """Checks that answers belong to the planned questions and that none was omitted.
 
-Digests show that answers are the recorded ones. These checks show that they answer the first
-questions in order. Without a stopping rule, all questions must have answers: a fixed-size test is
-invalid for a size chosen later.
+Digests only show that answers are the recorded ones. Answers must belong to the first questions in
+order. Without a stopping rule, all questions need answers: a fixed-size test is invalid for a size
+chosen later.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recomputes verdicts from kept answers, without a server or network.
 
-It reports every difference between kept evidence, kept verdicts and recomputed verdicts.
+It reports every difference from the kept evidence and verdicts.
 """
 
 from __future__ import annotations

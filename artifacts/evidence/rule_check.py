@@ -1,8 +1,7 @@
 """Compares a verdict's rules with those of its policy, profile and attempt.
 
-Each variant, attempt and measurement adds a chance of a false pass. The levels, margins, bets and
-limits must account for it. Planning wrote each rule into the measuring stage and the judge stage;
-both must equal a new plan.
+The rules must account for the chance of a false pass in each variant, attempt and measurement.
+Planning wrote each rule into the measuring stage and the judge stage; both must equal a new plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Signs a weights folder with its evidence, and checks signatures, by model-signing.
 
-The signature, `model.sig`, lists every file's digest. Signing with a key needs no network. Keyless
-signing (sigstore) needs one, and identifies the signer by a login.
+`model.sig` lists every file's digest. Keyless signing (sigstore) needs the network, and identifies
+the signer by a login.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _hashing(folder: Path) -> Any:
 def _password(private_key: Path) -> bytes | None:
     """Return the key's password from the environment or a prompt, if it has one.
 
-    As bytes: model-signing 1.1.1 documents text, but needs bytes.
+    model-signing 1.1.1 documents text, but needs bytes.
     """
     if b"ENCRYPTED" not in read_regular(private_key, KEY_BYTES):
         return None

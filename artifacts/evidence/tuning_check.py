@@ -66,7 +66,6 @@ def _find_changed(
     loads: Sequence[LoadRun],
     source: EvidenceSource,
 ) -> Iterator[str]:
-    """Yield differences of the measurement from the plan."""
     place = source.place(SPEED.name, record.key)
     if source.key_of(record) != record.key:
         yield f"{place}: its parameters do not give its key, so they were changed afterwards"

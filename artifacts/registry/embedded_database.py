@@ -1,7 +1,7 @@
 """The SQLite file of an embedded MLflow registry: created atomically, checked, locked.
 
-MLflow creates its tables in many transactions without a lock, and cannot complete them after a
-kill. So a new file gets its tables under another name and is renamed afterwards.
+MLflow cannot complete its tables after a kill. A new file therefore gets its tables under another
+name, and is renamed afterwards.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def file_of(uri: str) -> Path:
 def embedded_has(
     uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
 ) -> bool | None:
-    """Return whether an embedded registry has these versions and aliases.
+    """Return whether an embedded registry has these versions and aliases; None: ask MLflow.
 
-    None if its tables are unexpected: ask MLflow. SQL is used because every run asks, and MLflow
-    takes 6 s to open a registry.
+    It uses SQL because every run asks, and MLflow takes 6 s to open a registry. None if the tables
+    are unexpected.
     """
     file = file_of(uri)
     if not file.is_file():

@@ -1,7 +1,7 @@
 """Alias changes and what their history implies; pure functions.
 
-An entry names its predecessor. The first entry after that predecessor is valid, later ones are not.
-Aliases and their earlier targets follow from the valid entries.
+An entry names its predecessor. Only the first entry after that predecessor is valid. Aliases and
+their earlier targets follow from the valid entries.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ UNKNOWN_TOKEN = 401
 def check_token(api: HfApi, namespace: str, where: str) -> None:
     """Refuse a token that the Hub reports as unable to write to the namespace.
 
-    The Hub does not report this for fine-grained tokens and tokens without a user. Then, or if the
-    Hub or a mirror does not name the owner, only a write shows it.
+    Only a write shows it for fine-grained tokens, tokens without a user, and Hubs that do not name
+    the owner.
 
     Raises:
         RegistryError: there is no token, it is read-only, or its user is not in the namespace.

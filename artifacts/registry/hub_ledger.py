@@ -1,7 +1,6 @@
 """The JSON document in the history branch of a model on the Hub.
 
 The branch moves only from the commit that the writer read, so concurrent writers lose nothing.
-Every earlier state is a commit of the branch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The Hugging Face Hub as a registry: a model repository per name, aliases as git tags.
 
-A version is one commit with the variant's folder, kept by a tag v1, v2 and so on. Versions, their
-tags and the history are a document in a separate branch (`hub_ledger.py`). The branch moves only
-from the commit that the writer read, which decides races.
+A version is one commit of the variant's folder, kept by a tag v1, v2 and so on. A separate branch
+has the versions, their tags and the history (`hub_ledger.py`), and decides races.
 """
 
 from __future__ import annotations
@@ -159,7 +158,6 @@ class HubRegistry(Registry):
         return list(self._state(name).ledger.entries)
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry in one commit, on the head that was read."""
         with self._explain_errors(name):
             message = f"{entry.action}: {entry.alias} to {entry.version}"
             self._repository(name).update(lambda ledger: ledger.with_entry(entry), message)
@@ -176,8 +174,7 @@ class HubRegistry(Registry):
     def aliases(self, name: str) -> dict[str, str]:
         """Return the aliases by the tags, or by the history for missing tags.
 
-        The Hub moves a tag in two steps, so a missing tag is a move in progress or an incomplete
-        one.
+        The Hub moves a tag in two steps, so a tag is missing during a move or after a kill.
         """
         return _aliases(self._state(name))
 
@@ -194,7 +191,6 @@ class HubRegistry(Registry):
         return version in _select_present(self._state(name))
 
     def put_back(self, name: str) -> None:
-        """Create tags again that a killed move or a user removed."""
         state = self._state(name)
         said = replay(state.ledger.entries)
         if state.ledger.applied != said.last:
@@ -257,7 +253,6 @@ class HubRegistry(Registry):
 
 
 def _select_present(state: RepositoryState) -> dict[str, RegisteredVersion]:
-    """Return the versions whose tag exists."""
     return {n: v for n, v in state.ledger.versions.items() if f"v{n}" in state.tags}
 
 

@@ -1,7 +1,7 @@
 """One model repository on the Hugging Face Hub: refs, ledger, and uploads of versions.
 
-Atomicity depends on what the Hub refuses: a commit whose parent is not the branch's head, and an
-existing tag.
+Atomicity depends on two refusals of the Hub: a commit whose parent is not the head, and an existing
+tag.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ class HubRepository:
     def update(self, change: Callable[[Ledger], Ledger | None], message: str) -> None:
         """Change the ledger atomically, and keep other writers' changes.
 
-        `change` returns the new ledger, or None if nothing changes. It is called again after
-        another process wrote.
+        `change` returns the new ledger, or None. It is called again after another process wrote.
         """
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -141,8 +140,7 @@ class HubRepository:
     def upload(self, folder: Path, label: str) -> str:
         """Commit exactly the folder's files; return the commit, which a tag must keep.
 
-        A separate branch allows a killed upload to continue: equal content has the same hexadecimal
-        label.
+        A separate branch lets a killed upload continue: `label` identifies the content.
         """
         branch = UPLOAD + label[:16]
         local = dict(files_in(folder))

@@ -1,8 +1,8 @@
 """Atomic alias changes: one of two racing changes wins, also after a kill at any step.
 
-Registries cannot compare and set an alias, but they give each number once. So an entry in the
-history names its predecessor, and the first entry after that is valid. Appending an entry is the
-promotion. The aliases follow from the entries alone, so the next process can set them after a kill.
+Registries cannot compare and set an alias, but they give each number once. An entry in the history
+names its predecessor, and only the first entry after that is valid. Appending an entry is the
+promotion. The aliases follow from the entries, so the next process can set them after a kill.
 """
 
 from __future__ import annotations

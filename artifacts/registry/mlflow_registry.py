@@ -2,7 +2,7 @@
 
 It needs only mlflow-skinny with SQLAlchemy. A version points to a checkpoint folder with tags. The
 history of a model NAME is a registered model NAME.history, with a version per entry. MLflow assigns
-each number once, in one transaction with the version's tags, even after deletions.
+each number once, even after deletions.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MlflowRegistry(Registry):
     def check(cls, uri: str, name: str) -> None:
         """Check an embedded database or a server.
 
-        Other places are not checked, because opening them makes MLflow create tables or folders.
+        MLflow would create tables or folders in other places.
         """
         if uri.startswith(EMBEDDED):
             check_embedded(uri)
@@ -130,7 +130,7 @@ class MlflowRegistry(Registry):
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the folder, or reuse one with the same tuple and evidence.
 
-        A reused version of this same folder gets these tags, because the folder may be a new one.
+        A reused version of this folder gets these tags, because the folder may be new.
         """
         if name.endswith(HISTORY):
             raise RegistryError(
@@ -179,7 +179,6 @@ class MlflowRegistry(Registry):
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold a lock for all names next to an embedded registry's file."""
         with ExitStack() as held:
             if self._file is not None:
                 with self._explain_errors():
@@ -203,7 +202,6 @@ class MlflowRegistry(Registry):
         return entries
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry: one version with its tag, atomically."""
         with self._explain_errors():
             self._create_model(name + HISTORY, {HISTORY_OF_TAG: name})
             self._client.create_model_version(
@@ -244,8 +242,7 @@ class MlflowRegistry(Registry):
     def _shared_place(self, name: str, source: Path) -> tuple[str, str | None]:
         """Return the weights' place for other users, and the MLflow run that has them.
 
-        An embedded registry points to the folder. A server refuses local folders, so its artifact
-        store gets the files.
+        A server refuses local folders, so its artifact store gets the files.
         """
         if not self.uri.startswith(HTTP):
             return str(source), None
@@ -306,7 +303,6 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
 
 @contextmanager
 def _allow_codes(*codes: str) -> Iterator[None]:
-    """Suppress these MLflow error codes."""
     from mlflow.exceptions import MlflowException
 
     try:

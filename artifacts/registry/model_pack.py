@@ -1,7 +1,7 @@
 """A checkpoint as an OCI artifact: CNCF ModelPack.
 
 Each file is an uncompressed layer (media types `.raw`), so a layer's digest is the file's sha256.
-The manifest has no time, so equal files and tags have equal digests.
+Without times, equal files and tags have equal digests.
 
 Specification: https://github.com/modelpack/model-spec (spec.md, config.md, and the names in
 specs-go/v1, which were `vnd.cnai` up to v0.0.6), and the OCI image specification 1.1 (manifest.md).

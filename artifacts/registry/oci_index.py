@@ -1,6 +1,6 @@
 """The index of an OCI layout in prepare's terms: versions, aliases, tags, counts.
 
-Version 3 has the ref name `v3`; every other ref name is an alias of the version with that manifest.
+The ref name `v3` is version 3; other ref names are aliases of the version with that manifest.
 """
 
 from __future__ import annotations

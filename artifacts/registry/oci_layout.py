@@ -42,7 +42,6 @@ class OciLayout:
         return (self.folder / INDEX_FILE).is_file() and (self.folder / LAYOUT_FILE).is_file()
 
     def make(self) -> None:
-        """Create an empty layout, if there is none."""
         self._blobs().mkdir(parents=True, exist_ok=True)
         if not (self.folder / LAYOUT_FILE).is_file():
             self.replace(LAYOUT_FILE, as_json({"imageLayoutVersion": "1.0.0"}))
@@ -123,9 +122,9 @@ class OciLayout:
     def put_file(self, source: Path, partial: Path) -> Blob:
         """Store a copy of the file as a blob.
 
-        A hard link would let later changes of the file reach the blob. File systems with shared
-        blocks (XFS, Btrfs) copy without time or space. Others read the file once and hash it
-        meanwhile. If a blob of that size exists, the file is hashed first.
+        A hard link would let later changes of the file reach the blob. XFS and Btrfs share the
+        blocks of a copy. Other file systems read the file once and hash it meanwhile. If a blob of
+        that size exists, the file is hashed first.
         """
         size = source.stat().st_size
         if any(path.stat().st_size == size for path in self._blobs().iterdir()):

@@ -1,10 +1,8 @@
 """A folder of OCI image layouts as a model registry: `oci:///FOLDER`.
 
-FOLDER/NAME is the layout of one model. The index lists version 3, a ModelPack manifest, as `v3`; an
-alias is another name for that manifest. `prepare-history.jsonl` next to the index has the history,
-one entry per line.
-
-Moves hold a lock in the layout's folder, so no process writes between the entry and the aliases.
+FOLDER/NAME is the layout of one model. The index lists version 3, a ModelPack manifest, as `v3`;
+aliases are other names for it. `prepare-history.jsonl` has the history, one entry per line. A move
+holds a lock in the layout's folder from the entry to the alias.
 """
 
 from __future__ import annotations
@@ -169,7 +167,6 @@ class OciLayoutRegistry(Registry):
         return self._layout(name).whole_blob(blob.digest)
 
     def blobs(self, name: str) -> set[str]:
-        """Return the digests of a model's blobs."""
         return self._layout(name).digests()
 
     # What the journal is kept by.
@@ -212,7 +209,6 @@ class OciLayoutRegistry(Registry):
         return sorted(entries, key=lambda entry: entry.number)
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry by replacing the whole file."""
         with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             kept = self.entries(name)
@@ -296,7 +292,6 @@ def _put_files(layout: OciLayout, folder: Path, partial: Path) -> list[PackedFil
 
 
 def _is_whole(layout: OciLayout, made: ModelPack) -> bool:
-    """Return whether every file of the version exists with its size."""
     for file in made.files:
         path = layout.blob_path(file.blob.digest)
         if not path.is_file() or path.stat().st_size != file.blob.size:

@@ -1,7 +1,6 @@
 """A repository of an OCI registry: sends and fetches ModelPacks.
 
-Such a registry cannot compare and set a tag. Aliases are therefore in a registry with a history,
-and a tag here is a copy.
+A tag is only a copy of an alias, because such registries cannot compare and set tags.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ORAS project's client for OCI registries, with additions for long uploads.
 
-Only sending and fetching import it, because `oras` is an extra (`pip install '.[oci]'`). Read
-against oras 0.2.43.
+`oras` is an extra (`pip install '.[oci]'`), so only sending and fetching import it. Read against
+oras 0.2.43.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ CHALLENGE = "WWW-Authenticate"
 class OrasClient(Registry):  # type: ignore[misc]
     """Client of one registry.
 
-    Unlike its parent, it times out after seconds instead of minutes and reports sent bytes. It also
-    replaces tokens that have expired or permit too little. `auth` is 'token' or 'basic', see
-    `kind_of_login`.
+    Unlike its parent, it times out after seconds instead of minutes, reports sent bytes and
+    replaces insufficient tokens. `auth` is 'token' or 'basic', see `kind_of_login`.
     """
 
     def __init__(self, host: str, *, insecure: bool, auth: str) -> None:
@@ -82,7 +81,6 @@ class OrasClient(Registry):  # type: ignore[misc]
         return self._note(response, method, data)
 
     def _is_ours(self, url: str) -> bool:
-        """Return whether the URL has the registry's scheme, host and port."""
         return _origin(url) == _origin(f"{self.prefix}://{self.hostname}")
 
     def _request_elsewhere(
@@ -239,7 +237,6 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _complaints(response: requests.Response) -> list[str]:
-    """Return the registry's error messages in OCI's format."""
     try:
         errors = parse_json(response.content, values=1000)["errors"]
         return [clip(str(error["message"]), 300) for error in errors[:5]]

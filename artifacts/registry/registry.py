@@ -1,7 +1,7 @@
 """Interface of model registries: versions, aliases with atomic moves, a history.
 
-A version points to a checkpoint and never changes. An alias is a name for a version. The history of
-alias moves is append-only (see `journal.py`).
+A version points to a checkpoint and never changes; an alias is a name for a version. The history is
+append-only (see `journal.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Version:
 class Registry(JournalStorage):
     """A model registry; all backends share moves and rollbacks of aliases.
 
-    A backend implements the abstract methods here and in `JournalStorage`. Every method raises
+    Backends implement the abstract methods here and in `JournalStorage`. Every method raises
     RegistryError if the registry refuses or does not answer.
     """
 
@@ -76,7 +76,7 @@ class Registry(JournalStorage):
     ) -> bool:
         """Return whether it still has these versions of a model, and these aliases.
 
-        Every run with a cached promotion calls it; a class that opens slowly needs a faster way.
+        Every run with a cached promotion calls it, so it must be fast.
         """
         registry = cls(uri)
         known = {version.version for version in registry.versions(name)}

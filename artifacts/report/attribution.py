@@ -9,7 +9,7 @@ from eval_gates.attribution import Effect
 
 
 def attribution_table(variant: VariantReport) -> Table | None:
-    """Return bounded changes of the mean score in points, or None without `--ablate`."""
+    """Return changes of the mean score in points, with bounds; None without `--ablate`."""
     if not variant.ablation:
         return None
     return Table(

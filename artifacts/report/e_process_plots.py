@@ -1,7 +1,7 @@
 """The e-process of each sequential gate, question by question, up to its decision.
 
-`eval_gates/statistics/sequential.py` computes it from the kept answers. Without answers, the plot
-shows the path in the run's record.
+The kept answers determine it (`eval_gates/statistics/sequential.py`), or else the path in the run's
+record.
 """
 
 from __future__ import annotations
@@ -145,7 +145,6 @@ def _powers_of_ten() -> dict[str, Any]:
 
 
 def _traces(path: EProcessPlot, number: int, top: float) -> list[dict[str, Any]]:
-    """Return the two lines, cut at the plot's top, and the decision."""
     hover = "%{x} questions, e = %{customdata}<extra>%{fullData.name}</extra>"
     traces: list[dict[str, Any]] = [
         {

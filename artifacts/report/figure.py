@@ -1,8 +1,7 @@
 """A figure of the report: plotly's data, with a description and a table.
 
 `data` and `layout` are plain data in plotly's format (https://plotly.com/javascript/reference/), so
-writing them needs no plotly. A colour is a CSS variable, such as `var(--ink)`, which the page's
-theme defines.
+writing them needs no plotly. A colour is a CSS variable of the theme, such as `var(--ink)`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class Figure:
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """Return the data for the page's script."""
         drawn = {"data": self.data, "layout": {**self.layout, "height": self.height}}
         return dict(make_json_ready(drawn))
 

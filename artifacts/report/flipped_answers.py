@@ -59,7 +59,6 @@ def changed_answers(evidence: RunEvidence) -> list[FlippedAnswers]:
 
 
 def _examples(recipe: str, suite: str, answered: PairedAnswers) -> FlippedAnswers:
-    """Return the largest losses and gains alternately."""
     changed = [
         (after["score"] - before["score"], before, after)
         for before, after in zip(answered.baseline, answered.candidate, strict=True)

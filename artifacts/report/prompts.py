@@ -16,8 +16,8 @@ LONGEST = 4000
 def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
     """Return the prompt by the suite's template, or None without text.
 
-    A chat prompt is the user's message, without the model's chat template. Tasks of lm-eval have no
-    text here, because only their environment reads their dataset.
+    A chat prompt omits the model's chat template. Tasks of lm-eval have no text, because only their
+    environment reads their dataset.
     """
     if question is None:
         return None
@@ -71,7 +71,6 @@ def shorten(text: str) -> str:
 
 
 def _choices(question: Row | None) -> list[str]:
-    """Return the texts of the choices, or [] if the question's row lacks them."""
     return list((question or {}).get("choices") or [])
 
 

@@ -1,7 +1,7 @@
 """A run's evidence in its store: records of stages, answers, questions, timings.
 
-Failed runs and garbage collection leave gaps. A missing part is None with a sentence in `missing`,
-never an error. Only digests of answers are checked; `prepare verify` checks an entire run.
+A missing part, as after garbage collection, is None with a sentence in `missing`, never an error.
+Only digests of answers are checked; `prepare verify` checks an entire run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class RunEvidence:
         return list(dict.fromkeys([*judged, *(self.report.options.recipes or ())]))
 
     def record(self, stage: str, variant: str) -> StageRecord | None:
-        """Return a variant's last finished stage of that name."""
         found = self._finished.get((stage, variant))
         return self._find(found) if found is not None else None
 
@@ -80,7 +79,6 @@ class RunEvidence:
         return judge.parameters.policy if judge is not None else None
 
     def find_answers(self, recipe: str, suite: str) -> PairedAnswers | None:
-        """Return both sides' answers to one suite, or None."""
         if (recipe, suite) not in self._answered:
             self._answered[recipe, suite] = self._read_answered(recipe, suite)
         return self._answered[recipe, suite]
