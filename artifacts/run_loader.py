@@ -17,7 +17,7 @@ ALIVE = "alive"
 
 
 def is_alive(folder: Path) -> bool:
-    """Return whether the run's process lives, or sent a recent heartbeat from elsewhere."""
+    """Return whether the run's process is alive, or sent a recent heartbeat from elsewhere."""
     return RunFolders(Store(folder.parents[1])).leases(folder).is_held(ALIVE)
 
 

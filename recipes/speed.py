@@ -204,6 +204,6 @@ class SpeedGate:
 
     @property
     def at(self) -> str:
-        """Request rate in words, or '' if the workload's arrivals apply."""
+        """Request rate as text, or '' if the workload's arrivals apply."""
         rate = self.gate.rate if isinstance(self.gate, SloGate) else None
         return f"{rate:g} requests/s" if rate is not None else ""
