@@ -52,7 +52,7 @@ def change_bounds(gate: GateReport) -> tuple[float, float]:
 
 
 def describe_bounds(gate: GateReport) -> str:
-    """What the whiskers are."""
+    """Describe the bounds that the whiskers show."""
     sure = f"each whisker is a one-sided {100 * (1 - gate.alpha):g} % bound"
     if gate.value == "candidate - baseline":
         return f"{sure} ({gate.method})"
