@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line; --step is how the script calls itself in the quantize environment."""
+    """Parse the command line; the script calls itself with --step in the quantize environment."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def quantize_python() -> Path:
-    """The interpreter of the managed quantize environment."""
+    """Return the interpreter of the managed quantize environment."""
     sys.path.insert(0, str(ROOT))
     from pipeline.cli.display import open_display
     from pipeline.environments.accelerator import detect_accelerator
@@ -156,7 +156,7 @@ def run_in_environment(python: Path, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures of the last line, by medians."""
+    """Return the figures of the last line, by medians."""
     seconds = {way: statistics.median(run["seconds"] for run in found[way]) for way in WAYS}
     faster = seconds["model_free_ptq"] / seconds["ours"]
     share = seconds["roof"] / seconds["ours"]
@@ -231,7 +231,7 @@ def run_step(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare(way: str, source: Path, output: Path) -> Any:
-    """The work to measure, with all that it imports imported."""
+    """Return the work to measure, with all its imports done."""
     if way == "model_free_ptq":
         from llmcompressor import model_free_ptq
         from loguru import logger

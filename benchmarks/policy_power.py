@@ -62,7 +62,7 @@ class Variant:
     losses: dict[str, float] | None
 
     def loss(self, suite: AnySuite) -> float:
-        """The true drop of the mean score on that suite."""
+        """Return the true drop of the mean score on that suite."""
         if self.losses is None:
             return comparison_of(suite.margins[self.family]).allowed_drop(MMLU_BASELINE)
         return self.losses["code" if isinstance(suite, CodeSuite) else suite.kind]
@@ -87,7 +87,7 @@ def let_through(suite: AnySuite, variant: Variant, alpha: float, runs: int, seed
 def sequential(
     suite: AnySuite, variant: Variant, alpha: float, runs: int, seed: int
 ) -> SimulatedRuns:
-    """The suite's sequential test, with a look after each of about 110 blocks."""
+    """Apply the suite's sequential test, with a look after each of about 110 blocks."""
     comparison, drop = comparison_of(suite.margins[variant.family]), variant.loss(suite)
     available = QUESTIONS[suite.kind]
     if suite.kind == "rouge":
@@ -108,7 +108,7 @@ def sequential(
 
 
 def rouge_outcomes(drop: float) -> PairedOutcomes:
-    """Changes of a summary's score on a grid: most move, by a normal change around the loss."""
+    """Return changes of a summary's score on a grid: most move, by a normal change."""
     grid = np.linspace(-0.4, 0.4, 33)
     weights = np.exp(-(((grid + drop / ROUGE_MOVES) / ROUGE_CHANGE) ** 2) / 2)
     chances = ROUGE_MOVES * weights / weights.sum()
@@ -131,7 +131,7 @@ def code_changes(
 def code_passes(
     suite: CodeSuite, variant: Variant, alpha: float, runs: int, seed: int, problems: int = 0
 ) -> Passed:
-    """The fixed test: Gaffke's bound lies above the margin."""
+    """Apply the fixed test: Gaffke's bound lies above the margin."""
     margin = comparison_of(suite.margins[variant.family]).size
     generator, passed = np.random.default_rng(seed), np.empty(runs, dtype=bool)
     for run in range(runs):

@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,7 +83,7 @@ class RecipeResults:
         self._eval_data = eval_data
 
     def rows(self) -> list[dict[str, Any]]:
-        """The baseline's figures, then every recipe's; what was not measured is left out."""
+        """Return the baseline's figures, then every recipe's; what was not measured is left out."""
         request = ModelRequest(
             checkpoint=MODEL,
             recipes=self._names,
@@ -114,7 +114,7 @@ class RecipeResults:
             return rows
 
     def _of_weights(self, variant: VariantPlan, stages: StageRunner) -> dict[str, Any]:
-        """What making and verifying the variant shows; it is reused where it was measured."""
+        """Return the figures of making and verifying the variant; reuse measured ones."""
         try:
             made = stages.run(variant.stages["quantize"])
             verified = stages.run(variant.stages["check_weights"])
@@ -169,14 +169,14 @@ class RecipeResults:
 
 
 def needs(recipe: Recipe) -> str:
-    """What a recipe asks of GPU and data, in words."""
+    """Describe a recipe's needs of GPU and data."""
     capability = recipe.minimum_compute_capability
     data = "calibration" if recipe.quantization.calibration else "no data"
     return f"compute capability {capability:g}, {data}" if capability else data
 
 
 def print_markdown(rows: list[dict[str, Any]]) -> None:
-    """The table as docs/how-to/recipes-and-profiles.md has it."""
+    """Return the table as docs/how-to/recipes-and-profiles.md has it."""
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + " --- |" * len(COLUMNS))
     for row in rows:

@@ -45,7 +45,7 @@ def python_of(environment: str) -> Path:
 def run_worker(
     python: Path, name: str, spec: dict[str, Any], folder: Path, output: Path
 ) -> dict[str, Any]:
-    """What the worker answers; raises CalledProcessError where it fails."""
+    """Return the worker's answer; raise CalledProcessError if it fails."""
     output.mkdir(parents=True, exist_ok=True)
     spec_file, result = folder / f"{name}.json", folder / f"{name}.result.json"
     spec_file.write_text(json.dumps(spec))
@@ -60,7 +60,7 @@ def run_worker(
 
 
 def make_demo(folder: Path) -> Path:
-    """The demo checkpoint."""
+    """Return the demo checkpoint."""
     output = folder / "model"
     if not (output / "config.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float
 
 
 def spread_of(lives: list[list[float]]) -> dict[str, float]:
-    """Standard deviations of ln(output tokens/s), of one load and between lives.
+    """Return standard deviations of ln(output tokens/s), of one load and between starts.
 
     Means of lives scatter by the lives' spread and by the loads' over the root of how many these
     are (one-way analysis of variance); `upper` is the bound at 95 % as if all were the lives'.

@@ -62,7 +62,7 @@ SECONDS_AWAY = 1.0  # of a server of the store that was killed
 
 
 def recipes(number: int) -> list[SleepStage]:
-    """A run: weights made and checked, the baseline asked, then each variant, a verdict on it."""
+    """Return a run: quantize and check, ask the baseline, then each variant, judge it."""
     names = [f"recipe-{n}" for n in range(number)]
     made = [SleepStage(f"{n} quantize", QUANTIZE_SECONDS, ON_A_GPU) for n in names]
     checked = [SleepStage(f"{n} check", CHECK_SECONDS, LITTLE, (f"{n} quantize",)) for n in names]
@@ -141,7 +141,7 @@ class _NoLog:
 
 @contextmanager
 def site_of(asked: argparse.Namespace, *, nodes: int, gpus: int) -> Iterator[ExecutionSite]:
-    """What was asked for to run plans on; of a cluster, this process is a driver."""
+    """Yield the requested executor; this process is a cluster's driver."""
     if asked.executor == "local":
         yield ExecutionSite(store=asked.store)
         return
@@ -190,7 +190,7 @@ def _workers(raylets: Sequence[int]) -> list[int]:
 
 @contextmanager
 def _s3_server() -> Iterator[tuple[str, FaultTarget]]:
-    """A SeaweedFS; the URL of a store in it, and how it is killed."""
+    """Start a SeaweedFS; yield the URL of a store in it, and how it is killed."""
     from s3_server import BUCKET, S3Server, install
 
     with tempfile.TemporaryDirectory(prefix="s3-") as folder:

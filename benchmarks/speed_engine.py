@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -149,7 +149,7 @@ class Bench:
 
     @contextmanager
     def serve(self, *changes: dict[str, Any]) -> Iterator[list[str]]:
-        """The URLs of servers as the baseline is served, each with its changed arguments."""
+        """Return the URLs of servers as the baseline is served, each with its changed arguments."""
         servers = []
         try:
             for number, changed in enumerate(changes):
@@ -169,7 +169,7 @@ class Bench:
     def judge(
         self, part: str, baseline: str, candidate: str, speed: dict[str, Any], step: str = ""
     ) -> Reports:
-        """What `prepare gate` says of each claim.
+        """Return `prepare gate`'s result for each speed gate.
 
         Args:
             part: what the servers are for; each has its own store and deployment id.
@@ -212,14 +212,14 @@ class Bench:
         return {report.gate: report for report in reports}
 
     def loads(self, part: str, workload: str) -> list[LoadRun]:
-        """What was measured of a workload."""
+        """Return a workload's measurements."""
         for record in (self.work / part).glob("stages/speed/*/stage.json"):
             if json.loads(record.read_text())["parameters"]["name"] == workload:
                 return read_loads(record.with_name(LOADS))
         raise SystemExit(f"no loads of {workload} are kept")
 
     def policy_file(self, name: str) -> Path:
-        """What was claimed under that name."""
+        """Return the speed gate of that name."""
         return self.work / f"{name}.policy.yaml"
 
 
@@ -282,7 +282,7 @@ def holds_one(verdict: str, lower: float | None, upper: float | None, refused: l
 
 
 def a_quarter_at_once(bench: Bench) -> dict[str, Any]:
-    """A quarter of `max-num-seqs`."""
+    """Return a quarter of `max-num-seqs`."""
     workload = {**SHORT, "arrivals": {"concurrency": WIDE}, "seconds": 1.0}
     ratio = {"min_ratio": NARROW_MINIMUM, "workloads": ["short"], "blocks": bench.blocks, **TIER}
     with bench.serve({"max-num-seqs": WIDE}, {"max-num-seqs": WIDE // 4}) as (baseline, narrow):
@@ -306,7 +306,7 @@ def no_prefix_cache(bench: Bench) -> dict[str, Any]:
 
 
 def around_the_knee(bench: Bench) -> dict[str, Any]:
-    """The quiet server, the knee, and the limit on both sides of it."""
+    """Return the quiet server, the knee, and the limit on both sides of it."""
     with bench.serve({}) as (url,):
         quiet = bench.judge(
             "slo", url, url, limits_at([QUIET_RATE], ANY_TTFT_MS, rounds=10), "-quiet"
@@ -351,7 +351,7 @@ def limits_at(rates: list[float], ttft_ms_p95: float, *, rounds: int) -> dict[st
 
 
 def facts_of(report: SpeedGateReport) -> dict[str, Any]:
-    """What the last line says of a claim."""
+    """Return a speed gate's part of the last line."""
     return {
         **{"verdict": report.verdict, "n": report.n, "estimate": report.estimate},
         **{"lower": report.lower, "upper": report.upper},

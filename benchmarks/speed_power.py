@@ -121,7 +121,7 @@ def skewed(chance: Chance, runs: int, number: int) -> Floats:
 
 
 def noisy(cv: float) -> Loads:
-    """Normal noise of that coefficient of variation."""
+    """Return normal noise of that coefficient of variation."""
     return lambda chance, runs, number: chance.normal(0, cv, (runs, number))
 
 
@@ -145,7 +145,7 @@ def blocks_of(loads: Loads, chance: Chance, runs: int, gain: float) -> Floats:
 
 
 def decided(rule: SequentialGateRule, margins: Floats) -> Decisions:
-    """What a rule does with each row of margins, units of warm-up first."""
+    """Apply a rule to each row of margins, units of warm-up first."""
     found = [rule.evaluate_margins(row) for row in margins]
     return Decisions(
         passed=np.array([each.state == "pass" for each in found]),
@@ -179,7 +179,7 @@ def paired_t(blocks: Floats) -> float:
 
 
 def ratio_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
-    """False passes of each rule with each kind of noise."""
+    """Return false passes of each rule with each kind of noise."""
     rows = {}
     for name, loads in NOISE.items():
         blocks = blocks_of(loads, chance, runs, 0.0)
@@ -193,7 +193,7 @@ def ratio_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
 
 
 def of_blocks(blocks: Floats, loads: Loads, chance: Chance) -> dict[str, float]:
-    """False passes of each rule."""
+    """Return false passes of each rule."""
     return {
         "ours": float(decided(RATIO, blocks).passed.mean()),
         "one load": one_load(loads, chance, len(blocks)),
@@ -203,7 +203,7 @@ def of_blocks(blocks: Floats, loads: Loads, chance: Chance) -> dict[str, float]:
 
 
 def baseline_slowed(chance: Chance, runs: int, share: float) -> tuple[Loads, Floats]:
-    """The baseline alone is slower by 15 % in that share of blocks; half of all are at the minimum.
+    """Slow the baseline by 15 % in that share of blocks; half of all are at the minimum.
 
     In the others, the second half of the loads is the candidate's.
     """
@@ -284,7 +284,7 @@ DRIFTS = {
 
 
 def drift_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
-    """Passes where the ratio drifts, or blocks depend on each other; without the look, and with."""
+    """Return passes of drifting ratios or dependent blocks, without the look and with it."""
     rows = {}
     for cv in (0.02, 0.01):
         noise = chance.normal(0, cv * math.sqrt(2), (runs, AT.size))
@@ -300,7 +300,7 @@ def drift_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
 
 
 def first(crossed: Bools) -> NDArray[np.int64]:
-    """The first crossing in each row, from 1; one more than all if none."""
+    """Return the first crossing in each row, from 1; one more than all if none."""
     return np.asarray(np.where(crossed.any(axis=1), crossed.argmax(axis=1), crossed.shape[1]) + 1)
 
 
@@ -317,7 +317,7 @@ def of_drifting(blocks: Floats) -> dict[str, float]:
 
 
 def losing_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
-    """Passes of a candidate that is 2 % ahead, but loses most of its speed in a tenth of blocks.
+    """Return passes of a candidate 2 % ahead that loses most of its speed in a tenth of blocks.
 
     Both sides have as many tokens in each block, so all tokens over all time follow from its ratio.
     """
@@ -400,12 +400,12 @@ SLO = SloRule(limits={"ttft_ms_p95": 1.0}, slo_attainment=0.5, alpha=ALPHA, roun
 
 
 def ours_of_rounds(p95: Floats, limit: float, runs: int) -> Decisions:
-    """The project's rule for limits, share 0.5: [runs * (WARM_UP + ROUNDS)] values of P95."""
+    """Apply the rule for limits, share 0.5, to [runs * (WARM_UP + ROUNDS)] values of P95."""
     return decided(SLO, np.log(limit / p95).reshape(runs, WARM_UP + ROUNDS))
 
 
 def limit_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
-    """False passes of each rule at each boundary."""
+    """Return false passes of each rule at each boundary."""
     rows = {}
     for slots in SLOTS:
         for load in LOADS:
@@ -431,7 +431,7 @@ def over_rows(chance: Chance) -> dict[str, dict[str, float]]:
 
 
 def start_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
-    """False passes of limits that 80 % of all rounds keep, where starts of a server differ.
+    """Return false passes of limits that 80 % of all rounds keep, if server starts differ.
 
     The logarithm of a round's P95 scatters by 3 % around its start's, which scatter as told.
     """
@@ -468,7 +468,7 @@ def of_requests(chance: Chance, slots: int, load: float) -> dict[str, float]:
 
 
 def limit_power(chance: Chance, runs: int) -> dict[str, dict[str, list[float]]]:
-    """Passes, fails and mean rounds, by slots and times the load at the boundary (0.85)."""
+    """Return passes, fails and mean rounds, by slots and load relative to the boundary (0.85)."""
     found: dict[str, dict[str, list[float]]] = {}
     for slots in SLOTS:
         limit = float(np.median(p95_of_rounds(chance, POOL, slots, 0.85)))
@@ -523,12 +523,12 @@ def queued(
 
 
 def round_seconds(slots: int, load: float) -> float:
-    """That count of a round."""
+    """Return that count of a round."""
     return max(LASTS, COUNTS / (load * slots))
 
 
 def round_of(comes: Floats, begins: Floats, ends: Floats, measured: float) -> LoadRun:
-    """A round as the client records it."""
+    """Return a round as the client records it."""
     there = np.isfinite(comes)
     comes, begins, ends = comes[there], begins[there], ends[there]
     none = [None] * comes.size
@@ -569,7 +569,7 @@ def saturation_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
 
 
 def arrival_rows(chance: Chance, runs: int, rounds: int) -> dict[str, dict[str, float]]:
-    """False passes of limits that exactly 90 % of Poisson rounds keep, by how requests are sent."""
+    """Return false passes of limits that exactly 90 % of Poisson rounds keep, by arrivals."""
     rule = SLO.model_copy(update={"slo_attainment": 0.9, "rounds": 60})
     rows = {}
     for slots, load in ((1, 0.7), (8, 0.7), (8, 0.85), (64, 0.85)):
@@ -611,7 +611,7 @@ def _p95_in_window(comes: Floats, begins: Floats, measured: float) -> Floats:
 
 
 def show_rows(title: str, rows: dict[str, dict[str, float]]) -> Iterator[str]:
-    """A table of shares in %."""
+    """Return a table of shares in %."""
     names = list(next(iter(rows.values())))
     yield f"\n{title}"
     wide = max(22, *(len(row) + 1 for row in rows))
@@ -621,7 +621,7 @@ def show_rows(title: str, rows: dict[str, dict[str, float]]) -> Iterator[str]:
 
 
 def show_power(title: str, rows: dict[str, dict[str, list[float]]]) -> Iterator[str]:
-    """A table of shares in % and what was measured."""
+    """Return a table of shares in % and what was measured."""
     names = list(next(iter(rows.values())))
     yield f"\n{title}"
     yield f"{'':<22}" + "".join(f"{name:>18}" for name in names)
@@ -634,7 +634,7 @@ def show_power(title: str, rows: dict[str, dict[str, list[float]]]) -> Iterator[
 
 
 def targets_met(rows: dict[str, dict[str, float]], runs: int) -> bool:
-    """False passes of our tests at most alpha, give or take 2 standard errors."""
+    """Check that false passes are at most alpha, give or take 2 standard errors."""
     most = ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / runs)
     return all(shares["ours"] <= most for shares in rows.values())
 

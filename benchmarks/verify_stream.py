@@ -71,7 +71,7 @@ def layers(blocks: int) -> dict[str, tuple[int, int]]:
 
 
 def header_of(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """The header of a file with tensors of these types and shapes."""
+    """Return the header of a file with tensors of these types and shapes."""
     entries, position = {}, 0
     for name, (dtype, shape) in tensors.items():
         end = position + int(np.prod(shape)) * SIZES[dtype]
@@ -116,7 +116,7 @@ def write_variant(folder: Path, form: WeightFormat, shapes: dict[str, tuple[int,
 def write_source(
     folder: Path, variant: Path, form: WeightFormat, shapes: dict[str, tuple[int, int]]
 ) -> None:
-    """The variant's weights as numbers, in bf16, with some noise."""
+    """Return the variant's weights as numbers, in bf16, with some noise."""
     stored = open_folder(variant).tensors
     random = np.random.default_rng(1)
     noise = 1 + 0.02 * random.standard_normal(2**22, dtype=np.float32)
@@ -131,7 +131,7 @@ def write_source(
 
 
 def config_of(form: WeightFormat) -> dict[str, Any]:
-    """The quantization_config that names this format."""
+    """Return the quantization_config that names this format."""
     if form.name == "awq-gemm":
         shared = {"bits": 4, "group_size": form.group, "zero_point": True}
         return {"quant_method": "awq", "version": "gemm", **shared}

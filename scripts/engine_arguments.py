@@ -34,7 +34,7 @@ import vllm.envs
 
 
 def plain(value: object) -> str | None:
-    """A default as one would write it; None where it is none, or found when the engine starts."""
+    """Return a default as written; None if there is none, or the engine computes it."""
     value = getattr(value, "value", value)  # of an enumeration
     if isinstance(value, bool):
         return str(value).lower()

@@ -205,7 +205,7 @@ def tell(line: str) -> None:
 
 
 def describe_machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What figures of this machine have to be read with."""
+    """Return facts that qualify this machine's figures."""
     profile = choose_profile(arguments.profile)
     python = serving_python(arguments.profile)
     asked = "import torch, transformers; print(torch.__version__, torch.version.cuda or 'cpu')"
@@ -221,7 +221,7 @@ def describe_machine(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def driver_facts() -> dict[str, str]:
-    """What nvidia-smi says now; empty without a GPU."""
+    """Return nvidia-smi's present facts; empty without a GPU."""
     answer = query_driver(f"--query-gpu={','.join(DRIVER_FACTS)}", "--format=csv,noheader")
     first = (answer or "").splitlines()[:1]
     values = [value.strip() for line in first for value in line.split(",")]
@@ -229,12 +229,12 @@ def driver_facts() -> dict[str, str]:
 
 
 def serving_python(profile: str) -> Path:
-    """The interpreter of the serving environment."""
+    """Return the interpreter of the serving environment."""
     return environment_python("serve", profile)
 
 
 def environment_python(name: str, profile: str) -> Path:
-    """The interpreter of an environment, managed or named in the settings."""
+    """Return the interpreter of an environment, managed or named in the settings."""
     accelerator = Accelerator(choose_profile(profile).accelerator)
     with open_display() as progress:
         return ensure(name, accelerator, load_settings(), progress).python
@@ -431,7 +431,7 @@ def warnings_in(log: Path) -> list[str]:
 
 
 def prepare(*words: str) -> Any:
-    """The command's JSON output, for any exit code."""
+    """Return the command's JSON output, for any exit code."""
     command = [sys.executable, "-P", "-m", "pipeline.cli.main", *words, "--json"]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     try:
@@ -567,7 +567,7 @@ def summarize(loads: list[LoadRun], names: list[str]) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> float | None:
-    """Standard deviation over mean; None of one value."""
+    """Return the standard deviation over the mean; None for one value."""
     return statistics.stdev(values) / statistics.mean(values) if len(values) > 1 else None
 
 

@@ -193,7 +193,7 @@ def measure_kills(wanted: int, killing: FaultInjector, book: Path) -> dict[str, 
 
 
 def read(book: Path) -> list[FaultInjectionResult]:
-    """The plans of which it tells."""
+    """Return the plans of the log."""
     lines = book.read_text().splitlines() if book.exists() else []
     return [FaultInjectionResult(**json.loads(line)) for line in lines]
 
@@ -226,7 +226,7 @@ def drive(folder: Path, seed: int, site: ExecutionSite, variables: Mapping[str, 
 
 
 def descendants(roots: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Processes below those, with what they are."""
+    """Return the descendants of those processes, with their kinds."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
@@ -241,7 +241,7 @@ def descendants(roots: Sequence[int]) -> Iterator[tuple[int, str]]:
 
 
 def kind_of(title: str) -> str:
-    """What a process with that command line is."""
+    """Return the kind of a process with that command line."""
     marks = {
         "supervisor.py": "supervisor",
         "task run": "stage",

@@ -47,7 +47,7 @@ class ExecutionSite:
     store: str | None = None
 
     def open(self) -> Executor:
-        """The executor."""
+        """Return the executor."""
         return self.options.open()
 
 
@@ -115,7 +115,7 @@ class SleepPlan:
         log.finish("finished", 0)
 
     def whole(self) -> dict[str, bool]:
-        """The stages that are done, and whether their files are those that their record tells."""
+        """Return the finished stages, and whether their files match their records."""
         found = {name: self.store.find(spec.stage, spec.key) for name, spec in self.specs.items()}
         return {
             name: SLEEP_STAGE.result_of(record).digest == self._digest(self.specs[name])
@@ -136,14 +136,14 @@ class SleepPlan:
 
 
 def raise_on(work: ScheduledWork, error: PrepareError | None) -> None:
-    """The run cannot continue without this work."""
+    """End the run: it needs this work."""
     if error is not None:
         raise error
 
 
 @contextlib.contextmanager
 def make_node(gpus: int) -> Iterator[Path]:
-    """A folder, and a node of our own with so many GPUs, listed by a script."""
+    """Return a folder, and a node of our own with so many GPUs, listed by a script."""
     with tempfile.TemporaryDirectory(prefix="schedule-") as name:
         folder = Path(name)
         program = folder / "nvidia-smi"

@@ -50,7 +50,7 @@ def print_capacity(plan: CapacityPlan) -> None:
 
 
 def headline(inspection: CheckpointInspection) -> str:
-    """The checkpoint in a line."""
+    """Describe the checkpoint in a line."""
     shape = inspection.shape
     return (
         f"{inspection.source.name}: {shape.architecture}, "

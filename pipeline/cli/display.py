@@ -28,7 +28,7 @@ EVENT_INTERVAL_S = 0.5
 
 @contextmanager
 def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Progress]:
-    """A Progress on standard error; `plain` lines even on a terminal."""
+    """Yield a Progress on standard error; `plain` lines even on a terminal."""
     with _open(as_json=as_json, plain=plain) as progress, log_outages(progress.note):
         yield progress
 

@@ -156,7 +156,7 @@ def gate_cells(gate: GateReport | None) -> list[str]:
 
 
 def speed_cells(claim: SpeedGateReport | None) -> list[str]:
-    """The ratio or the share of rounds, with its bound, and the verdict."""
+    """Return the ratio or the share of rounds, with its bound, and the verdict."""
     if claim is None:
         return ["not measured", "-"]
     row = speed_row(claim, 1)
@@ -165,7 +165,7 @@ def speed_cells(claim: SpeedGateReport | None) -> list[str]:
 
 
 def next_step(outcome: RecheckOutcome) -> str:
-    """What to do about it."""
+    """Return the next steps."""
     version = outcome.version
     if outcome.stands:
         return f"Next: prepare serve {version.name}@{version.version}"

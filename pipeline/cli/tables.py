@@ -27,7 +27,7 @@ WIDTH_WITHOUT_TERMINAL = 132
 
 
 def console(width: int = WIDTH_WITHOUT_TERMINAL) -> Console:
-    """Standard output; so wide, that tables have room, when it is not a terminal."""
+    """Return standard output's console, wide enough for tables if it is not a terminal."""
     return open_console(width=None if sys.stdout.isatty() else width)
 
 
@@ -55,7 +55,7 @@ def print_table(
     *,
     width: int = WIDTH_WITHOUT_TERMINAL,
 ) -> None:
-    """A plain table; long cells are folded. `width` holds where there is no terminal."""
+    """Print a plain table; long cells are folded. `width` applies without a terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -69,7 +69,7 @@ def print_table(
 
 
 def print_run(report: RunReport, *, is_shown: bool = False) -> None:
-    """The verdict table of a run, why each variant got it, and what to look at next.
+    """Print a run's verdict table, each variant's reason, and the next command.
 
     Args:
         is_shown: for `prepare runs show`, which is then not what to look at next.
@@ -102,12 +102,12 @@ def print_ending(report: RunReport, *, is_shown: bool = False) -> None:
 
 
 def print_line(out: Console, text: Text) -> None:
-    """A line as it is: the terminal folds it, so that a path in it can be copied whole."""
+    """Print a line unfolded, so that a path in it can be copied whole."""
     out.print(text, soft_wrap=True)
 
 
 def title_of(report: RunReport) -> str:
-    """What was run, in one line."""
+    """Describe the run in one line."""
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
     options = report.options
     named = {"policy": options.policy, "profile": options.profile}
@@ -120,7 +120,7 @@ def title_of(report: RunReport) -> str:
 
 
 def verdict_table(report: RunReport) -> Table:
-    """A row a gate, variant by variant."""
+    """Return one row per gate, variant by variant."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -153,7 +153,7 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
 
 
 def floor_lines(report: RunReport) -> list[str]:
-    """What serving alone changes, suite by suite; the same baseline for all variants."""
+    """Return the changes by serving alone, suite by suite."""
     floors = {
         gate.suite: gate.noise_floor
         for v in report.variants
@@ -167,7 +167,7 @@ def floor_lines(report: RunReport) -> list[str]:
 
 
 def speed_lines(report: RunReport) -> list[str]:
-    """What is to be known of all speeds; that there are none, where variants were judged."""
+    """Return notes on all speeds; one if judged variants have none."""
     judged = [variant for variant in report.variants if variant.gates]
     if judged and not any(variant.speed for variant in judged):
         return ["speed: the policy claims nothing of it here"]

@@ -66,7 +66,7 @@ def run(
 
 
 def unexpected(error: Exception, stage: str, spec: Path) -> InternalStageError:
-    """The error to tell of one that nobody thought of."""
+    """Return the error for an unexpected exception."""
     return InternalStageError(
         f"the stage '{stage}' failed unexpectedly: {type(error).__name__}: {error}",
         where=f"{spec.with_suffix('.log')} has the traceback",
@@ -120,7 +120,7 @@ def describe_node(file: Path) -> None:
 
 
 def read_task(file: Path, shape: type[AnyTask]) -> AnyTask:
-    """What the file describes.
+    """Return the file's work item.
 
     Raises:
         UsageError: it is not a task file of prepare.

@@ -103,7 +103,7 @@ def escape_letters(stream: TextIO | None) -> None:
 
 
 def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A rich console on standard output or error: its styles act, the texts in it only show."""
+    """Return a rich console on standard output or error; it sanitizes texts, not its styles."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -120,10 +120,10 @@ def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 def print_command(line: str) -> None:
-    """A workflow command, which has to act, on standard error: standard output is for results."""
+    """Print a workflow command unsanitized to standard error."""
     print(line, file=underlying_stream(sys.stderr), flush=True)
 
 
 def underlying_stream(stream: TextIO) -> TextIO:
-    """The stream itself, where only what shows is let through."""
+    """Return the stream below a sanitized one."""
     return stream.stream if isinstance(stream, SanitizedStream) else stream

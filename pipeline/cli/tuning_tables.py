@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_tuning(report: RunReport) -> None:
-    """The tables of a run of `prepare tune`, and what to do next."""
+    """Print the tables of a run of `prepare tune`, and the next step."""
     tuning = report.tuning
     if tuning is None:
         return
@@ -39,7 +39,7 @@ def screening_row(each: ScreeningReport) -> list[str]:
 
 
 def ending_lines(tuning: TuningReport, report: RunReport) -> list[str]:
-    """What was confirmed, and the next command."""
+    """Print what was confirmed, and the next command."""
     if tuning.verdict is None:
         return []
     lines = ["the screening chose the winner; its numbers are no evidence"]

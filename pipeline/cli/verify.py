@@ -125,7 +125,7 @@ def is_version(reference: str) -> bool:
 def registered_folder(
     reference: str, registry: str | None, store: Path | None, public_key: Path | None
 ) -> tuple[Path, Path | None]:
-    """The folder of a registered version, once its files are seen to be those registered.
+    """Return a registered version's folder, after checking its files.
 
     Returns:
         the folder, and the public key that it must be signed with, if any.
@@ -240,7 +240,7 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
 
 
 def print_checks(checks: Sequence[VariantCheck]) -> None:
-    """A table of variants, then every difference."""
+    """Print a table of variants, then every difference."""
     rows = [
         [c.recipe, c.kept, c.computed or "cannot be computed", f"{c.answers:,}", words(c)]
         for c in checks[:MAX_LINES]
@@ -261,7 +261,7 @@ def print_clipped(lines: Sequence[str]) -> None:
 
 
 def value(text: str) -> str:
-    """A name that the evidence gives, which may be anything, as part of a line."""
+    """Return a name of the evidence, which may be anything, as part of a line."""
     return log_line(text, MAX_NAME_CHARACTERS)
 
 

@@ -153,7 +153,7 @@ def _take_line_apart(text: str) -> ParsedCommand:
 
 
 def _split(text: str) -> list[str]:
-    """The words of a line; ends of commands are words, too."""
+    """Return the words of a line; ends of commands are words, too."""
     whole = _CONTINUED.sub("", text)
     lexer = shlex.shlex(whole, posix=True, punctuation_chars=_ENDS)
     lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
@@ -271,7 +271,7 @@ class _Linter:
         return written.lstrip("-").partition(".")[0].replace("_", "-")
 
     def _whole_name(self, name: str) -> str:
-        """The engine's option of that name or beginning; "" where there is none, or several."""
+        """Return the engine's option of that name or prefix; "" if there is none, or several."""
         known = self.options.defaults
         if name in known:
             return name
@@ -294,7 +294,7 @@ class _Linter:
         )
 
     def _canonical(self, name: str, value: str) -> tuple[str, str]:
-        """A switch by the name that turns something on, with `true` or `false`."""
+        """Return a switch by its positive name, with `true` or `false`."""
         known = self.options.defaults
         if name.startswith("no-") and name[3:] in known:
             name, value = name[3:], "false"

@@ -20,7 +20,7 @@ _WORDS = ("entrypoint", "command", "args")  # in the order in which they are put
 
 
 def command_lines(text: str) -> list[str]:
-    """A line for a shell of each container; none where the text is no such file.
+    """Return a shell line for each container; none if the text is no such file.
 
     Raises:
         UsageError: it is one that cannot be read, such as a template.
@@ -42,7 +42,7 @@ def command_lines(text: str) -> list[str]:
 
 
 def _containers(content: Any) -> Iterator[dict[str, Any]]:
-    """Mappings, however deep, that say what is started."""
+    """Yield mappings of any depth that contain a command."""
     if isinstance(content, dict):
         if any(isinstance(content.get(key), str | list) for key in _WORDS):
             yield content

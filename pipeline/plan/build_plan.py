@@ -79,7 +79,7 @@ def make_planner(
     sources: SourceResolver,
     draft: Checkpoint | None = None,
 ) -> ModelPlanner:
-    """What plans these choices."""
+    """Return the planner of these options."""
     accelerator = Accelerator(choices.profile.accelerator)
     environments = {
         *environments_for(recipe.quantization.environment for recipe in choices.recipes),

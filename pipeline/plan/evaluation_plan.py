@@ -102,9 +102,7 @@ class EvaluationPlanner:
         return planner
 
     def rounds(self, served: EvaluationSide, baseline: Rounds | None) -> Rounds:
-        """Return all possible rounds by suite; `baseline` has the baseline's rounds, if it is not
-        `served`.
-        """
+        """Return all possible rounds by suite; `baseline` has the baseline's, if not `served`."""
         return {name: self._rounds(name, served, baseline) for name in self.policy.suites}
 
     def repeats(self, rounds: Rounds) -> dict[str, StageSpec]:

@@ -334,7 +334,7 @@ def first_workload(policy: Policy) -> str:
 
 
 def identities_of(profile: ServingProfile, settings: Settings) -> dict[str, str]:
-    """The locks of the environments that take part."""
+    """Return the locks of the environments that take part."""
     accelerator = Accelerator(profile.accelerator)
     names = {"serve", str(find_engine(profile.engine).environment)}
     return {name: identity(name, accelerator, settings) for name in names}

@@ -1,6 +1,6 @@
-"""A registered version as files to deploy:
+"""A registered version as files to deploy.
 
-found, copied, and compared with the registered digests.
+They are found, copied, and compared with the registered digests.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class FileSource(Protocol):
 
 
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:
-    """Return the folder of a version's files:
+    """Return the folder of a version's files.
 
-    `weights`, which `prepare pull` made, or its own source.
+    It is `weights`, which `prepare pull` made, or the version's own source.
 
     For a store in an object store: the stage that wrote them, which is copied to this node.
 

@@ -77,7 +77,7 @@ def record_of(
 
 
 def rechecks_of(version: Version) -> list[RecheckRecord]:
-    """The newest recheck of each tuple.
+    """Return the newest recheck of each tuple.
 
     Raises:
         RegistryError: a tag is damaged.

@@ -156,9 +156,9 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
 
 
 def source_of(version: Version, verdict: BundleVerdict) -> str:
-    """Return the source's name;
+    """Return the source's name.
 
-    a folder's path is in the tags only, since evidence has no paths.
+    A folder's path is in the tags only, since evidence has no paths.
     """
     ref = version.tags.get("prepare.source.ref") or verdict.source.ref
     revision = verdict.source.revision

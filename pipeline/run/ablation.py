@@ -48,9 +48,9 @@ class AblationRun:
         self._asking = ServingPlanner(plan, stages)
 
     def run(self) -> None:
-        """Attribute the loss of every variant that needs it;
+        """Attribute the loss of every variant that needs it.
 
-        note those that cannot be attributed.
+        Note those that cannot be attributed.
         """
         judged = {report.recipe: report for report in self._log.variants()}
         for variant in self._plan.variants:

@@ -90,9 +90,9 @@ def refuse_laid_out(
 def list_requirements(
     policy: Policy, laid_out: Mapping[str, QuestionsResult] | None = None
 ) -> Iterator[Requirement]:
-    """Yield the policy's requirements;
+    """Yield the policy's requirements.
 
-    for lm-eval's tasks only those whose questions are listed.
+    For lm-eval's tasks only those whose questions are listed.
     """
     yield Requirement("every suite", (Capability.COMPLETIONS,))
     yield Requirement("every suite", (Capability.TOKEN_IDS,))

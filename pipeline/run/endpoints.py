@@ -38,7 +38,7 @@ CachesOf = Callable[[str], Mapping[str, str]]
 
 
 def no_caches(environment: str) -> Mapping[str, str]:
-    """The engine's own places."""
+    """Return the engine's own folders."""
     return {}
 
 
@@ -122,7 +122,7 @@ class LocalServers:
         }
 
     def _make_log(self, name: str) -> Path:
-        """A separate log for each start of a model's server: NAME.log, NAME.2.log and so on.
+        """Return a new log for a start of a model's server: NAME.log, NAME.2.log and so on.
 
         Serving tasks on several nodes that share the run's folder may each serve the baseline.
         """

@@ -113,7 +113,7 @@ class PlanReport:
         }
 
     def headline(self) -> str:
-        """The checkpoint in a line."""
+        """Describe the checkpoint in a line."""
         if self.checkpoint is None and not self.not_here:
             return f"{self.choices.reference.text}: refused"
         if self.checkpoint is None:
@@ -168,7 +168,7 @@ class PlanReport:
         return [name for name in self.choices.rungs if name not in planned]
 
     def total(self) -> str:
-        """The bottom line."""
+        """Return the last line."""
         to_run = sum(not stage.cached for stage in self.stages)
         seconds = self.expected_seconds()
         words = f"about {seconds / 60:.1f} minutes" if seconds is not None else "time not known yet"
@@ -191,7 +191,7 @@ def describe_state(stage: PlannedStage) -> str:
 
 
 def describe_expected(stage: PlannedStage) -> str:
-    """The expected time in words."""
+    """Describe the expected time."""
     if stage.cached:
         return "-"
     if stage.expected_seconds is None:

@@ -60,7 +60,7 @@ class RecheckRequest:
     trust_remote_code: bool = False
 
     def as_options(self) -> dict[str, str | bool | None]:
-        """The options for the record, as written."""
+        """Return the options for the record, as written."""
         return {
             "profile": self.profile,
             "source": self.source,

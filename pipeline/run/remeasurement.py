@@ -55,7 +55,7 @@ class Remeasurement:
     draft: Checkpoint | None = None  # that drafts for the weights, where the profile names one
 
     def choices(self) -> ResolvedOptions:
-        """The options, in the form of `prepare model`'s.
+        """Return the options, in the form of `prepare model`'s.
 
         Raises:
             UsageError: a speed gate of the policy cannot be measured on this kind of machine.

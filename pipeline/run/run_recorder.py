@@ -74,7 +74,7 @@ class RunRecorder:
             self._sender.start()
 
     def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
-        """The checkpoint has been inspected."""
+        """Record the inspected checkpoint."""
         self._update(checkpoint=checkpoint, registered_name=registered_name)
 
     def note_counted(self, tried: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ class RunRecorder:
         self._update(tuning=tuning)
 
     def stage(self, stage: StageReport) -> None:
-        """A stage has ended."""
+        """Record the end of a stage."""
         self._update(stages=[*self._report.stages, stage])
 
     def note_variant(self, variant: VariantReport) -> None:
@@ -107,7 +107,7 @@ class RunRecorder:
         self._update(notes=[*self._report.notes, text])
 
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
-        """The run has ended."""
+        """Record the end of the run."""
         self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
         self._over.set()
         if self._sender is not None:
@@ -130,7 +130,7 @@ class RunRecorder:
                 return
 
     def report(self) -> RunReport:
-        """The record as it stands."""
+        """Return the present record."""
         return self._report
 
     def _update(self, **changes: Any) -> None:

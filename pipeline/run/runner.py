@@ -227,7 +227,7 @@ class Runner:
         return [self._plan.baseline.rounds[suite][n] for suite, n in sorted(wanted.items())]
 
     def _undone_of(self, variant: VariantPlan) -> list[StageSpec]:
-        """The stages that the first start of its server answers."""
+        """Return the stages that the first start of its server answers."""
         return self._asking.find_undone(
             self._plan.served_stages(variant, self._stages.find_reusable)
         )
@@ -325,9 +325,9 @@ class Runner:
             )
 
     def _passing_rung(self) -> str | None:
-        """Return the first rung that passes;
+        """Return the first rung that passes.
 
-        each one's level counts also rungs that are never tried.
+        Each one's level counts also rungs that are never tried.
 
         The number of tried rungs depends on the verdicts, so counting only these would be biased.
         """

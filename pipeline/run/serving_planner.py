@@ -28,9 +28,9 @@ class ServingPlanner:
         self._stages = stages
 
     def find_undone(self, specs: Sequence[StageSpec]) -> list[StageSpec]:
-        """Return stages from the first unfinished one on;
+        """Return stages from the first unfinished one on.
 
-        it decides whether later ones must run.
+        Its result decides whether later ones must run.
         """
         for place, spec in enumerate(specs):
             if self._stages.reuse(spec) is None:

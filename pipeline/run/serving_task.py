@@ -195,7 +195,7 @@ class ServingTaskRunner:
         return record
 
     def _open(self, task: ServingTask, spec: StageSpec) -> dict[str, Any]:
-        """The servers that the stage asks; a speed stage may have more than one."""
+        """Return the servers that the stage asks; a speed stage may have more than one."""
         if spec.stage != SPEED.name:
             return self._endpoints.open(task.model)
         sides = {"baseline": task.baseline, "candidate": task.model}

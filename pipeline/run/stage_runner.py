@@ -36,7 +36,7 @@ class StageLog(Protocol):
         """The run's."""
 
     def stage(self, stage: StageReport) -> None:
-        """A stage has ended."""
+        """Record the end of a stage."""
 
 
 class StageRunner:
@@ -92,7 +92,7 @@ class StageRunner:
         return record
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
-        """The stage's record, where it need not run; None, with nothing left of it, where it must.
+        """Return the stage's record if it need not run; else None, after removing its remains.
 
         The first time that it is found in the store the log has it as reused; one that has been
         submitted is not done before its job has ended.
@@ -118,11 +118,11 @@ class StageRunner:
         return self.store.stage_folder(spec.stage, spec.key) / "output"
 
     def find_reusable(self, spec: StageSpec) -> StageRecord | None:
-        """The stage's record, if it is in the store and depends on what is there now."""
+        """Return the stage's record, if it is in the store and its inputs are the present ones."""
         return self.store.find_current(spec.stage, spec.key)
 
     def find_finished(self, spec: StageSpec) -> StageRecord:
-        """The record of a stage that has been run; raises StoreError when it has vanished."""
+        """Return a finished stage's record; raise StoreError if it is gone."""
         record = self.store.find(spec.stage, spec.key)
         if record is None:
             raise StoreError(
@@ -134,7 +134,7 @@ class StageRunner:
         return record
 
     def note_submitted(self, specs: Sequence[StageSpec]) -> None:
-        """These are being run; `note_ended` has to follow."""
+        """Mark these as running; `note_ended` must follow."""
         self._submitted.update(spec.key for spec in specs)
 
     def note_ended(self, specs: Sequence[StageSpec]) -> bool:
@@ -146,7 +146,7 @@ class StageRunner:
         return specs[0].key in self._found
 
     def add_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:
-        """The stage with where to do it, as far as that is known only now."""
+        """Return the stage with runtime values that are known only now."""
         runtime = dict(spec.runtime)
         if "environment" in runtime:
             runtime["accelerator"] = str(self.accelerator)
@@ -257,5 +257,5 @@ class SubmittedStageRunner(StageRunner):
 
 
 def name_of(spec: StageSpec) -> str:
-    """The name of its file and log."""
+    """Return the name of its file and log."""
     return f"{spec.variant}.{spec.stage}.{spec.key[:8]}"

@@ -276,9 +276,9 @@ class TuningRun:
         self._add(ScreeningReport(name=name, parameter=parameter, outcome="dropped", reason=reason))
 
     def _screen(self, screened: ScreeningCandidate) -> None:
-        """Measure one server start;
+        """Measure one server start.
 
-        a candidate's failure is recorded, the defaults' ends the run.
+        A candidate's failure is recorded, the defaults' ends the run.
         """
         best = max((e.output_tokens_per_s or 0.0 for e in self._report.screening), default=0.0)
         variant = self._planner.screen(screened, best or None)

@@ -93,4 +93,4 @@ class BoundedStreams:
 
 
 async def read_nothing(*_: Any) -> None:
-    """Replacement for a reader of counters."""
+    """Replace a reader of counters."""

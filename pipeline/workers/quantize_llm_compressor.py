@@ -184,9 +184,9 @@ def follow_bars(progress: Progress, kind: str) -> None:
 
 
 def quantized_modules(model: Any) -> int:
-    """Return the number of modules with quantized weights;
+    """Return the number of modules with quantized weights.
 
-    attention may quantize its cache alone.
+    Attention may quantize its cache alone.
     """
     schemes = [getattr(module, "quantization_scheme", None) for module in model.modules()]
     return sum(scheme is not None and scheme.weights is not None for scheme in schemes)

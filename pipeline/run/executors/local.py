@@ -46,7 +46,7 @@ class LocalExecutor:
     def describe_node(
         self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
     ) -> NodeInfo:
-        """This machine."""
+        """Return this machine's facts."""
         return this_node()
 
 
@@ -101,5 +101,5 @@ class LocalOptions(ExecutorOptions):
     kind: Literal["local"] = Field("local", description="this machine")
 
     def open(self) -> LocalExecutor:
-        """The executor; raises UsageError where the folder of the node's locks cannot be used."""
+        """Return the executor; raise UsageError if the folder of the node's locks is unusable."""
         return LocalExecutor()

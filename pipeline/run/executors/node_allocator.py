@@ -82,7 +82,7 @@ class NodeAllocator:
         return len(os.sched_getaffinity(0))
 
     def find_room(self, needs: ResourceRequest) -> NodeAllocation | None:
-        """Reserve resources for a work item;
+        """Reserve resources for a work item.
 
         None if others use them, with the reason in `obstacle`.
 
@@ -131,7 +131,7 @@ class NodeAllocator:
         return "a measurement of speed, which has this node alone"
 
     def _take_memory(self, needs: ResourceRequest, room: NodeAllocation) -> str:
-        """The work of one run alone: other runs' is unknown here."""
+        """Count the memory of this run's work alone; other runs' is unknown here."""
         size = needs.memory_bytes
         if size and self._lent_bytes and self._lent_bytes + size > memory_bytes():
             return (
@@ -172,9 +172,9 @@ class NodeAllocator:
         )
 
     def _ask_busy(self) -> set[str]:
-        """Return UUIDs of GPUs used by other programs, cached for BUSY_SECONDS:
+        """Return UUIDs of GPUs used by other programs, cached for BUSY_SECONDS.
 
-        the driver is slow.
+        The driver is slow.
         """
         if time.monotonic() - self._asked > BUSY_SECONDS:
             self._busy, self._asked = busy_gpus(), time.monotonic()

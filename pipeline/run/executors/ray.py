@@ -64,7 +64,7 @@ class RayOptions(ExecutorOptions):
         return address
 
     def open(self) -> RayExecutor:
-        """The executor; raises UsageError where ray is missing or no cluster answers."""
+        """Return the executor; raise UsageError if ray is missing or no cluster answers."""
         connect(self.address)
         return RayExecutor(self)
 
@@ -127,7 +127,7 @@ class RayExecutor:
         )
 
     def _node_for(self, needs: ResourceRequest) -> Resources:
-        """The most frequent kind of node that has as much; raises UsageError."""
+        """Return the most frequent kind of node that has as much; raise UsageError if none has."""
         node = most_frequent(nodes().values(), needs)
         if node is None:
             raise UsageError(
@@ -209,7 +209,7 @@ class RayJob:
                 ray.cancel(stream, force=True)
 
     def _lines(self, listener: Listener) -> Iterator[bytes]:
-        """The work item's events; logs and the exit code, which are streamed too, are kept."""
+        """Yield the work item's events; keep its streamed logs and exit code."""
         import ray
 
         with self._submitting:
@@ -234,7 +234,7 @@ class RayJob:
                 yield sent
 
     def _submit(self) -> Any:
-        """The stream of what the task yields."""
+        """Return the stream of the task's results."""
         import ray
 
         here = {**os.environ, **credential_variables()}
@@ -268,7 +268,7 @@ class RayJob:
 
 
 def nodes() -> dict[str, Resources]:
-    """What each node that is alive has, by its name."""
+    """Return each live node's resources, by name."""
     import ray
 
     return {
@@ -279,7 +279,7 @@ def nodes() -> dict[str, Resources]:
 
 
 def task_options(taken: Resources) -> dict[str, Any]:
-    """What Ray reserves for a task that takes so much of a node."""
+    """Return Ray's reservation for these resources of a node."""
     options: dict[str, Any] = {"num_cpus": taken.cpus, "num_gpus": taken.gpus}
     if taken.memory_bytes:
         options["memory"] = int(taken.memory_bytes)
@@ -289,7 +289,7 @@ def task_options(taken: Resources) -> dict[str, Any]:
 
 
 def resources_of(has: Mapping[str, float]) -> Resources:
-    """What a node has, as Ray lists it."""
+    """Return a node's resources from Ray's list."""
     kinds = sorted(name.removeprefix(KIND) for name in has if name.startswith(KIND))
     return Resources(has.get("CPU", 0), has.get("GPU", 0), ", ".join(kinds), has.get("memory", 0))
 

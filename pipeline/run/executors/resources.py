@@ -54,7 +54,7 @@ def most_frequent(nodes: Iterable[Resources], needs: ResourceRequest) -> Resourc
 
 
 def words_of(needs: ResourceRequest) -> str:
-    """What is needed, for a message."""
+    """Describe the resources for a message."""
     gpus = {0: "a core", 1: "1 GPU"}.get(needs.gpus, f"{needs.gpus} GPUs")
     if needs.exclusive:
         return "a separate node" + f" with {gpus}" * bool(needs.gpus)

@@ -95,9 +95,9 @@ class SlurmOptions(ExecutorOptions):
         return flags
 
     def open(self) -> SlurmExecutor:
-        """Return the executor;
+        """Return the executor.
 
-        raise UsageError if Slurm's commands are missing or do not answer.
+        Raise UsageError if Slurm's commands are missing or do not answer.
         """
         for command in ("sbatch", "squeue", "scancel", "sinfo"):
             if shutil.which(command) is None:

@@ -69,7 +69,7 @@ def stage_in(task: Path) -> str:
 
 
 def needs_of(task: Path) -> list[NetworkAccess]:
-    """What a serving task also has to reach: an endpoint that others serve."""
+    """Return the network access of a serving task: an external endpoint."""
     found = _read(task)
     models = [found.get("model"), found.get("baseline")]
     asks = any(isinstance(each, dict) and each.get("endpoint") is not None for each in models)

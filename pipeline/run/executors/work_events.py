@@ -27,7 +27,7 @@ class ProgressListener:
         self._progress.note(text)
 
     def stage_ended(self, stage: StageReport) -> None:
-        """A listener that ignores all events."""
+        """Return a listener that ignores all events."""
 
 
 def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError | None:

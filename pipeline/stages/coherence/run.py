@@ -119,7 +119,7 @@ class CoherenceProbe:
             return None
 
     def complete(self) -> str:
-        """A short greedy answer."""
+        """Return a short greedy answer."""
         answer = self._post({"prompt": PROMPT, "max_tokens": 16})
         try:
             return str(answer["choices"][0]["text"])

@@ -44,11 +44,11 @@ class SubStageContext(StageContext[Any, Any]):
     made: Record | None = None
 
     def input_folder(self, role: str) -> Path:
-        """This stage's own folder, which has the new weights."""
+        """Return this stage's own folder, which has the new weights."""
         return self.folder
 
     def input_record(self, role: str) -> StageRecord:
-        """The record that `quantize` would have left."""
+        """Return the record that `quantize` would have left."""
         assert self.made is not None
         return StageRecord(
             **self.spec.model_dump(include={"variant", "key", "parameters"}),

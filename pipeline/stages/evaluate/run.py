@@ -182,7 +182,7 @@ def count_answers(context: Context, key: str) -> None:
 
 
 def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
-    """The worker's input."""
+    """Return the worker's input."""
     parameters, runtime = context.parameters, context.runtime
     return {
         "name": runtime.suite,

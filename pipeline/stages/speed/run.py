@@ -186,7 +186,7 @@ class PromptFile:
 def worker_spec(
     context: Context, workload: dict[str, Any], course: MeasurementProgress, server_run: ServerRun
 ) -> dict[str, Any]:
-    """The worker's input."""
+    """Return the worker's input."""
     parameters, runtime = context.parameters, context.runtime
     return {
         "name": parameters.name,

@@ -60,9 +60,9 @@ class Caster:
         return memoryview(self._output)[:elements], memoryview(self._scales)[:size]
 
     def _cast_ordinary(self, weight: Any, target: Any) -> Any:
-        """Cast bfloat16 rows on the CPU into `target`;
+        """Cast bfloat16 rows on the CPU into `target`.
 
-        return the scales, or None if not ordinary.
+        Return the scales, or None if not ordinary.
         """
         torch = self._torch
         groups = self._groups(weight)

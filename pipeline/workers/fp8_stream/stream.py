@@ -101,7 +101,7 @@ def stream_fp8(
 def plan(
     headers: dict[Path, SafetensorsHeader], scheme: str, ignore: list[str], left_out: list[str]
 ) -> list[ShardPlan]:
-    """The output files."""
+    """Return the output files."""
     plans = []
     for file, header in headers.items():
         chosen = {n for n, tensor in header.tensors.items() if is_quantizable(n, tensor, ignore)}

@@ -35,7 +35,7 @@ class WidenedFP8LinearKernel(ChannelWiseTorchFP8ScaledMMLinearKernel):  # type: 
         bias: torch.Tensor | None,
         output_shape: list[int],
     ) -> torch.Tensor:
-        """``(A @ B) * As * Bs.T + bias``, computed in FP32, given in `out_dtype`.
+        """Compute ``(A @ B) * As * Bs.T + bias`` in FP32; return it in `out_dtype`.
 
         Args:
             A: activations, M x K, e4m3.
