@@ -1,4 +1,4 @@
-"""A margin and a minimum are changed in the policy alone, and everyone after it follows."""
+"""Margins and minimums change in the policy alone, arguments in the profile; all readers follow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import pytest
 from fake_run import ONE, SERVING, FakeRun, policy
 from pretend_stages import edit
 
+from artifacts.deployable import Deployable
+from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.recompute import check_run
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.checkpoint.weights_folder_files import CARD
 from pipeline.release.recorded_verdict import read_past
+from pipeline.stages.coherence import COHERENCE
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evaluate.run import round_of
 from pipeline.stages.judge import JUDGE
@@ -74,3 +77,36 @@ def test_plan_worker_judge_card_verify_and_recheck_follow_the_policy(
     (check,) = check_run(made.report, made.store)
     assert any("margin.points" in each for each in check.differences)
     assert any("rule.min_ratio" in each for each in check.differences)
+
+
+@pytest.mark.parametrize("length", [8192, 16384])
+def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
+    tmp_path: Path, length: int
+) -> None:
+    made = FakeRun(tmp_path / "store")
+    arguments = {**SERVING["engine_arguments"], "max-model-len": length}
+    made.serving = {**SERVING, "engine_arguments": arguments}
+    made.run()
+    # plan
+    (variant,) = made.plan().variants
+    assert variant.arguments is not None
+    assert variant.arguments.engine_arguments == arguments
+    # worker
+    coherence = COHERENCE.parameters_of(variant.stages["coherence"])
+    assert coherence.serving == variant.arguments
+    # card, tags and recheck
+    folder = made.bundle(ONE)
+    assert f"--max-model-len {length}" in (folder / CARD).read_text()
+    version = made.registered(ONE)
+    past = read_past(version, Path(version.source))
+    assert Deployable.of_tags(version) == past.deployable
+    assert past.deployable.serving == variant.arguments
+    # verify
+    assert check_bundle(folder).is_sound
+    (asked,) = folder.glob(f"**/coherence/{variant.stages['coherence'].key}/stage.json")
+
+    def lengthen(record: dict[str, Any]) -> None:
+        record["parameters"]["serving"]["engine_arguments"]["max-model-len"] = 2 * length
+
+    edit(asked, lengthen)
+    assert not check_bundle(folder).is_sound
