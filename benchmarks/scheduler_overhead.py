@@ -43,7 +43,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 STAGES = ROOT / "benchmarks" / "scheduler"
 CLUSTER = ROOT / "tests" / "e2e" / "cluster"
-sys.path[:0] = [str(STAGES), str(CLUSTER), str(CLUSTER.parent)]
+sys.path[:0] = [str(STAGES), str(CLUSTER), str(CLUSTER.parent), str(CLUSTER.parent.parent)]
 os.environ["PYTHONPATH"] = str(STAGES)  # of all that we start
 from fault_injection import FaultInjector, FaultTarget, measure_kills  # noqa: E402
 from sleep_plan import LITTLE, ON_A_GPU, ExecutionSite, SleepPlan, SleepStage, make_node  # noqa: E402
