@@ -48,7 +48,6 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
 
 
 def _namespaces(owner: dict[str, Any]) -> set[str]:
-    """Return the user's and the organizations' namespaces, in lower case."""
     named = [owner, *owner["orgs"]]
     return {str((each or {}).get("name")).lower() for each in named}
 

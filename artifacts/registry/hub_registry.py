@@ -106,7 +106,6 @@ class HubRegistry(Registry):
         ]
 
     def check_writable(self, name: str) -> None:
-        """Check the token's owner, and that prepare made the repository."""
         with self._explain_errors(name):
             check_token(self._api, self._namespace, self._address(name))
             self._repository(name).check_ours()
@@ -184,7 +183,6 @@ class HubRegistry(Registry):
             self._repository(name).move_tag(alias, commit)
 
     def has_version(self, name: str, version: str) -> bool:
-        """Return whether a number, or a commit that an alias was moved to, exists."""
         if _COMMIT.fullmatch(version):
             with self._explain_errors(name):
                 return self._repository(name).has_commit(version)
@@ -211,7 +209,6 @@ class HubRegistry(Registry):
         return registered.commit
 
     def _number(self, repository: HubRepository, commit: str) -> str:
-        """Tag the commit with the next number, unless it has one."""
         for _ in range(ATTEMPTS):
             state = repository.state() or RepositoryState()
             given = {m[1]: c for t, c in state.tags.items() if (m := _NUMBERED.fullmatch(t))}
@@ -257,7 +254,6 @@ def _select_present(state: RepositoryState) -> dict[str, RegisteredVersion]:
 
 
 def _aliases(state: RepositoryState) -> dict[str, str]:
-    """Return versions by alias, or the commit if it is not a version."""
     numbers = {version.commit: number for number, version in _select_present(state).items()}
     found = {
         tag: numbers.get(commit, commit)

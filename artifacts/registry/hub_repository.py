@@ -167,7 +167,6 @@ class HubRepository:
         raise self._busy_error()
 
     def drop_upload(self, label: str) -> None:
-        """Remove the branch of an upload whose commit a tag keeps."""
         with allow_statuses(MISSING):
             self._api.delete_branch(self.repo_id, branch=UPLOAD + label[:16])
 
@@ -179,7 +178,6 @@ class HubRepository:
         files: Mapping[str, bytes | Path],
         gone: frozenset[str] | set[str] = frozenset(),
     ) -> str | None:
-        """Add one commit to the branch, or return None if its head is not that parent."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
         from huggingface_hub.errors import RevisionNotFoundError
 
@@ -201,7 +199,6 @@ class HubRepository:
         return None
 
     def add_tag(self, tag: str, commit: str) -> bool:
-        """Create a tag; return False if it already exists."""
         with allow_statuses(*CONFLICTS):
             self._api.create_tag(self.repo_id, tag=tag, revision=commit)
             return True
@@ -212,7 +209,6 @@ class HubRepository:
             self._api.delete_tag(self.repo_id, tag=tag)
 
     def move_tag(self, tag: str, commit: str | None) -> None:
-        """Point a tag to the commit, or to none. The Hub can only remove and create tags."""
         for _ in range(ATTEMPTS):
             current = (self.state() or RepositoryState()).tags.get(tag)
             if current == commit:
@@ -234,7 +230,6 @@ class HubRepository:
         return bool(self._api.revision_exists(self.repo_id, commit))
 
     def _files_of_ours(self, head: str) -> dict[str, int]:
-        """Return the files of a main branch that prepare began, or that is empty."""
         files = self.files(head)
         if files.keys() - {ATTRIBUTES, CARD}:
             raise RegistryError(

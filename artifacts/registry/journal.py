@@ -174,7 +174,6 @@ class Journal:
 
     @contextmanager
     def _report_if_recorded(self, entry: HistoryEntry) -> Iterator[None]:
-        """Convert an error to RecordedMoveError if the next command completes the move."""
         try:
             yield
         except RegistryError as error:

@@ -173,7 +173,6 @@ class OciLayoutRegistry(Registry):
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold a lock in the layout's folder, if there is one."""
         layout = self._layout(name)
         with ExitStack() as held:
             if layout.exists():

@@ -66,7 +66,6 @@ class OrasClient(Registry):  # type: ignore[misc]
         json: Any = None,
         stream: bool = False,
     ) -> requests.Response:
-        """Send one request, with a login if the registry itself requests one."""
         if not self._is_ours(url):
             return self._request_elsewhere(url, method, data, headers, json, stream)
         # Without the parent's retries: they wait for 131 s, also after a wrong password.
@@ -86,7 +85,6 @@ class OrasClient(Registry):  # type: ignore[misc]
     def _request_elsewhere(
         self, url: str, method: str, data: Any, headers: Any, json: Any, stream: bool
     ) -> requests.Response:
-        """Send a request to another host, without any credentials."""
         kept = {k: v for k, v in (headers or {}).items() if k.lower() != "authorization"}
         response = self.session.request(
             method, url, data=data, json=json, headers=kept, stream=stream, verify=self._tls_verify
@@ -101,8 +99,6 @@ class OrasClient(Registry):  # type: ignore[misc]
         return response
 
     def _refuse_plain_realm(self, request_token: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap the request for a token, which sends the login to the registry's realm."""
-
         def request(asked: Any) -> Any:
             if self.prefix == "https" and urlsplit(asked.realm or "").scheme == "http":
                 raise requests.RequestException(

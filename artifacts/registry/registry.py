@@ -106,7 +106,6 @@ class Registry(JournalStorage):
         """Copy the version's files into that existing, empty folder."""
 
     def settle(self, name: str) -> list[HistoryEntry]:
-        """Complete and return recorded moves that were not applied."""
         return Journal(self, name).settle()
 
     def move_alias(self, name: str, move: AliasChange) -> HistoryEntry | None:
@@ -137,11 +136,9 @@ class Registry(JournalStorage):
         return Journal(self, name).roll_back(alias, cause, to=to, replaces=replaces)
 
     def history(self, name: str) -> list[HistoryEntry]:
-        """Return the valid moves, oldest first."""
         return list(replay(self.entries(name)).held)
 
     def find_same(self, name: str, tags: Mapping[str, str]) -> Version | None:
-        """Return the version of the same tuple and evidence, if any."""
         return next((each for each in self.versions(name) if is_same(each.tags, tags)), None)
 
     def put_back(self, name: str) -> None:

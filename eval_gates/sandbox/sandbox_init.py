@@ -160,7 +160,6 @@ def _processes() -> list[str]:
 
 
 def _start_session() -> None:
-    """Start a session: the kernel divides CPU time by session first."""
     try:
         os.setsid()
     except PermissionError:  # bubblewrap has made one

@@ -90,7 +90,6 @@ class SolutionProxy:
             self._give_up(f"the answer is malformed: {type(error).__name__}: {error}")
 
     def has_raised(self, error: BaseException) -> bool:
-        """Return whether `error` came from the solution and not from the tests."""
         return any(error is raised for raised in self._raised)
 
     @property

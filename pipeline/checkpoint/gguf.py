@@ -20,13 +20,7 @@ Tokenizer.from_pretrained({source!r}, gguf_file={file!r}).save_pretrained({targe
 def gguf_error(
     source: str, file: str, where: str, kind: type[CheckpointError] = CheckpointError
 ) -> CheckpointError:
-    """Return the error for weights in a GGUF file.
-
-    Args:
-        source: folder or Hub repository of the file.
-        file: its name there.
-        where: location for the message.
-    """
+    """Return the error for weights in a GGUF file."""
     target = f"{PurePosixPath(source).name}-bf16"
     lines = "\n".join(
         f"    {line}"

@@ -41,7 +41,6 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
 
     Args:
         revision: branch, tag or commit; None for the default branch.
-        progress: receives the number of downloaded bytes.
 
     Returns:
         the snapshot folder, and the commit of `revision`.
@@ -155,7 +154,6 @@ def _weight_patterns(snapshot: Path) -> list[str]:
 
 
 def _missing_bytes(snapshot: Path, sizes: dict[str, int], patterns: list[str]) -> int:
-    """Return the bytes of missing weights; 0 if the Hub is unreachable."""
     return sum(
         size
         for name, size in sizes.items()
@@ -220,7 +218,6 @@ def _bar_class(progress: Progress | None, task: str, total: int) -> type[Any]:
             self.disable = True
 
         def update(self, n: float | None = 1) -> bool | None:
-            """Count, and report bytes."""
             nonlocal furthest
             drawn: bool | None = super().update(n)
             if progress is not None and self.unit == "B":

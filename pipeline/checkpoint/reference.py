@@ -33,14 +33,12 @@ class CheckpointReference:
 
     @property
     def text(self) -> str:
-        """Full text, which parses to the same reference."""
         if self.kind == "demo":
             return f"demo:{self.name}"
         return f"{self.name}@{self.revision}" if self.revision else self.name
 
     @property
     def short_name(self) -> str:
-        """Last part of the name, for a registered model."""
         if self.kind == "folder":
             return Path(self.name).expanduser().resolve().name or "model"
         return self.name.rpartition("/")[2]

@@ -66,12 +66,10 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return self.end - self.begin
 
 

@@ -157,7 +157,6 @@ def _check_one_set(single: Path, shards: list[Path], index: Path) -> None:
 
 
 def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
-    """Return the error for a folder without safetensors."""
     if kinds & {".bin", ".pt", ".pth"}:
         return CheckpointError(
             "the folder has only pickled weights, which are not loaded: a pickle can run any code",

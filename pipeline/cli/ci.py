@@ -78,12 +78,7 @@ class CiReporting:
         store: Path | None,
         executor: str | None = None,
     ) -> NoReturn:
-        """Do the work, report its outcome to CI and on standard output, and exit with its code.
-
-        Args:
-            command: the request, in case that no run begins.
-            executor: its kind, if requested.
-        """
+        """Do the work, report its outcome to CI and on standard output, and exit with its code."""
         with (
             errors_as_json(self.as_json),
             open_display(as_json=self.as_json, plain=self.ci) as progress,

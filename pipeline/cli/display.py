@@ -73,7 +73,6 @@ class TerminalBars:
         self._tasks: dict[str, TaskID] = {}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Draw or move the task's bar."""
         if task not in self._tasks:
             self._tasks[task] = self._bars.add_task(task, total=total, unit=unit)
         self._bars.update(self._tasks[task], completed=done, total=total)
@@ -81,7 +80,6 @@ class TerminalBars:
             self._bars.remove_task(self._tasks.pop(task))
 
     def note(self, text: str) -> None:
-        """Print the text above the bars."""
         self._bars.console.print(text, markup=False, highlight=False)
 
 
@@ -113,7 +111,6 @@ class PlainLines:
             self._forget(task)
 
     def note(self, text: str) -> None:
-        """Print the text."""
         print(text, file=sys.stderr, flush=True)
 
     def _forget(self, task: str) -> None:
@@ -137,7 +134,6 @@ class JsonLines:
         self._print({"event": "progress", "task": task, "done": done, "total": total, "unit": unit})
 
     def note(self, text: str) -> None:
-        """Print the event."""
         self._print({"event": "note", "text": text})
 
     def _print(self, event: dict[str, object]) -> None:

@@ -193,7 +193,6 @@ def gc(
 
 
 def _statuses(settings: Settings) -> list[EnvironmentStatus]:
-    """Environments of this machine's accelerator, and all that exist."""
     from pipeline.environments.environment import EnvironmentState, detect_accelerator, status
 
     own = detect_accelerator()

@@ -112,11 +112,7 @@ def root(
 
 
 def main(command: Callable[..., Any] = app) -> NoReturn:
-    """Run the command line; every exit has its code (see pipeline.core.errors).
-
-    Args:
-        command: a complete command; None for the process's arguments.
-    """
+    """Run the command line; every exit has its code (see pipeline.core.errors)."""
     with guard_streams():
         run(command)
 

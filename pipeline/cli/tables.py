@@ -69,11 +69,7 @@ def print_table(
 
 
 def print_run(report: RunReport, *, is_shown: bool = False) -> None:
-    """Print a run's verdict table, each variant's reason, and the next command.
-
-    Args:
-        is_shown: for `prepare runs show`, which is then not what to look at next.
-    """
+    """Print a run's verdict table, each variant's reason, and the next command."""
     from rich.text import Text
 
     from artifacts.run_outcome import attribution_lines, drafting_lines, serving_lines

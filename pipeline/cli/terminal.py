@@ -38,7 +38,6 @@ class SanitizedStream(RedactingStream):
         self._line = ""
 
     def write(self, text: str) -> int:
-        """Write the text as it may be shown, after any part of its line."""
         length, text = len(text), redact(text)  # libraries log what they connect with
         rest, first = text, ""
         if completed := _COMPLETIONS.get(self._line, _NEVER).match(text):

@@ -30,7 +30,6 @@ class HttpResponse:
 
     @property
     def text(self) -> str:
-        """Beginning of the body, for messages."""
         return self.content[:2000].decode(errors="replace")
 
     def json(self) -> Any:
@@ -60,9 +59,7 @@ def send_request(
     Args:
         url: absolute URL; redacted credentials are restored.
         timeout_s: for the whole exchange, from connecting to the last byte.
-        socket: Unix socket to connect to.
         trust_env: use the proxy that the environment configures.
-        max_bytes: size limit of the response body.
 
     Raises:
         httpx.HTTPError: no complete response arrived within the time and size limits.

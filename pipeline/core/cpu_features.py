@@ -30,10 +30,6 @@ def cpu_features(
 ) -> tuple[str, ...]:
     """Return the CPU's features, or the subset that the environment selects.
 
-    Args:
-        facts: text of /proc/cpuinfo; None for this machine's.
-        environ: variables; VARIABLE is a comma-separated list of features, or 'none'.
-
     Raises:
         UsageError: VARIABLE contains an unknown feature, or one that the CPU lacks.
     """

@@ -51,11 +51,9 @@ class EventWriter:
         self._lock = threading.Lock()
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Write a progress event."""
         self.write({"event": "progress", "task": task, "done": done, "total": total, "unit": unit})
 
     def note(self, text: str) -> None:
-        """Write a note event."""
         self.write({"event": "note", "text": text})
 
     def write(self, event: dict[str, Any]) -> None:

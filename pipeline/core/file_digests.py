@@ -173,5 +173,4 @@ class _FileProgress:
         self._progress.advance("hash checkpoint", self._before + done, self._total, unit)
 
     def note(self, text: str) -> None:
-        """Forward the note."""
         self._progress.note(text)

@@ -51,7 +51,6 @@ class NodeInfo(Record):
         return self.gpus[0].name if self.gpus else None
 
     def hardware(self, accelerator: str) -> Hardware:
-        """Return the engine's hardware on this node."""
         if accelerator == "cuda":
             return Hardware(accelerator=accelerator, gpu=self.gpu_name or "not found")
         return Hardware(
@@ -62,12 +61,10 @@ class NodeInfo(Record):
         )
 
     def kind(self, accelerator: str) -> str:
-        """Return a description shared by nodes whose performance is comparable."""
         gpu = [self.gpu_name or "no GPU"] if accelerator == "cuda" else []
         return ", ".join([*gpu, self.cpu, f"{self.all_cores} cores"])
 
     def measured_on(self, accelerator: str) -> str:
-        """Return the identity within which performance measurements are comparable."""
         return self.machine or self.kind(accelerator)
 
 

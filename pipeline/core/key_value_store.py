@@ -55,7 +55,6 @@ class FileKeyValueStore:
         self._flush = flush
 
     def put_if_absent(self, name: str, content: bytes) -> bool:
-        """Implement KeyValueStore."""
         path = self._root / name
         for folder in (self._root.parent, self._root, path.parent):
             make_folder(folder)
@@ -69,14 +68,12 @@ class FileKeyValueStore:
         _write_new(self._root / name, content, os.O_TRUNC, flush=False)
 
     def get(self, name: str) -> bytes | None:
-        """Implement KeyValueStore."""
         try:
             return read_regular(self._root / name, MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def names(self, folder: str) -> list[str]:
-        """Implement KeyValueStore."""
         try:
             found = [path.name for path in (self._root / folder).iterdir()]
         except (FileNotFoundError, NotADirectoryError):
@@ -84,7 +81,6 @@ class FileKeyValueStore:
         return sorted(name for name in found if not name.startswith("."))
 
     def remove(self, name: str) -> None:
-        """Implement KeyValueStore."""
         (self._root / name).unlink(missing_ok=True)
 
     def age(self, name: str) -> float | None:

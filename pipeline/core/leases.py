@@ -77,11 +77,9 @@ class LatestGeneration:
 
     @property
     def is_released(self) -> bool:
-        """Whether the holder released it."""
         return self.beat == _RELEASED
 
     def read_owner(self) -> LeaseHolder | None:
-        """Return the holder; None if it is unreadable."""
         try:
             return LeaseHolder.model_validate_json(self.owner)
         except ValidationError:
@@ -92,12 +90,8 @@ class Leases:
     """Leases in one key-value store.
 
     Args:
-        store: location of the leases.
         seconds: without a heartbeat until a holder on another node is dead; None for the value of
         VARIABLE, or LEASE_SECONDS.
-        node: identity of this node.
-        clock: monotonic seconds.
-        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -129,7 +123,6 @@ class Leases:
         interrupted.
 
         Args:
-            on_wait: receives one message about the current holder.
             forget: delete every trace of the key afterwards; for keys that are never used again.
 
         Raises:
@@ -208,7 +201,6 @@ class Leases:
             lease.release(forget=True)
 
     def read_latest(self, key: str) -> LatestGeneration | None:
-        """Return the valid generation; None if there is none."""
         number = self._highest(key)
         while number:
             name = f"{key}/{_name(number)}"
@@ -301,16 +293,13 @@ class Lease:
 
     @property
     def name(self) -> str:
-        """Name of its file or object."""
         return f"{self.key}/{_name(self.number)}"
 
     def is_current(self) -> bool:
-        """Return whether this lease was not taken over."""
         seen = self._leases.read_latest(self.key)
         return seen is not None and (seen.number, seen.owner) == (self.number, self.content)
 
     def lost_error(self) -> StoreError:
-        """Return the error to raise after a takeover."""
         seen = self._leases.read_latest(self.key)
         owner = seen.read_owner() if seen is not None else None
         return StoreError(
@@ -320,11 +309,6 @@ class Lease:
         )
 
     def start_heartbeat(self, *, interrupt_main: bool) -> None:
-        """Send heartbeats from a background thread.
-
-        Args:
-            interrupt_main: interrupt the calling thread after a takeover, if it is the main thread.
-        """
         interrupt_main = interrupt_main and threading.current_thread() is threading.main_thread()
         self._heartbeat_thread = threading.Thread(
             target=self._run_heartbeat, args=(interrupt_main,), daemon=True

@@ -83,7 +83,6 @@ class NodeLocks:
             self._reservation_path(name, os.getuid()).unlink()
 
     def is_reserved(self, name: str) -> bool:
-        """Return whether any process of any user has reserved the lock."""
         return any(
             abs(time.time() - seconds) < RESERVATION_S
             for path in self.folder.glob(self._reservation_path(name, "*").name)

@@ -116,11 +116,6 @@ def _log(text: str) -> None:
 class ObjectStore:
     """Objects below one URL; implements KeyValueStore.
 
-    Args:
-        url: as `check_url` returns it.
-        prefix: of all names.
-        retry_timeout_s: for temporary failures.
-
     Raises:
         StoreError: from each method: the store is unreachable, or rejects the request.
     """
@@ -137,7 +132,6 @@ class ObjectStore:
         self._retry_timeout_s = retry_timeout_s
 
     def below(self, prefix: str) -> ObjectStore:
-        """Return the objects whose names start with the prefix."""
         below = ObjectStore(
             self.url, f"{self._prefix}{prefix}/", retry_timeout_s=self._retry_timeout_s
         )
@@ -159,7 +153,6 @@ class ObjectStore:
             ) from error
 
     def put_if_absent(self, name: str, content: bytes) -> bool:
-        """Implement KeyValueStore."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         def create() -> bool:
@@ -177,8 +170,6 @@ class ObjectStore:
         self._retry(lambda: self._client.put(self._name(name), content, use_multipart=False))
 
     def get(self, name: str) -> bytes | None:
-        """Implement KeyValueStore."""
-
         def get() -> bytes | None:
             found = self._open(name, MAX_BYTES)
             return bytes(found.bytes()) if found is not None else None
@@ -186,7 +177,6 @@ class ObjectStore:
         return self._retry(get)
 
     def names(self, folder: str = "") -> list[str]:
-        """Implement KeyValueStore, including nested names."""
         return sorted(self.list_objects(folder))
 
     def list_objects(self, folder: str = "") -> dict[str, ObjectInfo]:
@@ -213,8 +203,6 @@ class ObjectStore:
         return {name: each for name, each in self._retry(find).items() if not name.startswith(".")}
 
     def remove(self, name: str) -> None:
-        """Implement KeyValueStore."""
-
         def remove() -> None:
             try:
                 self._client.delete(self._name(name))
@@ -232,11 +220,9 @@ class ObjectStore:
         return (now - written).total_seconds() if now is not None else None
 
     def has(self, name: str) -> bool:
-        """Return whether the object exists."""
         return self._written_at(name) is not None
 
     def upload(self, file: Path, name: str) -> None:
-        """Upload a file of any size."""
         self._retry(lambda: self._client.put(self._name(name), file, chunk_size=_CHUNK_BYTES))
 
     def download(self, name: str, file: Path, limit: int) -> bool:
@@ -371,5 +357,4 @@ class ObjectStore:
 
 
 def _reason(error: Exception) -> str:
-    """Return the library's message without its debug text."""
     return " ".join(str(error).partition("\n\nDebug source")[0].split())[:500]

@@ -40,7 +40,6 @@ class Plugin:
 
     @property
     def words(self) -> str:
-        """The package and the entry point, for an error."""
         return f"package {self.package}, entry point {self.name} = {self.value} in {self.group}"
 
     def load(self) -> Any:

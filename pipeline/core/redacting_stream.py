@@ -19,12 +19,10 @@ class RedactingStream:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text without credentials."""
         self.stream.write(redact(text))
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """Write each line without credentials."""
         for line in lines:
             self.write(line)
 

@@ -143,12 +143,7 @@ def _write_url(folder: Path, url: str) -> None:
 
 
 class RemoteStore:
-    """Object store behind a cache.
-
-    Args:
-        objects: everything below the store's URL.
-        cache: the store's directory on this node, which exists.
-    """
+    """Object store behind a cache, which is the store's directory on this node."""
 
     def __init__(self, objects: ObjectStore, cache: Path) -> None:
         self.objects = objects
@@ -220,7 +215,6 @@ class RemoteStore:
         """Upload these files, so that an attempt on another node can continue them.
 
         Args:
-            folder: of an ended attempt, named after its lease.
             names: files to upload; directories stay, since they are large and can be recomputed.
         """
         for name in names:
@@ -248,7 +242,6 @@ class RemoteStore:
             temporary.rename(final.with_name(last))
 
     def remove_unfinished(self, final: Path) -> None:
-        """Remove partial results of a finished stage."""
         place = f"unfinished/{final.parent.name}"
         for name in self.objects.names(place):
             if name.startswith(f"{final.name}."):

@@ -43,7 +43,6 @@ class RunFolders:
         return folder
 
     def all(self) -> list[Path]:
-        """Return the folders of all runs, oldest first."""
         if self._store.remote is not None:
             with self._store.explain_errors(), private_umask():
                 _fetch_records(self._store.remote.objects, self._folder)
@@ -52,14 +51,12 @@ class RunFolders:
         return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
     def maybe_running(self) -> list[Path]:
-        """Return folders of runs that may be unfinished, without checking each."""
         if self._store.remote is None:
             return [run for run in self.all() if (run / RUN_RECORD).is_file()]
         begun = self._store.remote.objects.names(RUNNING)
         return [self._folder / name for name in sorted({PurePosixPath(n).parts[0] for n in begun})]
 
     def leases(self, folder: Path) -> Leases:
-        """Return the leases that show whether the run's main process is alive."""
         if self._store.remote is not None:
             return Leases(self._store.remote.objects.below(f"{RUNNING}/{folder.name}"))
         return Leases(FileKeyValueStore(folder))
@@ -69,9 +66,6 @@ class RunFolders:
         """Mark the run as in use by this process, whether its main process lives or not.
 
         Garbage collection keeps what the run uses; a collection in progress is waited for.
-
-        Args:
-            on_wait: receives a message about the wait.
         """
         leases, key = self._user_leases(folder), uuid.uuid4().hex
         with self._store.explain_errors():
@@ -86,7 +80,6 @@ class RunFolders:
                 (folder / IN_USE / key).rmdir()
 
     def is_in_use(self, folder: Path) -> bool:
-        """Return whether any process uses the run, without waiting."""
         leases = self._user_leases(folder)
         return any(
             leases.is_held(key)
@@ -99,7 +92,6 @@ class RunFolders:
         return Leases(FileKeyValueStore(folder / IN_USE))
 
     def publish_record(self, folder: Path, *, is_over: bool) -> None:
-        """Upload the run's current record, if the store is remote."""
         if self._store.remote is not None:
             objects, growing = self._store.remote.objects, f"{RUNNING}/{folder.name}/{RUN_RECORD}"
             content = (folder / RUN_RECORD).read_bytes()

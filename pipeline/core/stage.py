@@ -46,7 +46,6 @@ class Stage(Generic[Parameters, Runtime, Result]):
     """One kind of stage.
 
     Attributes:
-        name: of the stage, the module that declares it, and the module with its code.
         revision: of the code; increment it if the stage or its worker writes something else for the
         same parameters.
         parameters: everything that can change the output.
@@ -68,7 +67,6 @@ class Stage(Generic[Parameters, Runtime, Result]):
         runtime: Runtime,
         store: Path,
     ) -> StageSpec:
-        """Return the work item of this stage, with its key."""
         references = {
             role: each.as_reference() if isinstance(each, StageSpec) else each
             for role, each in inputs.items()
@@ -85,19 +83,15 @@ class Stage(Generic[Parameters, Runtime, Result]):
         )
 
     def parameters_of(self, asked: StageSpec | StageRecord) -> Parameters:
-        """Return the parameters; raise EvidenceError if they are invalid."""
         return _read_shape(self.parameters, asked.parameters, asked, "parameters")
 
     def runtime_of(self, spec: StageSpec) -> Runtime:
-        """Return the runtime; raise EvidenceError if it is invalid."""
         return _read_shape(self.runtime, spec.runtime, spec, "runtime")
 
     def result_of(self, record: StageRecord) -> Result:
-        """Return the result; raise EvidenceError if it is invalid."""
         return _read_shape(self.result, record.result, record, "result")
 
     def typed(self, record: StageRecord) -> TypedStageRecord[Parameters, Result]:
-        """Return the record with typed parameters and result."""
         return TypedStageRecord(self, record)
 
 
@@ -118,13 +112,11 @@ class TypedStageRecord(Generic[_Parameters, _Result]):
 
     @cached_property
     def parameters(self) -> _Parameters:
-        """Everything that can change the result."""
         found: _Parameters = self.stage.parameters_of(self.record)
         return found
 
     @cached_property
     def result(self) -> _Result:
-        """Facts for later stages and reports."""
         found: _Result = self.stage.result_of(self.record)
         return found
 

@@ -12,14 +12,7 @@ from pipeline.core.stage_record import StageReference
 def stage_key(
     stage: str, revision: int, parameters: Mapping[str, Any], inputs: Mapping[str, StageReference]
 ) -> str:
-    """Return the digest of everything that can change a stage's output.
-
-    Args:
-        stage: name of the stage.
-        revision: of the stage's code.
-        parameters: as plain data.
-        inputs: earlier stages, by role.
-    """
+    """Return the digest of everything that can change a stage's output."""
     return digest_json(
         {
             "stage": stage,

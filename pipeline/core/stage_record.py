@@ -43,7 +43,6 @@ class StageSpec(WorkItem):
     store: str = Field(description="directory of the store")
 
     def as_reference(self) -> StageReference:
-        """Return this stage as an input of a later one."""
         return StageReference(stage=self.stage, key=self.key)
 
 
@@ -69,5 +68,4 @@ class StageRecord(Record):
     )
 
     def as_reference(self) -> StageReference:
-        """Return this stage as an input of a later one."""
         return StageReference(stage=self.stage, key=self.key)

@@ -68,9 +68,6 @@ class Store:
         """Fetch finished stages whose store paths occur in the data.
 
         The paths come from another node, and this one may not have the stages yet.
-
-        Args:
-            data: plain data, such as a stage's runtime.
         """
         if self.remote is None:
             return
@@ -87,17 +84,14 @@ class Store:
 
     @cached_property
     def remote(self) -> RemoteStore | None:
-        """The object store that the directory is a cache of, if any."""
         return open_remote(self.root)
 
     def key_value_store(self, name: str) -> KeyValueStore:
-        """Return a durable key-value store that all users of this store share."""
         if self.remote is not None:
             return self.remote.objects.below(name)
         return FileKeyValueStore(self.root / name, flush=True)
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
-        """Return the directory that an unfinished stage uses."""
         final = self._folder(stage, key)
         if self.remote is not None:
             self.remote.fetch_unfinished(final, _latest_attempt(final))
@@ -115,7 +109,6 @@ class Store:
         return Leases(FileKeyValueStore(self.root / "leases"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
-        """Return the record of a finished stage; None if it is not finished."""
         if self.remote is not None:
             marker = self.remote.find(stage, key)
             return marker.record if marker is not None else None
@@ -149,11 +142,6 @@ class Store:
     def records(
         self, stage: str = "*", *, leave_out_damaged: bool = False
     ) -> Iterator[StageRecord]:
-        """Yield records of finished stages, sorted by stage and key.
-
-        Args:
-            leave_out_damaged: skip damaged records instead of raising StoreError.
-        """
         for name, key in self._keys(stage):
             try:
                 record = self.find(name, key)
@@ -245,9 +233,6 @@ class Store:
         Otherwise it stays as `<key>.*.partial` for its log. The next attempt keeps only the entries
         in `resumed`, which the stage continues. A stage with `resumed` may end without a record, to
         run again later.
-
-        Args:
-            waits: receives a message about the lease holder.
 
         Raises:
             StoreError: the disk is full, the store is not writable, or the lease was lost.
@@ -371,7 +356,6 @@ class Store:
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
-        """Convert a full disk or a missing permission to a StoreError with a hint."""
         try:
             yield
         except OSError as error:
@@ -401,7 +385,6 @@ class Store:
         *,
         forget: bool = False,
     ) -> Iterator[Lease]:
-        """Hold a key exclusively among all users of the store: see Leases.hold."""
         self.make_root()
         with ExitStack() as held:
             with self.explain_errors():
@@ -496,7 +479,6 @@ def _take_unfinished(final: Path, lease: Lease) -> Path:
 
 
 def _empty(folder: Path, but: Collection[str]) -> None:
-    """Create the folder, or remove everything in it except these entries."""
     folder.mkdir(exist_ok=True)
     for entry in folder.iterdir():
         if entry.name in but:

@@ -22,9 +22,6 @@ class SupervisedProcess:
     """A running command whose process group ends when it, this process or `stop` ends it.
 
     Args:
-        command: program and arguments; no shell.
-        output: receives standard output, and standard error unless `errors` is given.
-        errors: receives standard error.
         pass_descriptors: descriptors that the command inherits.
         held_descriptors: locks that stay open until the whole group has ended; not inherited.
         grace_seconds: between SIGTERM and SIGKILL.
@@ -76,7 +73,6 @@ class SupervisedProcess:
 
     @property
     def output(self) -> IO[bytes]:
-        """Output of the process; it must have been started with a pipe."""
         if self._process.stdout is None:
             raise ValueError("the process was not started with a pipe")
         return self._process.stdout
@@ -111,7 +107,6 @@ class SupervisedProcess:
             self._process.stdout.close()
 
     def _poll_exit(self, options: int) -> None:
-        """Read the exit code without reaping the process."""
         found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options)
         if found is not None:
             killed = found.si_code != os.CLD_EXITED

@@ -16,9 +16,6 @@ MAX_BYTES = 4095  # Linux's PATH_MAX without the final NUL
 def user_path(text: str | Path, where: str) -> Path:
     """Return the path with `~` expanded; do not access the file system.
 
-    Args:
-        where: the file and key, option or variable that contains it, for the message.
-
     Raises:
         UsageError: the path is impossible, or contains the home directory of an unknown user.
     """

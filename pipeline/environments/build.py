@@ -145,7 +145,6 @@ class InstallProgress:
             self._downloaded.add(ended[1])
 
     def report(self) -> None:
-        """Report MiB during downloads, and packages once they are installed."""
         sizes, downloaded = dict(self._sizes), set(self._downloaded)
         if downloaded < sizes.keys():
             arrived = sum(size for name, size in sizes.items() if name in downloaded)

@@ -34,9 +34,6 @@ def caches_folder(home: Path) -> Path:
 def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]:
     """Return variables that direct a server's compiled code to its cache.
 
-    Args:
-        identity: of the server's environment.
-
     Returns:
         nothing if the folder is not private; the engine then uses its default.
     """

@@ -52,9 +52,6 @@ RUN_ENVIRONMENTS = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, Environment
 def environments_for(quantizers: Iterable[str]) -> tuple[EnvironmentName, ...]:
     """Return the environments of a run, in the order of EnvironmentName.
 
-    Args:
-        quantizers: names of the environments that its recipes quantize in.
-
     Raises:
         UsageError: a name is unknown.
     """
@@ -78,17 +75,14 @@ class EnvironmentDefinition:
 
     @property
     def pins(self) -> dict[str, str]:
-        """Version by normalized package name, from the lock."""
         return parse_lock(self.lock.read_text(encoding="utf-8"))
 
     @property
     def needs_cuda_torch(self) -> bool:
-        """Whether its torch must be a CUDA build."""
         return self.accelerator is Accelerator.CUDA and self.name is not EnvironmentName.EVALUATE
 
     @property
     def identity(self) -> str:
-        """SHA-256 of everything that decides what is installed, in hexadecimal."""
         overrides = self.overrides.read_text(encoding="utf-8") if self.overrides else ""
         described = {
             "lock": sorted(self.pins.items()),
@@ -161,7 +155,6 @@ def normalize(name: str) -> str:
 
 
 def _digest_sources(folder: Path) -> list[list[str]]:
-    """Return [path, sha256] of each source file of a plugin, without bytecode."""
     return [
         [str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).hexdigest()]
         for path in sorted(folder.rglob("*"))

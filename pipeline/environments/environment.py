@@ -82,9 +82,6 @@ def check_planned_environment(
 ) -> None:
     """Check that this node has the environment that a result's key and evidence name.
 
-    Args:
-        planned: its identity at planning; "" if unknown.
-
     Raises:
         EnvironmentBuildError: this node's settings select another environment.
     """

@@ -68,7 +68,6 @@ def import_modules(python: Path, modules: Sequence[str]) -> None:
 def _query(
     python: Path, code: str, kind: type | tuple[type, ...], arguments: Sequence[str] = ()
 ) -> Any:
-    """Return the JSON that `code` prints; any other output is an error."""
     try:
         value = parse_json(_run(python, code, arguments))
         if not isinstance(value, kind):

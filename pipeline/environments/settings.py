@@ -80,7 +80,6 @@ class Settings(Record):
 
     @property
     def digests(self) -> FileDigests:
-        """Cached file digests of this machine."""
         return FileDigests(self.home / "digests.json")
 
 

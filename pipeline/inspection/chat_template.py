@@ -13,11 +13,7 @@ TOKENIZER = "tokenizer_config.json"
 
 
 def has_chat_template(names: Collection[str], read: Callable[[str], dict[str, Any]]) -> bool:
-    """Return whether transformers finds a chat template.
-
-    Args:
-        names: of the files next to config.json.
-    """
+    """Return whether transformers finds a chat template."""
     if TEMPLATE in names:
         return True
     template = read(TOKENIZER).get("chat_template") if TOKENIZER in names else None

@@ -13,11 +13,7 @@ ABOVE_A_SEAM = ("q_proj", "k_proj", "gate_proj", "w1")
 
 
 def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tuple[int, ...]:
-    """Return the sorted columns that no group size of the recipe divides.
-
-    Args:
-        columns: of all quantized matrices, which share one group size.
-    """
+    """Return the sorted columns that no group size of the recipe divides."""
     widths = set(columns)
     sizes = quantization.group_sizes
     if not sizes or find_dividing(sizes, widths):

@@ -39,7 +39,6 @@ class HeaderSource:
 
     @property
     def quantized(self) -> bool:
-        """Whether the checkpoint is marked as quantized."""
         return is_marked_quantized(self.config, self.names)
 
 
@@ -64,9 +63,6 @@ def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
     """Read config.json, the index and the headers from the Hub, without weights.
 
     Range requests fetch about 100 kB for each file. If the Hub is unreachable, its cache is used.
-
-    Args:
-        revision: branch, tag or commit; None for the default branch.
 
     Raises:
         HubError: as :func:`pipeline.checkpoint.hub.download` does.

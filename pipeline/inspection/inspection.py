@@ -41,7 +41,6 @@ class CheckpointInspection:
 
     @cached_property
     def kinds(self) -> dict[str, ModuleKind]:
-        """Kind of module by tensor name."""
         layers = self.shape.layers
         return {
             name: module_kind(name, len(tensor.shape), layers)
@@ -50,12 +49,10 @@ class CheckpointInspection:
 
     @cached_property
     def parameters(self) -> dict[ModuleKind, int]:
-        """Elements by kind of module, without absent kinds."""
         return self._count(self.source.tensors.items())
 
     @property
     def parameters_total(self) -> int:
-        """Elements of all tensors."""
         return sum(self.parameters.values())
 
     def bytes_at(self, form: WeightFormat) -> int:
@@ -71,16 +68,13 @@ class CheckpointInspection:
         )
 
     def variant(self, quantization: Quantization) -> VariantWeights:
-        """Return what a recipe makes of the tensors."""
         return variant_weights(self.source.tensors, quantization, self.source.config)
 
     def count_unquantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
-        """Return parameters that a recipe leaves unquantized, by kind of module."""
         unquantized = (tensor for tensor in weights.tensors if not tensor.quantized)
         return self._count((tensor.name, tensor.tensor) for tensor in unquantized)
 
     def count_quantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
-        """Return parameters that a recipe quantizes, by kind of module."""
         quantized = (tensor for tensor in weights.tensors if tensor.quantized)
         return self._count((tensor.name, tensor.tensor) for tensor in quantized)
 

@@ -59,11 +59,9 @@ class KvCacheSpec:
         return max(1, self.heads // tensor_parallel)
 
     def layer_bytes(self, element_bytes: int, tensor_parallel: int = 1) -> int:
-        """Return bytes of one token in one layer on each GPU."""
         return self.heads_on_gpu(tensor_parallel) * self.width * element_bytes
 
     def token_bytes(self, element_bytes: int, tensor_parallel: int = 1) -> int:
-        """Return bytes of one token in all layers on each GPU, inside every window."""
         return len(self.windows) * self.layer_bytes(element_bytes, tensor_parallel)
 
     def groups(self) -> tuple[int, list[Window]]:

@@ -202,7 +202,6 @@ def _locate_tensors(folder: Path) -> dict[str, _TensorLocation]:
 
 
 def _write(file: Path, tensors: dict[str, _TensorLocation]) -> int:
-    """Write a safetensors file of these tensors; return its size."""
     entries = {}
     position = 0
     for name, place in tensors.items():

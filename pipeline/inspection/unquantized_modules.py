@@ -32,9 +32,6 @@ def ignore_list(
 ) -> list[str]:
     """Return the recipe's ignore list, extended for this checkpoint's architecture.
 
-    Args:
-        recipe_ignore: names, globs or `re:` expressions.
-
     Returns:
         names and `re:` expressions, which llm-compressor, vLLM and ignored_modules.py interpret
             alike:

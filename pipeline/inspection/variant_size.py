@@ -37,7 +37,6 @@ class VariantWeights:
 
     @property
     def bytes(self) -> int:
-        """Size of all tensors, without file headers."""
         return sum(tensor.bytes for tensor in self.tensors)
 
 

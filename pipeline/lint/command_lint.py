@@ -70,7 +70,6 @@ class LintReport:
 
     @property
     def fails(self) -> bool:
-        """Whether the server would not start."""
         return any(each.severity == "fails" for each in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,8 +181,6 @@ def _unfold(words: list[str]) -> list[str]:
 
 
 def _with_parameters(command: str, words: list[str]) -> str:
-    """`$0` is the first of the words, `"$@"` all after it."""
-
     def value(found: re.Match[str]) -> str:
         which = found[1] or found[2]
         return shlex.join(words[1:] if which in "@*" else words[int(which) :][:1])
@@ -198,7 +195,6 @@ def _is_server(words: list[str], place: int, word: str) -> bool:
 
 
 def _pair_options(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Each option as it was written, with its values."""
     name, values = "", list[str]()
     for word, following in pairwise([*words, ""]):
         if not word.strip("\n") and following.startswith("-") and following.strip("-"):
@@ -336,7 +332,6 @@ def _switch(name: str, value: str) -> str:
 
 
 def _level(written: str) -> str:
-    """3 for `-O3`; "" for anything else, also for `-O 3`."""
     return written.removeprefix("-O") if written.startswith("-O") else ""
 
 

@@ -42,7 +42,6 @@ def command_lines(text: str) -> list[str]:
 
 
 def _containers(content: Any) -> Iterator[dict[str, Any]]:
-    """Yield mappings of any depth that contain a command."""
     if isinstance(content, dict):
         if any(isinstance(content.get(key), str | list) for key in _WORDS):
             yield content

@@ -146,7 +146,6 @@ def _check_python() -> Iterator[DoctorCheck]:
 
 
 def _check_sandbox() -> Iterator[DoctorCheck]:
-    """Check the isolation of model-written code, which HumanEval requires."""
     try:
         isolation = choose_isolation("auto")
     except SandboxError as error:

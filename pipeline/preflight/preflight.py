@@ -44,7 +44,6 @@ class PreflightInput:
     draft_bytes: int = 0  # weights of the variants' draft model
 
     def faults(self) -> list[PrepareError]:
-        """Return all faults except those of disk space."""
         found = [
             *self._find_checkpoint_faults(),
             checks.find_missing_gpus(self.profile, self.machine),
@@ -123,7 +122,6 @@ class PreflightInput:
         ]
 
     def memory_to_make(self) -> dict[tuple[str, str], int]:
-        """Return the host memory of quantizing and checking, by stage and recipe."""
         if (inspection := self._inspection) is None:
             return {}
         needs = [
@@ -147,7 +145,6 @@ class PreflightInput:
 
     @cached_property
     def weights(self) -> dict[str, VariantWeights]:
-        """The weights that each recipe makes of the checkpoint, the baseline's first."""
         tensors, config = self.source.tensors, self.source.config
         return {
             recipe.name: variant_weights(tensors, recipe.quantization, config)
@@ -155,7 +152,6 @@ class PreflightInput:
         }
 
     def notes(self) -> list[str]:
-        """Return what could not be checked, and why."""
         found = []
         if isinstance(self._inspected, CheckpointError):
             found.append(f"memory is not checked before the run: {self._inspected.message}")

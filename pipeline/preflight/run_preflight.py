@@ -91,7 +91,6 @@ def _machine(choices: ResolvedOptions, settings: Settings) -> Machine:
 
 
 def _may_have_variants(preflight: PreflightInput) -> bool:
-    """Return whether a variant that the run needs may be in the store."""
     if preflight.made.issuperset(recipe.name for recipe in preflight.recipes):
         return False
     folder = preflight.store / "stages" / "quantize"
@@ -99,7 +98,6 @@ def _may_have_variants(preflight: PreflightInput) -> bool:
 
 
 def _is_on_the_same_disk(store: Path) -> bool:
-    """Return whether the Hub's cache is on the store's disk."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places: Iterable[Path] = (store, Path(HF_HUB_CACHE))

@@ -83,11 +83,7 @@ def objects_to_go(
 
 
 def copies_to_go(store: Store, gone: Collection[str], oldest: datetime) -> Iterator[Path]:
-    """Yield content of the node's cache that is not in the object store, or is removed there.
-
-    Args:
-        gone: digests of removed content.
-    """
+    """Yield content of the node's cache that is not in the object store, or is removed there."""
     if store.remote is None:
         return
     there = set(store.remote.objects.names("blobs")) - set(gone)
@@ -111,7 +107,6 @@ class _ExpiredListing:
 
 
 def _blobs_of_stages(remote: RemoteStore, gone: Collection[str]) -> set[str]:
-    """Return the digests of the kept stages' content."""
     used: set[str] = set()
     for stage, key in remote.keys("*"):
         marker = remote.find(stage, key) if f"stages/{stage}/{key}.json" not in gone else None

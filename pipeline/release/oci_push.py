@@ -134,7 +134,6 @@ def pack_folder(
 
 @contextmanager
 def _files_of(registry: Registry, version: Version) -> Iterator[Path]:
-    """Yield the folder of the version's files, which may be temporary."""
     source = Path(version.source)
     if source.is_absolute() and source.is_dir():
         yield source

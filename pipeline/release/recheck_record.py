@@ -44,7 +44,6 @@ class RecheckRecord(Record):
     reason: str = Field(description="why, in words")
 
     def tags(self) -> dict[str, str]:
-        """Return its tags: one for this tuple, and the newest."""
         text = self.model_dump_json()
         return {RECHECK_TAG: text, f"{RECHECK_TAG}.{self.tuple_digest[:DIGITS]}": text}
 

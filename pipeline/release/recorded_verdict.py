@@ -43,7 +43,6 @@ class RecordedVerdict:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags of a promotion that describe the verdict."""
         return verdict_tags(
             self.deployable,
             policy=policy_digest(self.judged.judge.record),

@@ -110,7 +110,6 @@ class Deployment:
         return [str(change) for change in judged.differences(here)]
 
     def refuse(self, differences: list[str]) -> NoReturn:
-        """Raise RegistryError with what differs."""
         name, version = self.version.name, self.version.version
         raise RegistryError(
             "this machine is not what the version was judged on: " + "; ".join(differences),

@@ -29,14 +29,7 @@ DRAFTED = "speculative decoding counts with the weights"
 
 
 class AblationRun:
-    """Measures what is missing, and adds the result to the run's record.
-
-    Args:
-        plan: of the finished run.
-        stages: runs single stages.
-        log: of the run.
-        note: other effects of the KV cache's type, by the profile.
-    """
+    """Measures what is missing, and adds the result to the run's record."""
 
     def __init__(
         self, plan: Plan, stages: SubmittedStageRunner, log: RunRecorder, note: str = ""
@@ -122,14 +115,6 @@ class AblationRun:
     def _stage(
         self, served: VariantPlan, origin: VariantPlan, suite: str, last: StageSpec
     ) -> StageSpec:
-        """Return the stage with the questions of the variant's last round.
-
-        Args:
-            served: with the other's KV cache.
-            origin: side with the same weights and tokenizer.
-            suite: its name.
-            last: last round of the variant's suite.
-        """
         asked = EVALUATE.result_of(self._stages.find_finished(last)).n
         first = origin.rounds[suite][0]
         of_the_answer = ("weights", "questions")

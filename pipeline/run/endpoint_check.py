@@ -52,9 +52,6 @@ class Requirement:
 def probe_sides(sides: Mapping[str, OpenAIEndpoint], policy: Policy) -> tuple[ProbedEndpoint, ...]:
     """Probe both endpoints for what the policy needs.
 
-    Args:
-        sides: `baseline` and `candidate`.
-
     Raises:
         PrepareError: an endpoint lacks a required capability; the message names all.
     """
@@ -76,10 +73,6 @@ def refuse_laid_out(
     probed: Iterable[ProbedEndpoint], policy: Policy, laid_out: Mapping[str, QuestionsResult]
 ) -> None:
     """Compare lm-eval's tasks, whose needs are known now, with the probe.
-
-    Args:
-        probed: both endpoints.
-        laid_out: by suite, the result of its stage `questions`.
 
     Raises:
         PrepareError: an endpoint lacks what a task needs.

@@ -47,10 +47,6 @@ class LocalServers:
 
     The caller has reserved the resources; see executors. External endpoints are neither started nor
     stopped.
-
-    Args:
-        stages: whose environments they use.
-        caches_of: returns the variables of compile caches for an environment.
     """
 
     def __init__(self, stages: StageRunner, caches_of: CachesOf = no_caches) -> None:
@@ -61,11 +57,6 @@ class LocalServers:
         self._ask_version = cache(engine_version)
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
-        """Return facts on the model's server; start it if necessary.
-
-        Raises:
-            ServingError: it does not start.
-        """
         if model.endpoint is not None:
             return facts_of(model.endpoint)
         if model.name not in self._facts:
@@ -73,7 +64,6 @@ class LocalServers:
         return self._facts[model.name]
 
     def check_alive(self) -> None:
-        """Raise ServingError, with the log's reason, if a server has ended; it is then closed."""
         for name, server in list(self._servers.items()):
             try:
                 server.check_alive()
@@ -82,7 +72,6 @@ class LocalServers:
                 raise
 
     def close(self) -> None:
-        """Stop the running servers concurrently, and wait until their processes have ended."""
         with ThreadPoolExecutor() as threads:
             list(threads.map(self._stop, list(self._servers)))
 

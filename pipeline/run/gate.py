@@ -73,7 +73,6 @@ class GateRequest:
     remeasured: tuple[str, ...] = ()  # gates
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for the run's record."""
         return {
             "checkpoint": f"{self.candidate.url} against {self.baseline.url}",
             "baseline": self.baseline.url,
@@ -236,9 +235,6 @@ def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]
 
     The endpoint may serve another model another day: answers are kept for one deployment id only. A
     model may be judged against itself, which is then asked twice.
-
-    Args:
-        asked_as: deployment id and tokenizer, of both sides.
     """
     endpoint = endpoint_of(request, name)
     return ExternalModel(side=name, url=endpoint.url, model=endpoint.model, **asked_as)
@@ -260,14 +256,7 @@ def served_sides(
     candidate: Recipe,
     asked_as: Mapping[str, str],
 ) -> tuple[EvaluationSide, EvaluationSide]:
-    """Return the baseline and the candidate as served.
-
-    Args:
-        planner: of the suites.
-        request: names the endpoints.
-        candidate: the recipe that represents it.
-        asked_as: deployment id and tokenizer, of both sides.
-    """
+    """Return the baseline and the candidate as served."""
     found: list[EvaluationSide] = []
     before: dict[str, StageSpec] = {}
     for recipe in (
@@ -292,14 +281,7 @@ def plan_side(
     served: EvaluationSide,
     baseline: VariantPlan | None,
 ) -> VariantPlan:
-    """Return the baseline's stages, or the candidate's that follow them.
-
-    Args:
-        planner: of the suites.
-        request: names the endpoints.
-        served: the side.
-        baseline: None for the baseline itself.
-    """
+    """Return the baseline's stages, or the candidate's that follow them."""
     rounds = planner.rounds(served, baseline.rounds if baseline is not None else None)
     stages: dict[str, StageSpec] = {
         "coherence": served.after["coherence"],

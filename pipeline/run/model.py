@@ -54,11 +54,7 @@ def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> 
 def run_choices(
     choices: ResolvedOptions, session: RunSession, signer: Signer | None = None
 ) -> ExitCode:
-    """Find the checkpoint, make the plan, run it.
-
-    Args:
-        signer: of what is registered.
-    """
+    """Find the checkpoint, make the plan, run it."""
     settings, stages, progress = session.settings, session.stages, session.progress
     sources = find_data(choices, settings, progress)
     preflight = preflight_of(choices, settings)
@@ -105,10 +101,6 @@ def check_early(
     others: Sequence[PrepareError] = (),
 ) -> None:
     """Refuse now what would fail after hours; note what could not be checked.
-
-    Args:
-        preflight: None if the checkpoint cannot be read yet.
-        others: faults that do not come from the checkpoint, reported with its own.
 
     Raises:
         PrepareError: lists every obstacle.

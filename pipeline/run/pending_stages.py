@@ -14,12 +14,7 @@ from pipeline.stages.speed import SPEED
 
 
 class PendingStages:
-    """Those of one plan.
-
-    Args:
-        find: returns the record of a finished stage.
-        memory: bytes that making a variant takes, by stage and recipe, if known.
-    """
+    """Those of one plan."""
 
     def __init__(self, plan: Plan, find: Find, memory: Mapping[tuple[str, str], int]) -> None:
         self._plan = plan
@@ -32,11 +27,6 @@ class PendingStages:
     def expect(
         self, spec: StageSpec, name: str, seconds: float | None, *, is_served: bool
     ) -> PendingStage:
-        """Return one of them under a display name, with its expected seconds.
-
-        Args:
-            is_served: whether it needs a server.
-        """
         server_run = ("asked" if spec.key in self._first else "asked again") * is_served
         is_load = is_served and spec.stage == SPEED.name
         return PendingStage(

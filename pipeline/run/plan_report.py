@@ -87,7 +87,6 @@ class PlanReport:
     timeline: Timeline | None = None  # None while the later stages have no keys yet, or never fit
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
         checkpoint = self.checkpoint
         return {
             "schema_version": 1,
@@ -113,7 +112,6 @@ class PlanReport:
         }
 
     def headline(self) -> str:
-        """Describe the checkpoint in a line."""
         if self.checkpoint is None and not self.not_here:
             return f"{self.choices.reference.text}: refused"
         if self.checkpoint is None:
@@ -128,7 +126,6 @@ class PlanReport:
         )
 
     def stage_rows(self) -> list[list[str]]:
-        """Rows of the stages' table."""
         return [[s.name, s.variant, describe_state(s), describe_expected(s)] for s in self.stages]
 
     def size_rows(self) -> list[list[str]]:
@@ -142,7 +139,6 @@ class PlanReport:
         ]
 
     def environment_rows(self) -> list[list[str]]:
-        """Rows of the environments' table."""
         return [
             [env.key, str(env.state), f"{env.size_bytes / 1e9:.1f} GB" if env.size_bytes else "-"]
             for env in self.environments
@@ -155,7 +151,6 @@ class PlanReport:
         return sum(known) if len(known) == len(times) else None
 
     def form_line(self) -> str:
-        """One line on each suite's prompt format."""
         return "asked as: " + ", ".join(f"{name} {form}" for name, form in self.forms.items())
 
     def refusals(self) -> list[str]:
@@ -168,7 +163,6 @@ class PlanReport:
         return [name for name in self.choices.rungs if name not in planned]
 
     def total(self) -> str:
-        """Return the last line."""
         to_run = sum(not stage.cached for stage in self.stages)
         seconds = self.expected_seconds()
         words = f"about {seconds / 60:.1f} minutes" if seconds is not None else "time not known yet"

@@ -60,7 +60,6 @@ class RecheckRequest:
     trust_remote_code: bool = False
 
     def as_options(self) -> dict[str, str | bool | None]:
-        """Return the options for the record, as written."""
         return {
             "profile": self.profile,
             "source": self.source,
@@ -95,21 +94,18 @@ class RecheckOutcome:
 
     @property
     def run(self) -> str | None:
-        """Id of the run with the new verdict's evidence."""
         if self.report is not None:
             return self.report.run
         return self.refuted.run if self.refuted else None
 
     @property
     def exit_code(self) -> int:
-        """How the command ends."""
         if self.report is None:
             return exit_code_of([self.refuted.verdict]) if self.refuted else ExitCode.SUCCESS
         code = self.report.exit_code
         return ExitCode.UNEXPECTED if code is None else code
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
         return {
             "schema_version": 1,
             "name": self.version.name,

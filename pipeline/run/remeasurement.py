@@ -82,7 +82,6 @@ class Remeasurement:
         )
 
     def command(self, choices: ResolvedOptions, changed: list[str]) -> dict[str, Any]:
-        """Plain data for the run's record."""
         return {
             **choices.to_dict(),
             "recheck": f"{self.version.name}@{self.version.version}",
@@ -115,7 +114,6 @@ class Remeasurement:
         run_planned(plan, run, session.log, progress)
 
     def _source(self, choices: ResolvedOptions, session: RunSession) -> Checkpoint:
-        """Return the verdict's baseline checkpoint."""
         settings, stages, progress = session.settings, session.stages, session.progress
         with self._explain_source():
             checkpoint = locate(choices, settings, stages.output_of, progress)
@@ -191,7 +189,6 @@ class Remeasurement:
         )
 
     def _tell_of_questions(self, plan: Plan, progress: Progress) -> None:
-        """Note question sources that differ from the original ones."""
         for suite, then in self.past.sources.items():
             now = QUESTIONS.parameters_of(plan.shared[f"questions.{suite}"]).source
             if now != then:

@@ -27,11 +27,7 @@ SENT_EVERY_SECONDS = 5.0
 
 
 class RunRecorder:
-    """The growing RunReport of one run.
-
-    Args:
-        waits: receives notes on waiting before the run begins.
-    """
+    """The growing RunReport of one run."""
 
     def __init__(
         self,
@@ -74,28 +70,22 @@ class RunRecorder:
             self._sender.start()
 
     def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
-        """Record the inspected checkpoint."""
         self._update(checkpoint=checkpoint, registered_name=registered_name)
 
     def note_counted(self, tried: Sequence[str]) -> None:
-        """Record the variants that the verdicts count, including those of earlier runs."""
         self._update(command={**self._report.command, "attempted": list(tried)})
 
     def note_tuning(self, tuning: TuningReport) -> None:
-        """Record progress of a tuning's screening or confirmation."""
         self._update(tuning=tuning)
 
     def stage(self, stage: StageReport) -> None:
-        """Record the end of a stage."""
         self._update(stages=[*self._report.stages, stage])
 
     def note_variant(self, variant: VariantReport) -> None:
-        """Record a variant's verdict."""
         self._variants[variant.recipe] = variant
         self._update(variants=self.variants())
 
     def variants(self) -> list[VariantReport]:
-        """Variants judged so far."""
         return list(self._variants.values())
 
     def variant_named(self, recipe: str) -> VariantReport:
@@ -103,11 +93,9 @@ class RunRecorder:
         return self._variants[recipe]
 
     def note(self, text: str) -> None:
-        """Something was reported."""
         self._update(notes=[*self._report.notes, text])
 
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
-        """Record the end of the run."""
         self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
         self._over.set()
         if self._sender is not None:
@@ -119,7 +107,6 @@ class RunRecorder:
             self._alive.release(forget=self._sender is not None)
 
     def _send(self) -> None:
-        """Upload the growing record for other machines."""
         sent: RunReport | None = None
         while True:
             if (report := self._saved) is not sent:
@@ -130,7 +117,6 @@ class RunRecorder:
                 return
 
     def report(self) -> RunReport:
-        """Return the present record."""
         return self._report
 
     def _update(self, **changes: Any) -> None:
@@ -152,14 +138,11 @@ class RecordingProgress:
         self._log = log
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Pass the event on."""
         self._progress.advance(task, done, total, unit)
 
     def note(self, text: str) -> None:
-        """Pass the text on and keep it."""
         self._progress.note(text)
         self._log.note(text)
 
     def stage_ended(self, stage: StageReport) -> None:
-        """Keep its report."""
         self._log.stage(stage)

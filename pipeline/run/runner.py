@@ -214,7 +214,6 @@ class Runner:
         return [variant.rounds[suite][number] for suite, number in wanted.items()]
 
     def _wanted_of_baseline(self, variants: list[VariantPlan]) -> list[StageSpec]:
-        """Return the open suites' stages that the baseline has not answered yet."""
         wanted = {
             spec.key: spec
             for variant in variants
@@ -227,13 +226,11 @@ class Runner:
         return [self._plan.baseline.rounds[suite][n] for suite, n in sorted(wanted.items())]
 
     def _undone_of(self, variant: VariantPlan) -> list[StageSpec]:
-        """Return the stages that the first start of its server answers."""
         return self._asking.find_undone(
             self._plan.served_stages(variant, self._stages.find_reusable)
         )
 
     def _unmade(self, variant: VariantPlan) -> StageSpec | None:
-        """Return the next stage that makes or checks its weights."""
         made = (variant.stages.get(role) for role in ("quantize", "check_weights"))
         return next((s for s in made if s is not None and self._stages.reuse(s) is None), None)
 

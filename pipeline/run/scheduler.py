@@ -35,7 +35,6 @@ class ScheduledWork:
     Attributes:
         name: of its file and log; no two of one name run concurrently.
         make: returns the work item, when it is about to start.
-        needs: its resources.
         variant: its variant; None for shared work.
     """
 
@@ -155,7 +154,6 @@ class EventQueue:
         self._is_one_there = threading.Event()
 
     def put(self, event: Event) -> None:
-        """Have it handled."""
         self._queue.put(event)
         self._is_one_there.set()
 
@@ -164,7 +162,6 @@ class EventQueue:
         self._is_one_there.wait(seconds)
 
     def handle(self) -> bool:
-        """Handle the next event; return whether there was one."""
         self._is_one_there.clear()
         if self._queue.empty():
             return False
@@ -175,7 +172,6 @@ class EventQueue:
         return True
 
     def handle_all(self) -> None:
-        """Handle all that are there."""
         while self.handle():
             pass
 
@@ -229,13 +225,10 @@ class _QueuedListener:
         self._listener = listener
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """See Progress."""
         self.events.put(lambda: self._listener.advance(task, done, total, unit))
 
     def note(self, text: str) -> None:
-        """See Progress."""
         self.events.put(lambda: self._listener.note(text))
 
     def stage_ended(self, stage: StageReport) -> None:
-        """See Listener."""
         self.events.put(lambda: self._listener.stage_ended(stage))

@@ -92,7 +92,6 @@ class ServingPlanner:
         )
 
     def _needs(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ResourceRequest:
-        """Return the resources of the variant's server, and of the baseline's under load."""
         store = self._stages.store
         asked = [spec for spec in specs if needs_endpoint(spec, store)]
         if not asked or variant.arguments is None:

@@ -56,12 +56,7 @@ class ServingTask(WorkItem):
 
 
 class RemoteStageLog:
-    """Reports the ends of stages to the run's record.
-
-    Args:
-        folder: of the run.
-        events: receives them.
-    """
+    """Reports the ends of stages to the run's record."""
 
     def __init__(self, folder: Path, events: EventWriter) -> None:
         self.folder = folder
@@ -76,8 +71,6 @@ def run_serving_task(task: ServingTask, store: Store, events: EventWriter) -> No
 
     Args:
         task: environments that are missing are built here.
-        store: that of the serving task.
-        events: receives its events.
 
     Raises:
         ServingError: the hardware differs from the evidence's.
@@ -177,7 +170,6 @@ class ServingTaskRunner:
                 self._endpoints.close()
 
     def _is_spared(self, task: ServingTask, spec: StageSpec) -> bool:
-        """Return whether it is a load on a variant that has failed an earlier suite."""
         found = (self._stages.store.find(EVALUATE.name, key) for key in task.blocking)
         return spec.stage == SPEED.name and any(map(has_failed, found))
 

@@ -21,11 +21,7 @@ from pipeline.run.stage_runner import SubmittedStageRunner
 
 
 class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
-    """The run was interrupted; its record is closed.
-
-    Args:
-        report: the record as it stands.
-    """
+    """The run was interrupted; its record is closed."""
 
     def __init__(self, report: RunReport) -> None:
         super().__init__()
@@ -34,12 +30,6 @@ class RunInterrupted(KeyboardInterrupt):  # as the exception that it is
 
 class RunSession:
     """One run: its settings, its record, and its stage runner.
-
-    Args:
-        command: its resolved options, for the record.
-        accelerator: of its stages' environments.
-        progress: receives everything; the record keeps the notes.
-        executor: None: as in the settings.
 
     Raises:
         UsageError: the settings name an unknown executor.

@@ -118,7 +118,6 @@ class StageRunner:
         return self.store.stage_folder(spec.stage, spec.key) / "output"
 
     def find_reusable(self, spec: StageSpec) -> StageRecord | None:
-        """Return the stage's record, if it is in the store and its inputs are the present ones."""
         return self.store.find_current(spec.stage, spec.key)
 
     def find_finished(self, spec: StageSpec) -> StageRecord:
@@ -155,11 +154,6 @@ class StageRunner:
         return spec.model_copy(update={"runtime": {**runtime, **extra}})
 
     def report(self, spec: StageSpec, status: StageStatus, started: float) -> None:
-        """Log how it ended, and tell it.
-
-        Args:
-            started: when, by the monotonic clock.
-        """
         seconds = time.monotonic() - started
         name = spec.stage
         if name == EVALUATE.name:
@@ -200,13 +194,7 @@ class StageRunner:
 
 
 class SubmittedStageRunner(StageRunner):
-    """Has an executor run each stage, as a separate work item.
-
-    Args:
-        executor: where.
-        python_of: interpreter of an environment by name; builds it on first use.
-        accelerator: that these environments are for.
-    """
+    """Has an executor run each stage, as a separate work item."""
 
     def __init__(
         self,
@@ -235,7 +223,6 @@ class SubmittedStageRunner(StageRunner):
         return place.submit(file, folder / f"{name}.log")
 
     def cancel(self) -> None:
-        """End the stage that runs, if one does."""
         if self._job is not None:
             self._job.cancel()
             self._job = None

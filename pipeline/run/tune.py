@@ -191,11 +191,7 @@ class TuningRun:
     """The screening and the confirmation of one planner.
 
     Args:
-        planner: builds the stages.
-        stages: runs single stages, and keeps the run's log.
-        log: of the run.
         profile: as in its file; a candidate itself if it differs from the defaults.
-        machine: of all measurements.
         inspection: of the checkpoint; None if its shape is unknown.
     """
 
@@ -230,9 +226,6 @@ class TuningRun:
 
     def run(self, output: Path | None = None) -> ExitCode:
         """Screen, confirm the winner, write its profile.
-
-        Args:
-            output: file for the tuned profile; None for none.
 
         Raises:
             PrepareError: the defaults failed, or the cause is no candidate's.
@@ -356,7 +349,6 @@ class TuningRun:
         return None if best.name == ENGINE_DEFAULTS else self._screened[best.name]
 
     def _confirm(self, winner: ScreeningCandidate, output: Path | None) -> None:
-        """Measure again whether the winner is faster than the defaults."""
         self._stages.progress.note(
             f"{winner.name} was the fastest in the screening; now it is measured "
             "against the defaults, on fresh servers, with other prompts"
@@ -397,11 +389,9 @@ class TuningRun:
                 return attempt, variant
 
     def _ask(self, variant: VariantPlan) -> None:
-        """All that the variant's server answers."""
         self._asking.hold(variant, self._plan.served_stages(variant, self._stages.find_reusable))
 
     def _tuned(self, winner: ScreeningCandidate, record: StageRecord) -> ServingProfile:
-        """Return the winner's profile, with what was confirmed."""
         tuned = tuned_of(self._log.run_id, self._report, record)
         name = f"{self._planner.engine_defaults.profile.name}-tuned"
         summary = f"{winner.profile.summary}; {tuned.words}"
@@ -421,7 +411,6 @@ class TuningRun:
         self._note(screening=[*self._report.screening, report])
 
     def _note(self, **changes: Any) -> None:
-        """Write the present report into the run's record."""
         self._report = self._report.model_copy(update=changes)
         self._report = self._report.model_copy(update={"parameters": levers_of(self._report)})
         self._log.note_tuning(self._report)

@@ -147,12 +147,7 @@ PROBES: dict[Capability, Callable[[OpenAIEndpoint], str]] = {
 
 
 def continue_tokens(endpoint: OpenAIEndpoint, **more: Any) -> tuple[HttpResponse | None, str]:
-    """Request one more token after a prompt of token ids; return as :func:`post`.
-
-    Args:
-        endpoint: that is probed.
-        more: further keys of the request.
-    """
+    """Request one more token after a prompt of token ids; return as :func:`post`."""
     prompt = {"model": endpoint.model, "prompt": list(TOKENS), "max_tokens": 1, "temperature": 0}
     return post(endpoint, {**prompt, **more})
 

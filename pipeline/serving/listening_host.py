@@ -13,11 +13,6 @@ HOST = "127.0.0.1"
 def check_host(text: str, key: str, key_variable: str) -> str:
     """Return the listening address for a user's input.
 
-    Args:
-        text: an IP address, or `localhost`.
-        key: API key that clients must send; blank means none.
-        key_variable: its environment variable, for the message.
-
     Raises:
         UsageError: it is not an address of this machine, or it is public and there is no key.
     """

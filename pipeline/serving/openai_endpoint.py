@@ -29,7 +29,6 @@ class OpenAIEndpoint:
 
     @classmethod
     def from_url(cls, url: str, model: str | None) -> OpenAIEndpoint:
-        """Return the endpoint at a URL with or without `/v1`."""
         return cls(url.rstrip("/").removesuffix("/v1"), model or "")
 
     def resolve_model(self) -> OpenAIEndpoint:
@@ -60,10 +59,6 @@ class OpenAIEndpoint:
 
     def request(self, method: str, path: str, *, seconds: float, json: Any = None) -> HttpResponse:
         """Send one request with the environment's API key.
-
-        Args:
-            path: appended to the URL, including `/v1`.
-            seconds: timeout of the whole exchange.
 
         Raises:
             httpx.HTTPError: there is no complete response.

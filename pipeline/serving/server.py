@@ -26,8 +26,6 @@ class Server:
     """A model server on this machine; the caller must stop it.
 
     Args:
-        log: file for the server's output.
-        trust_remote_code: let the engine run code from the checkpoint's folder.
         port: public port, protected by the engine's key variable if that is set; None for a private
         socket.
         caches: variables for compile caches; the shell's and the profile's take precedence.
@@ -66,12 +64,10 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Base URL."""
         return self.address.url
 
     @property
     def command(self) -> list[str]:
-        """Command line."""
         launch = LaunchSpec(
             model=str(self._model),
             arguments=self._arguments,
@@ -84,7 +80,6 @@ class Server:
         return self._engine.command(str(self._python), launch)
 
     def facts(self) -> dict[str, str]:
-        """Return facts from the log for reports."""
         return engine_facts(self._log, self._engine)
 
     def start(self, timeout_seconds: float, progress: Progress) -> float:
@@ -136,7 +131,6 @@ class Server:
             raise self._failure("another process listens in place of the model server")
 
     def stop(self) -> None:
-        """Stop the server and wait until its processes are gone and its port is free."""
         if self._process is not None:
             self._process.stop()
             self._process = None

@@ -43,17 +43,14 @@ class ServerAddress:
 
     @property
     def url(self) -> str:
-        """Base URL of requests, also through a socket."""
         if self.socket is not None:
             return "http://localhost"
         return f"http://{format_for_url(reachable_address(self.host))}:{self.port}"
 
     def client(self, timeout_seconds: float) -> httpx.Client:
-        """Return an HTTP client without a proxy."""
         return open_client(self.url, self.socket, timeout_seconds, self.key)
 
     def is_owned_by(self, group: int) -> bool:
-        """Return whether a process of that group listens there."""
         if self.socket is None:
             inodes = _listening_inodes(self.host, self.port)
             return bool(inodes) and inodes <= _find_sockets(group)
@@ -63,11 +60,9 @@ class ServerAddress:
         return False
 
     def is_free(self) -> bool:
-        """Return whether no process listens there."""
         return self.socket is not None or port_is_free(self.port, self.host)
 
     def remove(self) -> None:
-        """Remove the socket and its folder."""
         if self.socket is not None:
             shutil.rmtree(self.socket.parent, ignore_errors=True)
 
@@ -114,7 +109,6 @@ def port_is_free(port: int, host: str = HOST) -> bool:
 
 
 def _find_listener(path: Path) -> int | None:
-    """Return the process that listens on the socket, from the kernel; None if there is none."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:

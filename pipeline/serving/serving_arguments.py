@@ -36,13 +36,7 @@ class ServingArguments:
     def of(
         cls, profile: ServingProfile, *, is_baseline: bool, draft: str | None = None
     ) -> ServingArguments:
-        """Take the arguments of one side from a profile; only variants decode speculatively.
-
-        Args:
-            profile: with a KV dtype for each side.
-            is_baseline: otherwise of a variant.
-            draft: digest of the draft checkpoint; None if the profile names none.
-        """
+        """Take the arguments of one side from a profile; only variants decode speculatively."""
         kv_dtype = profile.baseline_kv_cache_dtype if is_baseline else profile.kv_cache_dtype
         wanted = None if is_baseline else profile.speculative
         return cls(

@@ -53,11 +53,7 @@ def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]
 def layer_weights(
     form: WeightFormat, module: str, shape: Shape, tensors: Mapping[str, StoredTensor]
 ) -> LayerDequantizer:
-    """Return the reader of a layer.
-
-    Args:
-        tensors: of the variant; the layer's types and shapes were checked.
-    """
+    """Return the reader of a layer, whose types and shapes were checked."""
     parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in layer_parts(form, *shape)}
     for suffix in ("input_scale", "input_global_scale"):
         if suffix in parts:
@@ -73,7 +69,6 @@ class EightBitWeights:
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-        """Return the tensors of a layer."""
         stored = "F8_E4M3" if form.number == "float" else "I8"
         parts = [
             StoredPart("weight", (stored,), ((rows, columns),)),
@@ -118,7 +113,6 @@ class PackedIntWeights:
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-        """Return the tensors of a layer."""
         words = -(-columns * form.bits // WORD_BITS)
         groups = form.scale_shape(rows, columns)[1]
         parts = [
@@ -174,7 +168,6 @@ class Nvfp4:
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-        """Return the tensors of a layer."""
         parts = [
             StoredPart("weight_packed", ("U8",), ((rows, columns // 2),)),
             StoredPart("weight_scale", ("F8_E4M3",), (form.scale_shape(rows, columns),)),
@@ -215,7 +208,6 @@ class AwqGemm:
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-        """Return the tensors of a layer."""
         groups = form.scale_shape(rows, columns)[1]
         parts = [
             StoredPart("qweight", ("I32",), ((columns, rows * 4 // WORD_BITS),)),

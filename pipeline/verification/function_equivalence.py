@@ -155,7 +155,6 @@ def find_fed_by_rows(layers: dict[str, RescalingFit]) -> dict[str, str]:
 def _check_group(
     layers: dict[str, RescalingFit], norms: list[Producer], offsets: dict[str, float], where: str
 ) -> set[str]:
-    """Check layers with the same input; return the norms that fit all of them."""
     channels = len(next(iter(layers.values())).columns)
     untouched = Producer("", np.ones(channels, np.float32))
     norms = [norm for norm in norms if len(norm.factors) == channels]

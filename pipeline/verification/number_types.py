@@ -55,7 +55,6 @@ def round_to(values: Floats, dtype: str) -> Floats:
     """Round values to a type, ties to even, and return them as float32.
 
     Args:
-        values: finite values.
         dtype: one of BF16, F16 and F32.
 
     Raises:

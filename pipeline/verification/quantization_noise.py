@@ -45,14 +45,12 @@ class QuantizationNoise:
 
     @property
     def sqnr_db(self) -> float:
-        """SQNR in dB; infinite without noise."""
         if not self.noise:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
 
     @property
     def damaged(self) -> list[tuple[int, int]]:
-        """(row, first column) of each damaged piece."""
         faint = FAINT_ROW * self.signal / max(1, self.rows)
         return [(row, column) for row, column, signal in self.suspects if signal >= faint]
 

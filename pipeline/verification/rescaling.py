@@ -71,7 +71,6 @@ def _first_columns(source: StoredTensor, stored: LayerDequantizer) -> Floats:
 
 
 def _one_pass(source: StoredTensor, stored: LayerDequantizer, columns: Floats) -> _Pass:
-    """Return the best rows for these columns, the noise, and the best columns for those rows."""
     noise, rows = QuantizationNoise(damaged_over=DAMAGED), []
     products, squares = np.zeros((2, source.shape[1]))
     for begin, end in chunks(*source.shape):

@@ -36,7 +36,6 @@ class LayerStats:
 
     @property
     def kind(self) -> str:
-        """Last part of the name."""
         return self.name.rpartition(".")[2]
 
 

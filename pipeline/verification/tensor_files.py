@@ -29,7 +29,6 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
     def read(self, begin: int = 0, end: int | None = None) -> Bytes:
@@ -46,12 +45,10 @@ class StoredTensor:
         return raw
 
     def floats(self, begin: int = 0, end: int | None = None) -> Floats:
-        """Return rows `begin` to `end` as float32, in the tensor's shape."""
         values = to_float32(self.read(begin, end), self.dtype)
         return values.reshape(-1, *self.shape[1:]) if self.shape else values
 
     def rows(self, begin: int, end: int) -> Floats:
-        """Implement LayerDequantizer for an unquantized matrix."""
         return self.floats(begin, end)
 
     def blocks(self) -> Iterator[bytes]:
@@ -76,7 +73,6 @@ class TensorFiles:
 
     @property
     def size(self) -> int:
-        """Size of all tensors, without headers."""
         return sum(tensor.size for tensor in self.tensors.values())
 
 

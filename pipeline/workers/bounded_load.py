@@ -67,13 +67,7 @@ def find_wrong_count(found: Any) -> str | None:
 
 
 class BoundedStreams:
-    """An aiohttp session that limits streamed answers.
-
-    Args:
-        session: of aiohttp.
-        most: maximum bytes of an answer.
-        limit: of aiohttp, in seconds.
-    """
+    """An aiohttp session that limits streamed answers."""
 
     def __init__(self, session: Any, most: int, limit: Any) -> None:
         self._session = session

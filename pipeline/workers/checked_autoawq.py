@@ -67,7 +67,6 @@ class ScalingDiagnostics:
             )
 
     def to_dict(self) -> dict[str, float]:
-        """For the stage's record."""
         return {
             "worst_scaling_error": max(self.scaling_errors),
             "divergence_nats": self.divergence,
@@ -183,7 +182,6 @@ def guard_quantizer() -> type:
             return float(divergence), float(same)
 
         def _predictions(self, hidden: Any) -> Any:
-            """Return log-probabilities for the layers' last output."""
             self.awq_model.move_embed(self.model, "cpu")
             layers = list(self.modules)
             try:

@@ -73,7 +73,6 @@ def _read_metadata(source: Path) -> dict[str, Any]:
 
 
 def _load_model(source: Path) -> Any:
-    """Return the model in bf16."""
     import torch
     from transformers import AutoModelForCausalLM
 

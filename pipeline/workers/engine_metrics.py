@@ -28,10 +28,6 @@ Result = TypeVar("Result")
 def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
     """Return values of Prometheus' text format, each summed over its labels.
 
-    Args:
-        text: what `/metrics` returns.
-        names: our names, and the engine's name of each.
-
     Raises:
         ValueError: a value is no count.
     """
@@ -100,7 +96,6 @@ class MetricsPoller:
         return leave_out_queue(await self._fetch())
 
     def counters_after(self, second: float) -> dict[str, int] | None:
-        """Return the first counters after that second of the monotonic clock, if any."""
         return next((leave_out_queue(found) for at, found in self.looks if at >= second), None)
 
     def queue_between(self, begin: float, end: float) -> dict[str, list[Any]]:

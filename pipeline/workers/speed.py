@@ -48,8 +48,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec: name and workload, rule (eval_gates/speed/gate_rule.py), sides, server run
             (eval_gates/speed/server_runs.py), endpoints by side, tokenizer (folder),
             trust_remote_code.
-        progress: receives finished blocks or rounds, and their maximum.
-        output: has the load log, to which the loads are appended.
 
     Returns:
         the generator's version.
@@ -103,11 +101,7 @@ def measure_server_run(
 def generate_units(
     spec: dict[str, Any], server_run: ServerRun, measure: Measure, loads: Sequence[LoadRun]
 ) -> Iterator[list[LoadRun]]:
-    """Yield the loads of block after block, or round after round, without an end.
-
-    Args:
-        loads: so far; the caller appends each unit's before the next one.
-    """
+    """Yield the loads of block after block, or round after round, without an end."""
     draw = Randomization(server_run.draw, server_run.sides)
     requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe)
     for block in count(server_run.block):
@@ -175,14 +169,7 @@ def load_of(
 
 
 def size_of(spec: dict[str, Any], loads: Sequence[LoadRun], seed: int, requests: int) -> Size:
-    """Return the size of the next load, the same on both sides.
-
-    Args:
-        spec: as in `run`.
-        loads: of complete units before it.
-        seed: of the load.
-        requests: at a fixed concurrency.
-    """
+    """Return the size of the next load, the same on both sides."""
     from eval_gates.speed.rounds import count_arrivals, next_timing
 
     workload = spec["workload"]
@@ -199,11 +186,6 @@ def grown(requests: int, loads: Sequence[LoadRun], seconds: float) -> int:
     """Return as many requests as the last loads had, or more if their steady parts were too short.
 
     A disturbance while the size was determined makes loads too small.
-
-    Args:
-        requests: minimum.
-        loads: so far.
-        seconds: wanted length of the steady part.
     """
     from eval_gates.speed.load_run import MAX_REQUESTS
     from eval_gates.speed.steady_state import steady_seconds

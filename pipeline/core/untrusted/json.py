@@ -83,11 +83,7 @@ def parse_json(
 
 
 def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
-    """Yield the items of a large untrusted JSON list, one at a time.
-
-    Args:
-        limit: file size in bytes.
-    """
+    """Yield the items of a large untrusted JSON list, one at a time."""
     decoder = json.JSONDecoder(
         object_pairs_hook=_refuse_repeated,
         parse_constant=_refuse_non_finite,

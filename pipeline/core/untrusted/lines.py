@@ -28,7 +28,6 @@ def read_lines(
     """Yield the lines of a UTF-8 file without line ends; `.gz` files are decompressed.
 
     Args:
-        max_lines: limit for the number of lines.
         max_characters: limit for all lines, decompressed.
     """
     letters, number = 0, 0

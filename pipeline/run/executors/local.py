@@ -33,7 +33,6 @@ class LocalExecutor:
         self._node = NodeAllocator()
 
     def find_room(self, needs: ResourceRequest) -> LocalAllocation | None:
-        """Reserve resources of this machine, which all users' runs share."""
         room = self._node.find_room(needs)
         return LocalAllocation(room) if room is not None else None
 
@@ -46,7 +45,6 @@ class LocalExecutor:
     def describe_node(
         self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
     ) -> NodeInfo:
-        """Return this machine's facts."""
         return this_node()
 
 
@@ -68,7 +66,6 @@ class LocalAllocation:
         return LocalJob(process, log)
 
     def release(self) -> None:
-        """Give the room back."""
         self._room.release()
 
 
@@ -80,18 +77,12 @@ class LocalJob:
         self._log = log
 
     def wait(self, listener: Listener) -> None:
-        """Pass events on until the work ends.
-
-        Raises:
-            PrepareError: what it reported, or a StageError if it died without an error.
-        """
         failure = pass_on(self._process.output, listener)
         code = self._process.wait()
         self._process.stop()
         check_end(code, failure, self._log)
 
     def cancel(self) -> None:
-        """End the stage's whole process group."""
         self._process.stop()
 
 

@@ -35,12 +35,10 @@ class NodeAllocation:
         self.gpus: tuple[VisibleGpu, ...] = ()  # that are ours alone
 
     def hold(self, descriptor: int) -> None:
-        """Keep the lock with that descriptor."""
         self._held.callback(os.close, descriptor)
         self.descriptors += (descriptor,)
 
     def hold_memory(self, give_back: Callable[[], None]) -> None:
-        """Keep memory that was counted for this work item."""
         self._held.callback(give_back)
 
     def variables(self) -> dict[str, str]:

@@ -40,9 +40,6 @@ def submit_description(
 ) -> NodeInfo:
     """Return the description by a node that has resources for such work.
 
-    Args:
-        asked: as for `Executor.describe_node`.
-
     Raises:
         PrepareError: as `Executor.find_room` and `Job.wait`.
     """
@@ -67,10 +64,6 @@ def submit_description(
 
 
 def parse_description(content: bytes, where: str) -> NodeInfo:
-    """Return a node's answer; raise StageError if it is malformed.
-
-    Args:
-        where: names the node or its answer, for the message.
-    """
+    """Return a node's answer; raise StageError if it is malformed."""
     with raise_as(StageError, UNREADABLE, where, SAME_PREPARE, errors=ValueError):
         return parse_record(content, NodeInfo).model_copy(update={"machine": ""})

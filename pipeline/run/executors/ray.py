@@ -83,7 +83,6 @@ class RayExecutor:
         return RayPlace(needs, self._node_for(needs).taken_by(needs), self._options)
 
     def obstacle(self) -> str:
-        """Return '': Ray's queue always has a place."""
         return "room on the Ray cluster"
 
     def count_room(self, needs: ResourceRequest) -> int:
@@ -234,7 +233,6 @@ class RayJob:
                 yield sent
 
     def _submit(self) -> Any:
-        """Return the stream of the task's results."""
         import ray
 
         here = {**os.environ, **credential_variables()}

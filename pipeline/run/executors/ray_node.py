@@ -54,11 +54,7 @@ class LogTail:
 
 
 def describe(prepare: str, given: Mapping[str, str]) -> str:
-    """Describe this node, as JSON; raise StageError if the driver's prepare differs.
-
-    Args:
-        given: variables of the request.
-    """
+    """Describe this node, as JSON; raise StageError if the driver's prepare differs."""
     refuse_other(prepare)
     variables = {**os.environ, **given}
     if not variables.get("CUDA_VISIBLE_DEVICES"):
@@ -74,8 +70,6 @@ def run(
     Raises StageError if the driver's prepare differs.
 
     Args:
-        prepare: the driver's version and code digest.
-        given: variables of the request.
         gpus: number that Ray reserved; it lists them in the worker's CUDA_VISIBLE_DEVICES.
     """
     refuse_other(prepare)

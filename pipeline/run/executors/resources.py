@@ -20,11 +20,9 @@ class Resources:
     memory_bytes: float = field(default=0, compare=False)
 
     def holds(self, needs: ResourceRequest) -> bool:
-        """Return whether the work could run on a node with these resources."""
         return self.cpus >= 1 and self.gpus >= needs.gpus  # of each node
 
     def taken_by(self, needs: ResourceRequest) -> Resources:
-        """Return the work's resources on such a node."""
         if needs.exclusive:
             return replace(self, memory_bytes=0)
         cpus = self.cpus if needs.cpus == "all" else 1
@@ -33,7 +31,6 @@ class Resources:
         return Resources(cpus, needs.gpus, self.gpu_kind if needs.gpus else "", memory)
 
     def count(self, part: Resources) -> int:
-        """Return how often the part fits in it."""
         times = [self.cpus // part.cpus, *([self.gpus // part.gpus] if part.gpus else [])]
         times += [self.memory_bytes // part.memory_bytes] if part.memory_bytes else []
         return int(min(times))

@@ -109,7 +109,6 @@ class SlurmOptions(ExecutorOptions):
         return SlurmExecutor(self)
 
     def flags_for(self, needs: ResourceRequest) -> list[str]:
-        """Return sbatch's flags for these needs: one node, and its resources."""
         whole = needs.exclusive or (needs.cpus == "all" and not needs.gpus)
         kind = f"{self.gpu_kind}:" if self.gpu_kind else ""
         said = {
@@ -149,7 +148,6 @@ class SlurmExecutor:
         return SlurmAllocation(needs, self._options, self._check(needs))
 
     def obstacle(self) -> str:
-        """Return '': the queue always has a place."""
         return "room on the Slurm cluster"
 
     def count_room(self, needs: ResourceRequest) -> int:
@@ -160,16 +158,9 @@ class SlurmExecutor:
     def describe_node(
         self, asked: Sequence[ResourceRequest], store: Path, listener: Listener
     ) -> NodeInfo:
-        """Return what a job reports of its node; it waits in the queue as any other.
-
-        Raises:
-            UsageError: Slurm rejects such a job; the message has its reason.
-            StageError: the job did not finish.
-        """
         return submit_description(self, asked, store, listener)
 
     def _nodes(self) -> dict[str, Resources]:
-        """Return each node's resources, by name."""
         partition = self._options.partition
         flags = [f"--partition={partition}"] if partition else []
         # Cores, MiB and GPUs, as "n1 2 16000 gpu:h100:2(S:0)"; of several partitions, each once.
@@ -227,7 +218,6 @@ class SlurmAllocation:
         self._flags = flags
 
     def submit(self, task: Path, log: Path) -> SlurmJob:
-        """Queue a job for the work item of the file."""
         events = log.with_suffix(".events")
         with open_log(events) as file:
             file.truncate(0)

@@ -32,7 +32,6 @@ def start(
     """Start the work item of the file; its events are lines of output, the rest is logged.
 
     Args:
-        variables: its complete environment.
         held_descriptors: stay open until the last of its processes has ended.
     """
     with open_log(log) as log_file:
@@ -46,12 +45,7 @@ def start(
 
 
 def check_end(code: int, failure: PrepareError | None, log: Path) -> None:
-    """Raise the error that the work reported, or a StageError if it died without one.
-
-    Args:
-        code: exit code of its process, in a shell's form.
-        failure: the error among its events.
-    """
+    """Raise the error that the work reported, or a StageError if it died without one."""
     if failure is not None:
         raise failure
     if code != 0:

@@ -19,11 +19,9 @@ class ProgressListener:
         self._progress = progress
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """See Progress."""
         self._progress.advance(task, done, total, unit)
 
     def note(self, text: str) -> None:
-        """See Progress."""
         self._progress.note(text)
 
     def stage_ended(self, stage: StageReport) -> None:

@@ -46,12 +46,10 @@ class ShardPlan:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes to read for it."""
         return sum(move.size for move in self.moves)
 
     @property
     def quantized(self) -> int:
-        """Number of its tensors to cast."""
         return sum(move.rows > 0 for move in self.moves)
 
 

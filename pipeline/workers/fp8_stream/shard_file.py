@@ -53,24 +53,20 @@ class ShardFile:
             room, position = room[count:], position + count
 
     def write(self, data: memoryview, position: int) -> None:
-        """Write all of `data` at that offset of the file."""
         with self._writing:
             while data:
                 count = os.pwrite(self._target, data, position)
                 data, position = data[count:], position + count
 
     def piece_done(self) -> bool:
-        """Count one piece as written; return whether it was the last one."""
         with self._counting:
             self._waiting -= 1
             return self._waiting == 0
 
     def push(self) -> None:
-        """Start the write-back of the data so far."""
         os.fdatasync(self._target)
 
     def finish(self) -> None:
-        """Flush the file to disk, then rename it."""
         os.fsync(self._target)
         self.close()
         self._unfinished.replace(self._final)
