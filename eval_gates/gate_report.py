@@ -45,7 +45,9 @@ class GroupReport(Record):
     """Scores of one subject, or group of subjects, of a suite."""
 
     group: str
-    is_subject: bool = Field(description="one of MMLU's 57 subjects; else a group of them")
+    is_subject: bool = Field(
+        description="a subject, or one task of several; else a group of subjects"
+    )
     n: int
     baseline: float = Field(description="mean score, 0 to 1")
     candidate: float = Field(description="mean score, 0 to 1")

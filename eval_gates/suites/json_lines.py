@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,12 @@ from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.lines import UntrustedLinesError, read_lines
 
 
-def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[Path]:
-    """Return the files `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name."""
+def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -> list[Path]:
+    """Return the files `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name.
+
+    Args:
+        but_not: how the names of other files begin.
+    """
     if not folder.is_dir():
         raise EvaluationDataError(
             "the folder of evaluation data does not exist",
@@ -34,7 +38,7 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
         for name in there
         if name.startswith(stem)
         and name.endswith((".jsonl", ".jsonl.gz"))
-        and not (but_not and name.startswith(but_not))
+        and not name.startswith(tuple(filter(None, but_not)))
     ]
     names = {path.name for path in files}
     for name in sorted(names):
@@ -48,7 +52,7 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
 
 
 def rows_of_files(
-    folder: Path, stem: str, *, but_not: str | None = None
+    folder: Path, stem: str, *, but_not: Iterable[str | None] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of all files that :func:`find_files` finds, as :func:`read_rows`."""
     for path in find_files(folder, stem, but_not=but_not):

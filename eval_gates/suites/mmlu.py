@@ -20,8 +20,9 @@ from pydantic import Field
 from eval_gates.gate_report import GroupReport
 from eval_gates.suites.answer_rows import common_fields, likelihoods
 from eval_gates.suites.fixed_task import task_of
+from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files, text_of
-from eval_gates.suites.mmlu_subjects import score_by_group
+from eval_gates.suites.mmlu_subjects import GROUP_OF, GROUPS, UNKNOWN_GROUP
 from eval_gates.suites.question_source import QuestionSource, hub_rows
 from eval_gates.suites.suite_kind import (
     HubBenchmark,
@@ -43,6 +44,7 @@ Question = dict[str, Any]
 
 LETTERS = "ABCD"
 EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
+OTHER_STEM = "mmlu_pro"  # the questions of another suite
 QUIZ_FILE = Path(__file__).parents[1] / "data" / "quiz.jsonl"
 
 _FIELDS = (
@@ -87,7 +89,7 @@ def read_folder(folder: Path) -> list[Question]:
 
     Each has `subject`, `question`, `choices` (four strings) and `answer` (0 to 3).
     """
-    rows = rows_of_files(folder, "mmlu", but_not=EXAMPLES_STEM)
+    rows = rows_of_files(folder, "mmlu", but_not=(EXAMPLES_STEM, OTHER_STEM))
     questions = [_question(row, place) for place, row in rows]
     if not questions:
         raise EvaluationDataError(
@@ -221,6 +223,10 @@ def _answer(answer: Any, place: str) -> int:
     )
 
 
+def _group_of(row: Mapping[str, Any]) -> str:
+    return GROUP_OF.get(row["subject"], UNKNOWN_GROUP)
+
+
 def _examples_for(
     question: Question, by_subject: dict[str, list[Question]], form: Form, shots: int
 ) -> str:
@@ -276,7 +282,7 @@ class Mmlu(SuiteKind[MmluTask]):
     """The suite `mmlu`."""
 
     task, policy = MmluTask, MmluSuite
-    folder_stem, examples_stem = "mmlu", EXAMPLES_STEM
+    folder_stem, examples_stem, other_stem = "mmlu", EXAMPLES_STEM, OTHER_STEM
     hub = HubQuestions(
         QuestionSource(kind="hub", id="cais/mmlu", config="all", split="test", shots_split="dev"),
         14_042,
@@ -346,7 +352,12 @@ class Mmlu(SuiteKind[MmluTask]):
     def groups(
         self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
     ) -> list[GroupReport]:
-        return report_by_subject(baseline, candidate)
+        rows = list(baseline), list(candidate)
+        named = (*GROUPS, UNKNOWN_GROUP)
+        return [
+            *report_groups(*rows, _group_of, named, is_subject=False),
+            *report_groups(*rows, lambda row: str(row["subject"]), tuple(GROUP_OF)),
+        ]
 
 
 def answer_rows(metric: str, questions: Rows, samples: Rows, progress: Progress) -> Rows:
@@ -359,32 +370,4 @@ def answer_rows(metric: str, questions: Rows, samples: Rows, progress: Progress)
             "subject": question["subject"],
         }
         for question, sample in zip(questions, samples, strict=True)
-    ]
-
-
-def report_by_subject(
-    baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
-) -> list[GroupReport]:
-    """Return both sides' scores and flips by group of subjects, then by subject."""
-    pairs = list(zip(baseline, candidate, strict=True))
-    changed = [{"subject": b["subject"], "score": b["score"] != c["score"]} for b, c in pairs]
-    before, after, flips = (
-        score_by_group(baseline),
-        score_by_group(candidate),
-        score_by_group(changed),
-    )
-    return [
-        GroupReport(
-            group=name,
-            is_subject=is_subject,
-            n=score.n,
-            baseline=score.score,
-            candidate=theirs[name].score,
-            flips=round(flipped[name].score * score.n),
-        )
-        for is_subject, ours, theirs, flipped in (
-            (False, before.groups, after.groups, flips.groups),
-            (True, before.subjects, after.subjects, flips.subjects),
-        )
-        for name, score in ours.items()
     ]

@@ -1,9 +1,6 @@
-"""MMLU's 57 subjects in lm-eval's four groups, and scores by both."""
+"""MMLU's 57 subjects in lm-eval's four groups."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "STEM": (
@@ -74,42 +71,3 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 UNKNOWN_GROUP = "not in MMLU"  # a folder may hold subjects of the user's own
 GROUP_OF = {subject: group for group, subjects in GROUPS.items() for subject in subjects}
-
-
-class Score(NamedTuple):
-    """Number of questions, and their mean score (0 to 1)."""
-
-    n: int
-    score: float
-
-
-class GroupedScores(NamedTuple):
-    """Scores of answered questions, by subject and by group."""
-
-    subjects: dict[str, Score]
-    groups: dict[str, Score]
-
-
-def score_by_group(rows: Iterable[Mapping[str, Any]]) -> GroupedScores:
-    """Return mean scores of answered MMLU questions by subject and by group.
-
-    A group's mean is over its questions, as in lm-eval (`weight_by_size`).
-    """
-    subjects: dict[str, list[float]] = {}
-    for row in rows:
-        subjects.setdefault(row["subject"], []).append(float(row["score"]))
-    groups: dict[str, list[float]] = {}
-    for subject, scores in subjects.items():
-        groups.setdefault(GROUP_OF.get(subject, UNKNOWN_GROUP), []).extend(scores)
-    return GroupedScores(
-        _means(subjects, [*GROUP_OF, *sorted(set(subjects) - set(GROUP_OF))]),
-        _means(groups, [*GROUPS, UNKNOWN_GROUP]),
-    )
-
-
-def _means(scores: dict[str, list[float]], order: list[str]) -> dict[str, Score]:
-    return {
-        name: Score(len(scores[name]), sum(scores[name]) / len(scores[name]))
-        for name in order
-        if name in scores
-    }

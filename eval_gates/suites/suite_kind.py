@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from eval_gates.gate_report import GroupReport
+from eval_gates.suites.group_scores import GROUP, report_groups
 from eval_gates.suites.json_lines import data_lines, find_files
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.digest import digest_json
@@ -105,6 +106,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
     # Sources of questions.
     folder_stem: str = ""  # how the names of its files in a folder of evaluation data begin
     examples_stem: str | None = None  # of files there that hold worked examples
+    other_stem: str | None = None  # of files there that belong to another suite
     hub: HubQuestions | None = None
     packaged: int | None = None  # questions that the packages of `evaluate` carry
     carried: Path | None = None  # the project's own questions
@@ -219,7 +221,8 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """
         if not self.folder_stem:
             return []
-        return find_files(folder, self.folder_stem, but_not=self.examples_stem)
+        but_not = (self.examples_stem, self.other_stem)
+        return find_files(folder, self.folder_stem, but_not=but_not)
 
     def _try(self, source: str, suite: Suite, lookup: SourceLookup) -> SuiteSource | None:
         identity, folder = self._identify(source, suite, lookup)
@@ -232,7 +235,7 @@ class SuiteKind(SuiteModels, Generic[Task]):
     ) -> tuple[QuestionSource | None, Path | None]:
         folder = lookup.eval_data
         if source == "eval-data" and folder is not None and self.folder_files(folder):
-            files = find_files(folder, self.folder_stem)  # worked examples, too
+            files = find_files(folder, self.folder_stem, but_not=(self.other_stem,))
             digest = digest_json([[path.name, lookup.digest_of(path)] for path in files])
             return QuestionSource(kind="folder", digest=digest), folder
         if source == "hub" and self.hub is not None:
@@ -272,7 +275,10 @@ class SuiteKind(SuiteModels, Generic[Task]):
     def groups(
         self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
     ) -> list[GroupReport]:
-        return []
+        """Return the scores of subjects or members; none unless rows have a group."""
+        rows = list(baseline), list(candidate)
+        named = all(GROUP in row for row in rows[0])
+        return report_groups(*rows, lambda row: str(row[GROUP])) if named else []
 
 
 def kind_named(name: str) -> SuiteKind[Any]:

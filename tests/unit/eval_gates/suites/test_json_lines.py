@@ -19,7 +19,7 @@ def test_files_are_found_by_stem_and_ending(tmp_path: Path) -> None:
     for name in ("mmlu_b.jsonl.gz", "mmlu_a.jsonl", "mmlu_dev.jsonl", "mmlu.txt", "other.jsonl"):
         (tmp_path / name).touch()
 
-    found = find_files(tmp_path, "mmlu", but_not="mmlu_dev")
+    found = find_files(tmp_path, "mmlu", but_not=["mmlu_dev"])
 
     assert [path.name for path in found] == ["mmlu_a.jsonl", "mmlu_b.jsonl.gz"]
 

@@ -30,6 +30,7 @@ def write(folder: Path, *rows: dict[str, Any], name: str = "mmlu_test.jsonl") ->
 def test_a_folder_gives_its_questions_without_the_development_ones(tmp_path: Path) -> None:
     write(tmp_path, ROW, {**OTHER, "answer": "C"})
     write(tmp_path, {**ROW, "question": "dev?"}, name="mmlu_dev.jsonl")
+    write(tmp_path, {"question": "another suite's"}, name="mmlu_pro_test.jsonl")
 
     assert mmlu.read_folder(tmp_path) == [ROW, OTHER]
     assert [row["question"] for row in mmlu.read_examples(tmp_path)] == ["dev?"]
