@@ -15,13 +15,6 @@ from recipes.schema import Family
 from recipes.speed import Accelerator, SpeedGate, SpeedPolicy
 
 Source = Literal["eval-data", "hub", "packages", "builtin"]
-Form = Annotated[
-    Literal["auto", "completion", "chat"],
-    Field(
-        description="chat: use the chat template. completion: plain text to continue. auto: chat "
-        "if the tokenizer has a template, otherwise completion"
-    ),
-]
 
 
 class Margin(ConfigModel):

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from eval_gates.clusters import labels_of, partners
+from eval_gates.suites.generated_text import GeneratedText
 from pipeline.core.errors import StageError
 
 # lm-eval puts this text where a server gave no answer, and would score it like any other.
@@ -31,19 +32,19 @@ def likelihoods(sample: dict[str, Any]) -> list[float]:
     return [float(response[0]) for response in sample["filtered_resps"]]
 
 
-def texts_of(sample: dict[str, Any]) -> list[str]:
-    """Return the generated texts, one per sample."""
-    return [check_text(text, sample) for text in sample["filtered_resps"]]
+def texts_of(sample: dict[str, Any]) -> list[GeneratedText]:
+    """Return the generated texts, one per sample, before the task's filters."""
+    return [check_text(responses[0], sample) for responses in sample["resps"]]
 
 
-def check_text(text: Any, sample: dict[str, Any]) -> str:
+def check_text(text: Any, sample: dict[str, Any]) -> GeneratedText:
     """Return the text; StageError if the server gave none."""
     if not isinstance(text, str) or text == NO_ANSWER:
         raise StageError(
             f"the server gave no answer to question {sample['doc_id']}",
             hint="read the server's log",
         )
-    return text
+    return text if isinstance(text, GeneratedText) else GeneratedText(text)
 
 
 def unwrap(values: list[Any]) -> Any:

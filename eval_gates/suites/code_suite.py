@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from math import comb
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,11 +16,21 @@ from eval_gates.sandbox import Isolation, Program, choose_isolation, run_many
 from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
 from eval_gates.suites.code_extraction import STOPS, extract_code
 from eval_gates.suites.fixed_task import task_of
+from eval_gates.suites.generation import (
+    GeneratingTask,
+    generated_fields,
+    is_unsolved,
+    task_config,
+)
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import Rows, SuiteKind, SuiteTask
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
-from recipes.policy import EvalTask, Form, Suite
+from recipes.generation import MaxTokens
+from recipes.policy import Suite
+
+UNFINISHED = "unfinished"
+"""Outcome of an answer whose program was not run: it was cut off, or its thoughts have no end."""
 
 _REQUEST = (
     "Write a solution to the following problem and make sure that it passes the tests:\n"
@@ -28,18 +38,11 @@ _REQUEST = (
 )
 
 
-class CodeTask(EvalTask):
+class CodeTask(GeneratingTask):
     """Functions to write, their number, and limits of their tests."""
 
-    prompt_format: Form = "auto"
-    max_tokens: int = Field(512, ge=16, le=1_000_000)
+    max_tokens: MaxTokens = 512
     k: int = Field(1, ge=1, le=1_000, description="the metric is pass@k, by the unbiased estimator")
-    samples: int = Field(
-        1, ge=1, le=1_000, description="answers drawn for each problem; greedy when 1"
-    )
-    temperature: float = Field(
-        0.8, ge=0.01, le=10, description="of the samples, when there are several"
-    )
     seconds_per_problem: float = Field(10, ge=0.1, le=3_600)
     memory_mb_per_problem: int = Field(1024, ge=64, le=1_048_576)
     sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = Field(
@@ -69,15 +72,6 @@ class CodeSuite(CodeTask, Suite):
 
     batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
 
-    @model_validator(mode="after")
-    def _samples_suit_the_claim(self) -> CodeSuite:
-        if self.samples > 1 and self.about == "benchmark":
-            raise ValueError(
-                "'samples' draws answers by chance, and 'about: benchmark' takes each for the only "
-                "one there could be: take 'about: population'"
-            )
-        return self
-
 
 Code = TypeVar("Code", bound=CodeTask)
 
@@ -106,17 +100,13 @@ class CodeKind(SuiteKind[Code]):
     def open(self, task: Code, questions: Rows, folder: Path) -> SuiteTask:
         # The questions lie in a stage's folder of the store, so with them goes the store.
         isolation = choose_isolation(task.sandbox, hidden=[folder, *folder.parents[:3]])
-        config = task_config(task.prompt_format, task.max_tokens, task.samples, task.temperature)
-        asked = task_of({**config, "task": task.kind}, questions, task.samples)
+        config = task_config(task, "{{request}}", STOPS[task.prompt_format])
+        asked = task_of(config, questions, task.samples)
         rows_of = partial(answer_rows, self.program, task, isolation)
         return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
 
     def metric(self, task: Code, laid_out: str | None) -> str:
         return f"pass@{task.k}"
-
-    def typical_change(self, task: Code) -> float:
-        # With several samples: a standard deviation of 0.2 if 55 % of the problems' scores change.
-        return 0.27 if task.samples > 1 else 1.0
 
     def check_machine(self, task: Code) -> None:
         choose_isolation(task.sandbox)
@@ -151,32 +141,6 @@ def prompt_of(problem: Problem, form: str) -> str:
     return problem.prompt if form == "completion" else _REQUEST.format(prompt=problem.prompt)
 
 
-def task_config(form: str, max_tokens: int, samples: int, temperature: float) -> dict[str, Any]:
-    """Return the lm-eval configuration that requests the functions; greedy for one sample."""
-    sampling = {"do_sample": True, "temperature": temperature}
-    greedy = {"do_sample": False, "temperature": 0.0}
-    return {
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "{{request}}",
-        "doc_to_target": "",
-        "generation_kwargs": {
-            "until": list(STOPS[form]),
-            "max_gen_toks": max_tokens,
-            **(sampling if samples > 1 else greedy),
-        },
-        "num_fewshot": 0,
-        # Scores come from running the programs afterwards.
-        "process_results": _count_answers,
-        "metric_list": [{"metric": "answered", "aggregation": "mean", "higher_is_better": True}],
-        "metadata": {"version": 1.0},
-    }
-
-
-def _count_answers(document: dict[str, Any], answers: list[str]) -> dict[str, float]:
-    return {"answered": float(len(answers))}
-
-
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Return the unbiased estimate that one of k samples is correct: 1 - C(n - c, k) / C(n, k).
 
@@ -205,7 +169,9 @@ def answer_rows(
     answers = [texts_of(sample) for sample in samples]
     codes = [
         [
-            extract_code(text, problem.prompt, problem.entry_point, task.prompt_format)
+            None
+            if is_unsolved(task, text)
+            else extract_code(text, problem.prompt, problem.entry_point, task.prompt_format)
             for text in texts
         ]
         for problem, texts in zip(problems, answers, strict=True)
@@ -216,6 +182,7 @@ def answer_rows(
                 program_of(problem, code)
                 for problem, drawn in zip(problems, codes, strict=True)
                 for code in drawn
+                if code is not None
             ],
             seconds=task.seconds_per_problem,
             memory_bytes=task.memory_mb_per_problem * 2**20,
@@ -224,17 +191,17 @@ def answer_rows(
         )
     )
     rows = []
-    for question, sample, texts, drawn in zip(questions, samples, answers, codes, strict=True):
-        ran = [next(executions) for _ in drawn]
-        passed = sum(execution.passed for execution in ran)
+    for question, sample, drawn in zip(questions, samples, codes, strict=True):
+        ran = [None if code is None else next(executions) for code in drawn]
+        passed = sum(execution is not None and execution.passed for execution in ran)
         rows.append(
             {
                 **common_fields(question, sample),
-                "answer": unwrap(texts),
+                **generated_fields(sample),
                 "score": pass_at_k(len(ran), passed, task.k),
-                "code": unwrap(drawn),
-                "outcome": unwrap([execution.outcome for execution in ran]),
-                "detail": unwrap([execution.detail for execution in ran]),
+                "code": unwrap([code or "" for code in drawn]),
+                "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
+                "detail": unwrap([each.detail if each else "" for each in ran]),
                 "isolation": isolation.kind,
             }
         )

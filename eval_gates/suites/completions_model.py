@@ -1,19 +1,25 @@
-"""lm-eval's client of a completions endpoint, with one request per multiple-choice question.
+"""lm-eval's client of an endpoint, with one request per multiple-choice question.
 
 lm-eval scores each choice by its own prompt, which a server cannot serve from its prefix cache. If
 each choice is one token, this client requests one token and the log-probabilities of the choices'
 tokens (vLLM: `logprob_token_ids`). The values equal those of scored prompts, over the complete
 vocabulary. Longer choices and other servers use lm-eval's requests.
+
+All generation requests of a batch are in flight together. lm-eval would send those of different
+settings, so of different seeds, one after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from eval_gates.suites.bounded_session import BoundedSession
+from eval_gates.suites.generated_text import GeneratedText, finish, read_chat, read_completion
 from pipeline.core.errors import StageError
+from recipes.generation import ThoughtMarkers
 
+Accepted = TypeVar("Accepted")
 ScoredRequest = tuple[Any, list[int], list[int]]  # lm-eval's: its key, context, continuation
 Answer = tuple[float, bool]  # lm-eval's: log-probability, whether it is the greedy choice
 
@@ -29,6 +35,8 @@ _PLAIN_SAMPLING = {
 }
 
 
+_CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be longer than ours
+_OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "chat")
 _ROUNDING = 0.01  # above 0, of a sum of log-probabilities
 
 
@@ -38,6 +46,17 @@ class OneTokenItem(NamedTuple):
     context: tuple[int, ...]  # token ids
     # For each of lm-eval's requests, its number and the id of its continuation.
     places: tuple[tuple[int, int], ...]
+
+
+class GenerationRequest(NamedTuple):
+    """One text to generate."""
+
+    path: str  # after `/v1/`
+    body: dict[str, Any]
+    length: int  # tokens of prompt and answer
+    stops: tuple[str, ...]
+    thinking: ThoughtMarkers | None
+    has_begun: bool  # the prompt ends within a thought
 
 
 class RejectedRequest(NamedTuple):
@@ -71,6 +90,56 @@ def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
         "return_tokens_as_token_ids": True,
         **_PLAIN_SAMPLING,
     }
+
+
+def generation_request(
+    model: str,
+    prompt: str,
+    tokens: list[int],
+    settings: Mapping[str, Any],
+    *,
+    limit: int,
+    seed: int,
+    template_arguments: Mapping[str, Any],
+    special_tokens: list[str],
+) -> GenerationRequest:
+    """Return the request for one text.
+
+    Args:
+        prompt: rendered, also of messages that the server renders itself.
+        tokens: of the prompt.
+        settings: lm-eval's `generation_kwargs`, with `thinking` (markers) and `chat` (messages,
+            tools).
+        limit: tokens of prompt and answer together.
+        special_tokens: which a server leaves out of texts, unless told otherwise.
+    """
+    thinking = ThoughtMarkers(**settings["thinking"]) if "thinking" in settings else None
+    stops = tuple(settings.get("until") or ())
+    room = settings.get("max_gen_toks", settings.get("max_tokens"))
+    chat = settings.get("chat")
+    if room == "model":
+        room = max(1, limit - len(tokens) - (_CHAT_SLACK if chat else 0))
+    body = {
+        "model": model,
+        **({**chat, "chat_template_kwargs": dict(template_arguments)} if chat else {}),
+        **({} if chat else {"prompt": tokens}),
+        "max_tokens": room,
+        "seed": seed,
+        **_PLAIN_SAMPLING,
+        **{key: value for key, value in settings.items() if key not in _OWN_SETTINGS},
+    }
+    if thinking is None:
+        body["stop"] = list(stops)
+    elif any(token in thinking.start + thinking.end for token in special_tokens):
+        body["skip_special_tokens"] = False
+    return GenerationRequest(
+        "chat/completions" if chat else "completions",
+        body,
+        len(tokens) + room,
+        stops,
+        thinking,
+        thinking is not None and prompt.rstrip().endswith(thinking.start),
+    )
 
 
 def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRequest:
@@ -108,13 +177,21 @@ def _read_continuation(scored: dict[str, Any], end: int, begin: int) -> Answer:
     return sum(found), all(value >= top for value, top in zip(found, best, strict=True))
 
 
-def read_texts(body: Any) -> list[str | None] | RejectedRequest:
-    """Return an answer's texts in order; a rejection if it has none."""
+def read_generated(
+    body: Any, asked: GenerationRequest, special_tokens: list[str]
+) -> GeneratedText | RejectedRequest:
+    """Return the generated text; a rejection if the answer has none."""
     try:
-        texts = {int(choice["index"]): choice["text"] for choice in body["choices"]}
-        return [texts[number] for number in range(max(len(texts), 1))]
-    except (LookupError, TypeError, ValueError, AttributeError):
-        return RejectedRequest("its answer has no text")
+        found = (read_chat if asked.path == "chat/completions" else read_completion)(body)
+    except ValueError as error:
+        return RejectedRequest(str(error))
+    return finish(
+        found,
+        asked.stops,
+        asked.thinking,
+        has_begun=asked.has_begun,
+        special_tokens=special_tokens if "skip_special_tokens" in asked.body else (),
+    )
 
 
 def check_fit(lengths: list[int], limit: int) -> None:
@@ -152,6 +229,7 @@ def completions_model(
     answered: Callable[[int], None],
     note: Callable[[str], None],
     asks_once: bool = True,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return an lm-eval model (`lm=` of its `evaluate`) for an OpenAI-compatible endpoint.
 
@@ -161,18 +239,20 @@ def completions_model(
         url: without `/v1/completions`.
         max_length: tokens that the server accepts, prompt and answer together.
         answered: receives the number of lm-eval's requests just answered.
+        template_arguments: of the chat template.
     """
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     place = f"{url}/v1/completions"
+    for_template = dict(template_arguments or {})
 
-    def accept(found: list[Any] | RejectedRequest) -> list[Any]:
+    def accept(found: Accepted | RejectedRequest) -> Accepted:
         if isinstance(found, RejectedRequest):
             raise StageError(
                 f"the endpoint cannot be asked this suite: {found.reason}",
                 where=place,
-                hint="serve the model with a server that gives them, such as vLLM; 'humaneval', "
-                "'mbpp' and 'rouge' need texts alone",
+                hint="serve the model with a server that gives them, such as vLLM; suites of "
+                "generated text need texts and their number of tokens alone",
             )
         return found
 
@@ -190,10 +270,6 @@ def completions_model(
             outputs: Any, tokens: Any = None, ctxlens: Any = None, **_: Any
         ) -> list[Answer]:
             return accept(read_scored(outputs, tokens, ctxlens))
-
-        @staticmethod
-        def parse_generations(outputs: Any, **_: Any) -> list[str | None]:
-            return accept(read_texts(outputs))
 
         def statistics(self) -> dict[str, int]:
             """Count the requests sent, and items (contexts) by way."""
@@ -219,13 +295,46 @@ def completions_model(
             check_numbers([value for value, _ in answers.values()])
             return [answers[number] for number in range(len(requests))]
 
-        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            prompts = self.tok_encode([request.args[0] for request in requests])
-            rooms = [r.args[1].get("max_gen_toks", self._max_gen_toks) for r in requests]
-            lengths = [len(prompt) + room for prompt, room in zip(prompts, rooms, strict=True)]
-            check_fit(lengths, self.max_length)
-            texts: list[str] = super().generate_until(requests, disable_tqdm)
-            return texts
+        def generate_until(
+            self, requests: list[Any], disable_tqdm: bool = False
+        ) -> list[GeneratedText]:
+            prompts = [self._prompt(*request.args) for request in requests]
+            different = list(dict.fromkeys(prompts))
+            tokens = dict(zip(different, self.tok_encode(different), strict=True))
+            asked = [
+                generation_request(
+                    self.model,
+                    prompt,
+                    tokens[prompt],
+                    request.args[1],
+                    limit=self.max_length,
+                    seed=self._seed,
+                    template_arguments=for_template,
+                    special_tokens=self.tokenizer.all_special_tokens,
+                )
+                for request, prompt in zip(requests, prompts, strict=True)
+            ]
+            check_fit([each.length for each in asked], self.max_length)
+            return [accept(found) for found in self._send(asked)]
+
+        def apply_chat_template(
+            self, chat_history: list[Any], add_generation_prompt: bool = True, **settings: Any
+        ) -> str:
+            text: str = self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+                **settings,
+                **for_template,
+            )
+            return text
+
+        def _prompt(self, prompt: str, settings: dict[str, Any]) -> str:
+            chat = settings.get("chat")
+            if chat is None:
+                return prompt
+            return self.apply_chat_template(chat["messages"], tools=chat.get("tools"))
 
         def _ask_once(self, items: list[OneTokenItem]) -> dict[int, Answer]:
             if not items or self._asks_once is False:
@@ -246,7 +355,7 @@ def completions_model(
             self._counts["one_request"] += len(known)
             return {number: value for answer in known for number, value in answer.items()}
 
-        def _send(self, items: list[OneTokenItem]) -> list[dict[int, Answer] | RejectedRequest]:
+        def _send(self, items: list[Any]) -> list[Any]:
             import asyncio
 
             if not items:
@@ -259,27 +368,25 @@ def completions_model(
         ) -> Any:
             self._counts["requests"] += 1
             session = BoundedSession(session)
-            if not isinstance(messages[0], OneTokenItem):
+            if not isinstance(messages[0], (OneTokenItem, GenerationRequest)):
                 answers = await super().amodel_call(session, sem, messages, **settings)
                 answered(len(answers))
                 return answers
-            (item,) = messages
-            async with (
-                sem,
-                session.post(
-                    self.base_url,
-                    json=payload(self.model, item, self._seed),
-                    headers=self.header,
-                ) as response,
-            ):
+            (asked,) = messages
+            is_text = isinstance(asked, GenerationRequest)
+            address = f"{url}/v1/{asked.path}" if is_text else place
+            body = asked.body if is_text else payload(self.model, asked, self._seed)
+            async with sem, session.post(address, json=body, headers=self.header) as response:
                 if 400 <= response.status < 500 and response.status not in _PASSING_STATUSES:
                     return [
                         RejectedRequest(f"it answered {response.status}: {await response.text()}")
                     ]
                 response.raise_for_status()
-                answer = read_answer(await response.json(), item)
+                found = await response.json()
+            special = self.tokenizer.all_special_tokens if is_text else []
+            answer = read_generated(found, asked, special) if is_text else read_answer(found, asked)
             if not isinstance(answer, RejectedRequest):
-                answered(len(answer))
+                answered(1 if is_text else len(answer))
             return [answer]
 
     return OneRequestCompletions(

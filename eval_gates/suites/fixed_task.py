@@ -11,13 +11,15 @@ import hashlib
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 FIRST_SEED = 1234  # lm-eval's own, of worked examples
 SEEDS = 1 << 31
 Document = dict[str, Any]
+ChatOf = Callable[[Document], dict[str, Any]]
+"""A document's chat request: `messages`, and `tools` if it has some."""
 
 
 class InMemoryDataset(list[Document]):
@@ -28,9 +30,15 @@ class InMemoryDataset(list[Document]):
         return dict.fromkeys(self[0])
 
 
-def task_of(config: dict[str, Any], documents: list[Document], samples: int = 1) -> Any:
-    """Return an lm-eval task over rows in memory, numbered by position."""
-    return fixed_task(config, {"test": InMemoryDataset(documents)}, samples=samples)
+def task_of(
+    config: dict[str, Any],
+    documents: list[Document],
+    samples: int = 1,
+    chat_of: ChatOf | None = None,
+) -> Any:
+    """Return an lm-eval task over rows in memory, numbered by position; see `fixed_task`."""
+    splits = {"test": InMemoryDataset(documents)}
+    return fixed_task(config, splits, samples=samples, chat_of=chat_of)
 
 
 def fixed_task(
@@ -38,13 +46,15 @@ def fixed_task(
     splits: Mapping[str, Any],
     order: Sequence[int] | None = None,
     samples: int = 1,
+    chat_of: ChatOf | None = None,
 ) -> Any:
     """Return an lm-eval task over given splits; the config's dataset is ignored.
 
     Args:
         splits: by name; each a dataset of the `datasets` library, or :class:`InMemoryDataset`.
         order: documents of the evaluated split, in their new order; None: all in their own order.
-        samples: answers per document; with several each document has an `id`.
+        samples: answers per document, each with another seed.
+        chat_of: for documents that are asked by a chat request of the server.
     """
     from lm_eval.api.task import ConfigurableTask
 
@@ -79,19 +89,32 @@ def fixed_task(
 
         def construct_requests(self, doc: Document, ctx: Any, **kwargs: Any) -> Any:
             request = super().construct_requests(doc=doc, ctx=ctx, **kwargs)
-            if wanted_samples == 1:
+            if self.OUTPUT_TYPE != "generate_until":
                 return request
             prompt, settings = request.args
+            if chat_of is not None:
+                settings = {**settings, "chat": chat_of(doc)}
+            is_drawn = wanted_samples > 1 or bool(settings.get("do_sample"))
+            key = digest_of(doc)
             return [
                 replace(
                     request,
-                    arguments=(prompt, {**settings, "seed": sample_seed(doc["id"], number)}),
+                    arguments=(
+                        prompt,
+                        {**settings, "seed": sample_seed(key, number)} if is_drawn else settings,
+                    ),
                     idx=number,
                     resps=[],  # or all would share one list
                     filtered_resps={},
                 )
                 for number in range(wanted_samples)
             ]
+
+        def process_results(self, doc: Document, results: Any) -> Any:
+            # lm-eval's hooks expect one answer; rows of several have scores of their own.
+            if self.OUTPUT_TYPE == "generate_until" and len(results) > 1:
+                return {}
+            return super().process_results(doc, results)
 
         def aggregation(self) -> dict[str, Any]:
             return defaultdict(lambda: len)

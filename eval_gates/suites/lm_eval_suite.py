@@ -6,12 +6,19 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from eval_gates.chance_baselines import EMPTY, UNRELATED
-from eval_gates.suites.answer_rows import check_text, common_fields, likelihoods, partners_of
+from eval_gates.suites.answer_rows import (
+    common_fields,
+    likelihoods,
+    partners_of,
+    texts_of,
+    unwrap,
+)
+from eval_gates.suites.generation import GeneratingTask, generated_fields, is_unsolved, mean
 from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from eval_gates.suites.lm_eval_metrics import Metric, score_of
@@ -30,10 +37,11 @@ from eval_gates.suites.suite_kind import (
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
-from recipes.policy import EvalTask, Form, Source, Suite
+from recipes.generation import MaxTokens
+from recipes.policy import Source, Suite
 
 
-class LmEvalTask(EvalTask):
+class LmEvalTask(GeneratingTask):
     """The documents of a task."""
 
     kind: Literal["lm_eval"] = "lm_eval"
@@ -42,9 +50,8 @@ class LmEvalTask(EvalTask):
     num_fewshot: int | None = Field(
         None, ge=0, le=1_000, description="few-shot examples; the task's own if absent"
     )
-    prompt_format: Form = "auto"
-    max_tokens: int = Field(
-        256, ge=1, le=1_000_000, description="of a generated answer, unless the task says"
+    max_tokens: MaxTokens | None = Field(
+        None, description="of a generated answer; absent: the task's own number, else 256"
     )
 
 
@@ -111,14 +118,22 @@ class LmEval(SuiteKind[LmEvalTask]):
             found = opened.task.process_results(opened.task.eval_docs[place], [answer])
             return score_of(found.get(opened.metric.name), opened.metric, question)
 
-        def score_by_chance(answer: Any, question: str) -> dict[str, float]:
-            return {
-                EMPTY: score_at(places[question], "", question),
-                UNRELATED: score_at(others[question], answer, question),
-            }
+        def score_generated(answer: Any, question: str) -> GeneratedScores:
+            here = places[question]
+            return GeneratedScores(
+                score_at(here, answer, question),
+                empty=score_at(here, "", question),
+                unrelated=score_at(others[question], answer, question),
+            )
 
-        rows_of = partial(answer_rows, opened.metric, opened.task.OUTPUT_TYPE, score_by_chance)
-        return SuiteTask(opened.task, opened.metric.label, rows_of, opened.requests_per_question)
+        is_generated = opened.task.OUTPUT_TYPE == "generate_until"
+        rows_of = (
+            partial(generated_rows, task, score_generated)
+            if is_generated
+            else partial(chosen_rows, opened.metric)
+        )
+        each = task.samples if is_generated else opened.requests_per_question
+        return SuiteTask(opened.task, opened.metric.label, rows_of, each)
 
     def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
         return str(laid_out)
@@ -143,29 +158,52 @@ def _task_of(suite: Suite) -> str:
     return suite.task if isinstance(suite, LmEvalSuite) else ""
 
 
-def answer_rows(
-    metric: Metric,
-    output_type: str,
-    chance_scores: Callable[[Any, str], dict[str, float]],
+class GeneratedScores(NamedTuple):
+    """Scores of one generated answer."""
+
+    score: float
+    empty: float  # of an empty answer to the same question
+    unrelated: float  # of this answer to another question
+
+
+def chosen_rows(metric: Metric, questions: Rows, samples: Rows, progress: Progress) -> Rows:
+    """Return rows whose `answer` is each choice's likelihood."""
+    return [
+        {
+            **common_fields(question, sample),
+            "answer": likelihoods(sample),
+            "score": score_of(sample.get(metric.name), metric, question["id"]),
+        }
+        for question, sample in zip(questions, samples, strict=True)
+    ]
+
+
+def generated_rows(
+    task: LmEvalTask,
+    score: Callable[[Any, str], GeneratedScores],
     questions: Rows,
     samples: Rows,
     progress: Progress,
 ) -> Rows:
-    """Return rows whose `answer` is likelihoods, or the raw text with the `filtered` one.
+    """Return rows whose `answer` is the text, or several; `filtered` is what was scored.
 
     Args:
-        chance_scores: for a generated answer and its question's id: scores of an empty answer and
-            of this answer on another question.
+        score: of a filtered answer to the question of that id.
     """
     rows = []
     for question, sample in zip(questions, samples, strict=True):
-        row = common_fields(question, sample)
-        if output_type == "generate_until":
-            row["answer"] = check_text(sample["resps"][0][0], sample)
-            row["filtered"] = str(sample["filtered_resps"][0])
-            row |= chance_scores(sample["filtered_resps"][0], question["id"])
-        else:
-            row["answer"] = likelihoods(sample)
-        row["score"] = score_of(sample.get(metric.name), metric, question["id"])
-        rows.append(row)
+        unsolved = [is_unsolved(task, text) for text in texts_of(sample)]
+        filtered = sample["filtered_resps"]
+        scores = [score(text, question["id"]) for text in filtered]
+        solved = [0.0 if no else each.score for no, each in zip(unsolved, scores, strict=True)]
+        rows.append(
+            {
+                **common_fields(question, sample),
+                **generated_fields(sample),
+                "filtered": unwrap([str(text) for text in filtered]),
+                "score": mean(solved),
+                EMPTY: scores[0].empty,
+                UNRELATED: mean([each.unrelated for each in scores]),
+            }
+        )
     return rows

@@ -18,14 +18,17 @@ from typing import Any, NamedTuple
 
 from eval_gates.clusters import shared_text
 from eval_gates.suites.fixed_task import digest_of, fixed_task
+from eval_gates.suites.generation import sampling_settings, thinking_settings
 from eval_gates.suites.lm_eval_dataset import save_dataset
 from eval_gates.suites.lm_eval_files import localize, read_task_file
 from eval_gates.suites.lm_eval_metrics import Metric, choose_metric, score_of
 from pipeline.core.errors import EvaluationDataError
+from recipes.generation import Generation
 
 DATASET, CODE, PLACE = "dataset", "task", "task.json"
 ASKED, FIELDS = "asked_sha256", "fields"  # keys of a row; the latter only where clusters are wanted
-_LENGTH_KEYS = ("max_gen_toks", "max_tokens")
+_LENGTH_KEYS = ("max_gen_toks", "max_tokens", "max_new_tokens")
+DEFAULT_TOKENS = 256  # of an answer, where neither the policy nor the task says
 _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _SHOWN = 8  # names of a group's members in an error
 
@@ -51,7 +54,7 @@ def lay_out(
     """Write what the task needs into a folder, and list its documents.
 
     Args:
-        suite: task, metric, num_fewshot, max_tokens, as in the policy.
+        suite: keys of the policy.
         file: the task's YAML file, unless it is one of lm-eval's.
         revision: of the Hub's dataset; the newest when None.
         folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
@@ -135,7 +138,9 @@ def open_task(
             entry for entry in config["filter_list"] if entry["name"] == metric.filter
         ]
     splits = dict(load_from_disk(str(folder / DATASET), keep_in_memory=True))
-    task = fixed_task(config, splits, [row["doc_index"] for row in rows] if rows else None)
+    order = [row["doc_index"] for row in rows] if rows else None
+    is_generated = config["output_type"] == "generate_until"
+    task = fixed_task(config, splits, order, suite["samples"] if is_generated else 1)
     for row, document in zip(rows or (), task.eval_docs, strict=False):
         if digest_of(document) != row["doc_sha256"]:
             raise EvaluationDataError(
@@ -211,7 +216,8 @@ def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
     if suite["num_fewshot"] is not None:
         _set_shots(config, suite["num_fewshot"])
     if config["output_type"] == "generate_until":
-        config["generation_kwargs"] = _generation(config, suite["max_tokens"])
+        asked = {key: suite[key] for key in Generation.model_fields}
+        config["generation_kwargs"] = _generation(config, Generation.model_validate(asked))
     return config
 
 
@@ -258,13 +264,14 @@ def _set_shots(config: dict[str, Any], shots: int) -> None:
         config["fewshot_split"] = config["test_split"]
 
 
-def _generation(config: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-    given = dict(config.get("generation_kwargs") or {"do_sample": False, "temperature": 0.0})
-    length = given.pop("max_new_tokens", max_tokens)
-    if not any(key in given for key in _LENGTH_KEYS):
-        given["max_gen_toks"] = length
+def _generation(config: dict[str, Any], asked: Generation) -> dict[str, Any]:
+    given = dict(config.get("generation_kwargs") or sampling_settings("greedy"))
+    own = [given.pop(key) for key in _LENGTH_KEYS if key in given]
+    given["max_gen_toks"] = asked.max_tokens or (own or [DEFAULT_TOKENS])[0]
     given.setdefault("until", [config.get("fewshot_delimiter", "\n\n")])
-    return given
+    # A task that says nothing of sampling is greedy.
+    drawn = {} if asked.sampling == "greedy" else sampling_settings(asked.sampling)
+    return {**given, **drawn, **thinking_settings(asked.thinking)}
 
 
 def _metric_of(config: dict[str, Any], suite: dict[str, Any]) -> Metric:

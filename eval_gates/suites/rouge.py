@@ -17,6 +17,13 @@ from pydantic import Field
 from eval_gates.chance_baselines import UNRELATED
 from eval_gates.suites.answer_rows import common_fields, partners_of, texts_of
 from eval_gates.suites.fixed_task import task_of
+from eval_gates.suites.generation import (
+    GeneratingTask,
+    generated_fields,
+    is_unsolved,
+    mean,
+    task_config,
+)
 from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
 from eval_gates.suites.question_source import QuestionSource, hub_rows
 from eval_gates.suites.suite_kind import (
@@ -31,7 +38,8 @@ from eval_gates.suites.suite_kind import (
 from eval_gates.suites.template import render
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
-from recipes.policy import EvalTask, Form, Source, Suite
+from recipes.generation import MaxTokens
+from recipes.policy import Source, Suite
 
 Document = dict[str, Any]
 
@@ -56,13 +64,12 @@ _SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*)\s+(?=["'(\[“‘A-Z0-9])""
 _FIELDS = "each line needs document, and summary (a text) or references (a list of texts)"
 
 
-class RougeTask(EvalTask):
+class RougeTask(GeneratingTask):
     """Texts to summarize."""
 
     kind: Literal["rouge"] = "rouge"
     metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
-    prompt_format: Form = "auto"
-    max_tokens: int = Field(96, ge=8, le=1_000_000)
+    max_tokens: MaxTokens = 96
 
 
 class RougeSuite(RougeTask, Suite):
@@ -120,35 +127,6 @@ def a_sentence_a_line(text: str) -> str:
     A sentence ends at `.`, `!` or `?` before space and a capital, digit or quote.
     """
     return _SENTENCE_END.sub(r"\1\n", text.strip())
-
-
-def task_config(form: Form, max_tokens: int) -> dict[str, Any]:
-    """Return the lm-eval configuration that requests summaries."""
-    return {
-        "task": "rouge",
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": PROMPTS[form],
-        "doc_to_target": "{{references[0]}}",
-        "generation_kwargs": {
-            "until": list(STOPS[form]),
-            "max_gen_toks": max_tokens,
-            "do_sample": False,
-            "temperature": 0.0,
-        },
-        "num_fewshot": 0,
-        "process_results": score_answer,
-        "metric_list": [
-            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-            for metric in METRICS
-        ],
-        "metadata": {"version": 1.0},
-    }
-
-
-def score_answer(document: Document, answers: list[str]) -> dict[str, float]:
-    """Return the scores of the one answer to a document (lm-eval's hook)."""
-    return score(answers[0], list(document["references"]))
 
 
 def _bleu(candidate: str, references: list[str]) -> float:
@@ -221,8 +199,10 @@ class Rouge(SuiteKind[RougeTask]):
         def score_elsewhere(text: str, question: str) -> float:
             return score(text, list(questions[others[question]]["references"]))[task.metric]
 
-        asked = task_of(task_config(task.prompt_format, task.max_tokens), questions)
-        return SuiteTask(asked, task.metric, partial(answer_rows, task.metric, score_elsewhere), 1)
+        config = task_config(task, PROMPTS[task.prompt_format], STOPS[task.prompt_format])
+        asked = task_of(config, questions, task.samples)
+        rows_of = partial(answer_rows, task, score_elsewhere)
+        return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
 
     def metric(self, task: RougeTask, laid_out: str | None) -> str:
         return task.metric
@@ -240,20 +220,25 @@ class Rouge(SuiteKind[RougeTask]):
 
 
 def answer_rows(
-    metric: str,
+    task: RougeTask,
     elsewhere: Callable[[str, str], float],
     questions: Rows,
     samples: Rows,
     progress: Progress,
 ) -> Rows:
-    """Return rows with all metrics; one of them is the score."""
-    return [
-        {
-            **common_fields(question, sample),
-            "answer": texts_of(sample)[0],
-            "score": float(sample[metric]),
-            UNRELATED: elsewhere(texts_of(sample)[0], question["id"]),
-            **{name: float(sample[name]) for name in METRICS},
-        }
-        for question, sample in zip(questions, samples, strict=True)
-    ]
+    """Return rows with all metrics, each the mean over the samples; one of them is the score."""
+    rows = []
+    for question, sample in zip(questions, samples, strict=True):
+        texts = ["" if is_unsolved(task, text) else text for text in texts_of(sample)]
+        scores = [score(text, list(question["references"])) for text in texts]
+        means = {name: mean([each[name] for each in scores]) for name in METRICS}
+        rows.append(
+            {
+                **common_fields(question, sample),
+                **generated_fields(sample),
+                "score": means[task.metric],
+                UNRELATED: mean([elsewhere(text, question["id"]) for text in texts]),
+                **means,
+            }
+        )
+    return rows

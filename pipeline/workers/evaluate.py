@@ -161,4 +161,5 @@ def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Prog
         answered=answered,
         note=progress.note,
         asks_once=spec["asks_once"],
+        template_arguments=spec["suite"].get("chat_template_kwargs"),
     )

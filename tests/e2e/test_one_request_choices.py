@@ -175,7 +175,8 @@ class Handler(BaseHTTPRequestHandler):
         if behaviour in ("null", "no text"):
             logprobs = None
         choice = {"index": 0, "text": " " + WORDS[tokens[-1]], "logprobs": logprobs}
-        self.answer(200, {"choices": [] if behaviour == "no text" else [choice]})
+        choices = [] if behaviour == "no text" else [choice]
+        self.answer(200, {"choices": choices, "usage": {"completion_tokens": 1}})
 
     def answer(self, status, body):
         content = json.dumps(body).encode()

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from eval_gates.suites.fixed_task import sample_seed
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -89,11 +88,13 @@ questions = laid_out("rouge", suite, {"kind": "builtin"})
 found["rouge"] = ask(suite, questions, [range(3, 8), range(0, 3)])
 
 suite = {"kind": "humaneval", "prompt_format": "completion", "max_tokens": 64, "k": 2, "samples": 3,
-         "temperature": 0.7, "problems": ["HumanEval/0", "HumanEval/1", "HumanEval/2"],
+         "sampling": {"temperature": 0.7},
+         "problems": ["HumanEval/0", "HumanEval/1", "HumanEval/2"],
          "sandbox": "none", "seconds_per_problem": 10, "memory_mb_per_problem": 512}
 questions = laid_out("humaneval", suite, {"kind": "packages"})
 found["humaneval"] = ask(suite, questions, [[0], [2, 1]])
-found["greedy"] = ask({**suite, "samples": 1, "k": 1}, questions, [[1]])
+greedy = {**suite, "samples": 1, "k": 1, "sampling": "greedy"}
+found["greedy"] = ask(greedy, questions, [[1]])
 
 suite = {"kind": "mmlu", "prompt_format": "cloze", "num_fewshot": 2}
 questions = laid_out("mmlu", suite, {"kind": "packages"})
@@ -169,11 +170,13 @@ def test_samples_have_seeds_of_their_own_and_keep_their_order(found: dict[str, A
     suite = found["humaneval"]
     assert suite["metric"] == "pass@2"
     for row in suite["answers"]:
-        asked = [text.rpartition(" ")[2] for text in row["answer"]]
-        assert asked == [str(sample_seed(row["id"], number)) for number in range(3)]
+        assert len({text.rpartition(" ")[2] for text in row["answer"]}) == 3
         assert len(row["code"]) == len(row["outcome"]) == 3
         assert row["score"] == 0.0
     settings = [request[1] for request in suite["seen"]]
+    assert len({s["seed"] for s in settings}) == 9, "a seed for each sample of each problem"
+    again = [text.rpartition(" ")[2] for row in suite["answers"] for text in row["answer"]]
+    assert again == [str(s["seed"]) for s in settings]
     assert {(s["temperature"], s["do_sample"], s["max_gen_toks"]) for s in settings} == {
         (0.7, True, 64)
     }

@@ -42,7 +42,7 @@ def test_a_carried_policys() -> None:
         ({}, 0.56),
         ({"expected_flips": 0.12}, 0.36),
         ({"margins": {"fp8": {"recovery": 0.9}}}, 0.57),
-        ({"samples": 16}, 0.98),
+        ({"samples": 16, "sampling": "model"}, 0.98),
         ({"test": "fixed"}, None),
     ],
 )

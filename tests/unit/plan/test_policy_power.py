@@ -113,7 +113,8 @@ class TestRefusal:
                 refused(policy(kind, test=test), least - 1)
 
     def test_mbpps_and_humanevals_tasks_together_show_three_points(self) -> None:
-        sampled = {"samples": 16, "temperature": 0.2, "test": "fixed", "expected_flips": 0.55}
+        drawn = {"samples": 16, "sampling": {"temperature": 0.2}}
+        sampled = {**drawn, "test": "fixed", "expected_flips": 0.55}
         wanted = policy("mbpp", margins={"fp8": 0.03}, humaneval=True, **sampled)
         passes = [power(wanted, questions).chance_of_pass for questions in (164, 378, 542)]
         assert passes == sorted(passes, key=lambda chance: chance or 0.0)

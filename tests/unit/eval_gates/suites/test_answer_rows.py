@@ -13,10 +13,14 @@ from listener import Listener
 from eval_gates.sandbox import choose_isolation
 from eval_gates.suites import code_suite, humaneval, lm_eval_suite, mbpp, mmlu, rouge
 from eval_gates.suites.answer_rows import NO_ANSWER, common_fields, texts_of
+from eval_gates.suites.generated_text import GeneratedText
 from eval_gates.suites.humaneval import HumanEvalTask
 from eval_gates.suites.lm_eval_metrics import Metric
+from eval_gates.suites.lm_eval_suite import GeneratedScores, LmEvalTask
 from eval_gates.suites.mbpp import MbppTask
+from eval_gates.suites.rouge import RougeTask
 from pipeline.core.errors import EvaluationDataError, StageError
+from recipes.generation import Sampling
 
 GREEDY = {"until": ["\n\n"], "max_gen_toks": 96, "do_sample": False, "temperature": 0.0}
 
@@ -143,25 +147,52 @@ class TestRouge:
         "bleu": 0.125,
     }
 
+    QUESTION: ClassVar[dict[str, Any]] = {"id": "mine", "references": ["A summary."]}
+
+    @pytest.fixture(autouse=True)
+    def scores_without_libraries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """rouge-score and sacrebleu are installed in the evaluate environment only."""
+
+        def score(text: str, references: list[str]) -> dict[str, float]:
+            return self.SCORES if text in references else dict.fromkeys(self.SCORES, 0.0)
+
+        monkeypatch.setattr(rouge, "score", score)
+
     @pytest.mark.parametrize("metric", SCORES)
     def test_rows(self, metric: str) -> None:
-        sample = generated("A summary.") | self.SCORES
-        (row,) = rouge.answer_rows(metric, elsewhere, [{"id": "mine"}], [sample], Listener())
+        task = RougeTask.model_validate({"metric": metric})
+        sample = generated("A summary.")
+        (row,) = rouge.answer_rows(task, elsewhere, [self.QUESTION], [sample], Listener())
         assert row["score"] == self.SCORES[metric]
         assert {name: row[name] for name in self.SCORES} == self.SCORES
         assert (row["id"], row["answer"]) == ("mine", "A summary.")
         assert row["unrelated"] == 0.1
 
+    def test_the_score_of_several_answers_is_their_mean(self) -> None:
+        task = RougeTask.model_validate({"samples": 4, "sampling": {"temperature": 0.5}})
+        sample = generated("A summary.", "A.", "A.", "A summary.")
+        (row,) = rouge.answer_rows(task, elsewhere, [self.QUESTION], [sample], Listener())
+        assert row["score"] == row["rougeL"] == pytest.approx(0.375 / 2)
+        assert len(row["answer"]) == len(row["tokens"]) == 4
+
+    def test_a_thinking_models_unfinished_answer_scores_nothing(self) -> None:
+        cut = GeneratedText("A summary.", 7, is_truncated=True)
+        sample = generated(cut, GeneratedText("A summary.", 5), GeneratedText("", 9))
+        for thinking, score in ((None, 2 / 3), ("remove", 1 / 3)):
+            task = RougeTask.model_validate(
+                {"samples": 3, "sampling": {"temperature": 0.5}, "thinking": thinking}
+            )
+            (row,) = rouge.answer_rows(
+                task, lambda text, _: 0.0, [self.QUESTION], [sample], Listener()
+            )
+            assert row["score"] == pytest.approx(score * 0.375)
+            assert (row["tokens"], row["truncated"], row["unclosed"]) == ([7, 5, 9], 1, 0)
+
     def test_no_answer_is_not_scored_as_a_bad_one(self) -> None:
         samples = [generated("A."), generated(NO_ANSWER, number=1)]
+        questions = [{**self.QUESTION, "id": name} for name in "ab"]
         with pytest.raises(StageError, match="question 1"):
-            rouge.answer_rows(
-                "bleu",
-                elsewhere,
-                [{"id": "a"}, {"id": "b"}],
-                [sample | self.SCORES for sample in samples],
-                Listener(),
-            )
+            rouge.answer_rows(RougeTask(), elsewhere, questions, samples, Listener())
 
 
 class TestHumanEval:
@@ -207,7 +238,12 @@ class TestHumanEval:
         samples = [generated(*drawn, number=number) for number, drawn in enumerate(texts)]
         rows = code_suite.answer_rows(
             humaneval.program,
-            self.SUITE.model_copy(update={"k": k}),
+            HumanEvalTask.model_validate(
+                {
+                    **self.SUITE.model_dump(),
+                    **{"k": k, "samples": 4, "sampling": {"temperature": 0.5}},
+                }
+            ),
             self.ISOLATION,
             [self.QUESTION] * 2,
             samples,
@@ -218,6 +254,27 @@ class TestHumanEval:
         assert [row["answer"] for row in rows] == texts
         assert [len(row["code"]) for row in rows] == [len(row["detail"]) for row in rows] == [4, 4]
         assert json.loads(json.dumps(rows)) == rows
+
+    def test_unfinished_thoughts_are_not_run(self) -> None:
+        right = self.answer("2 * x")
+        texts = [GeneratedText(right, 9), GeneratedText(right, 16, is_truncated=True)]
+        task = HumanEvalTask.model_validate(
+            {
+                **self.SUITE.model_dump(),
+                **{"samples": 2, "sampling": {"temperature": 0.5}, "thinking": "remove"},
+            }
+        )
+        (row,) = code_suite.answer_rows(
+            humaneval.program,
+            task,
+            self.ISOLATION,
+            [self.QUESTION],
+            [generated(*texts)],
+            Listener(),
+        )
+        assert row["outcome"] == ["passed", "unfinished"]
+        assert (row["score"], row["tokens"], row["truncated"]) == (0.5, [9, 16], 1)
+        assert json.loads(json.dumps(row)) == row
 
     def test_no_answer_runs_nothing(self) -> None:
         listener = Listener()
@@ -256,42 +313,50 @@ class TestMbpp:
 
 class TestLmEval:
     ACC = Metric("acc", "mean", True)
-    ERROR = Metric("error", "mean", False)
     QUESTIONS: ClassVar[list[Any]] = [{"id": "task/7", "doc_index": 7, "cluster": "c"}]
 
     @staticmethod
-    def guessed(answer: Any, question: str) -> dict[str, float]:
-        assert (answer, question) == ("4", "task/7")
-        return {"empty": 0.0, "unrelated": 0.25}
+    def scored(answer: Any, question: str) -> GeneratedScores:
+        assert question == "task/7"
+        return GeneratedScores(0.75 if answer == "4" else 0.0, empty=0.0, unrelated=0.25)
 
     def test_choices(self) -> None:
         samples = [chosen(0, acc=1, acc_norm=0)]
-        (row,) = lm_eval_suite.answer_rows(
-            self.ACC, "multiple_choice", self.guessed, self.QUESTIONS, samples, Listener()
-        )
+        (row,) = lm_eval_suite.chosen_rows(self.ACC, self.QUESTIONS, samples, Listener())
         assert (row["id"], row["score"]) == ("task/7", 1.0)
         assert row["answer"] == [-2.5, -0.5, -3.0, -4.0]
 
     def test_text_before_and_after_its_filter(self) -> None:
-        sample = generated("It is 4, I think.") | {"filtered_resps": ["4"], "error": 0.25}
-        (row,) = lm_eval_suite.answer_rows(
-            self.ERROR, "generate_until", self.guessed, self.QUESTIONS, [sample], Listener()
+        sample = generated("It is 4, I think.") | {"filtered_resps": ["4"]}
+        (row,) = lm_eval_suite.generated_rows(
+            LmEvalTask(task="x"), self.scored, self.QUESTIONS, [sample], Listener()
         )
         assert (row["answer"], row["filtered"]) == ("It is 4, I think.", "4")
         assert row["score"] == 0.75
         assert (row["empty"], row["unrelated"], row["cluster"]) == (0.0, 0.25, "c")
 
     def test_no_answer_is_refused_whatever_its_filter_made_of_it(self) -> None:
-        sample = generated(NO_ANSWER) | {"filtered_resps": ["[invalid]"], "error": 1.0}
+        sample = generated(NO_ANSWER) | {"filtered_resps": ["[invalid]"]}
         with pytest.raises(StageError, match="question 0"):
-            lm_eval_suite.answer_rows(
-                self.ERROR, "generate_until", self.guessed, self.QUESTIONS, [sample], Listener()
+            lm_eval_suite.generated_rows(
+                LmEvalTask(task="x"), self.scored, self.QUESTIONS, [sample], Listener()
             )
+
+    def test_the_score_of_several_answers_is_their_mean(self) -> None:
+        task = LmEvalTask(
+            task="x", samples=4, sampling=Sampling(temperature=0.5), thinking="remove"
+        )
+        texts = ["4!", "5!", GeneratedText("4!", 8, is_unclosed=True), "4!"]
+        sample = generated(*texts) | {"filtered_resps": ["4", "5", "4", "4"]}
+        (row,) = lm_eval_suite.generated_rows(
+            task, self.scored, self.QUESTIONS, [sample], Listener()
+        )
+        assert row["score"] == pytest.approx(2 * 0.75 / 4)
+        assert (row["answer"], row["filtered"]) == (texts, ["4", "5", "4", "4"])
+        assert (row["tokens"], row["unclosed"]) == ([0, 0, 8, 0], 1)
 
     @pytest.mark.parametrize("metrics", [{"acc": 37.5}, {"acc": (1, 0)}, {}])
     def test_a_metric_out_of_bounds_is_refused(self, metrics: dict[str, Any]) -> None:
         samples = [chosen(0, **metrics)]
         with pytest.raises(EvaluationDataError, match="'acc'"):
-            lm_eval_suite.answer_rows(
-                self.ACC, "multiple_choice", self.guessed, self.QUESTIONS, samples, Listener()
-            )
+            lm_eval_suite.chosen_rows(self.ACC, self.QUESTIONS, samples, Listener())

@@ -9,15 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites.completions_model import (
+    GenerationRequest,
     OneTokenItem,
     RejectedRequest,
     check_fit,
     check_numbers,
+    generation_request,
     one_token_items,
     payload,
     read_answer,
+    read_generated,
     read_scored,
-    read_texts,
 )
 from pipeline.core.errors import StageError
 
@@ -197,15 +199,99 @@ def test_scored_prompts_without_their_log_probabilities_are_a_refusal(body: Any)
     assert isinstance(read_scored(body, [[7, 7]], [1]), RejectedRequest)
 
 
-def test_texts_come_in_their_order() -> None:
-    choices = [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]
-    assert read_texts({"choices": choices}) == ["a", "b"]
-    assert read_texts({"choices": [{"index": 0, "text": None}]}) == [None]
+# --- generated texts ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("body", [{"choices": []}, {"choices": [{"index": 0}]}, {}, None, "text"])
+THINK = {"start": "<think>", "end": "</think>"}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "tools": []}
+
+
+def text_request(
+    settings: dict[str, Any], *, prompt: str = "Hi", special: tuple[str, ...] = ()
+) -> GenerationRequest:
+    return generation_request(
+        "m",
+        prompt,
+        [1, 2, 3],
+        settings,
+        limit=100,
+        seed=7,
+        template_arguments={"enable_thinking": False},
+        special_tokens=list(special),
+    )
+
+
+def test_a_greedy_request_leaves_nothing_to_the_models_own_settings() -> None:
+    asked = text_request({"until": ["\n"], "max_gen_toks": 5, "do_sample": False})
+    assert asked.path == "completions"
+    assert asked.body == {
+        **{"model": "m", "prompt": [1, 2, 3], "max_tokens": 5, "seed": 7, "stop": ["\n"]},
+        **{"temperature": 0, "top_p": 1.0, "repetition_penalty": 1.0},
+        **{"presence_penalty": 0.0, "frequency_penalty": 0.0},
+    }
+    assert asked.length == 8
+
+
+def test_a_drawn_request_has_its_own_seed_and_sampling() -> None:
+    asked = text_request({"max_gen_toks": 5, "seed": 9, "temperature": 0.6, "top_k": 20})
+    assert (asked.body["seed"], asked.body["temperature"], asked.body["top_k"]) == (9, 0.6, 20)
+
+
+def test_the_cap_of_the_model_is_what_the_prompt_leaves() -> None:
+    assert text_request({"max_gen_toks": "model"}).body["max_tokens"] == 97
+    assert text_request({"max_gen_toks": "model"}).length == 100
+    # The server renders messages itself, perhaps with a token more.
+    assert text_request({"max_gen_toks": "model", "chat": CHAT}).length < 100
+
+
+def test_stop_strings_would_end_thoughts_so_they_are_not_sent() -> None:
+    asked = text_request({"until": ["\n\n"], "max_gen_toks": 5, "thinking": THINK})
+    assert "stop" not in asked.body
+    assert "skip_special_tokens" not in asked.body
+    body = {"choices": [{"text": "<think>\n\n</think>\n\nYes.\n\nNo."}]}
+    answer = read_generated({**body, "usage": {"completion_tokens": 9}}, asked, [])
+    assert (answer, getattr(answer, "tokens", None)) == ("Yes.", 9)
+
+
+@pytest.mark.parametrize(("prompt", "begun"), [("Q<think>\n", True), ("Q<think></think>", False)])
+def test_a_prompt_may_begin_the_thought(prompt: str, begun: bool) -> None:
+    assert text_request({"max_gen_toks": 5, "thinking": THINK}, prompt=prompt).has_begun is begun
+    assert not text_request({"max_gen_toks": 5}, prompt=prompt).has_begun
+
+
+def test_markers_that_are_special_tokens_are_asked_for() -> None:
+    settings = {"max_gen_toks": 5, "thinking": {"start": "[THINK]", "end": "[/THINK]"}}
+    special = ("[THINK]", "[/THINK]", "</s>")
+    asked = text_request(settings, special=special)
+    assert asked.body["skip_special_tokens"] is False
+    body = {"choices": [{"text": "[THINK]a[/THINK] b</s>"}], "usage": {"completion_tokens": 9}}
+    assert read_generated(body, asked, list(special)) == "b"
+
+
+def test_messages_go_to_the_chat_endpoint_with_the_templates_arguments() -> None:
+    asked = text_request({"max_gen_toks": 5, "chat": CHAT})
+    assert asked.path == "chat/completions"
+    assert "prompt" not in asked.body
+    assert asked.body["messages"] == CHAT["messages"]
+    assert asked.body["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": []},
+        {"choices": [{"index": 0}]},
+        {"choices": [{"text": None}], "usage": {"completion_tokens": 1}},
+        {"choices": [{"text": "without a count"}]},
+        {"choices": [{"text": "x"}], "usage": {"completion_tokens": -1}},
+        {},
+        None,
+        "text",
+    ],
+)
 def test_an_answer_without_a_text_is_a_refusal(body: Any) -> None:
-    assert isinstance(read_texts(body), RejectedRequest)
+    asked = text_request({"max_gen_toks": 5})
+    assert isinstance(read_generated(body, asked, []), RejectedRequest)
 
 
 # --- prompts that do not fit ----------------------------------------------------------------------

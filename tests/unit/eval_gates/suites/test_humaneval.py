@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.sandbox import choose_isolation, run_program
-from eval_gates.suites.code_suite import Problem, pass_at_k, prompt_of, task_config
+from eval_gates.suites.code_suite import Problem, pass_at_k, prompt_of
 from eval_gates.suites.humaneval import program, read_problems
 from pipeline.core.errors import EvaluationDataError
 
@@ -56,26 +56,6 @@ def test_programs_show_what_solves_the_problem(code: str, outcome: str) -> None:
         isolation=choose_isolation("none"),
     )
     assert execution.outcome == outcome, execution.detail
-
-
-def test_one_answer_is_greedy() -> None:
-    config = task_config("completion", max_tokens=100, samples=1, temperature=0.8)
-    assert config["generation_kwargs"] == {
-        "until": ["\nclass", "\ndef", "\nif __name__", "\nprint"],
-        "max_gen_toks": 100,
-        "do_sample": False,
-        "temperature": 0.0,
-    }
-
-
-def test_several_answers_are_drawn() -> None:
-    config = task_config("chat", max_tokens=100, samples=5, temperature=0.8)
-    assert config["generation_kwargs"] == {
-        "until": [],
-        "max_gen_toks": 100,
-        "do_sample": True,
-        "temperature": 0.8,
-    }
 
 
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(1, 8))

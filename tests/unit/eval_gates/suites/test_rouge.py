@@ -103,36 +103,3 @@ def test_splitting_sentences_changes_no_word(text: str) -> None:
     split = rouge.a_sentence_a_line(text)
     assert split.split() == text.split()
     assert rouge.a_sentence_a_line(split) == split
-
-
-def test_the_task_generates_greedily_from_the_prompt() -> None:
-    config = rouge.task_config("chat", max_tokens=48)
-
-    assert config["doc_to_text"] == "Summarize the following text in one sentence.\n\n{{document}}"
-    assert config["generation_kwargs"] == {
-        "until": ["\n\n"],
-        "max_gen_toks": 48,
-        "do_sample": False,
-        "temperature": 0.0,
-    }
-    assert [metric["metric"] for metric in config["metric_list"]] == [
-        "rouge1",
-        "rouge2",
-        "rougeL",
-        "rougeLsum",
-        "bleu",
-    ]
-    assert config["process_results"] is rouge.score_answer
-
-
-def test_a_base_model_stops_at_its_first_line() -> None:
-    config = rouge.task_config("completion", max_tokens=48)
-
-    assert config["generation_kwargs"]["until"] == ["\n"]
-    assert config["doc_to_text"].endswith("Text: {{document}}\n\nSummary in one sentence:")
-
-
-def test_tasks_do_not_share_their_stops() -> None:
-    rouge.task_config("chat", 1)["generation_kwargs"]["until"].append("changed")
-
-    assert rouge.STOPS["chat"] == ["\n\n"]

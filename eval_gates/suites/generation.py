@@ -1,0 +1,118 @@
+"""Suites whose answers are generated: settings, requests, scores of unfinished answers, rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import model_validator
+
+from eval_gates.suites.answer_rows import texts_of, unwrap
+from eval_gates.suites.generated_text import GeneratedText
+from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers
+from recipes.policy import EvalTask, Suite
+
+
+class GeneratingTask(EvalTask, Generation):
+    """Base of the tasks whose answers are generated."""
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> GeneratingTask:
+        if self.samples > 1 and self.sampling == "greedy":
+            raise ValueError(
+                f"'samples: {self.samples}' of greedy answers are one answer: add "
+                "'sampling: model', or a temperature such as 'sampling: {temperature: 0.7}'"
+            )
+        if isinstance(self, Suite) and self.about == "benchmark" and self.sampling != "greedy":
+            raise ValueError(
+                "'sampling' draws answers by chance, and 'about: benchmark' takes each for the "
+                "only one there could be: take 'about: population'"
+            )
+        return self
+
+    @property
+    def thinks(self) -> bool:
+        return self.thinking is not None
+
+
+def request_settings(asked: Generation, stops: Sequence[str]) -> dict[str, Any]:
+    """Return lm-eval's `generation_kwargs` of resolved settings; else ValueError."""
+    if asked.max_tokens is None:
+        raise ValueError("the suite has no default of max_tokens")
+    return {
+        "until": list(stops),
+        "max_gen_toks": asked.max_tokens,
+        **sampling_settings(asked.sampling),
+        **thinking_settings(asked.thinking),
+    }
+
+
+def sampling_settings(sampling: Sampling | str) -> dict[str, Any]:
+    """Return the settings of resolved sampling; ValueError for `model`."""
+    if isinstance(sampling, Sampling):
+        return {"do_sample": True, **sampling.model_dump()}
+    if sampling != "greedy":
+        raise ValueError("the checkpoint's own sampling was not resolved")
+    return {"do_sample": False, "temperature": 0.0}
+
+
+def thinking_settings(thinking: Thinking) -> dict[str, Any]:
+    """Return the client's own setting `thinking`, the markers; ValueError for words."""
+    if thinking is None:
+        return {}
+    if not isinstance(thinking, ThoughtMarkers):
+        raise ValueError("the template's own markers of thoughts were not resolved")
+    return {"thinking": thinking.model_dump()}
+
+
+def task_config(task: GeneratingTask, template: str, stops: Sequence[str]) -> dict[str, Any]:
+    """Return the lm-eval configuration of a task whose answers `rows_of` scores.
+
+    Args:
+        template: jinja, over a question's fields.
+        stops: at most four; vLLM refuses more.
+    """
+    return {
+        "task": task.kind,
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": template,
+        "doc_to_target": "",
+        "generation_kwargs": request_settings(task, stops),
+        "num_fewshot": 0,
+        "process_results": _no_scores,
+        "metric_list": [{"metric": "none", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": 1.0},
+    }
+
+
+def _no_scores(document: dict[str, Any], answers: list[str]) -> dict[str, float]:
+    return {}
+
+
+def is_unsolved(task: GeneratingTask, text: GeneratedText) -> bool:
+    """Return whether the answer scores 0 unread: a thinking model did not come to its end."""
+    return task.thinks and text.is_unfinished
+
+
+def score_answers(
+    task: GeneratingTask, texts: Sequence[GeneratedText], score: Callable[[GeneratedText], float]
+) -> list[float]:
+    """Return each answer's score; 0 for unsolved ones."""
+    return [0.0 if is_unsolved(task, text) else score(text) for text in texts]
+
+
+def generated_fields(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that describe its answers: texts, tokens, unfinished ones."""
+    texts = texts_of(sample)
+    return {
+        "answer": unwrap([str(text) for text in texts]),
+        "tokens": [text.tokens for text in texts],
+        "truncated": sum(text.is_truncated for text in texts),
+        "unclosed": sum(text.is_unclosed for text in texts),
+    }
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of one question's values."""
+    return sum(values) / len(values)

@@ -1,0 +1,168 @@
+"""Generated answers: requests in flight, thoughts, tokens, under lm-eval itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.events import NullProgress
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+CONCURRENCY = 8
+
+STAND_IN = """
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from eval_gates.suites.json_lines import write_rows
+from pipeline.core.events import NullProgress
+from pipeline.workers.evaluate import EvalClient
+
+here, concurrency = Path(sys.argv[2]), int(sys.argv[3])
+spell = Tokenizer(WordLevel({"zero": 0, "one": 1}, unk_token="zero"))
+spell.pre_tokenizer = Whitespace()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=spell, unk_token="zero", eos_token="zero")
+tokenizer.chat_template = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is not defined or enable_thinking %} <think>{% endif %}"
+)
+tokenizer.save_pretrained(here / "tokenizer")
+lock, in_flight, asked = threading.Lock(), [0, 0], []
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with lock:
+            in_flight[0] += 1
+            in_flight[1] = max(in_flight)
+            asked.append({"path": self.path, **body})
+            is_closed = len(asked) % 2 > 0
+        time.sleep(0.2)
+        with lock:
+            in_flight[0] -= 1
+        text = "a short thought</think> one. Two." if is_closed else "a thought"
+        reason = "stop" if is_closed else "length"
+        answer = {"choices": [{"text": text, "finish_reason": reason}],
+                  "usage": {"completion_tokens": len(text)}}
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments):
+        pass
+
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+questions = [{"id": f"d/{n}", "document": f"Text {n}.", "references": [f"one {n}"]}
+             for n in range(4)]
+write_rows(here / "questions.jsonl", questions)
+
+
+def ask(**changes):
+    asked.clear()
+    in_flight[1] = 0
+    suite = {"kind": "rouge", "prompt_format": "chat", "samples": 16, "max_tokens": 64,
+             "sampling": {"temperature": 0.6}, **changes}
+    spec = {"suite": suite, "questions": here / "questions.jsonl", "model": "m", "asks_once": True,
+            "url": f"http://127.0.0.1:{server.server_address[1]}", "tokenizer": here / "tokenizer",
+            "trust_remote_code": False, "concurrency": concurrency, "max_length": 1000}
+    spec = {key: str(value) if isinstance(value, Path) else value for key, value in spec.items()}
+    client = EvalClient(spec, questions, NullProgress(), len(questions))
+    began = time.monotonic()
+    rows = client.ask(range(len(questions)))
+    return {"rows": rows, "asked": list(asked), "most": in_flight[1],
+            "seconds": time.monotonic() - began}
+
+
+markers = {"start": "<think>", "end": "</think>"}
+found = {"thinks": ask(thinking=markers)}
+found["does not"] = ask(chat_template_kwargs={"enable_thinking": False})
+found["to the end"] = ask(thinking=markers, max_tokens="model", samples=1)
+print("RESULT " + json.dumps(found))
+"""
+
+# The first test may have to build the environments.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+
+def run_in_evaluate(script: str, folder: Path, *words: str) -> dict[str, Any]:
+    """What the script printed, run in the evaluate environment."""
+    python = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress()).python
+    (folder / "script.py").write_text(script)
+    answer = subprocess.run(
+        [str(python), "-I", str(folder / "script.py"), str(ROOT), str(folder), *words],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    line = next(line for line in answer.stdout.splitlines() if line.startswith("RESULT "))
+    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_in_evaluate(STAND_IN, tmp_path_factory.mktemp("stand_in"), str(CONCURRENCY))
+
+
+def test_requests_of_different_seeds_are_in_flight_together(found: dict[str, Any]) -> None:
+    asked = found["thinks"]["asked"]
+    assert len({request["seed"] for request in asked}) == len(asked) == 4 * 16
+    assert found["thinks"]["most"] == CONCURRENCY
+    # One after another they would take 13 s.
+    assert found["thinks"]["seconds"] < 6
+
+
+def test_a_rows_tokens_and_unfinished_answers_are_its_samples(found: dict[str, Any]) -> None:
+    rows = found["thinks"]["rows"]
+    assert [row["id"] for row in rows] == [f"d/{n}" for n in range(4)]
+    answers = [text for row in rows for text in row["answer"]]
+    assert set(answers) == {"one. Two.", ""}
+    tokens = {len("a short thought</think> one. Two."), len("a thought")}
+    assert {count for row in rows for count in row["tokens"]} == tokens
+    for row in rows:
+        unfinished = row["answer"].count("")
+        assert row["truncated"] == row["unclosed"] == unfinished
+        assert len(row["tokens"]) == 16
+
+
+def test_the_templates_arguments_are_used(found: dict[str, Any]) -> None:
+    thinks, does_not = found["thinks"]["asked"], found["does not"]["asked"]
+    assert len(thinks[0]["prompt"]) > len(does_not[0]["prompt"])
+    assert all("stop" not in request for request in thinks)
+    assert all(request["stop"] == ["\n\n"] for request in does_not)
+    # Without thoughts to remove, the text is as it came.
+    texts = {text for row in found["does not"]["rows"] for text in row["answer"]}
+    assert "a short thought</think> one. Two." in texts
+
+
+def test_the_cap_of_the_model_is_what_its_prompt_leaves(found: dict[str, Any]) -> None:
+    for request in found["to the end"]["asked"]:
+        assert request["max_tokens"] == 999 - len(request["prompt"])
