@@ -171,7 +171,16 @@ class RequestsWorkload(FileWorkload):
 
     kind: Literal["requests"]
     file: str = Field(min_length=1, description="`.jsonl` of prompts, or `.json` of conversations")
-    output_tokens: Tokens = Field(description="length of every answer, equal on both sides")
+    output_tokens: Tokens = Field(
+        description="length of every answer, equal on both sides; with `output: natural` the "
+        "largest"
+    )
+    output: Literal["fixed", "natural"] = Field(
+        "fixed",
+        description="fixed: answers have `output_tokens`, so that only the engine differs. "
+        "natural: an answer ends where the model ends it; the ratio is then of tokens/s at these "
+        "lengths, and requests/s depend on both. Prompts without content have no natural answers",
+    )
 
 
 class TraceWorkload(FileWorkload):

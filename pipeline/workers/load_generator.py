@@ -102,7 +102,7 @@ class LoadGenerator:
         clock, unix = time.perf_counter(), time.time()
         result = await watch.poll_during(self._serve.main_async(options))
         begin = min(result["start_times"])
-        columns = to_columns(result, begin, self._lengths)
+        columns = to_columns(result, begin, self._lengths, is_natural=self._is_natural)
         if all(columns["error"]):
             raise ServingError(
                 f"not one of {len(columns['error'])} requests was answered: {columns['error'][0]}"
@@ -123,6 +123,11 @@ class LoadGenerator:
             "runnable": watch.runnable_between(begin, begin + end),
             "cpus": os.cpu_count(),
         }
+
+    @property
+    def _is_natural(self) -> bool:
+        """Whether an answer ends where the model ends it."""
+        return self._workload.get("output") == "natural"
 
     def _warm_after(self, ends: list[float | None]) -> float:
         """Return seconds until the first wave is answered, or a rate's or trace's warm-up ends."""
@@ -145,7 +150,8 @@ class LoadGenerator:
             *("--base-url", endpoint.url, "--model", endpoint.model),
             *("--tokenizer", self._tokenizer, "--seed", str(seed)),
             *("--num-prompts", str(requests), "--num-warmups", "0"),
-            *("--ignore-eos", "--temperature", "0", "--disable-tqdm", "--save-detailed"),
+            *([] if self._is_natural else ["--ignore-eos"]),
+            *("--temperature", "0", "--disable-tqdm", "--save-detailed"),
             *(["--trust-remote-code"] if self._trust_remote_code else []),
             *(["--request-rate", str(rate)] if rate else []),
             *(
@@ -242,24 +248,25 @@ async def keep_prompts(_url: str, _model: str, requests: list[Any], *_: Any) -> 
 
 
 def to_columns(
-    result: Mapping[str, Any], begin: float, lengths: Sequence[int]
+    result: Mapping[str, Any], begin: float, lengths: Sequence[int], *, is_natural: bool = False
 ) -> dict[str, list[Any]]:
     """Return timings of every request in seconds since `begin`, from vLLM's detailed result.
 
     An answer of another length than requested is a failed request: a shorter one is faster, and a
-    server could report more tokens than it sent.
+    server could report more tokens than it sent. A natural answer may be shorter.
 
     Args:
         result: of `main_async`, in the order of asking.
         begin: second of the client's clock at which the load began.
         lengths: requested tokens of each request.
+        is_natural: an answer ends where the model ends it.
     """
-    rows = list(_rows(result, begin, lengths))
+    rows = list(_rows(result, begin, lengths, is_natural))
     return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
 
 
 def _rows(
-    result: Mapping[str, Any], begin: float, lengths: Sequence[int]
+    result: Mapping[str, Any], begin: float, lengths: Sequence[int], is_natural: bool
 ) -> Iterator[tuple[Any, ...]]:
     columns = ("start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")
     rows = zip(*(result[name] for name in columns), lengths, strict=True)
@@ -268,7 +275,7 @@ def _rows(
     ):
         since = start - begin
         words = (error.strip().splitlines() or [""])[-1][:MAX_ERROR_CHARACTERS]
-        if not words and came != length:
+        if not words and not (0 < came <= length if is_natural else came == length):
             words = f"{came} tokens came, {length} were asked for" if came else "no token came"
         if words:
             yield since, None, None, None, asked, 0, words

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # both need more than the standard library
     from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
 
 FIRST_LOOK = 2  # waves of the load that says how many requests the counted ones need
+# The first wave ends with its longest answer, which takes as long as several natural ones.
+NATURAL_WAVES = 6
 GROWTH = 2.0  # of a load over the one before, at most
 
 Measure = Callable[[str, int, int, float | None], dict[str, Any]]
@@ -233,4 +235,5 @@ def count_requests(
     looked: float = max(first / measure(side, first, look(), None)["seconds"] for side in sides)
     wanted = LENGTH_FACTOR * max(known, looked) * float(workload["seconds"])
     waves = max(MIN_LOAD_WAVES, 2 + math.ceil(wanted / at_once))
+    waves += NATURAL_WAVES * (workload.get("output") == "natural")
     return min(MAX_REQUESTS, waves * at_once)

@@ -125,6 +125,27 @@ def test_an_answer_of_another_length_than_asked_is_none(came: int) -> None:
     RequestColumns(**columns)
 
 
+@pytest.mark.parametrize(("came", "counts"), [(1, True), (3, True), (0, False), (4, False)])
+def test_a_natural_answer_may_end_early_and_not_late(came: int, counts: bool) -> None:
+    result = {
+        **{"start_times": [10.0], "ttfts": [0.1], "latencies": [0.2], "itls": [[0.1]]},
+        **{"input_lens": [8], "output_lens": [came], "errors": [""]},
+    }
+    columns = to_columns(result, 10.0, [3], is_natural=True)
+    assert (columns["error"] == [None]) == counts
+    RequestColumns(**columns)
+
+
+@pytest.mark.parametrize(("output", "ignores"), [("natural", False), ("fixed", True)])
+def test_the_end_of_a_natural_answer_is_heeded(tmp_path: Path, output: str, ignores: bool) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a b"}\n')
+    serve = Serve()
+    load = {"kind": "requests", "file": str(file), "output_tokens": 3, "output": output}
+    generator(tmp_path, serve, **load).measure(endpoint(), requests=4, seed=7)
+    assert serve.asked[0].ignore_eos == ignores
+
+
 def test_a_load_of_which_nothing_is_answered_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match=r"4 .*OSError"):
         generator(tmp_path, Serve(), **RANDOM).measure(endpoint("dead"), requests=4, seed=1)

@@ -91,6 +91,12 @@ def test_loads_have_ten_waves_at_least_and_last_where_a_server_is_fast() -> None
     assert fast.asked[-1][1] == fast.asked[-2][1] == 1208  # 1.2 s of 1,000 a second, and 2 waves
 
 
+def test_natural_answers_get_more_waves() -> None:
+    slow = Measuring()
+    next(units(slow, output="natural"))
+    assert [requests for _, requests, _ in slow.asked] == [8, 8, 64, 64]
+
+
 def test_a_round_sends_a_drawn_number_of_requests_that_fills_its_time() -> None:
     """2.5 requests/s for a second that counts, with a warm-up of two before and after it."""
     measuring = Measuring()
