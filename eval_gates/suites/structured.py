@@ -1,0 +1,223 @@
+"""Answers in JSON that must fit a schema, generated freely or by the server's guided decoding."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from eval_gates.chance_baselines import UNRELATED
+from eval_gates.suites.answer_rows import common_fields, partners_of, texts_of, unwrap
+from eval_gates.suites.fixed_task import task_of
+from eval_gates.suites.generation import (
+    GeneratingTask,
+    generated_fields,
+    is_unsolved,
+    mean,
+    task_config,
+)
+from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
+from eval_gates.suites.suite_kind import QuestionOrder, Read, Rows, SuiteKind, SuiteTask
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.events import Progress
+from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
+from recipes.generation import MaxTokens
+from recipes.policy import Source, Suite
+
+STEM = "structured"
+CARRIED_FILE = Path(__file__).parents[1] / "data" / "structured.jsonl"
+MAX_VALUES = 10_000  # of an answer; unique items are compared pair by pair
+SECONDS_PER_PATTERN = 1.0
+
+PROMPT = (
+    "{prompt}\n\nAnswer with one JSON value and nothing else. It must fit this JSON schema:\n"
+    "{schema}"
+)
+ENDS = {"chat": "", "completion": "\n\nJSON: "}
+STOPS: dict[str, list[str]] = {"completion": ["\n\n"], "chat": []}
+
+_FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)\n?```", re.DOTALL)
+_FIELDS = "each line needs prompt (a text) and schema (a JSON schema, draft 2020-12)"
+
+
+class StructuredTask(GeneratingTask):
+    """Requests of JSON with its schema."""
+
+    kind: Literal["structured"] = "structured"
+    max_tokens: MaxTokens = 512
+    guided: bool = Field(
+        False,
+        description="the server decodes by the schema (response_format of its chat API), so this "
+        "tests its guided decoding; otherwise the answer is generated freely",
+    )
+
+    @model_validator(mode="after")
+    def _guided_by_chat(self) -> StructuredTask:
+        if self.guided and self.prompt_format == "completion":
+            raise ValueError("'guided' is asked by the chat API: take 'prompt_format: chat'")
+        return self
+
+
+class StructuredSuite(StructuredTask, Suite):
+    """JSON by a schema: right if the answer parses and fits."""
+
+    batch: int = Field(32, ge=1, le=1_000_000, description="requests between two looks")
+    sources: list[Source] = Field(default=["eval-data", "builtin"])
+
+
+class Structured(SuiteKind[StructuredTask]):
+    """The suite `structured`."""
+
+    task, policy = StructuredTask, StructuredSuite
+    folder_stem, carried = STEM, CARRIED_FILE
+    scores_unrelated = True
+
+    def read(self, task: StructuredTask, order: QuestionOrder) -> Read:
+        found = rows_of_files(order.folder, STEM) if order.folder else read_rows(CARRIED_FILE)
+        rows = [_question(row, place, task.prompt_format) for place, row in found]
+        return [{**row, "id": row["id"] or f"request/{n}"} for n, row in enumerate(rows)], {}
+
+    def open(self, task: StructuredTask, questions: Rows, folder: Path) -> SuiteTask:
+        others = partners_of(questions)
+        elsewhere = {
+            question["id"]: questions[others[question["id"]]]["schema"] for question in questions
+        }
+        config = task_config(task, "{{request}}", STOPS[task.prompt_format])
+        chat_of = _guided_request if task.guided else None
+        asked = task_of(config, questions, task.samples, chat_of)
+        rows_of = partial(answer_rows, task, elsewhere)
+        return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
+
+    def metric(self, task: StructuredTask, laid_out: str | None) -> str:
+        return "valid_json"
+
+
+def answer_rows(
+    task: StructuredTask,
+    elsewhere: dict[str, dict[str, Any]],
+    questions: Rows,
+    samples: Rows,
+    progress: Progress,
+) -> Rows:
+    """Return rows whose score is the share of the samples that fit the schema.
+
+    Args:
+        elsewhere: by question's id, the schema of an unrelated question.
+    """
+    rows = []
+    for question, sample in zip(questions, samples, strict=True):
+        texts = ["" if is_unsolved(task, text) else str(text) for text in texts_of(sample)]
+        faults = [find_fault(text, question["schema"]) for text in texts]
+        other = elsewhere[question["id"]]
+        rows.append(
+            {
+                **common_fields(question, sample),
+                **generated_fields(sample),
+                "score": mean([float(not fault) for fault in faults]),
+                UNRELATED: mean([float(not find_fault(text, other)) for text in texts]),
+                "detail": unwrap(faults),
+            }
+        )
+    return rows
+
+
+def find_fault(answer: str, schema: dict[str, Any]) -> str:
+    """Return why the answer is not JSON that fits the schema; "" if it is.
+
+    The answer is JSON alone, or in one fenced block.
+    """
+    from jsonschema.exceptions import best_match
+
+    text = answer.strip()
+    fenced = _FENCED.fullmatch(text)
+    try:
+        value = parse_json(fenced[1] if fenced else text, whole_text=False, values=MAX_VALUES)
+    except UntrustedJsonError as error:
+        return f"not JSON: {error}"[:200]
+    try:
+        fault = best_match(_validator(json.dumps(schema)).iter_errors(value))
+    except (RecursionError, TimeoutError) as error:
+        return f"the schema cannot be applied: {type(error).__name__}"
+    return f"{fault.json_path}: {fault.message}"[:200] if fault else ""
+
+
+@lru_cache(maxsize=1024)
+def _validator(schema: str) -> Any:
+    """Return a validator that fetches no other schema and whose patterns end in time."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+    from referencing import Registry
+
+    bounded = extend(Draft202012Validator, {"pattern": _match_in_time})
+    return bounded(json.loads(schema), registry=Registry())
+
+
+def _match_in_time(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    import regex
+    from jsonschema import ValidationError
+
+    if isinstance(value, str) and not regex.search(pattern, value, timeout=SECONDS_PER_PATTERN):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _question(row: dict[str, Any], place: str, form: str) -> dict[str, Any]:
+    prompt, schema = text_of(row, "prompt", place, _FIELDS), row.get("schema")
+    if not isinstance(schema, dict):
+        raise EvaluationDataError("'schema' is not an object", where=place, hint=_FIELDS)
+    _check_schema(schema, place)
+    shown = PROMPT.format(prompt=prompt, schema=json.dumps(schema, ensure_ascii=False))
+    return {"id": str(row.get("id", "")), "request": shown + ENDS[form], "schema": schema}
+
+
+def _check_schema(schema: dict[str, Any], place: str) -> None:
+    from jsonschema import Draft202012Validator, SchemaError
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    try:
+        Draft202012Validator.check_schema(schema)
+        resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+        for reference in _values_of(schema, "$ref"):
+            resolver.lookup(str(reference))
+        problem = (
+            "uses patternProperties, whose patterns have no time limit"
+            if any(_values_of(schema, "patternProperties"))
+            else ""
+        )
+    except SchemaError as error:
+        problem = f"is not a JSON schema: {error.message}"
+    except Unresolvable as error:
+        problem = f"refers to what it does not hold: {error.ref}"
+    except RecursionError:
+        problem = "is nested too deeply"
+    if problem:
+        raise EvaluationDataError(
+            f"'schema' {problem}"[:300], where=place, hint="fix or remove the line"
+        )
+
+
+def _values_of(schema: Any, key: str) -> Iterator[Any]:
+    if isinstance(schema, dict):
+        if key in schema:
+            yield schema[key]
+        for value in schema.values():
+            yield from _values_of(value, key)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _values_of(value, key)
+
+
+def _guided_request(question: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": question["request"]}],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": question["schema"]},
+        },
+    }

@@ -1,0 +1,174 @@
+"""JSON by a schema: questions of a folder or carried, faults of answers, rows."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from listener import Listener
+
+from eval_gates.suites import structured
+from eval_gates.suites.generated_text import GeneratedText
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.structured import Structured, StructuredTask, find_fault
+from eval_gates.suites.suite_kind import QuestionOrder
+from pipeline.core.errors import EvaluationDataError
+
+CHAT = StructuredTask(prompt_format="chat")
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "born": {"type": "integer", "minimum": 1000}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)
+)
+
+
+def read(folder: Path | None, task: StructuredTask = CHAT) -> list[dict[str, Any]]:
+    source = QuestionSource(kind="folder" if folder else "builtin", digest="d")
+    order = QuestionOrder(source, folder, Path(), Listener())
+    return Structured().read(task, order)[0]
+
+
+def write(folder: Path, *rows: dict[str, Any]) -> Path:
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "structured_test.jsonl").write_text(lines)
+    return folder
+
+
+def row(answer: str, task: StructuredTask = CHAT, **facts: bool) -> dict[str, Any]:
+    question = {"id": "1", "request": "Ada?", "schema": PERSON}
+    sample = {
+        "doc_id": 0,
+        "arguments": [("Ada?", {})],
+        "resps": [[GeneratedText(answer, 7, **facts)]],
+    }
+    other = {"1": {"type": "array"}}
+    return structured.answer_rows(task, other, [question], [sample], Listener())[0]
+
+
+def test_the_carried_requests_are_many_and_none_is_solved_by_a_trivial_answer() -> None:
+    rows = read(None)
+    assert len(rows) == len({each["request"] for each in rows}) == 60
+    for trivial in ("", "{}", "[]", "null", "0", '""', '"JSON"', "[{}]"):
+        assert all(find_fault(trivial, each["schema"]) for each in rows)
+
+
+def test_a_folders_rows(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"id": "ada", "prompt": "Ada?", "schema": PERSON}, {"prompt": "B", "schema": {}}
+    )
+    first, second = read(tmp_path)
+    assert (first["id"], second["id"]) == ("ada", "request/1")
+    assert first["request"].endswith(json.dumps(PERSON))
+    assert read(tmp_path, StructuredTask(prompt_format="completion"))[0]["request"].endswith(
+        "JSON: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": " "}, "'prompt'"),
+        ({"schema": "object"}, "'schema' is not an object"),
+        ({"schema": {"type": "thing"}}, "not a JSON schema"),
+        ({"schema": {"pattern": "("}}, "not a JSON schema"),
+        ({"schema": {"items": {"$ref": "https://host.example/schema.json"}}}, "does not hold"),
+        ({"schema": {"items": {"$ref": "#/$defs/absent"}}}, "does not hold"),
+        ({"schema": {"patternProperties": {"^a": {}}}}, "patternProperties"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    good = {"prompt": "Ada?", "schema": PERSON}
+    with pytest.raises(EvaluationDataError, match=message) as caught:
+        read(write(tmp_path, good, {**good, **change}))
+    assert str(caught.value.where).endswith("structured_test.jsonl, line 2")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"name": "Ada"}',
+        ' {"born": 1815, "name": "Ada"}\n',
+        '```json\n{"name": "Ada"}\n```',
+        '```\n{"name":\n "Ada"}```',
+    ],
+)
+def test_right_answers(answer: str) -> None:
+    assert find_fault(answer, PERSON) == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        '{"name": "Ada"',
+        "{'name': 'Ada'}",
+        'Sure! {"name": "Ada"}',
+        '{"name": "Ada"} That is all.',
+        '{"name": "Ada", "name": "Bo"}',
+        '{"name": NaN}',
+        '{"name": "Ada", "age": 36}',
+        '{"name": "Ada", "born": 3}',
+        '{"name": "Ada", "born": "1815"}',
+        "[" * 5_000,
+        "[" * 60 + "]" * 60,
+        "[" + "1," * 20_000 + "1]",
+        '{"name": ' + "9" * 5_000 + "}",
+        "\ud800",
+    ],
+)
+def test_wrong_answers(answer: str) -> None:
+    assert find_fault(answer, PERSON)
+
+
+@given(value=VALUES)
+def test_whatever_json_can_write_fits_an_open_schema(value: Any) -> None:
+    assert find_fault(json.dumps(value), {}) == ""
+    assert find_fault(json.dumps(value, indent=2), {"const": value}) == ""
+
+
+def test_references_within_the_schema() -> None:
+    tree = {"type": "array", "items": {"$ref": "#"}}
+    assert find_fault("[[], [[]]]", tree) == ""
+    assert find_fault("[[], [1]]", tree)
+
+
+def test_a_schema_without_an_end_is_no_crash() -> None:
+    assert find_fault("1", {"$ref": "#"})
+
+
+def test_a_pattern_has_a_time_limit() -> None:
+    started = time.monotonic()
+    assert find_fault(json.dumps("a" * 60 + "!"), {"pattern": "^(a|a)*$"})
+    assert time.monotonic() - started < 10
+
+
+def test_a_row() -> None:
+    assert row('{"name": "Ada"}') | {"prompt_sha256": ""} == {
+        "id": "1",
+        "prompt_sha256": "",
+        "answer": '{"name": "Ada"}',
+        "tokens": [7],
+        "truncated": 0,
+        "unclosed": 0,
+        "score": 1.0,
+        "unrelated": 0.0,
+        "detail": "",
+    }
+    assert row("[]")["score"] == 0
+    assert row("[]")["unrelated"] == 1
+
+
+def test_a_thinking_models_unfinished_answer_is_not_read() -> None:
+    thinking = CHAT.model_copy(update={"thinking": {"start": "<think>", "end": "</think>"}})
+    assert row('{"name": "Ada"}', thinking)["score"] == 1
+    assert row('{"name": "Ada"}', thinking, is_truncated=True)["score"] == 0
+    assert row('{"name": "Ada"}', CHAT, is_truncated=True)["score"] == 1
