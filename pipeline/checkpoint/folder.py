@@ -83,7 +83,13 @@ SMALL_FILES = (
 
 # The name most models use, then older ones' (GPT-2, MPT, DBRX).
 MAX_CONTEXT = 10**10  # tokens; a larger value is an error or an attack
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",  # Kimi Linear
+)
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 CODE_KEY = "auto_map"  # refers to Python classes in the checkpoint
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
