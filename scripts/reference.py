@@ -81,14 +81,14 @@ def list_commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def write_kv_caches() -> str:
-    """Return the page of KV tokens by the planner beside those by vLLM."""
+    """Return the page of KV tokens by the planner and by vLLM."""
     engine = json.loads((CACHES / "engine_kv_tokens.json").read_text())
     lines = [
-        *("# KV cache: the plan beside vLLM", "", NOTE),
+        *("# KV cache of the plan and of vLLM", "", NOTE),
         "Tokens in 1 TiB on one GPU, at the model's full context. vLLM 0.33 counted its own for",
         "each config.json: for the model's class without weights, over a faked H100, with its",
-        "defaults (`make test-cuda-build`). A pattern of layers that the plan does not know gives",
-        "no number.",
+        "defaults (`make test-cuda-build`). For other patterns of layers, such as DeepSeek-V4, the",
+        "plan says *not known*.",
         "",
         "| model | context | plan, 16 bits | vLLM | difference | plan, FP8 | vLLM | difference |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -106,15 +106,8 @@ def write_kv_caches() -> str:
                 element_bytes=ELEMENT_BYTES[kind],
                 in_flight=8192,
             )
-            cells += (
-                ["not known", f"{said[kind]:,}", ""]
-                if spec.unknown
-                else [
-                    f"{found.tokens:,}",
-                    f"{said[kind]:,}",
-                    f"{100 * (found.tokens / said[kind] - 1):+.2f} %",
-                ]
-            )
+            difference = 100 * (found.tokens / said[kind] - 1)
+            cells += [f"{found.tokens:,}", f"{said[kind]:,}", f"{difference:+.2f} %"]
         lines.append(table_row(*cells))
     return "\n".join(lines) + "\n"
 

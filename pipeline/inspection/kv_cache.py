@@ -69,7 +69,7 @@ class LayerCache:
     window: Window = None
     is_chunked: bool = False  # the window starts again at its multiples
     index_bytes: int = 0  # of a sparse index, for one token on each GPU
-    # Of one token in FP8, where that is not a byte for each element: sparse latent attention keeps
+    # Bytes of one token in FP8, where an element is not a byte: sparse latent attention keeps
     # scales, and the rotary part in 16 bits.
     fp8_bytes: int | None = None
 
@@ -165,7 +165,7 @@ class KvCacheSpec:
                 step = math.lcm(step, LATENT_BLOCK)
             block_size = step * -(-self.state.bytes_on_gpu(tensor_parallel) // (step * token))
         held = batches * in_flight
-        if self.state is None and not any(self.windows):  # one table, whatever the widths
+        if self.state is None and not any(self.windows):  # one table for all widths
             block = block_size * self.token_bytes(element_bytes, tensor_parallel)
             needed = -(-context // block_size)
         else:

@@ -57,7 +57,7 @@ def layer_kinds(level: dict[str, Any], layers: int, where: str) -> list[LayerKin
     """
     if level.get("model_type") == "falcon_h1":
         return ["parallel"] * layers
-    for read in (_by_words, _by_letters, _by_numbers, _by_period):
+    for read in (_by_names, _by_letters, _by_numbers, _by_period):
         if (found := read(level, layers, where)) is not None:
             return found
     if signs := [key for key in SIGNS if _says_something(level.get(key))]:
@@ -70,7 +70,7 @@ def _says_something(value: Any) -> bool:
     return bool(value) and not (isinstance(value, list) and set(map(str, value)) == {"1"})
 
 
-def _by_words(level: dict[str, Any], layers: int, where: str) -> list[LayerKind] | None:
+def _by_names(level: dict[str, Any], layers: int, where: str) -> list[LayerKind] | None:
     key = "layer_types" if level.get("layer_types") is not None else "layers_block_type"
     words = level.get(key)
     if words is None:

@@ -1,4 +1,4 @@
-"""Caches of published models beside those that vLLM 0.33 itself counts.
+"""Caches of published models, as vLLM 0.33 itself counts them.
 
 `make test-cuda-build` asks vLLM again and writes `engine_kv_tokens.json`.
 """
