@@ -189,7 +189,7 @@ def inspect_folder(
         dtype=_main_dtype(tensors),
         parameters=parameters,
         weights_bytes=sum(file.stat().st_size for file in weights),
-        max_position_embeddings=_context_length(config, path),
+        max_position_embeddings=_check_context_length(config, path),
         quantized=is_marked_quantized(config, [file.name for file in small]),
         needs_remote_code=_needs_remote_code(config, path),
     )
@@ -263,11 +263,18 @@ def is_marked_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
     )
 
 
-def _context_length(config: dict[str, Any], path: Path) -> int:
+def context_length(config: dict[str, Any]) -> int | None:
+    """Return the model's tokens of context; None if config.json lacks it."""
     for level in _levels(config):
         for key in CONTEXT_KEYS:
             if type(level.get(key)) is int and 0 < level[key] <= MAX_CONTEXT:
                 return int(level[key])
+    return None
+
+
+def _check_context_length(config: dict[str, Any], path: Path) -> int:
+    if (found := context_length(config)) is not None:
+        return found
     raise CheckpointError(
         "config.json lacks the model's context length",
         where=f"{path / 'config.json'}, key {CONTEXT_KEYS[0]}",
