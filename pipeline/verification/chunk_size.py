@@ -1,4 +1,4 @@
-"""How much of a layer is compared at once, and by how many threads.
+"""How much of a layer is compared at a time, and by how many threads.
 
 It imports nothing: the estimates of memory need these numbers alone.
 """

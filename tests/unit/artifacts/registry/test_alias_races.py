@@ -68,7 +68,7 @@ class Steps:
             completes the move.
         promoted, rolled_back: the last steps, before which all is done.
         registered: the first step before which a version exists.
-        after: whether the last step is after the last write, instead of before one.
+        after: whether the last step is after the last write, and not before one.
     """
 
     recorded: int
