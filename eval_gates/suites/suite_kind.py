@@ -163,6 +163,19 @@ class SuiteKind(SuiteModels, Generic[Task]):
         """Return a number of questions for planning, if laying out may find another."""
         return None
 
+    def fit(self, name: str, task: Task, max_length: int, note: Callable[[str], None]) -> Task:
+        """Return the task without questions that are longer than the served model takes.
+
+        Args:
+            name: of the suite in the policy.
+            max_length: tokens of prompt and answer.
+            note: receives what was left out.
+
+        Raises:
+            UsageError: all of them are longer.
+        """
+        return task
+
     # Where questions come from.
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:

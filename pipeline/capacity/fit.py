@@ -12,8 +12,7 @@ from pipeline.inspection.kv_cache import KvCapacity
 from recipes.gpu import GpuType
 from recipes.schema import Recipe, ServingProfile
 
-# "cache": the memory of the layers' caches is not known, so neither is whether it fits.
-Obstacle = Literal["", "recipe", "hardware", "split", "weights", "cache", "context"]
+Obstacle = Literal["", "recipe", "hardware", "split", "weights", "context"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class FitResult:
     weights_bytes: int  # on each GPU
     reserve_bytes: int  # on each GPU, for neither weights nor cache; an estimate
     cache_bytes: int  # on each GPU, left for keys and values
-    tokens: int | None  # KV cache of a replica, as vLLM counts them; None if not known
-    sequences: int | None  # concurrent sequences of full context length on a replica
+    tokens: int  # KV cache of a replica, as vLLM counts them
+    sequences: int  # concurrent sequences of full context length on a replica
     tokens_per_s_at_most: float  # of one sequence, bound by memory bandwidth
     obstacle: Obstacle  # empty if it fits
     reason: str  # the obstacle as a sentence
@@ -40,7 +39,7 @@ class FitResult:
     @property
     def sequences_of_all(self) -> int:
         """Concurrent sequences of all replicas."""
-        return self.replicas * (self.sequences or 0) if self.fits else 0
+        return self.replicas * self.sequences if self.fits else 0
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "fits": self.fits, "sequences_of_all": self.sequences_of_all}
@@ -110,7 +109,6 @@ class GpuPool:
         capacity = self.capacity(candidate, tensor_parallel, left, self.context)
         obstacle, reason = self._obstacle(candidate, tensor_parallel, left, capacity)
         read = candidate.shards.read_per_token
-        is_known = not self.inspection.cache.unknown
         bandwidth = self.gpu.memory_bandwidth_gb_per_s * 1e9 * tensor_parallel
         return FitResult(
             variant=candidate.recipe.name,
@@ -119,8 +117,8 @@ class GpuPool:
             weights_bytes=weights,
             reserve_bytes=reserve,
             cache_bytes=max(0, left),
-            tokens=capacity.tokens if is_known else None,
-            sequences=min(int(capacity.sequences), self.limits.sequences) if is_known else None,
+            tokens=capacity.tokens,
+            sequences=min(int(capacity.sequences), self.limits.sequences),
             tokens_per_s_at_most=bandwidth / read if read else 0.0,
             obstacle=obstacle,
             reason=reason,
@@ -167,9 +165,7 @@ class GpuPool:
             return "split", reason
         if left <= 0:
             return "weights", f"{-left / 1e9:,.1f} GB too much on each GPU, without any cache"
-        if self.inspection.cache.unknown:
-            return "cache", f"the memory of its cache is not known: {self.inspection.cache.unknown}"
-        if capacity.sequences < 1:
+        if self.inspection.cache.windows and capacity.sequences < 1:
             return "context", (
                 f"the cache holds {capacity.tokens:,} tokens, "
                 f"less than one sequence of {self.context:,}"

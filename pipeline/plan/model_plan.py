@@ -15,6 +15,7 @@ from pipeline.core.store import Store
 from pipeline.environments.definition import environment_name
 from pipeline.inspection.header_source import HeaderSource, read_folder
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
+from pipeline.plan.context_length import max_length_of
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import dry_run_stage
 from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
@@ -238,7 +239,10 @@ class ModelPlanner:
 
         def claims_at(level: float) -> list[SpeedGatePlan]:
             return find_claims(
-                self.policy, self.measuring_profile, alpha=level, max_length=self._max_length()
+                self.policy,
+                self.measuring_profile,
+                alpha=level,
+                max_length=max_length_of(self.profile, self.checkpoint),
             )
 
         before, after = (
@@ -357,7 +361,8 @@ class ModelPlanner:
         after: dict[str, StageSpec],
         model: Path,
     ) -> EvaluationSide:
-        return EvaluationSide(recipe, self._identity(arguments), after, model, self._max_length())
+        max_length = max_length_of(self.profile, self.checkpoint)
+        return EvaluationSide(recipe, self._identity(arguments), after, model, max_length)
 
     @property
     def _beside(self) -> list[str]:
@@ -373,11 +378,6 @@ class ModelPlanner:
             hardware=self.node.hardware(self.profile.accelerator),
             trust_remote_code=self.trust_remote_code,
         )
-
-    def _max_length(self) -> int:
-        """Return the maximum tokens of prompt and answer: the engine's limit, or the model's."""
-        limit = self.profile.engine_arguments.get("max-model-len")
-        return int(limit) if limit else self.checkpoint.max_position_embeddings
 
 
 def _output_of(quantize: StageSpec) -> Path:

@@ -20,6 +20,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
+from pipeline.plan.context_length import max_length_of
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.serving_profile import fit_profile
 from pipeline.plan.speed_plan import (
@@ -229,7 +230,11 @@ class TuningPlanner:
             UsageError: the workload does not exist or cannot be measured.
         """
         return find_claim(
-            self.policy, self.engine_defaults.fitted, self.workload, alpha, self._max_length()
+            self.policy,
+            self.engine_defaults.fitted,
+            self.workload,
+            alpha,
+            max_length_of(self.engine_defaults.profile, self.checkpoint),
         )
 
     def claimed(self) -> Policy:
@@ -293,10 +298,6 @@ class TuningPlanner:
             hardware=self.engine_defaults.node.hardware(self.engine_defaults.profile.accelerator),
             trust_remote_code=self.trust_remote_code,
         )
-
-    def _max_length(self) -> int:
-        limit = self.engine_defaults.profile.engine_arguments.get("max-model-len")
-        return int(limit) if limit else self.checkpoint.max_position_embeddings
 
 
 def find_claim(

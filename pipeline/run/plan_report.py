@@ -28,8 +28,8 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
-from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.plan import Find, Plan
+from pipeline.plan.prompt_format import with_forms
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import PlannedGatePower, claim_powers
@@ -225,7 +225,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     late: list[PrepareError] = []
     policy = choices.policy
     if preflight is not None:
-        policy = resolve_generation(policy, preflight.source.generation)
+        policy = with_forms(policy, has_template=preflight.source.has_chat_template)
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, find_demo, progress)
@@ -238,6 +238,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         )
         plan = make_plan(choices, checkpoint, settings, sources, draft=draft)
         assert plan.attempt is not None
+        policy = plan.policy
         attempt, level = plan.attempt.words, plan.attempt.level()
         profile = with_measured_spread(choices.profile, plan.attempt.start_spread)
         specs = plan.stages(find)
@@ -262,7 +263,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         checkpoint=checkpoint,
         not_here=not_here,
         stages=tuple(with_servers(specs, store, seen)),
-        power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy), level),
+        power=policy_power(policy, choices.recipes, sources.counts(policy), level),
         claims=claim_powers(
             choices.policy, len(choices.recipes), profile, level, start_seconds(seen)
         ),

@@ -1,0 +1,384 @@
+"""Retrieval from long texts: numbers hidden in a text, asked for at its end.
+
+The cases are those of RULER (Hsieh et al. 2024): one key; many similar keys, of which one is asked;
+several values of one key, all of them asked. The text around them is shuffled sentences of the
+project's documents to summarize, with which no recipe calibrates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from pydantic import Field, field_validator
+
+from eval_gates.gate_report import GroupReport
+from eval_gates.suites import rouge
+from eval_gates.suites.answer_rows import common_fields, texts_of
+from eval_gates.suites.fixed_task import task_of
+from eval_gates.suites.generation import (
+    GeneratingTask,
+    generated_fields,
+    mean,
+    score_answers,
+    task_config,
+)
+from eval_gates.suites.group_scores import report_groups
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import (
+    QuestionOrder,
+    Read,
+    Row,
+    Rows,
+    SuiteKind,
+    SuiteTask,
+)
+from pipeline.core.errors import EvaluationDataError, UsageError
+from pipeline.core.events import Progress
+from recipes.generation import MaxTokens
+from recipes.policy import Source, Suite
+
+Needles = Literal["single", "multi_key", "multi_value"]
+NEEDLES: tuple[Needles, ...] = get_args(Needles)
+VALUES = 4  # of one key, where several are asked
+
+# English prose has 3.9 to 4.6 characters a token; keys and numbers have fewer. So a text of this
+# many characters a token has fewer tokens than its length says, by any common tokenizer.
+CHARACTERS_PER_TOKEN = 3.5
+FRAME_TOKENS = 128  # of the question and of the chat template
+SENTENCES_PER_OTHER_KEY = 16
+MIN_OTHER_KEYS = 3
+
+_TEXT = "Some special numbers are hidden in this text.\n\n{text}\n\n"
+PROMPTS = {
+    "chat": f"{_TEXT}{{question}}",
+    # Models of 135M parameters copy several numbers only after the beginning of the sentence.
+    "completion": f"{_TEXT}Question: {{question}}\nAnswer: {{lead}}",
+}
+STOPS = {"chat": [], "completion": ["\n"]}
+
+_NUMBER = re.compile(r"(?<!\d)\d{7}(?!\d)")
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)[, _](?=\d{3})")
+
+
+class Case(NamedTuple):
+    """One text with hidden numbers."""
+
+    text: str
+    key: str
+    values: tuple[str, ...]
+    """The numbers of the key, in the text's order."""
+
+
+def build_case(seed: str, needles: Needles, characters: int, depth: float) -> Case:
+    """Return the case of that seed.
+
+    Args:
+        characters: at most, of the text.
+        depth: place of the asked number, as a share of the text. Several are spread evenly over it,
+            and one of them is there.
+    """
+    generator = random.Random(seed)  # noqa: S311 - a draw, not a secret
+    key = _draw_key(generator)
+    count = VALUES if needles == "multi_value" else 1
+    numbers = _draw_numbers(generator, count)
+    depths = sorted((depth + place / count) % 1 for place in range(count))
+    hidden = [(place, needle(key, number)) for place, number in zip(depths, numbers, strict=True)]
+    room = characters - sum(len(sentence) + 1 for _, sentence in hidden)
+    filling = _draw_filling(generator, room)
+    if needles == "multi_key":
+        others = _draw_others(generator, key, len(filling))
+        other_numbers = _draw_numbers(generator, len(others), taken=numbers)
+        sentences = [needle(*pair) for pair in zip(others, other_numbers, strict=True)]
+        hidden += [(generator.random(), sentence) for sentence in sentences]
+        filling = _shorten(filling, room - sum(len(sentence) + 1 for sentence in sentences))
+    return Case(" ".join(_insert(filling, hidden)), key, tuple(numbers))
+
+
+def needle(key: str, number: str) -> str:
+    """Return the sentence that hides a number."""
+    return f"One of the special numbers for {key} is {number}."
+
+
+def question_of(key: str, count: int) -> str:
+    """Return the question for a key's numbers."""
+    if count == 1:
+        return f"What is the special number for {key} that the text mentions?"
+    return (
+        f"What are the {count} special numbers for {key} that the text mentions? List them, "
+        "separated by commas."
+    )
+
+
+def share_found(answer: str, values: Sequence[str]) -> float:
+    """Return the share of the values among the answer's first numbers, as many as there are values.
+
+    Numbers count exactly, and each once. A comma or space may separate thousands.
+    """
+    numbers = dict.fromkeys(_NUMBER.findall(_BETWEEN_DIGITS.sub("", answer)))
+    return len(set(values) & set(list(numbers)[: len(values)])) / len(values)
+
+
+@cache
+def _sentences() -> tuple[str, ...]:
+    texts = (row["document"] for row in rouge.read_builtin())
+    return tuple(line for text in texts for line in rouge.a_sentence_a_line(text).split("\n"))
+
+
+@cache
+def _words() -> tuple[str, ...]:
+    found = {word for line in _sentences() for word in re.findall(r"\b[a-z]{5,8}\b", line)}
+    return tuple(sorted(found))
+
+
+def _draw_key(generator: random.Random) -> str:
+    return "-".join(generator.sample(_words(), 2))
+
+
+def _draw_others(generator: random.Random, key: str, sentences: int) -> list[str]:
+    """Return other keys, each with one of the key's words."""
+    first, second = key.split("-")
+    count = max(MIN_OTHER_KEYS, sentences // SENTENCES_PER_OTHER_KEY)
+    words = generator.sample([word for word in _words() if word not in (first, second)], count)
+    return [
+        f"{first}-{word}" if place % 2 else f"{word}-{second}" for place, word in enumerate(words)
+    ]
+
+
+def _draw_numbers(generator: random.Random, count: int, taken: Sequence[str] = ()) -> list[str]:
+    found = dict.fromkeys(taken)
+    while len(found) < len(taken) + count:
+        found[str(generator.randrange(1_000_000, 10_000_000))] = None
+    return list(found)[len(taken) :]
+
+
+def _draw_filling(generator: random.Random, characters: int) -> list[str]:
+    """Return sentences in random order; all occur before one occurs again."""
+    found: list[str] = []
+    while characters > 0:
+        for sentence in generator.sample(_sentences(), len(_sentences())):
+            characters -= len(sentence) + 1
+            if characters <= 0:
+                break
+            found.append(sentence)
+    return found
+
+
+def _shorten(sentences: list[str], characters: int) -> list[str]:
+    end, used = 0, 0
+    while end < len(sentences) and used + len(sentences[end]) + 1 <= characters:
+        used += len(sentences[end]) + 1
+        end += 1
+    return sentences[:end]
+
+
+def _insert(filling: list[str], hidden: Sequence[tuple[float, str]]) -> list[str]:
+    """Return the sentences in order, each hidden one after its share of the filling."""
+    total = len(filling) or 1
+    placed = [((number + 0.5) / total, sentence) for number, sentence in enumerate(filling)]
+    return [sentence for _, sentence in sorted([*placed, *hidden])]
+
+
+Length = Annotated[int, Field(ge=512, le=4_000_000)]
+
+
+class NeedlesTask(GeneratingTask):
+    """Numbers to find in long texts."""
+
+    kind: Literal["needles"] = "needles"
+    max_tokens: MaxTokens = 128
+    lengths: list[Length] = Field(
+        default=[4096, 16384, 65536],
+        min_length=1,
+        max_length=100,
+        description="largest numbers of tokens of prompt and answer together. The texts have 3.5 "
+        "characters a token, so that their tokens are fewer with most tokenizers. Lengths beyond "
+        "the model's are left out",
+    )
+    cases: int = Field(
+        200, ge=3, le=100_000, description="of each length; a third of each kind of case"
+    )
+
+    @field_validator("lengths")
+    @classmethod
+    def _each_once(cls, lengths: list[int]) -> list[int]:
+        if len(set(lengths)) < len(lengths):
+            raise ValueError("a length is there twice")
+        return lengths
+
+
+class NeedlesSuite(NeedlesTask, Suite):
+    """Retrieval from long texts that are made here."""
+
+    batch: int = Field(48, ge=1, le=1_000_000, description="cases asked between two looks")
+    sources: list[Source] = Field(default=["builtin"])
+
+
+class NeedlesKind(SuiteKind[NeedlesTask]):
+    """The suite `needles`."""
+
+    task, policy = NeedlesTask, NeedlesSuite
+    carried = rouge.CARRIED_FILE
+    assumed_baseline = 0.9
+
+    def read(self, task: NeedlesTask, order: QuestionOrder) -> Read:
+        return list(_rows(task)), {}
+
+    def open(self, task: NeedlesTask, questions: Rows, folder: Path) -> SuiteTask:
+        documents = [{**row, "request": request_of(task, row)} for row in questions]
+        config = task_config(task, "{{request}}", STOPS[task.prompt_format])
+        asked = task_of(config, documents, task.samples)
+        return SuiteTask(asked, self.metric(task, None), partial(answer_rows, task), task.samples)
+
+    def metric(self, task: NeedlesTask, laid_out: str | None) -> str:
+        return "recall"
+
+    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int:
+        if not isinstance(suite, NeedlesSuite):
+            raise TypeError(f"{suite.kind} is no suite of needles")
+        return len(suite.lengths) * suite.cases
+
+    def fit(
+        self,
+        name: str,
+        task: NeedlesTask,
+        max_length: int,
+        note: Callable[[str], None],
+    ) -> NeedlesTask:
+        lengths = [each for each in task.lengths if least_length(task, each) <= max_length]
+        if lengths == task.lengths:
+            return task
+        if not lengths:
+            least = least_length(task, min(task.lengths))
+            raise UsageError(
+                f"no length of the suite '{name}' fits: the shortest needs {least} tokens, and the "
+                f"served model takes {max_length}",
+                where=f"policy key suites.{name}.lengths",
+                hint="shorter lengths; or fewer max_tokens; or raise max-model-len in the profile",
+            )
+        longer = ", ".join(str(each) for each in task.lengths if each not in lengths)
+        note(f"{name}: lengths beyond the model's {max_length} tokens are left out: {longer}")
+        return task.model_copy(update={"lengths": lengths})
+
+    def local_files(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> list[Path]:
+        return []
+
+    def title(self, task: NeedlesTask) -> str:
+        return "numbers hidden in long texts"
+
+    def prompt(self, task: NeedlesTask, question: Row) -> str:
+        """Return the asked numbers' sentences and the question, without the text around them."""
+        hidden = [needle(question["key"], number) for number in question["values"]]
+        return " [...] ".join(["", *hidden, ""]).strip() + f"\n\n{question['question']}"
+
+    def expected(self, task: NeedlesTask, question: Row) -> str:
+        return ", ".join(question["values"])
+
+    def groups(
+        self, baseline: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]]
+    ) -> list[GroupReport]:
+        rows = list(baseline), list(candidate)
+        ordered = sorted(rows[0], key=lambda row: (row["length"], NEEDLES.index(row["needles"])))
+        reports: list[GroupReport] = []
+        for group_of, is_subject in ((_length_of, False), (_kind_of, False), (_subject_of, True)):
+            order = list(dict.fromkeys(map(group_of, ordered)))
+            reports += report_groups(*rows, group_of, order, is_subject=is_subject)
+        return reports
+
+
+def request_of(task: NeedlesTask, row: Row) -> str:
+    """Return the prompt of a laid-out case.
+
+    Raises:
+        EvaluationDataError: the case is another than when it was laid out.
+    """
+    case = _case_of(row)
+    if _digest(case.text) != row["text_sha256"]:
+        raise EvaluationDataError(
+            f"the text of {row['id']} is not the one that was laid out",
+            where="questions.jsonl",
+            hint="run with the version of prepare that laid out the questions",
+        )
+    numbers, verb = ("number", "is") if len(case.values) == 1 else ("numbers", "are")
+    lead = f"The special {numbers} for {case.key} {verb}"
+    return PROMPTS[task.prompt_format].format(text=case.text, question=row["question"], lead=lead)
+
+
+def answer_rows(task: NeedlesTask, questions: Rows, samples: Rows, progress: Progress) -> Rows:
+    """Return rows whose score is the mean share of the numbers that the answers found."""
+    return [
+        {
+            **common_fields(question, sample),
+            **generated_fields(sample),
+            "score": mean(
+                score_answers(
+                    task, texts_of(sample), partial(share_found, values=question["values"])
+                )
+            ),
+            **{key: question[key] for key in ("length", "needles", "depth")},
+            "subject": _subject_of(question),
+        }
+        for question, sample in zip(questions, samples, strict=True)
+    ]
+
+
+def prompt_tokens(task: NeedlesTask, length: int) -> int:
+    """Return the largest number of tokens of a prompt of that length: without the answer's."""
+    quarter = length // 4
+    return length - (min(task.max_tokens, quarter) if isinstance(task.max_tokens, int) else quarter)
+
+
+def least_length(task: NeedlesTask, length: int) -> int:
+    """Return the tokens of prompt and answer that a server must take for that length."""
+    answer = task.max_tokens if isinstance(task.max_tokens, int) else 0
+    return max(length, prompt_tokens(task, length) + answer)
+
+
+def _rows(task: NeedlesTask) -> Iterator[Row]:
+    for length in task.lengths:
+        for number in range(task.cases):
+            needles = NEEDLES[number % len(NEEDLES)]
+            of_kind = len(range(number % len(NEEDLES), task.cases, len(NEEDLES)))
+            tokens = prompt_tokens(task, length) - FRAME_TOKENS
+            row: Row = {
+                "id": f"{length}/{needles}/{number}",
+                "length": length,
+                "needles": needles,
+                "depth": (number // len(NEEDLES) + 0.5) / of_kind,
+                "characters": int(CHARACTERS_PER_TOKEN * tokens),
+            }
+            case = _case_of(row)
+            yield {
+                **row,
+                "question": question_of(case.key, len(case.values)),
+                "key": case.key,
+                "values": list(case.values),
+                "text_sha256": _digest(case.text),
+            }
+
+
+def _case_of(row: Row) -> Case:
+    return build_case(row["id"], row["needles"], row["characters"], row["depth"])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _length_of(row: Mapping[str, Any]) -> str:
+    return f"{row['length']} tokens"
+
+
+def _kind_of(row: Mapping[str, Any]) -> str:
+    return str(row["needles"]).replace("_", " ")
+
+
+def _subject_of(row: Mapping[str, Any]) -> str:
+    return f"{_length_of(row)}, {_kind_of(row)}"
