@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pipeline.core.plugins import SUITES, load_class
 from recipes.alias_names import RULE, can_be_alias
 from recipes.config_model import ConfigModel, Name, Tier
+from recipes.generation import Generation
 from recipes.of_kind import OfKind
 from recipes.schema import Family
 from recipes.speed import Accelerator, SpeedGate, SpeedPolicy
@@ -149,6 +150,16 @@ def _policy_model(kind: str) -> type[Suite]:
     return found.policy
 
 
+def _is_generating(suite: Any) -> bool:
+    """Return whether these keys are of a kind of suite whose answers are generated."""
+    if not isinstance(suite, dict):
+        return False
+    try:
+        return issubclass(_policy_model(str(suite.get("kind"))), Generation)
+    except LookupError:
+        return False  # the suite has an error then
+
+
 AnySuite = Annotated[Suite, OfKind(SUITES, _policy_model)]
 AnyTask = Annotated[EvalTask, OfKind(SUITES, _task_model)]
 
@@ -208,6 +219,9 @@ class Policy(ConfigModel):
         "falsely. spend: the chance over all runs against one baseline; the first run has half "
         "of alpha, run k has 0.5 / (k (k - 1)) of it",
     )
+    generation: Generation | None = Field(
+        None, description="each key fills what a suite of generated answers does not set itself"
+    )
     suites: dict[Name, AnySuite] = Field(min_length=1, max_length=100)
     speed: SpeedPolicy | None = Field(
         None, description="gates on throughput and latency that have an error rate"
@@ -217,6 +231,20 @@ class Policy(ConfigModel):
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
         """Return the speed gates for this accelerator; None for external endpoints."""
         return self.speed.claims_on(accelerator) if self.speed is not None else ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_suites(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        block, suites = data.get("generation"), data.get("suites")
+        if not isinstance(block, dict) or not isinstance(suites, dict):
+            return data
+        filled = {
+            name: {**block, **suite} if _is_generating(suite) else suite
+            for name, suite in suites.items()
+        }
+        return {**data, "suites": filled}
 
     @field_validator("suites")
     @classmethod

@@ -12,7 +12,8 @@ from pipeline.inspection.kv_cache import KvCapacity
 from recipes.gpu import GpuType
 from recipes.schema import Recipe, ServingProfile
 
-Obstacle = Literal["", "recipe", "hardware", "split", "weights", "context"]
+# "cache": the memory of the layers' caches is not known, so neither is whether it fits.
+Obstacle = Literal["", "recipe", "hardware", "split", "weights", "cache", "context"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class FitResult:
     weights_bytes: int  # on each GPU
     reserve_bytes: int  # on each GPU, for neither weights nor cache; an estimate
     cache_bytes: int  # on each GPU, left for keys and values
-    tokens: int  # KV cache of a replica, as vLLM counts them
-    sequences: int  # concurrent sequences of full context length on a replica
+    tokens: int | None  # KV cache of a replica, as vLLM counts them; None if not known
+    sequences: int | None  # concurrent sequences of full context length on a replica
     tokens_per_s_at_most: float  # of one sequence, bound by memory bandwidth
     obstacle: Obstacle  # empty if it fits
     reason: str  # the obstacle as a sentence
@@ -39,7 +40,7 @@ class FitResult:
     @property
     def sequences_of_all(self) -> int:
         """Concurrent sequences of all replicas."""
-        return self.replicas * self.sequences if self.fits else 0
+        return self.replicas * (self.sequences or 0) if self.fits else 0
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "fits": self.fits, "sequences_of_all": self.sequences_of_all}
@@ -109,6 +110,7 @@ class GpuPool:
         capacity = self.capacity(candidate, tensor_parallel, left, self.context)
         obstacle, reason = self._obstacle(candidate, tensor_parallel, left, capacity)
         read = candidate.shards.read_per_token
+        is_known = not self.inspection.cache.unknown
         bandwidth = self.gpu.memory_bandwidth_gb_per_s * 1e9 * tensor_parallel
         return FitResult(
             variant=candidate.recipe.name,
@@ -117,8 +119,8 @@ class GpuPool:
             weights_bytes=weights,
             reserve_bytes=reserve,
             cache_bytes=max(0, left),
-            tokens=capacity.tokens,
-            sequences=min(int(capacity.sequences), self.limits.sequences),
+            tokens=capacity.tokens if is_known else None,
+            sequences=min(int(capacity.sequences), self.limits.sequences) if is_known else None,
             tokens_per_s_at_most=bandwidth / read if read else 0.0,
             obstacle=obstacle,
             reason=reason,
@@ -165,7 +167,9 @@ class GpuPool:
             return "split", reason
         if left <= 0:
             return "weights", f"{-left / 1e9:,.1f} GB too much on each GPU, without any cache"
-        if self.inspection.cache.windows and capacity.sequences < 1:
+        if self.inspection.cache.unknown:
+            return "cache", f"the memory of its cache is not known: {self.inspection.cache.unknown}"
+        if capacity.sequences < 1:
             return "context", (
                 f"the cache holds {capacity.tokens:,} tokens, "
                 f"less than one sequence of {self.context:,}"

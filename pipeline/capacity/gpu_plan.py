@@ -175,6 +175,8 @@ def hint(
 
     Recipes of `candidates` may be suggested instead; an empty sequence suggests none.
     """
+    if fit.obstacle == "cache":
+        return 'start the server and read "KV cache size" in its log'
     if fit.obstacle == "recipe":
         return "add a group size that divides to the recipe, or ignore those layers"
     if fit.obstacle == "hardware":
@@ -237,7 +239,6 @@ def capable_gpus(candidate: ShardedVariant) -> str:
 def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:
     """Yield what the estimates omit, and oddities of a recipe with this checkpoint."""
     inspection = site.inspection
-    yield from inspection.cache.notes
     if inspection.shape.experts:
         yield (
             "an MoE model's reserve is an upper estimate from public logs of vLLM 0.10: the cache "

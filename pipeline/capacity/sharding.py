@@ -1,9 +1,9 @@
 """Distribution of a variant's weights over GPUs by tensor parallelism, and its obstacles.
 
-The rules are vLLM's. Attention, MLP and expert matrices, embeddings and the output head are split.
-Norms, routers and the narrow side of latent attention are on every GPU; a key-value head is never
-split. Layers that vLLM treats differently by model (vision towers, state-space layers) count fully
-on every GPU, which is an upper estimate.
+The rules are vLLM's. Attention, MLP, expert and state-space matrices, embeddings and the output
+head are split. Norms, routers and the narrow side of latent attention are on every GPU; a key-value
+head is never split. Vision towers, which vLLM treats differently by model, count fully on every
+GPU, which is an upper estimate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.inspection.inspection import CheckpointInspection
+from pipeline.inspection.inspection import MATRICES, CheckpointInspection
+from pipeline.inspection.linear_layers import is_linear_weight
 from pipeline.inspection.model_shape import text_level
 from pipeline.inspection.module_kind import ModuleKind
 from pipeline.inspection.variant_size import VariantTensor, VariantWeights
@@ -100,7 +101,7 @@ def shards(inspection: CheckpointInspection, weights: VariantWeights) -> Sharded
         else:
             split += size
             mxfp4 += size if is_mxfp4 and kind == "experts" and each.tensor.dtype == "U8" else 0
-            if len(each.tensor.shape) == 2 and kind in ("attention", "mlp", "experts"):
+            if is_linear_weight(each.name, each.tensor) and kind in MATRICES:
                 height, width = each.tensor.shape
                 if leaf in SPLIT_BY_COLUMNS:
                     columns.add(width)

@@ -13,9 +13,7 @@ from pipeline.capacity.sharding import WIDE_TYPES
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
-from pipeline.verification.dequantize import ROW_STEP
-from pipeline.verification.quantization_noise import CHUNK_ELEMENTS
-from pipeline.verification.verification import MAX_THREADS
+from pipeline.verification.chunk_size import CHUNK_ELEMENTS, MAX_THREADS, ROW_STEP
 from recipes.engines import find_engine
 from recipes.quantization import Calibration
 from recipes.schema import Recipe, ServingProfile

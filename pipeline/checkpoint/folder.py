@@ -83,7 +83,13 @@ SMALL_FILES = (
 
 # The name most models use, then older ones' (GPT-2, MPT, DBRX).
 MAX_CONTEXT = 10**10  # tokens; a larger value is an error or an attack
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",  # Kimi Linear
+)
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 CODE_KEY = "auto_map"  # refers to Python classes in the checkpoint
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
@@ -183,7 +189,7 @@ def inspect_folder(
         dtype=_main_dtype(tensors),
         parameters=parameters,
         weights_bytes=sum(file.stat().st_size for file in weights),
-        max_position_embeddings=_context_length(config, path),
+        max_position_embeddings=_check_context_length(config, path),
         quantized=is_marked_quantized(config, [file.name for file in small]),
         needs_remote_code=_needs_remote_code(config, path),
     )
@@ -257,11 +263,18 @@ def is_marked_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
     )
 
 
-def _context_length(config: dict[str, Any], path: Path) -> int:
+def context_length(config: dict[str, Any]) -> int | None:
+    """Return the model's tokens of context; None if config.json lacks it."""
     for level in _levels(config):
         for key in CONTEXT_KEYS:
             if type(level.get(key)) is int and 0 < level[key] <= MAX_CONTEXT:
                 return int(level[key])
+    return None
+
+
+def _check_context_length(config: dict[str, Any], path: Path) -> int:
+    if (found := context_length(config)) is not None:
+        return found
     raise CheckpointError(
         "config.json lacks the model's context length",
         where=f"{path / 'config.json'}, key {CONTEXT_KEYS[0]}",

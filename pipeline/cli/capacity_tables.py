@@ -62,9 +62,13 @@ def headline(inspection: CheckpointInspection) -> str:
 def cache_line(inspection: CheckpointInspection) -> str:
     """Describe the KV cache per token."""
     cache = inspection.cache
+    if cache.unknown:
+        return f"KV cache: not known, {cache.unknown}"
     windows = sorted({window for window in cache.windows if window is not None})
     sliding = sum(window is not None for window in cache.windows)
     words = f"; {sliding} of {len(cache.windows)} layers look back {windows}" if sliding else ""
+    if cache.states:
+        words += f"; {cache.state_bytes():,} bytes of state a sequence, in {cache.states} layers"
     return (
         f"KV cache ({cache.attention}): {cache.token_bytes(2):,} bytes a token in 16 bits, "
         f"{cache.token_bytes(1):,} in FP8{words}"
@@ -135,9 +139,10 @@ def refusals(plan: CapacityPlan) -> list[str]:
     sizes: dict[tuple[str, str], list[str]] = {}
     for fit in plan.fits:
         if not fit.fits:
-            sizes.setdefault((fit.variant, fit.reason), []).append(str(fit.tensor_parallel))
+            no = "" if fit.obstacle == "cache" else "no, "
+            sizes.setdefault((fit.variant, no + fit.reason), []).append(str(fit.tensor_parallel))
     return [
-        f"{variant}, {', '.join(numbers)} a copy: no, {reason}"
+        f"{variant}, {', '.join(numbers)} a copy: {reason}"
         for (variant, reason), numbers in sizes.items()
     ]
 
@@ -147,7 +152,11 @@ def hints(plan: CapacityPlan) -> list[str]:
     lines = []
     for variant in plan.weights:
         if plan.best(variant) is None:
-            widest = [fit for fit in plan.fits if fit.variant == variant][-1]
+            fits = [fit for fit in plan.fits if fit.variant == variant]
+            widest = fits[-1]
+            if any(fit.obstacle == "cache" for fit in fits):
+                lines.append(f"{variant}: whether it can be served here is not known")
+                continue
             lines.append(f"{variant} cannot be served here; hint: {widest.hint}")
     return lines
 

@@ -94,7 +94,8 @@ def run_stage(file: Path, events: Progress) -> None:
 def run_serving_task(file: Path, events: EventWriter) -> None:
     """Serve the model that the file describes, and run the stages that ask it."""
     from pipeline.core.private_files import private_umask
-    from pipeline.run.serving_task import ServingTask, run_serving_task
+    from pipeline.run.serving_task import ServingTask
+    from pipeline.run.serving_task_runner import run_serving_task
 
     task = read_task(file, ServingTask)
     store = Store(Path(task.store))

@@ -1,28 +1,91 @@
-"""Detection of a tokenizer's chat template from small files."""
+"""A model's small files about generated answers: chat template, special tokens, sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.weight_files import read_json
+from pipeline.core.errors import CheckpointError, raise_as
+from pipeline.core.untrusted.file import MEBIBYTE, read_regular
 
 TEMPLATE = "chat_template.jinja"
 TOKENIZER = "tokenizer_config.json"
+SAMPLING = "generation_config.json"
+MAX_TEMPLATE_BYTES = MEBIBYTE
 
 
-def has_chat_template(names: Collection[str], read: Callable[[str], dict[str, Any]]) -> bool:
-    """Return whether transformers finds a chat template."""
-    if TEMPLATE in names:
-        return True
-    template = read(TOKENIZER).get("chat_template") if TOKENIZER in names else None
-    if isinstance(template, list):  # several named templates; the default is used
-        return any(isinstance(one, dict) and one.get("name") == "default" for one in template)
-    return isinstance(template, str)
+@dataclass(frozen=True)
+class ModelGeneration:
+    """What these files say.
+
+    Args:
+        where: the folder or repository, for messages.
+        template: jinja; None without one.
+        special_tokens: texts by name, such as `eos_token`.
+        sampling: content of generation_config.json.
+    """
+
+    where: str = ""
+    template: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_template(self) -> bool:
+        return self.template is not None
 
 
-def folder_has_chat_template(folder: Path) -> bool:
-    """Apply :func:`has_chat_template` to a tokenizer's folder."""
+def read_generation(
+    where: str, names: Collection[str], locate: Callable[[str], Path]
+) -> ModelGeneration:
+    """Return what the files of those names say.
+
+    Args:
+        locate: returns the path of a file.
+
+    Raises:
+        CheckpointError: a file is damaged or too large.
+    """
+    tokenizer = read_json(locate(TOKENIZER)) if TOKENIZER in names else {}
+    return ModelGeneration(
+        where,
+        _read_text(locate(TEMPLATE))
+        if TEMPLATE in names
+        else _template_of(tokenizer.get("chat_template")),
+        {key: text for key, value in tokenizer.items() if (text := _token(key, value))},
+        read_json(locate(SAMPLING)) if SAMPLING in names else {},
+    )
+
+
+def folder_generation(folder: Path) -> ModelGeneration:
+    """Apply :func:`read_generation` to a tokenizer's folder."""
     names = {file.name for file in folder.iterdir()}
-    return has_chat_template(names, lambda name: read_json(folder / name))
+    return read_generation(str(folder), names, lambda name: folder / name)
+
+
+def _template_of(value: Any) -> str | None:
+    if isinstance(value, list):  # several named templates; the default is used
+        named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _token(key: str, value: Any) -> str | None:
+    if not key.endswith("_token"):
+        return None
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _read_text(path: Path) -> str:
+    with raise_as(
+        CheckpointError,
+        "the chat template cannot be read",
+        path,
+        "download it again",
+        errors=(OSError, ValueError),
+    ):
+        return read_regular(path, MAX_TEMPLATE_BYTES).decode("utf-8")

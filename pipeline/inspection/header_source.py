@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,11 @@ from pipeline.checkpoint.weight_files import (
     read_json,
 )
 from pipeline.core.errors import CheckpointError
-from pipeline.inspection.chat_template import folder_has_chat_template, has_chat_template
+from pipeline.inspection.chat_template import (
+    ModelGeneration,
+    folder_generation,
+    read_generation,
+)
 
 CONNECTIONS = 8
 
@@ -35,7 +39,7 @@ class HeaderSource:
     weights_bytes: int  # of all weight files
     largest_file_bytes: int = 0  # size of the largest file
     names: frozenset[str] = frozenset()  # of all files next to config.json
-    has_chat_template: bool = False  # of its tokenizer
+    generation: ModelGeneration = field(default_factory=ModelGeneration)
 
     @property
     def quantized(self) -> bool:
@@ -55,7 +59,7 @@ def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
         weights_bytes=sum(sizes),
         largest_file_bytes=max(sizes),
         names=frozenset(checkpoint_names(folder)),
-        has_chat_template=folder_has_chat_template(folder),
+        generation=folder_generation(folder),
     )
 
 
@@ -81,11 +85,11 @@ def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
             tensors = _headers(repo_id, files, info.sha)
             where = f"{name}/config.json"
             total, largest = sum(sizes[file] for file in files), max(sizes[file] for file in files)
-            template = has_chat_template(
-                sizes, lambda file: read_json(_small_file(repo_id, file, info.sha))
+            generation = read_generation(
+                name, sizes, lambda file: _small_file(repo_id, file, info.sha)
             )
             names = frozenset(sizes)
-            return HeaderSource(name, where, config, tensors, total, largest, names, template)
+            return HeaderSource(name, where, config, tensors, total, largest, names, generation)
         folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
     return read_folder(folder, name)
 

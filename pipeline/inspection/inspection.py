@@ -94,13 +94,15 @@ class CheckpointInspection:
             "bytes_at": {form.label: self.bytes_at(form) for form in SHOWN_FORMATS},
             "kv_cache": {
                 "attention": cache.attention,
-                "heads": cache.heads,
-                "layers": len(cache.windows),
+                "heads": max((each.heads for each in cache.layers), default=None),
+                "layers": len(cache.layers),
+                "state_layers": cache.states,
                 "sliding_layers": sum(window is not None for window in cache.windows),
                 "windows": sorted({window for window in cache.windows if window is not None}),
-                "bytes_per_token_16_bit": cache.token_bytes(2),
-                "bytes_per_token_fp8": cache.token_bytes(1),
-                "not_counted": list(cache.notes),
+                "bytes_per_token_16_bit": None if cache.unknown else cache.token_bytes(2),
+                "bytes_per_token_fp8": None if cache.unknown else cache.token_bytes(1),
+                "state_bytes_per_sequence": None if cache.unknown else cache.state_bytes(),
+                "unknown": cache.unknown or None,
             },
         }
 

@@ -19,6 +19,18 @@ INNER = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 
+# Values of transformers 5.17's classes that published configs omit: those of Gemma 3 4B and 27B.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "vocab_size": 262_208,
+    }
+}
+
 # Limits: lists have one entry for each layer, and memory is computed from the other values.
 MAX_LAYERS = 10_000
 MAX_VALUE = 10**12
@@ -46,9 +58,13 @@ class ModelShape:
 
 
 def text_level(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the language model's settings; multimodal configs nest them."""
+    """Return the language model's settings, with transformers' defaults of those that it omits.
+
+    Multimodal configs nest them.
+    """
     inner = config.get("text_config")
-    return {**config, **inner} if isinstance(inner, dict) else config
+    level = {**config, **inner} if isinstance(inner, dict) else config
+    return {**DEFAULTS.get(str(level.get("model_type")), {}), **level}
 
 
 def model_shape(config: dict[str, Any], where: str) -> ModelShape:

@@ -13,6 +13,7 @@ ModuleKind = Literal[
     "attention",
     "mlp",
     "experts",
+    "states",
     "routers",
     "norms",
     "lm_head",
@@ -29,6 +30,12 @@ EMBEDDINGS = ("wte", "wpe")
 ROUTERS = ("gate", "router", "shared_expert_gate")
 EXPERTS = ("experts",)
 SHARED_EXPERTS = ("shared_expert", "shared_experts")
+# State-space and convolution layers; Nemotron-H calls every layer's module `mixer`.
+STATES = ("mamba", "conv", "mixer")
+MIXED: dict[str, ModuleKind] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention"),
+    **dict.fromkeys(("up_proj", "gate_proj", "down_proj"), "mlp"),
+}
 DENSE = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", *SHARED_EXPERTS)
 
 # Config keys for the number of experts in a layer.
@@ -82,4 +89,6 @@ def _kind_inside_a_layer(parts: list[str], dimensions: int) -> ModuleKind:
         return "attention"
     if any(part in DENSE for part in parts):
         return "mlp"
+    if any(part in STATES for part in parts):
+        return MIXED.get(parts[-2], "states")
     return "other"

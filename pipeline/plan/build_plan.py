@@ -13,14 +13,14 @@ from pipeline.core.events import NullProgress, Progress
 from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.inspection.chat_template import folder_has_chat_template
+from pipeline.inspection.chat_template import folder_generation
 from pipeline.plan.context_length import max_length_of, with_lengths
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.gate_power import check_decidable, check_likely
+from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
-from pipeline.plan.prompt_format import with_forms
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.stages.attempts import Attempt, Remeasured
@@ -82,7 +82,7 @@ def make_planner(
 ) -> ModelPlanner:
     """Return the planner of these options."""
     accelerator = Accelerator(choices.profile.accelerator)
-    policy = with_forms(choices.policy, has_template=folder_has_chat_template(checkpoint.path))
+    policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
     if fitted != policy:
         check_decidable(fitted, choices.recipes, sources.counts(fitted), NullProgress())

@@ -9,12 +9,13 @@ from pathlib import Path
 from artifacts.registry.registry_address import check_registry
 from pipeline.capacity.gpu_request import read_draft_bytes, read_source
 from pipeline.capacity.machine import Machine, existing_folder, machine_of
+from pipeline.checkpoint.folder import context_length
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import CheckpointError, PrepareError, RegistryError
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings import Settings
+from pipeline.plan.generation_settings import generation_faults
 from pipeline.plan.plan import Find, Plan
-from pipeline.plan.prompt_format import form_faults
 from pipeline.plan.resolved_options import ResolvedOptions, registry_uri
 from pipeline.plan.speed_plan import find_claims
 from pipeline.preflight.preflight import PreflightInput
@@ -54,7 +55,9 @@ def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[Pr
     if choices.profile.server_mode == "concurrent" and any(each.rule.compares for each in claims):
         faults += preflight.pair_faults()
     source = preflight.source
-    faults += form_faults(choices.policy, source.where, has_template=source.has_chat_template)
+    limit = choices.profile.engine_arguments.get("max-model-len")
+    length = int(limit) if limit else context_length(source.config)
+    faults += generation_faults(choices.policy, source.generation, length)
     reference = choices.reference
     if reference.kind == "hub" and not _may_have_variants(preflight):
         missing = bytes_to_download(reference.name, reference.revision)

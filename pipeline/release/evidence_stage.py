@@ -17,8 +17,12 @@ from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.release.signer import Signer
-from pipeline.release.stages.evidence import EVIDENCE, EvidenceParameters, EvidenceRuntime
-from pipeline.release.stages.evidence.run import JUDGE_OF
+from pipeline.release.stages.evidence import (
+    EVIDENCE,
+    JUDGE_OF,
+    EvidenceParameters,
+    EvidenceRuntime,
+)
 from pipeline.stages.context import execute
 
 

@@ -24,14 +24,18 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.inspection.chat_template import folder_has_chat_template
+from pipeline.inspection.chat_template import folder_generation
 from pipeline.plan.build_plan import check_attempt
 from pipeline.plan.context_length import with_lengths
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.gate_power import check_decidable, check_likely
+from pipeline.plan.generation_settings import (
+    form_notes,
+    generation_faults,
+    resolve_generation,
+)
 from pipeline.plan.plan import Plan, VariantPlan
-from pipeline.plan.prompt_format import form_faults, form_notes, with_forms
 from pipeline.plan.resolved_options import find_gates
 from pipeline.plan.speed_plan import (
     Sides,
@@ -102,14 +106,15 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
             nothing is stored then.
     """
     wanted = check_policy(request)
-    has_template = folder_has_chat_template(request.tokenizer)
-    refuse(form_faults(wanted, f"--tokenizer {request.tokenizer}", has_template=has_template))
-    policy = with_forms(wanted, has_template=has_template)
+    model = folder_generation(request.tokenizer)
+    refuse(generation_faults(wanted, model, request.max_length))
+    policy = resolve_generation(wanted, model)
     request = resolve_models(request)
+    refuse(generation_faults(wanted, model, length_of(request)))
     probed = probe_sides({"baseline": request.baseline, "candidate": request.candidate}, wanted)
     # Which accelerator someone else serves on does not matter for the asking.
     session = RunSession("gate", request.to_dict(), Accelerator.CPU, settings, progress)
-    for note in form_notes(wanted, has_template=has_template):
+    for note in form_notes(wanted, model):
         session.progress.note(note)
     policy = with_lengths(policy, length_of(request), session.progress.note)
     return session.run(lambda: judge_endpoints(request, policy, probed, session))

@@ -13,8 +13,8 @@ from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import locate, locate_draft
+from pipeline.plan.generation_settings import form_notes
 from pipeline.plan.plan import Plan
-from pipeline.plan.prompt_format import form_notes
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose, registry_uri
 from pipeline.preflight.preflight import PreflightInput, refuse
 from pipeline.preflight.run_preflight import (
@@ -107,8 +107,8 @@ def check_early(
     """
     faults = list(others)
     if preflight is not None:
-        has_template = preflight.source.has_chat_template
-        for note in (*preflight.notes(), *form_notes(choices.policy, has_template=has_template)):
+        generation = preflight.source.generation
+        for note in (*preflight.notes(), *form_notes(choices.policy, generation)):
             progress.note(note)
         faults = early_faults(preflight, choices) + faults
     refuse(faults)

@@ -28,8 +28,8 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
+from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.plan import Find, Plan
-from pipeline.plan.prompt_format import with_forms
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import PlannedGatePower, claim_powers
@@ -225,7 +225,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     late: list[PrepareError] = []
     policy = choices.policy
     if preflight is not None:
-        policy = with_forms(policy, has_template=preflight.source.has_chat_template)
+        policy = resolve_generation(policy, preflight.source.generation)
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, find_demo, progress)

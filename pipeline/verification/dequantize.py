@@ -19,8 +19,6 @@ from recipes.weight_format import AWQ_GEMM, WeightFormat
 
 SCALE_TYPES = ("BF16", "F16", "F32")
 WORD_BITS = 32
-# A multiple of all packing: words of zero points have 8 or 4 rows, blocks 128.
-ROW_STEP = 128
 Shape = tuple[int, int]
 
 
@@ -37,7 +35,7 @@ class LayerDequantizer(Protocol):
     """Reader of a layer's weights as rows x columns of the source's matrix."""
 
     def rows(self, begin: int, end: int) -> Floats:
-        """Return rows `begin` (a multiple of :data:`ROW_STEP`) to `end` as float32."""
+        """Return rows `begin` (a multiple of chunk_size.ROW_STEP) to `end` as float32."""
 
 
 def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:

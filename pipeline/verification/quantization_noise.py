@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import VerificationError
-from pipeline.verification.dequantize import ROW_STEP, LayerDequantizer
+from pipeline.verification.chunk_size import CHUNK_ELEMENTS, ROW_STEP
+from pipeline.verification.dequantize import LayerDequantizer
 from pipeline.verification.number_types import Floats
 from pipeline.verification.tensor_files import StoredTensor
 
-CHUNK_ELEMENTS = 2**19  # 2 MB as float32, so that a few arrays fit in the CPU cache
 PIECE_COLUMNS = 128
 # A piece is damaged if its noise exceeds this fraction of its signal, or of the row's mean signal
 # if that is larger. Rounding to 4 bits causes a few hundredths.

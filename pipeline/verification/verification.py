@@ -26,6 +26,7 @@ from pipeline.verification.auxiliary_files import (
     check_only_safetensors,
 )
 from pipeline.verification.biases import check_biases
+from pipeline.verification.chunk_size import MAX_THREADS
 from pipeline.verification.dequantize import check_scale, layer_weights
 from pipeline.verification.function_equivalence import check_preserved
 from pipeline.verification.quantization_noise import QuantizationNoise, measure
@@ -43,7 +44,6 @@ from pipeline.verification.weight_format import check_format, has_kv_cache_scale
 from recipes.quantization import Quantization
 from recipes.weight_format import WeightFormat
 
-MAX_THREADS = 4
 # Relative to the planned size.
 SIZE_TOLERANCE = 0.03
 SIZE_SLACK = 4096

@@ -3,10 +3,12 @@
     engine_answers.py QUESTIONS.json ANSWERS.json
 
 Questions: `commands` (argument lists; the model's folder is the word after --model), `models`
-(folder by name), `bodies` (completion requests by name), `memory` (bytes of KV cache), `experts`
+(folder by name), `caches` (folders of further models by name, and a command by type of cache),
+`bodies` (completion requests by name), `memory` (bytes of KV cache), `experts`
 (tokens, experts a token, hidden and inner width). Answers: for each command the error or null, for
-each model and command the engine configuration's error or null, KV tokens by model, the requests'
-errors, whether the FlashInfer sampler would be used, and elements of the experts' workspaces.
+each model and command the engine configuration's error or null, KV tokens by model, the same by
+type of cache with the context, the requests' errors, whether the FlashInfer sampler would be used,
+and elements of the experts' workspaces.
 """
 
 import contextlib
@@ -20,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 PROPERTIES = SimpleNamespace(
     major=9,
@@ -44,6 +47,21 @@ class Nothing:
 
     def __getattr__(self, _):
         return lambda *_, **__: None
+
+
+class OnNoDevice(TorchFunctionMode):
+    """Makes on the meta device what a model's class would make on the GPU."""
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        options = dict(options or {})
+        device = options.get("device")
+        if isinstance(device, int) or "cuda" in str(device):  # a number is that of a GPU
+            options["device"] = "meta"
+        arguments = [
+            "meta" if isinstance(each, (str, torch.device)) and "cuda" in str(each) else each
+            for each in arguments
+        ]
+        return function(*arguments, **options)
 
 
 def pretend_device():
@@ -109,19 +127,37 @@ def kv_tokens(config, memory):
         usual = torch.get_default_dtype()
         torch.set_default_dtype(config.model_config.dtype)
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), OnNoDevice():
                 initialize_model(config)
         finally:
             torch.set_default_dtype(usual)
         layers = get_layers_from_vllm_config(config, AttentionLayerBase)
         with contextlib.suppress(Exception):
             current_platform.update_block_size_for_backend(config)
-        specs = {name: layer.get_kv_cache_spec(config) for name, layer in layers.items()}
+        specs = {
+            name: spec
+            for name, layer in layers.items()
+            if not getattr(layer, "kv_sharing_target_layer_name", None)
+            if (spec := layer.get_kv_cache_spec(config)) is not None
+        }
         layouts = get_supported_kv_cache_layouts(get_current_attn_backends(config))
         resolve_kv_cache_layout(config, [[each.name for each in layouts]], list(specs.values()))
         groups = get_global_kv_cache_groups(config, [specs])
         made = get_kv_cache_configs(config, [specs], [memory], groups)
         return get_kv_cache_capacity(config, generate_scheduler_kv_cache_config(made))[0]
+
+
+def cache_of(parser, folder, by_type, memory):
+    """The context and the tokens by type of cache, or the first error."""
+    found = {}
+    for kind, words in by_type.items():
+        try:
+            config = configured(parser, placed(words, folder))
+            found[kind] = kv_tokens(config, memory)
+        except Exception as error:  # every answer is wanted
+            return {"error": f"{type(error).__name__}: {error}"[:500]}
+        found["context"] = config.model_config.max_model_len
+    return found
 
 
 def workspaces(tokens, chosen, hidden, inner):
@@ -169,6 +205,7 @@ def main(questions_path, answers_path):
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.sample.ops.topk_topp_sampler import flashinfer_sampler_supported
+    from vllm.v1.worker.workspace import init_workspace_manager
 
     parser = make_arg_parser(FlexibleArgumentParser())
     commands, models = questions["commands"], questions["models"]
@@ -194,6 +231,7 @@ def main(questions_path, answers_path):
         )
 
     answers["requests"] = {n: error_of(ask, b) for n, b in questions["bodies"].items()}
+    init_workspace_manager(torch.device("meta"))
     init_distributed_environment(1, 0, f"tcp://127.0.0.1:{29000 + os.getpid() % 2000}", 0, "gloo")
     for name, folder in models.items():
         try:
@@ -201,6 +239,12 @@ def main(questions_path, answers_path):
             answers["kv_tokens"][name] = kv_tokens(config, questions["memory"])
         except Exception as error:  # every answer is wanted
             answers["kv_tokens"][name] = f"{type(error).__name__}: {error}"[:500]
+    answers["caches"] = {
+        name: cache_of(
+            parser, folder, questions["caches"]["commands"], questions["caches"]["memory"]
+        )
+        for name, folder in questions["caches"]["models"].items()
+    }
     Path(answers_path).write_text(json.dumps(answers, indent=1))
 
 

@@ -15,7 +15,8 @@ FAILS(cuLaunchKernel) FAILS(cuLaunchKernelEx) FAILS(cuModuleLoadData) FAILS(cuMo
 FAILS(cuModuleGetFunction) FAILS(cuLibraryLoadData) FAILS(cuLibraryUnload)
 FAILS(cuLibraryGetKernel) FAILS(cuKernelGetFunction) FAILS(cuMemCreate) FAILS(cuMemRelease)
 FAILS(cuMemMap) FAILS(cuMemUnmap) FAILS(cuMemSetAccess) FAILS(cuMemAddressReserve)
-FAILS(cuMemAddressFree) FAILS(cuMemGetAllocationGranularity)
+FAILS(cuMemAddressFree) FAILS(cuMemGetAllocationGranularity) FAILS(cuFuncGetAttribute)
+FAILS(cuFuncSetCacheConfig) FAILS(cuCtxGetLimit) FAILS(cuCtxSetLimit)
 
 int nvmlInit() { return 0; }
 int nvmlInit_v2() { return 0; }

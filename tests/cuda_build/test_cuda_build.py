@@ -28,6 +28,8 @@ from recipes import catalog
 pytestmark = [pytest.mark.cuda_build, pytest.mark.timeout(3600)]
 
 HERE = Path(__file__).parent
+PUBLISHED, ENGINE_TOKENS = HERE / "published_configs.jsonl", HERE / "engine_kv_tokens.json"
+CACHE_MEMORY = 2**40  # every model has room for a sequence of its whole context
 MEMORY = 40 * 2**30
 STEP_TOKENS = 8192  # vLLM's default on an H100
 CUDA_PROFILES = [
@@ -175,9 +177,23 @@ def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dic
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
         (folder / name / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    published = {}
+    for number, line in enumerate(PUBLISHED.read_text().splitlines()):
+        one = json.loads(line)
+        place = folder / f"published-{number}"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **one["config"]}))
+        (place / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+        published[one["name"]] = str(place)
+    lines = commands()
     questions = {
-        "commands": commands(),
+        "commands": lines,
         "models": {name: str(folder / name) for name in MODELS},
+        "caches": {
+            "models": published,
+            "commands": {"auto": lines[0], "fp8": next(each for each in lines if "fp8" in each)},
+            "memory": CACHE_MEMORY,
+        },
         "bodies": BODIES,
         "memory": MEMORY,
         "experts": [
@@ -245,6 +261,14 @@ def test_tokens_of_cache_are_counted_as_the_engine_does(answers: dict[str, Any],
         in_flight=STEP_TOKENS,
     )
     assert answers["kv_tokens"][name] == ours.tokens
+
+
+def test_the_caches_of_published_models_are_asked_again(answers: dict[str, Any]) -> None:
+    """Write the data that tests/unit/inspection/test_published_caches.py and the reference read."""
+    found: dict[str, dict[str, Any]] = answers["caches"]
+    assert {name: each["error"] for name, each in found.items() if "error" in each} == {}
+    lines = [f"{json.dumps(name)}: {json.dumps(each)}" for name, each in found.items()]
+    ENGINE_TOKENS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 @pytest.mark.parametrize("number", range(len(MOE_MODELS)), ids=list(MOE_MODELS))

@@ -26,9 +26,9 @@ from artifacts.registry.registry_address import check_registry, still_has
 from pipeline.environments.installer import installer_variables, run_uv
 
 # Who moves in a race is the same process as in the unit tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts" / "registry"))
 import races
-import racing_mover
 
 LOCK = Path(__file__).parent / "mlflow_server" / "server.txt"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -106,16 +106,19 @@ def name(registry: MlflowRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for version, before in (("1", None), ("2", "1")):
         cause = ChangeReason("promote", "setup")
         registry.move_alias(model, AliasChange("champion", version, before, cause, "previous"))
-    for module in (races, racing_mover):  # of that name, since the server is one for all tests
-        monkeypatch.setattr(module, "NAME", model)
+    monkeypatch.setattr(races, "NAME", model)  # the server is one for all tests
     return model
+
+
+def place_of(registry: MlflowRegistry) -> races.Place:
+    return races.Place("mlflow", registry.uri)
 
 
 def test_of_four_promotions_one_wins(registry: MlflowRegistry, name: str) -> None:
     barrier, answers = processes.Barrier(4), processes.Queue()
     runners = [
         processes.Process(
-            target=racing_mover.move, args=(registry.uri, races.promotion(*pair), barrier, answers)
+            target=races.move, args=(place_of(registry), races.promotion(*pair), barrier, answers)
         )
         for pair in zip("abcd", "3456", strict=True)
     ]
@@ -136,8 +139,8 @@ def test_of_four_promotions_one_wins(registry: MlflowRegistry, name: str) -> Non
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_killed_before_a_write(registry: MlflowRegistry, name: str, step: int) -> None:
     runner = processes.Process(
-        target=racing_mover.move,
-        args=(registry.uri, races.promotion("a", "3"), None, None, step, "before"),
+        target=races.move,
+        args=(place_of(registry), races.promotion("a", "3"), None, None, step),
     )
     runner.start()
     runner.join(120)

@@ -75,7 +75,7 @@ class _Handler(SilentHandler):
     endpoint: EndpointStandIn
 
     def do_GET(self) -> None:
-        found = {"data": [{"id": self.endpoint.model, "max_model_len": 512}]}
+        found = {"data": [{"id": self.endpoint.model, "max_model_len": 1024}]}
         self.send(200, json.dumps(found).encode())
 
     def do_POST(self) -> None:

@@ -30,7 +30,8 @@ from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.run.executors.stage_process import stage_in
-from pipeline.run.serving_task import ServingTask, ServingTaskRunner
+from pipeline.run.serving_task import ServingTask
+from pipeline.run.serving_task_runner import ServingTaskRunner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.serving.serving_spec import ServingSpec
 from pipeline.stages import stage_code

@@ -1,4 +1,4 @@
-"""Whether a tokenizer has a chat template, from the files that transformers reads it from."""
+"""A tokenizer's chat template and a model's sampling, from the files that transformers reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import CheckpointError
-from pipeline.inspection.chat_template import folder_has_chat_template
+from pipeline.inspection.chat_template import MAX_TEMPLATE_BYTES, folder_generation
 
 NAMED = [{"name": "default", "template": "{{ messages }}"}]
 
@@ -29,11 +29,29 @@ NAMED = [{"name": "default", "template": "{{ messages }}"}]
 def test_by_its_files(tmp_path: Path, files: dict[str, Any], expected: bool) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    assert folder_has_chat_template(tmp_path) is expected
+    assert folder_generation(tmp_path).has_template is expected
 
 
-def test_a_damaged_one(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text("{")
+def test_special_tokens_and_sampling(tmp_path: Path) -> None:
+    tokenizer = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None, "x": 1}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    found = folder_generation(tmp_path)
+    assert found.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert found.sampling == {"temperature": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"{"),
+        ("generation_config.json", b"[]"),
+        ("chat_template.jinja", b"\xff"),
+        ("chat_template.jinja", b" " * (MAX_TEMPLATE_BYTES + 1)),
+    ],
+)
+def test_a_damaged_one(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
-        folder_has_chat_template(tmp_path)
+        folder_generation(tmp_path)
     assert str(tmp_path) in caught.value.where

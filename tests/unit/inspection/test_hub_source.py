@@ -32,7 +32,7 @@ try:
         "bytes": found.weights_bytes,
         "where": found.where,
         "names": sorted(found.names),
-        "template": found.has_chat_template,
+        "template": found.generation.has_template,
     }
 except PrepareError as error:
     answer = error.to_dict()
@@ -100,7 +100,7 @@ def test_the_headers_and_nothing_more(hub: HubStandIn, tmp_path: Path) -> None:
     assert {n: [t.dtype, list(t.shape)] for n, t in local.tensors.items()} == found["tensors"]
     assert local.weights_bytes == found["bytes"]
     assert sorted(local.names | {"consolidated.safetensors"}) == found["names"]
-    assert local.has_chat_template is found["template"] is True
+    assert local.generation.has_template is found["template"] is True
 
 
 def test_a_chat_template_within_the_tokenizers_settings(hub: HubStandIn, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from published_models import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B_V01, QWEN_25_72B
 
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.inspection.kv_cache import KvCacheSpec, element_bytes, kv_cache
+from pipeline.inspection.kv_cache import KvCacheSpec, LayerCache, element_bytes, kv_cache
 from pipeline.inspection.model_shape import model_shape
 
 SMOLLM2_135M = LLAMA_3_8B | {
@@ -135,7 +135,10 @@ def test_layers_that_slide_and_layers_that_do_not() -> None:
     assert cache.windows[5] is None
     assert cache.windows[:5] == (1024,) * 5
     # 10 full and 52 sliding layers: tables of 10 layers, one full and six sliding.
-    assert cache.groups() == (10, [1024] * 6 + [None])
+    layers, tables = cache.groups()
+    assert layers == 10
+    assert sum(each == LayerCache(16, 256, 1024) for each in tables) == 6
+    assert len(tables) == 7
     named = ["full_attention" if w is None else "sliding_attention" for w in cache.windows]
     assert cached(GEMMA_3_27B | {"layer_types": named}).windows == cache.windows
 
@@ -143,7 +146,7 @@ def test_layers_that_slide_and_layers_that_do_not() -> None:
 def test_gemma_2_slides_every_other_layer() -> None:
     config = LLAMA_3_8B | {"model_type": "gemma2", "sliding_window": 4096}
     assert cached(config).windows[:4] == (4096, None, 4096, None)
-    assert cached(config).groups() == (16, [4096, None])
+    assert cached(config).groups() == (16, [LayerCache(8, 256, 4096), LayerCache(8, 256)])
 
 
 def test_qwen_slides_after_some_layer_and_only_when_asked() -> None:
@@ -154,10 +157,6 @@ def test_qwen_slides_after_some_layer_and_only_when_asked() -> None:
 
 
 def test_other_kinds_of_layers() -> None:
-    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8
-    cache = cached(LLAMA_3_8B | {"layer_types": kinds})
-    assert cache.windows == (None,) * 8
-    assert "24 layers" in cache.notes[0]
     shared = cached(LLAMA_3_8B | {"num_kv_shared_layers": 12})
     assert len(shared.windows) == 20
     assert len(cached(LLAMA_3_8B | {"num_kv_shared_layers": 0}).windows) == 32
@@ -175,7 +174,9 @@ def test_latent_attention_is_on_every_gpu_and_heads_are_spread() -> None:
 def test_latent_attention_that_is_expanded() -> None:
     config = DEEPSEEK_V3 | {"model_type": "minicpm3"}
     assert cached(config).token_bytes(2) == 61 * 128 * 2 * (128 + 64) * 2
-    assert cached(DEEPSEEK_V3 | {"index_head_dim": 128}).notes
+    # The key of the index in 8 bits, and a scale in 32.
+    indexed = cached(DEEPSEEK_V3 | {"index_head_dim": 128})
+    assert indexed.token_bytes(2) == 61 * (576 * 2 + 132)
 
 
 def test_types_of_the_cache() -> None:
@@ -214,13 +215,13 @@ def test_contradictions_are_refused(change: dict[str, Any]) -> None:
 def test_no_more_is_promised_than_there_is(
     memory: int, context: int, block: int, heads: int, windows: list[int | None]
 ) -> None:
-    cache = KvCacheSpec("gqa", heads, 128, tuple(windows))
+    cache = KvCacheSpec("gqa", tuple(LayerCache(heads, 128, window) for window in windows))
     found = cache.capacity(memory, context=context, block_size=block, element_bytes=2)
     layers, tables = cache.groups()
     assert layers * len(tables) >= len(windows)
-    assert found.blocks * layers * block * cache.layer_bytes(2) <= memory
+    assert found.blocks * layers * block * heads * 128 * 2 <= memory
     kept = sum(context if window is None else min(context, window) for window in windows)
-    assert int(found.sequences) * kept * cache.layer_bytes(2) <= memory or not windows
+    assert int(found.sequences) * kept * heads * 128 * 2 <= memory or not windows
     more = cache.capacity(2 * memory, context=context, block_size=block, element_bytes=2)
     assert more.tokens >= found.tokens
 

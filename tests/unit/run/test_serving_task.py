@@ -16,7 +16,8 @@ from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.speed_plan import Sides, SpeedSide, find_claims, speed_stages
-from pipeline.run.serving_task import ServingTask, check_engines, check_hardware, run_serving_task
+from pipeline.run.serving_task import ServingTask
+from pipeline.run.serving_task_runner import check_engines, check_hardware, run_serving_task
 from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import load_policy, load_profile
 

@@ -12,6 +12,8 @@ from pipeline.checkpoint.source_info import SourceInfo
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 
+JUDGE_OF = "judge."  # role of a judge stage, before the recipe's name
+
 
 class EvidenceParameters(Record):
     """What the bundle is about."""

@@ -30,11 +30,15 @@ from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import define
-from pipeline.release.stages.evidence import EvidenceParameters, EvidenceResult, EvidenceRuntime
+from pipeline.release.stages.evidence import (
+    JUDGE_OF,
+    EvidenceParameters,
+    EvidenceResult,
+    EvidenceRuntime,
+)
 from pipeline.stages import newest_revision
 from pipeline.stages.context import StageContext
 
-JUDGE_OF = "judge."  # role of a judge stage, before the recipe's name
 NO_ROOM_FOR_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 Context = StageContext[EvidenceParameters, EvidenceRuntime]
 

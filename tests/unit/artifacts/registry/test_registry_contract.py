@@ -1,6 +1,6 @@
 """What every registry must do: versions, aliases, history, rollback, fetching.
 
-A new registry is another subclass of `Backend` here. Races and kills are in `test_*_races.py`.
+A new registry is another subclass of `Backend` here. Races and kills are in `test_alias_races.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,178 @@
+"""Settings of generated answers that depend on the model: formats, sampling, thoughts, lengths.
+
+Planning resolves `prompt_format: auto`, `sampling: model` and the markers of thoughts. The results
+are in each stage's parameters, so in its key, and in the verdict. What a model cannot do is refused
+before anything is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipeline.core.errors import CheckpointError, PrepareError, UsageError
+from pipeline.inspection.chat_template import SAMPLING, ModelGeneration
+from pipeline.inspection.thinking import argument_names, find_markers, find_switch, thinks
+from recipes.generation import Generation, Sampling, ThoughtMarkers
+from recipes.policy import AnySuite, Policy
+
+
+def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:
+    """Return the policy with what the model decides; `generation_faults` has what it cannot."""
+    suites = {
+        name: suite.model_copy(update=_resolved(suite, model))
+        for name, suite in policy.suites.items()
+    }
+    return policy.model_copy(update={"suites": suites})
+
+
+def generation_faults(
+    policy: Policy, model: ModelGeneration, max_length: int | None = None
+) -> list[PrepareError]:
+    """Return errors of suites that this model cannot answer as the policy asks.
+
+    Args:
+        max_length: tokens of prompt and answer together; None: unknown.
+    """
+    faults: list[PrepareError] = []
+    unmentioned: list[str] = []
+    for name, suite in policy.suites.items():
+        is_chat = _form(suite, model) == "chat"
+        if is_chat and not model.has_template:
+            faults.append(_no_template(name, model))
+        if not isinstance(suite, Generation):
+            continue
+        faults += _setting_faults(name, suite, model, max_length)
+        if is_chat and model.has_template:
+            try:
+                faults += _argument_faults(name, suite, model)
+                if suite.thinking is None and thinks(model, suite.chat_template_kwargs):
+                    unmentioned.append(name)
+            except CheckpointError as error:
+                return [*faults, error]  # of the template, so of every suite
+    if unmentioned:
+        faults.append(_thoughts_unmentioned(unmentioned, model))
+    return faults
+
+
+def form_notes(policy: Policy, model: ModelGeneration) -> Iterator[str]:
+    """Yield notes on suites with an unusual format."""
+    if model.has_template:
+        return
+    names = [name for name, suite in policy.suites.items() if suite.prompt_format == "auto"]
+    if names:
+        yield (
+            f"the tokenizer has no chat template: {', '.join(names)} asked in the completion "
+            "format, as text "
+            "to go on from"
+        )
+
+
+def model_sampling(model: ModelGeneration) -> Sampling | str:
+    """Return the sampling of generation_config.json, or why there is none."""
+    known = {key: model.sampling.get(key) for key in Sampling.model_fields}
+    given = {key: value for key, value in known.items() if value is not None}
+    if not given:
+        return f"{SAMPLING} says nothing of it"
+    if model.sampling.get("do_sample") is False or given.get("temperature") == 0:
+        return f"{SAMPLING} is greedy"
+    try:
+        return Sampling.model_validate(given)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        return f"'{key}' of {SAMPLING} is out of range"
+
+
+def _form(suite: AnySuite, model: ModelGeneration) -> str:
+    if suite.prompt_format != "auto":
+        return suite.prompt_format
+    return "chat" if model.has_template else "completion"
+
+
+def _resolved(suite: AnySuite, model: ModelGeneration) -> dict[str, Any]:
+    found: dict[str, Any] = {"prompt_format": _form(suite, model)}
+    if not isinstance(suite, Generation):
+        return found
+    if suite.sampling == "model" and isinstance(sampling := model_sampling(model), Sampling):
+        found["sampling"] = sampling
+    if suite.thinking in ("remove", "keep") and (markers := find_markers(model)) is not None:
+        found["thinking"] = markers.model_copy(update={"keep": suite.thinking == "keep"})
+    return found
+
+
+def _no_template(name: str, model: ModelGeneration) -> UsageError:
+    return UsageError(
+        f"the suite '{name}' is asked in the chat format, and the tokenizer has no chat template",
+        where=f"policy key suites.{name}.prompt_format; {model.where}",
+        hint="write 'prompt_format: auto' (chat where there is a template, else completion) "
+        "or 'prompt_format: completion' "
+        "there, or give an instruction-tuned checkpoint",
+    )
+
+
+def _setting_faults(
+    name: str, suite: Generation, model: ModelGeneration, max_length: int | None
+) -> Iterator[PrepareError]:
+    place = f"policy key suites.{name}"
+    if (
+        suite.thinking is not None
+        and not isinstance(suite.thinking, ThoughtMarkers)
+        and find_markers(model) is None
+    ):
+        yield UsageError(
+            f"the suite '{name}' has thoughts removed, and the chat template shows no marks of "
+            "thoughts",
+            where=f"{place}.thinking; {model.where}",
+            hint="write the marks, as 'thinking: {start: <think>, end: </think>}', or remove "
+            "'thinking'",
+        )
+    if suite.sampling == "model" and isinstance(why := model_sampling(model), str):
+        yield UsageError(
+            f"the suite '{name}' takes the model's own sampling, and {why}",
+            where=f"{place}.sampling; {model.where}",
+            hint="write numbers, as 'sampling: {temperature: 0.6, top_p: 0.95}'",
+        )
+    cap = suite.max_tokens
+    if isinstance(cap, int) and max_length is not None and cap >= max_length:
+        yield UsageError(
+            f"an answer of the suite '{name}' may have {cap:,} tokens, and prompt and answer "
+            f"together have at most {max_length:,}",
+            where=f"{place}.max_tokens",
+            hint="write 'max_tokens: model', which is what the prompt leaves, or a smaller "
+            "number; or raise max-model-len in the profile",
+        )
+
+
+def _argument_faults(
+    name: str, suite: Generation, model: ModelGeneration
+) -> Iterator[PrepareError]:
+    if not suite.chat_template_kwargs:
+        return
+    known = argument_names(model)
+    for argument in sorted(suite.chat_template_kwargs.keys() - known):
+        close = get_close_matches(argument, known, n=1)
+        meant = f"did you mean '{close[0]}'? " if close else ""
+        yield UsageError(
+            f"the chat template never reads the argument '{argument}'",
+            where=f"policy key suites.{name}.chat_template_kwargs.{argument}, or the same of "
+            f"'generation'; {model.where}",
+            hint=f"{meant}it reads: {', '.join(sorted(known)[:20]) or 'none'}",
+        )
+
+
+def _thoughts_unmentioned(names: list[str], model: ModelGeneration) -> UsageError:
+    switch = find_switch(model)
+    lines = ["'generation: {thinking: remove, max_tokens: model}' to score the answers after them"]
+    if switch is not None:
+        lines.append(
+            f"'generation: {{chat_template_kwargs: {{{switch}: false}}}}' to turn them off"
+        )
+    return UsageError(
+        "the model thinks before it answers, and the policy does not say what becomes of its "
+        f"thoughts in: {', '.join(names)}",
+        where=f"policy keys generation.thinking and generation.chat_template_kwargs; {model.where}",
+        hint=f"write one of these lines into the policy: {'; or '.join(lines)}",
+    )

@@ -1,0 +1,92 @@
+"""Tool calls without BFCL's package: keys, numbers of cases, arithmetic. The rest is end to end."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.suites.bfcl import CATEGORIES, evaluate_arithmetic, read_category, right_calls
+from eval_gates.suites.generated_text import GeneratedText, ToolCall
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.tools import Category, Tools, ToolsSuite, ToolsTask, calls_in
+from pipeline.core.errors import EvaluationDataError
+
+MARGINS: dict[Any, Any] = {"fp8": 0.03}
+NUMBERS = st.integers(-1_000, 1_000)
+
+
+def test_every_category_can_be_named() -> None:
+    assert get_args(Category) == tuple(CATEGORIES)
+
+
+def test_the_number_of_cases_is_known_before_they_are_read() -> None:
+    packages = QuestionSource(kind="packages", environment="e")
+    every, few = (
+        ToolsSuite(margins=MARGINS, categories=names) for names in ([], ["simple_java", "multiple"])
+    )
+    assert Tools().count(every, packages, None) == 3_641
+    assert Tools().count(few, packages, None) == 300
+
+
+def test_live_cases_share_their_functions() -> None:
+    assert Tools().known_cluster(ToolsTask()) == "functions"
+    assert Tools().known_cluster(ToolsTask(categories=["live_simple"])) == "functions"
+    assert Tools().known_cluster(ToolsTask(categories=["multiple"])) is None
+
+
+def test_a_category_counts_once() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        ToolsTask(categories=["multiple", "multiple"])
+
+
+def test_an_absent_package_is_named() -> None:
+    with pytest.raises(EvaluationDataError) as caught:
+        read_category("multiple")
+    assert "bfcl-eval" in str(caught.value.where)
+
+
+def test_calls_by_the_servers_parser() -> None:
+    def read(*calls: ToolCall) -> Any:
+        return calls_in(GeneratedText("text", tool_calls=calls), "multiple", "server")
+
+    assert read(ToolCall("f", '{"a": 1}'), ToolCall("g", "")) == [{"f": {"a": 1}}, {"g": {}}]
+    assert read() is None
+    assert read(ToolCall("f", '{"a": 1')) is None
+    assert read(ToolCall("f", "[" * 100_000)) is None
+
+
+def test_right_calls_have_the_first_values_and_leave_out_what_may_be() -> None:
+    truth = [
+        {"f": {"a": [1, 2], "b": ["", 3], "c": [""], "d": [{"e": [4], "g": 5}], "h": [[6, 7]]}}
+    ]
+    assert right_calls(truth) == [{"f": {"a": 1, "b": 3, "d": {"e": 4, "g": 5}, "h": [6, 7]}}]
+
+
+@given(left=NUMBERS, right=NUMBERS, sign=st.sampled_from("+-*"))
+def test_arithmetic(left: int, right: int, sign: str) -> None:
+    expression = f"{left} {sign} {right}"
+    assert evaluate_arithmetic(expression) == eval(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "print(1) + 1",
+        "a + 1",
+        "().__class__ + 1",
+        "'a' * 1000000000",
+        "9 ** 9 ** 9",
+        "(64 ** 64) ** 64",
+        "1 << 1000000000",
+        "[1] + [2]",
+        "f'{print(1)}' + 'a'",
+        "'%d' % 1",
+        "(lambda: 1)() + 1",
+    ],
+)
+def test_whatever_is_not_arithmetic_is_refused(expression: str) -> None:
+    with pytest.raises(ValueError, match="arithmetic"):
+        evaluate_arithmetic(expression)

@@ -1,0 +1,189 @@
+"""Settings of generated answers that the model decides, and what it cannot do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.core.errors import CheckpointError, UsageError
+from pipeline.inspection.chat_template import ModelGeneration
+from pipeline.plan.generation_settings import (
+    form_notes,
+    generation_faults,
+    resolve_generation,
+)
+from recipes.catalog import load_policy, policy_names
+from recipes.policy import Policy
+
+MARGINS = {"fp8": 0.05}
+BASE = ModelGeneration("x")
+TEMPLATE = ModelGeneration("x", "{% for m in messages %}{{ m.content }}{% endfor %}")
+THINKS = ModelGeneration(
+    "x",
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}",
+    sampling={"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20},
+)
+
+
+def policy(**forms: str) -> Policy:
+    suites: dict[str, Any] = {
+        name: {"kind": "humaneval", "margins": MARGINS, "prompt_format": form}
+        for name, form in forms.items()
+    }
+    suites["facts"] = {"kind": "mmlu", "margins": MARGINS}
+    return Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+
+
+@pytest.mark.parametrize(("has_template", "auto"), [(True, "chat"), (False, "completion")])
+def test_auto_is_settled_and_the_rest_stays(has_template: bool, auto: str) -> None:
+    settled = resolve_generation(
+        policy(a="auto", b="completion", c="chat"), TEMPLATE if has_template else BASE
+    )
+    forms = {name: suite.prompt_format for name, suite in settled.suites.items()}
+    assert forms == {"a": auto, "b": "completion", "c": "chat", "facts": "letter"}
+
+
+def test_a_task_of_lm_eval_is_asked_as_the_model_is_used() -> None:
+    """Without a word of the policy, too: GSM8K as completion shows little of a chat model."""
+    suite = {"kind": "lm_eval", "task": "gsm8k", "margins": MARGINS}
+    asked = Policy.model_validate({"name": "p", "summary": "s", "suites": {"sums": suite}})
+    for model, form in ((TEMPLATE, "chat"), (BASE, "completion")):
+        assert resolve_generation(asked, model).suites["sums"].prompt_format == form
+    (note,) = form_notes(asked, BASE)
+    assert "sums" in note
+
+
+def test_who_insists_on_chat_is_refused_without_a_template() -> None:
+    asked = policy(a="auto", b="completion", c="chat", d="chat")
+    assert generation_faults(asked, TEMPLATE) == []
+    faults = generation_faults(asked, BASE)
+    assert [fault.where for fault in faults] == [
+        "policy key suites.c.prompt_format; x",
+        "policy key suites.d.prompt_format; x",
+    ]
+    assert all(isinstance(fault, UsageError) for fault in faults)
+
+
+def test_another_form_than_usual_is_said() -> None:
+    (note,) = form_notes(policy(a="auto", b="completion"), BASE)
+    assert "a asked in the completion format" in note
+    assert list(form_notes(policy(a="auto"), TEMPLATE)) == []
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_the_carried_policies_take_a_base_model(name: str) -> None:
+    assert generation_faults(load_policy(name), BASE) == []
+
+
+def written(model: ModelGeneration = THINKS, length: int | None = None, **generation: Any) -> Any:
+    """Settle a policy with this block; return its suite, or the errors."""
+    suites = {
+        "code": {"kind": "humaneval", "margins": MARGINS},
+        "facts": {"kind": "mmlu", "margins": MARGINS},
+        "texts": {"kind": "rouge", "margins": MARGINS, "max_tokens": 99},
+    }
+    asked = Policy.model_validate(
+        {"name": "p", "summary": "s", "generation": generation, "suites": suites}
+    )
+    faults = generation_faults(asked, model, length)
+    return faults or resolve_generation(asked, model).suites
+
+
+def test_the_block_fills_what_a_suite_does_not_set() -> None:
+    suites = written(TEMPLATE, max_tokens=700)
+    assert (suites["code"].max_tokens, suites["texts"].max_tokens) == (700, 99)
+    assert not hasattr(suites["facts"], "max_tokens")
+
+
+def test_a_written_policy_is_read_back_as_it_is() -> None:
+    asked = Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "generation": {"max_tokens": 700, "thinking": "remove"},
+            "suites": {"code": {"kind": "humaneval", "margins": MARGINS, "thinking": None}},
+        }
+    )
+    settled = resolve_generation(asked, THINKS)
+    for found in (asked, settled):
+        assert Policy.model_validate(found.model_dump(mode="json")) == found
+    assert asked.suites["code"].thinking is None  # type: ignore[attr-defined]
+
+
+def test_a_model_that_thinks_is_refused_with_the_lines_to_write() -> None:
+    (fault,) = written()
+    assert "code, texts" in fault.message
+    assert "generation.thinking" in fault.where
+    lines = [part for part in fault.hint.split("'") if part.startswith("generation:")]
+    assert len(lines) == 2
+    for line in lines:  # each of them is enough
+        assert isinstance(written(**yaml.safe_load(line)["generation"]), dict)
+
+
+def test_thoughts_that_are_turned_on_are_to_be_removed() -> None:
+    (fault,) = written(chat_template_kwargs={"enable_thinking": True})
+    assert "code, texts" in fault.message
+
+
+@pytest.mark.parametrize(("said", "keep"), [("remove", False), ("keep", True)])
+def test_the_models_marks_of_thoughts(said: str, keep: bool) -> None:
+    markers = written(thinking=said)["code"].thinking
+    assert (markers.start, markers.end, markers.keep) == ("<think>", "</think>", keep)
+
+
+def test_marks_that_nobody_knows() -> None:
+    first, _ = written(TEMPLATE, thinking="remove")
+    assert first.where.startswith("policy key suites.code.thinking")
+    own = {"start": "[a]", "end": "[b]"}
+    assert written(TEMPLATE, thinking=own)["code"].thinking.start == "[a]"
+
+
+def test_the_models_own_sampling() -> None:
+    found = written(thinking="remove", sampling="model", samples=4)["code"].sampling
+    assert found.model_dump() == {
+        **{"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+        **{"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({}, "nothing"),
+        ({"do_sample": False, "temperature": 0.6}, "greedy"),
+        ({"temperature": 0}, "greedy"),
+        ({"temperature": "hot"}, "'temperature'"),
+        ({"top_p": 7}, "'top_p'"),
+        ({"temperature": 10**400}, "'temperature'"),
+    ],
+)
+def test_a_model_without_sampling(said: dict[str, Any], why: str) -> None:
+    model = ModelGeneration("x", TEMPLATE.template, sampling=said)
+    first, _ = written(model, sampling="model")
+    assert why in first.message
+    assert first.where.startswith("policy key suites.code.sampling")
+
+
+def test_an_argument_that_the_template_never_reads() -> None:
+    first, *_ = written(thinking="remove", chat_template_kwargs={"enable_thinkin": False})
+    assert "'enable_thinkin'" in first.message
+    assert "suites.code.chat_template_kwargs.enable_thinkin" in first.where
+    assert "did you mean 'enable_thinking'?" in first.hint
+    (_, _) = written(thinking="remove", chat_template_kwargs={"messages": "x"})
+
+
+def test_a_cap_beyond_the_models_length() -> None:
+    first, *others = written(TEMPLATE, 512, max_tokens=512)
+    assert others == []
+    assert first.where == "policy key suites.code.max_tokens"
+    assert "max_tokens: model" in first.hint
+    assert isinstance(written(TEMPLATE, 512, max_tokens="model"), dict)
+
+
+def test_a_template_that_cannot_be_rendered_is_told_once() -> None:
+    broken = ModelGeneration("x", "{{ raise_exception('no') }}</think>")
+    (fault,) = written(broken)
+    assert isinstance(fault, CheckpointError)
