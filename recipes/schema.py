@@ -41,6 +41,12 @@ class Recipe(ConfigModel):
         le=100,
         description="minimum of an NVIDIA GPU with native kernels, such as 8.9 for FP8",
     )
+    maximum_compute_capability: float | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="maximum of an NVIDIA GPU with kernels, such as 9.0 for INT8 activations",
+    )
     architectures: list[str] = Field(
         default=[],
         description="supported ones: names or shell patterns of config.json's key "
@@ -60,6 +66,15 @@ class Recipe(ConfigModel):
         exclude=True,
         description="name or path of a recipe that this one changes; merged in when it is loaded",
     )
+
+    def lacks_kernels_on(self, compute_capability: float) -> str:
+        """Return why a GPU cannot serve such weights; empty if it can."""
+        least, most = self.minimum_compute_capability, self.maximum_compute_capability
+        if least is not None and compute_capability < least:
+            return f"needs a GPU of compute capability {least}"
+        if most is not None and compute_capability > most:
+            return f"has kernels up to compute capability {most} only"
+        return ""
 
     def suits(self, architecture: str) -> bool:
         if any(fnmatchcase(architecture, word) for word in self.unsupported_architectures):

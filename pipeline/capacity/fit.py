@@ -157,11 +157,9 @@ class GpuPool:
         if candidate.undivided:
             widths = ", ".join(map(str, candidate.undivided))
             return "recipe", f"no group size of the recipe divides layers of {widths} columns"
-        needed = recipe.minimum_compute_capability
-        if needed is not None and self.gpu.compute_capability < needed:
+        if lack := recipe.lacks_kernels_on(self.gpu.compute_capability):
             return "hardware", (
-                f"{recipe.name} needs compute capability {needed}, "
-                f"{self.gpu.name} has {self.gpu.compute_capability}"
+                f"{recipe.name} {lack}, {self.gpu.name} has {self.gpu.compute_capability}"
             )
         if reason := candidate.shards.obstacle(tensor_parallel):
             return "split", reason

@@ -231,8 +231,11 @@ def larger_gpu(fit: FitResult, candidate: ShardedVariant, site: GpuPool) -> str:
 
 def capable_gpus(candidate: ShardedVariant) -> str:
     """Suggest GPU types for the recipe."""
-    needed = candidate.recipe.minimum_compute_capability or 0.0
-    names = [n for n in catalog.gpu_names() if catalog.load_gpu(n).compute_capability >= needed]
+    names = [
+        name
+        for name in catalog.gpu_names()
+        if not candidate.recipe.lacks_kernels_on(catalog.load_gpu(name).compute_capability)
+    ]
     return f"a GPU such as {', '.join(names)}" if names else ""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from pipeline.checkpoint import gguf
+from pipeline.checkpoint.library_models import LIBRARY_MODELS
 from pipeline.checkpoint.reference import CheckpointReference, Kind, parse_reference
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.weight_files import (
@@ -263,6 +264,14 @@ def is_marked_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
     )
 
 
+def needs_own_code(config: dict[str, Any]) -> bool:
+    """Return whether the model runs Python code of the checkpoint: the libraries do not have it."""
+    names = config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    model = (str(config.get("model_type")), str(first))
+    return bool(config.get(CODE_KEY)) and model not in LIBRARY_MODELS
+
+
 def context_length(config: dict[str, Any]) -> int | None:
     """Return the model's tokens of context; None if config.json lacks it."""
     for level in _levels(config):
@@ -284,7 +293,9 @@ def _check_context_length(config: dict[str, Any], path: Path) -> int:
 
 def _needs_remote_code(config: dict[str, Any], path: Path) -> bool:
     tokenizer = path / "tokenizer_config.json"
-    return CODE_KEY in config or (tokenizer.exists() and CODE_KEY in read_json(tokenizer))
+    return needs_own_code(config) or (
+        tokenizer.exists() and bool(read_json(tokenizer).get(CODE_KEY))
+    )
 
 
 def _check_inside(file: Path, folder: Path, kind: Kind) -> None:

@@ -64,15 +64,14 @@ def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError
 def find_gpu_fault(
     recipe: Recipe, profile: ServingProfile, machine: Machine
 ) -> PrepareError | None:
-    """Refuse a GPU without the recipe's number format, such as FP8 below capability 8.9."""
-    needed = recipe.minimum_compute_capability
+    """Refuse a GPU without the recipe's kernels, such as FP8 below capability 8.9."""
     found = machine.compute_capability if profile.accelerator == "cuda" else None
-    if needed is None or found is None or found >= needed:
+    if found is None or not (lack := recipe.lacks_kernels_on(found)):
         return None
     return UsageError(
-        f"'{recipe.name}' needs a GPU of compute capability {needed}, this one has {found}",
+        f"'{recipe.name}' {lack}, this one has {found}",
         where=f"--recipe {recipe.name}",
-        hint="leave the recipe out, or run on a newer GPU",
+        hint="leave the recipe out, or run on another GPU",
     )
 
 

@@ -18,7 +18,7 @@ from pipeline.capacity.stage_resources import (
     stage_needs,
 )
 from pipeline.checkpoint import unsupported
-from pipeline.checkpoint.folder import CODE_KEY
+from pipeline.checkpoint.folder import needs_own_code
 from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.inspection import CheckpointInspection, inspect
@@ -168,7 +168,7 @@ class PreflightInput:
         yield unsupported.architecture_error(self.architecture, where)
         if source.quantized:
             yield unsupported.quantized_error(where, source.names)
-        if CODE_KEY in source.config and not self.trust_remote_code:
+        if needs_own_code(source.config) and not self.trust_remote_code:
             yield unsupported.own_code_error(where)
 
     def _find_gpu_memory_faults(self) -> Iterator[PrepareError]:

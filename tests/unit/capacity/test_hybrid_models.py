@@ -79,3 +79,14 @@ def test_the_index_of_sparse_attention_takes_memory() -> None:
         for more in ({}, {"index_head_dim": 128})
     ]
     assert tokens[1] - tokens[0] == 61 * (128 + 4)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fits"), [("h100", True), ("b200", False), ("rtx-pro-6000", False)]
+)
+def test_int8_has_no_kernels_on_blackwell(gpu: str, fits: bool) -> None:
+    int8 = catalog.load_recipe("int8-w8a8")
+    plan = capacity_plan(inspected(LLAMA_3_8B), [int8], catalog.load_gpu(gpu), 1, profile=None)
+    [found] = [each for each in plan.fits if each.variant == "int8-w8a8"]
+    assert found.fits == fits
+    assert fits or ("9.0 only" in found.reason and "h100" in found.hint)

@@ -52,7 +52,9 @@ class TestCheckpoint:
         assert checkpoints.located(checkpoints.choices()).architecture == architecture
 
     def test_code_of_its_own_only_when_allowed(self, checkpoints: Checkpoints) -> None:
-        checkpoints.write(auto_map={"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"})
+        checkpoints.write(
+            model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
+        )
         error = checkpoints.fault()
         assert "its own Python code" in error.message
         assert "--trust-remote-code" in error.hint

@@ -136,7 +136,8 @@ class TestCheckpoint:
         assert fault.where == "org/name/hf_quant_config.json"
 
     def test_code_that_nobody_trusts(self) -> None:
-        found = preflight(LLAMA_3_8B | {"auto_map": {"AutoModel": "modeling_own.Own"}})
+        own = {"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}
+        found = preflight(LLAMA_3_8B | own)
         (fault,) = found.faults()
         assert "its own Python code" in fault.message
         assert "--trust-remote-code" in fault.hint

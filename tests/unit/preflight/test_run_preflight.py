@@ -105,7 +105,8 @@ def test_what_the_checkpoint_says_of_itself_is_told_before_it_is_hashed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine_of(monkeypatch)
-    name = checkpoint(tmp_path / "model", auto_map={"AutoModel": "modeling_own.Own"})
+    own = {"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}
+    name = checkpoint(tmp_path / "model", **own)
     (tmp_path / "model" / "hf_quant_config.json").write_text("{}")
     report = run_model(request(name), settings, Listener())
     assert report.error is not None
