@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from artifacts.number_format import format_percent, format_points
 
 if TYPE_CHECKING:
+    from artifacts.run_record import VariantReport
+    from eval_gates.cost import CostReport, CostSide
     from eval_gates.gate_report import GateReport, Tier, Verdict
     from eval_gates.speed.load_run import Side
     from eval_gates.speed.report import SpeedGateReport
@@ -27,7 +29,7 @@ class GateRow:
     candidate: str  # as the baseline
     unit: str  # of both
     difference: str  # in points, or the ratio
-    bound: str  # one-sided lower bound, in points, or of the ratio; '' where there is none
+    bound: str  # one-sided, in points, or of the ratio; '' where there is none
     compared: str  # what the bound is of, where that is not the difference
     threshold: str  # what the bound must lie above, in points in full; '' for a speed gate
     margin: str  # the policy's
@@ -35,17 +37,23 @@ class GateRow:
     recovery: str  # candidate over baseline; '' over zero
     verdict: Verdict
     reason: str
+    is_upper: bool = False  # whether the bound is from above, as that of a cost
+
+    @property
+    def sign(self) -> str:
+        return "<" if self.is_upper else ">"
 
     @property
     def unusual_tier(self) -> str:
         return "" if self.tier == "critical" else f", {self.tier}"
 
     def describe_bound(self, lower: str) -> str:
-        """Describe the bound of the difference, preceded by `lower`."""
+        """Describe the bound of the difference; a lower one is preceded by `lower`."""
         if self.is_recovery:
             return f"{self.recovery or 'nothing'} recovered, margin {self.margin}"
         asked = f"margin {self.threshold}" if self.threshold else self.margin
-        return f"{lower}{self.bound}, {asked}" if self.bound else asked
+        before = "< " if self.is_upper else lower
+        return f"{before}{self.bound}, {asked}" if self.bound else asked
 
 
 def gate_row(gate: GateReport, places: int = 2) -> GateRow:
@@ -100,6 +108,44 @@ def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:
         recovery=format_percent(speed.estimate, 1, nothing="") if is_ratio else "",
         verdict=speed.verdict,
         reason="; ".join(filter(None, (f"{speed.reason} ({speed.description})", speed.note))),
+    )
+
+
+def claim_rows(variant: VariantReport, places: int = 2) -> list[GateRow]:
+    """Return the rows of a variant's gates on speed and on tokens per solved task."""
+    return [
+        *(speed_row(speed, places) for speed in variant.speed),
+        *(cost_row(cost, places) for cost in variant.cost),
+    ]
+
+
+def cost_row(cost: CostReport, places: int = 2) -> GateRow:
+    """Return the row of tokens per solved task: the ratio, with its upper bound."""
+
+    def shown(value: float | None) -> str:
+        return f"x {value:.{places + 1}f}" if value is not None else "-"
+
+    def tokens(side: CostSide) -> str:
+        found = side.tokens_per_solved_task
+        return "-" if found is None else f"{found:,.{places - 1}f}"
+
+    return GateRow(
+        what=cost.name,
+        tier=cost.tier,
+        counted=f"{cost.n:,}",
+        baseline=tokens(cost.baseline),
+        candidate=tokens(cost.candidate),
+        unit=" tokens/task",
+        difference=shown(cost.ratio),
+        bound=shown(cost.upper) if cost.upper is not None else "",
+        compared="",
+        threshold="",
+        margin=f"at most {cost.max_ratio:g}",
+        is_recovery=False,
+        recovery="",
+        verdict=cost.verdict,
+        reason=cost.reason,
+        is_upper=True,
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from artifacts.recorded_command import RecordedCommand, RunKind, read_command
 from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
+from eval_gates.cost import CostReport
 from eval_gates.gate_report import GateReport, Verdict
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.report import SpeedGateReport
@@ -48,6 +49,9 @@ class VariantReport(Record):
     speed: list[SpeedGateReport] = Field(
         [], fail_fast=True, description="of the policy's speed gates"
     )
+    cost: list[CostReport] = Field(
+        [], fail_fast=True, description="of the policy's gate on tokens per solved task"
+    )
     spec_decode: dict[str, SpecDecodeStats] = Field(
         {},
         description="what speculative decoding drafted and had accepted, by suite; "
@@ -59,6 +63,11 @@ class VariantReport(Record):
         description="which of weights and KV cache costs what, where it was asked for; no verdict "
         "depends on it",
     )
+
+    @property
+    def claims(self) -> tuple[SpeedGateReport | CostReport, ...]:
+        """All gates but those of the suites' scores."""
+        return (*self.speed, *self.cost)
 
 
 def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:

@@ -11,7 +11,7 @@ DECIDES = ("tier", "test", "about")
 
 
 def claim_of(policy: Policy, family: str) -> dict[str, Any]:
-    """Return the error rate with its scope, and each critical suite's test settings.
+    """Return the error rate with its scope, and each critical gate's test settings.
 
     Only a fixed test includes the maximum number of questions; a sequential gate can continue. The
     expected flips fix its planned bet in advance.
@@ -27,4 +27,12 @@ def claim_of(policy: Policy, family: str) -> dict[str, Any]:
             for key, value in settings.items()
             if key not in OF_THE_TEST or key in (*DECIDES, *plans)
         } | {"margin": settings["margins"].get(family)}
-    return {"alpha": policy.alpha, "attempts": policy.attempts, "suites": suites}
+    criteria: dict[str, Any] = {
+        "alpha": policy.alpha,
+        "attempts": policy.attempts,
+        "suites": suites,
+    }
+    cost = policy.cost
+    if cost is not None and cost.tier == "critical":
+        criteria["cost"] = {"suites": cost.suites, "max_ratio": cost.ratio_of(family)}
+    return criteria

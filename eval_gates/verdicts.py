@@ -7,6 +7,7 @@ from typing import Any
 
 from eval_gates.chance_baselines import UNRELATED, check_sensitivities, unrelated_p_value
 from eval_gates.clusters import group_by_cluster, means
+from eval_gates.cost import CostReport
 from eval_gates.gate_report import (
     ChanceBaseline,
     EProcessPoint,
@@ -191,6 +192,7 @@ def blocks(verdict: Verdict, tier: Tier) -> bool:
 def overall(
     gates: Sequence[GateReport],
     speed: Sequence[SpeedGateReport] = (),
+    cost: Sequence[CostReport] = (),
 ) -> tuple[Verdict, str, float]:
     """Return the variant's verdict, its reason, and its p-value; ValueError without gates.
 
@@ -199,16 +201,16 @@ def overall(
     """
     if not gates:
         raise ValueError("no gates: nothing was shown")
+    claims: list[SpeedGateReport | CostReport] = [*speed, *cost]
     judged: list[tuple[str, Tier, Verdict]] = [(g.suite, g.tier, g.verdict) for g in gates]
-    judged += [(each.name, each.tier, each.verdict) for each in speed]
+    judged += [(each.name, each.tier, each.verdict) for each in claims]
     blocking = [(name, verdict) for name, tier, verdict in judged if blocks(verdict, tier)]
     failed = [name for name, verdict in blocking if verdict == "fail"]
     undecided = [name for name, verdict in blocking if verdict == "undecided"]
     critical = {g.suite: g.p_value for g in gates if g.tier == "critical"}
-    # Performance alone shows nothing: a critical suite must have passed.
-    claims = [each for each in speed if each.tier == "critical"]
-    fast = {each.name: each.p_value for each in claims if critical}
-    p_value = largest_p_value({**critical, **fast} or {"": 1.0})
+    # Speed and cost alone show nothing: a critical suite must have passed.
+    further = {each.name: each.p_value for each in claims if each.tier == "critical" and critical}
+    p_value = largest_p_value({**critical, **further} or {"": 1.0})
     if failed:
         return "fail", f"{', '.join(failed)} failed", p_value
     if undecided:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pipeline.core.plugins import SUITES, load_class
 from recipes.alias_names import RULE, can_be_alias
 from recipes.config_model import ConfigModel, Name, Tier
+from recipes.cost import CostGate
 from recipes.generation import Generation
 from recipes.of_kind import OfKind
 from recipes.schema import Family
@@ -199,6 +200,7 @@ RESERVED_SUITE_NAMES = (
     "coherence",
     "judge",
     "speed",
+    "cost",
 )
 
 
@@ -226,6 +228,9 @@ class Policy(ConfigModel):
     speed: SpeedPolicy | None = Field(
         None, description="gates on throughput and latency that have an error rate"
     )
+    cost: CostGate | None = Field(
+        None, description="gate on tokens per solved task, which has an error rate"
+    )
     promotion: PromotionRule = PromotionRule()
 
     def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
@@ -250,9 +255,27 @@ class Policy(ConfigModel):
     @classmethod
     def _names_are_free(cls, suites: dict[str, AnySuite]) -> dict[str, AnySuite]:
         for name in suites:
-            if name in RESERVED_SUITE_NAMES or name.startswith("speed."):
+            if name in RESERVED_SUITE_NAMES or name.startswith(("speed.", "cost.")):
                 raise ValueError(f"'{name}' cannot name a suite: a stage or gate has this name")
         return suites
+
+    @model_validator(mode="after")
+    def _costs_are_of_complete_answers(self) -> Policy:
+        for name in self.cost.suites if self.cost is not None else ():
+            suite = self.suites.get(name)
+            if suite is None:
+                raise ValueError(f"cost.suites: the policy has no suite '{name}'")
+            if not isinstance(suite, Generation):
+                raise ValueError(
+                    f"cost.suites: '{name}' generates no answers (kind: {suite.kind}), so it has "
+                    "no tokens to count; name a suite such as gsm8k"
+                )
+            if suite.test != "fixed":
+                raise ValueError(
+                    f"cost.suites: '{name}' has 'test: {suite.test}', which ends when its own "
+                    f"gate is decided; write 'test: fixed' to suites.{name}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _something_must_pass(self) -> Policy:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from artifacts.run_record import RunReport, VariantReport
+from eval_gates.cost import CostReport
 from eval_gates.gate_report import GateReport
 from eval_gates.speed.report import SpeedGateReport
 from eval_gates.verdicts import blocks
@@ -63,6 +64,7 @@ def cases_of(variant: VariantReport) -> list[Case]:
     """
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
     cases += [speed_case(variant.recipe, speed) for speed in variant.speed]
+    cases += [cost_case(variant.recipe, cost) for cost in variant.cost]
     is_explained = any(case.blocks and case.outcome == variant.verdict for case in cases)
     if is_explained or (variant.verdict == "pass" and cases):
         return cases
@@ -131,6 +133,32 @@ def speed_case(variant: str, speed: SpeedGateReport) -> Case:
                 "p_value": speed.p_value,
                 "alpha": speed.alpha,
                 "note": speed.note,
+            }
+        ),
+    )
+
+
+def cost_case(variant: str, cost: CostReport) -> Case:
+    """Return the case of the gate on tokens per solved task."""
+    return Case(
+        variant,
+        cost.name,
+        cost.verdict,
+        blocks(cost.verdict, cost.tier),
+        cost.reason,
+        cost.tier,
+        facts=as_text(
+            {
+                "tier": cost.tier,
+                "metric": "tokens per solved task, ratio",
+                "measured": cost.ratio,
+                "bound": cost.upper,
+                "lower_bound": cost.lower,
+                "threshold": cost.max_ratio,
+                "n": cost.n,
+                "p_value": cost.p_value,
+                "alpha": cost.alpha,
+                "method": cost.method,
             }
         ),
     )

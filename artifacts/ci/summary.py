@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from artifacts.ci.case import Case, cases_of_run, show_tier
-from artifacts.gate_row import GateRow, gate_row, speed_row
+from artifacts.gate_row import GateRow, claim_rows, gate_row
 from artifacts.run_outcome import (
     attribution_lines,
     describe_weights,
@@ -84,14 +84,13 @@ def table(report: RunReport) -> Iterator[str]:
     if not report.variants:
         return
     suites = list(dict.fromkeys(gate.suite for v in report.variants for gate in v.gates))
-    columns = [*suites, *dict.fromkeys(each.name for v in report.variants for each in v.speed)]
+    claims = [row.what for v in report.variants for row in claim_rows(v, 1)]
+    columns = [*suites, *dict.fromkeys(claims)]
     yield "\n" + row(["variant", "verdict", "weights", *map(markdown, columns)])
     yield row(["---"] * (3 + len(columns)))
     for variant in report.variants:
         cells = {gate.suite: gate_cell(gate) for gate in variant.gates}
-        for speed in variant.speed:
-            speed_of = speed_row(speed, 1)
-            cells[speed.name] = cell(speed_of, speed_of.difference)
+        cells |= {each.what: cell(each, each.difference) for each in claim_rows(variant, 1)}
         yield row(
             [
                 markdown(variant.recipe),

@@ -178,7 +178,7 @@ def find_count_mismatches(verdict: BundleVerdict) -> list[str]:
         f"{VERDICT} has gates of '{variant.recipe}', and names no stage 'judge' for it"
         for variant in verdict.variants
         if variant.recipe not in verdict.judges
-        and (variant.p_value is not None or variant.gates or variant.speed)
+        and (variant.p_value is not None or variant.gates or variant.speed or variant.cost)
     ]
     return found
 

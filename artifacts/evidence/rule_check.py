@@ -17,7 +17,7 @@ from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import StartSpread
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JudgeParameters
+from pipeline.stages.judge import JudgeParameters, cost_rules_of
 from pipeline.stages.speed import ROLE, SPEED
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedGate
@@ -79,6 +79,7 @@ def find_rule_mismatches(
                 yield f"{role}: asked by another rule than it is judged by"
         wanted = gate_rule_of(suite, judge.family, level)
         yield from _differing(role, gate.model_dump(), wanted.model_dump())
+    yield from find_other_costs(judge, records)
     claims = {ROLE + claim.name: claim for claim in policy.claims_on(judge.accelerator)}
     own = policy.speed.workloads if policy.speed is not None else {}
     measured = {role: each for role, each in records.items() if each.stage == SPEED.name}
@@ -91,6 +92,24 @@ def find_rule_mismatches(
             if loaded.decided_by != told:
                 yield f"{role}: measured by another rule than it is judged by"
         yield from find_other_claim(role, told, claim, own, judge.profile, level)
+
+
+def find_other_costs(judge: JudgeParameters, records: Mapping[str, StageRecord]) -> Iterator[str]:
+    """Yield where a rule of the gate `cost` is not that of the policy and the suite's gate."""
+    named = judge.policy.cost.suites if judge.policy.cost is not None else ()
+    asked = {
+        name: EVALUATE.parameters_of(records[CANDIDATE + name])
+        for name in named
+        if CANDIDATE + name in records
+    }
+    wanted = cost_rules_of(judge.policy, judge.family, judge.gates, asked)
+    for name in wanted.keys() | judge.cost.keys():
+        told, rule = judge.cost.get(name), wanted.get(name)
+        yield from _differing(
+            f"cost.{name}",
+            told.model_dump() if told is not None else {},
+            rule.model_dump() if rule is not None else {},
+        )
 
 
 def find_served_otherwise(

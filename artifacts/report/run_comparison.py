@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from artifacts.gate_row import speed_row
+from artifacts.gate_row import claim_rows
 from artifacts.number_format import format_megabytes, format_percent, format_points
 from artifacts.report.figure import Figure, Table, UniqueIds, axis, colour, label, symbol
 from artifacts.report.provenance import run_facts, tuple_facts
@@ -74,12 +74,14 @@ def score_table(sides: Sides) -> Table:
 
 
 def speed_table(sides: Sides) -> Table:
-    """Return every speed gate with its bound, against the same run's baseline."""
+    """Return every gate on speed and cost with its bound, against the same run's baseline."""
     rows = []
     for recipe, both in variants_of(sides).items():
-        found = [{each.name: each for each in variant.speed} if variant else {} for variant in both]
+        found = [
+            {row.what: row for row in claim_rows(variant)} if variant else {} for variant in both
+        ]
         for name in dict.fromkeys((*found[0], *found[1])):
-            claims = [speed_row(of[name]) if name in of else None for of in found]
+            claims = [of.get(name) for of in found]
             rows.append(
                 (
                     f"{recipe}, {name}",

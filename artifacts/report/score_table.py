@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifacts.gate_row import GateRow, gate_row, speed_row
+from artifacts.gate_row import GateRow, claim_rows, gate_row
 from artifacts.number_format import format_megabytes, format_percent
 from artifacts.report.attribution import attribution_table
 from artifacts.report.figure import Table
@@ -58,8 +58,7 @@ def describe_collected(evidence: RunEvidence, recipe: str) -> list[str]:
 
 
 def _part(variant: VariantReport, evidence: RunEvidence) -> VariantSection:
-    rows = [gate_row(gate) for gate in variant.gates]
-    rows += [speed_row(speed) for speed in variant.speed]
+    rows = [*(gate_row(gate) for gate in variant.gates), *claim_rows(variant)]
     reason, _, rest = variant.reason.partition("\n")
     return VariantSection(
         recipe=variant.recipe,

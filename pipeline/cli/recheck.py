@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artifacts.gate_row import gate_row, speed_row
+from artifacts.gate_row import GateRow, claim_rows, gate_row
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     EvalDataOption,
@@ -28,7 +28,6 @@ from pipeline.core.errors import from_dict
 if TYPE_CHECKING:
     from artifacts.run_record import VariantReport
     from eval_gates.gate_report import GateReport
-    from eval_gates.speed.report import SpeedGateReport
     from pipeline.run.recheck import RecheckOutcome
 
 
@@ -140,9 +139,8 @@ def gate_rows(then: VariantReport, now: VariantReport) -> list[list[str]]:
     names = list(dict.fromkeys(gate.suite for gate in (*then.gates, *now.gates)))
     before, after = ({g.suite: g for g in report.gates} for report in (then, now))
     rows = [[name, *gate_cells(before.get(name)), *gate_cells(after.get(name))] for name in names]
-    claims = list(dict.fromkeys(each.name for each in (*then.speed, *now.speed)))
-    fast, today = ({each.name: each for each in report.speed} for report in (then, now))
-    rows += [[n, *speed_cells(fast.get(n)), *speed_cells(today.get(n))] for n in claims]
+    fast, today = ({row.what: row for row in claim_rows(each, 1)} for each in (then, now))
+    rows += [[n, *claim_cells(fast.get(n)), *claim_cells(today.get(n))] for n in fast | today]
     return [*rows, ["all", "", then.verdict, "", now.verdict]]
 
 
@@ -155,12 +153,11 @@ def gate_cells(gate: GateReport | None) -> list[str]:
     return [f"{scores} ({row.difference}, n={gate.n})", row.verdict]
 
 
-def speed_cells(claim: SpeedGateReport | None) -> list[str]:
+def claim_cells(row: GateRow | None) -> list[str]:
     """Return the ratio or the share of rounds, with its bound, and the verdict."""
-    if claim is None:
+    if row is None:
         return ["not measured", "-"]
-    row = speed_row(claim, 1)
-    bound = f" (> {row.bound}, {row.counted})" if row.bound else ""
+    bound = f" ({row.sign} {row.bound}, {row.counted})" if row.bound else ""
     return [f"{row.difference}{bound}", row.verdict]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from artifacts.gate_row import GateRow, gate_row, speed_row
+from artifacts.gate_row import GateRow, claim_rows, gate_row
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import PrepareError, from_dict
 from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip, log_line
@@ -81,7 +81,7 @@ def print_run(report: RunReport, *, is_shown: bool = False) -> None:
         print_line(out, Text(title_of(report)))
     for variant in report.variants:
         print_reasons(out, variant)
-    last = [*floor_lines(report), *speed_lines(report)]
+    last = [*floor_lines(report), *speed_lines(report), *cost_lines(report)]
     last += [*serving_lines(report.options), *drafting_lines(report)]
     for line in [*last, *attribution_lines(report)]:
         print_line(out, Text(line))
@@ -143,9 +143,9 @@ def print_reasons(out: Console, variant: VariantReport) -> None:
     for gate in variant.gates:
         if gate.verdict != "pass" or gate.suspicious:
             print_line(out, Text(f"  {gate.suite}: {gate.reason}"))
-    for speed in variant.speed:
-        if speed.verdict != "pass":
-            print_line(out, Text(f"  {speed.name}: {speed.reason}"))
+    for claim in variant.claims:
+        if claim.verdict != "pass":
+            print_line(out, Text(f"  {claim.name}: {claim.reason}"))
 
 
 def floor_lines(report: RunReport) -> list[str]:
@@ -175,6 +175,18 @@ def speed_lines(report: RunReport) -> list[str]:
     return list(notes)
 
 
+def cost_lines(report: RunReport) -> list[str]:
+    """Return each variant's time of a solved task, where its throughput was measured."""
+    from eval_gates.cost import describe_time
+
+    return [
+        f"{variant.recipe}, {cost.name}: {describe_time(cost.time)}"
+        for variant in report.variants
+        for cost in variant.cost
+        if cost.time is not None and cost.verdict == "pass"
+    ]
+
+
 def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
     from rich.text import Text
@@ -183,8 +195,7 @@ def add_variant(table: Table, report: RunReport, variant: VariantReport) -> None
 
     size = describe_weights(report, variant)
     rows = [gate_cells(gate) for gate in variant.gates]
-    for speed in variant.speed:
-        claim = speed_row(speed, 1)
+    for claim in claim_rows(variant, 1):
         rows.append([f"{claim.what} ({claim.counted}){claim.unusual_tier}", *number_cells(claim)])
     if not rows:
         rows = [["-", "", "", "", variant.verdict]]

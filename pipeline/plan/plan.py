@@ -18,7 +18,7 @@ from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from pipeline.stages.attempts import Attempt
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeRuntime
+from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeRuntime, cost_rules_of
 from pipeline.stages.speed import ROLE, SPEED
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
@@ -198,6 +198,8 @@ class Plan:
             if repeat_role(suite) in self.baseline.stages:
                 inputs[f"again.{suite}"] = self.baseline.stages[repeat_role(suite)]
         inputs |= self.speed_stages(variant, find)
+        asked = {suite: EVALUATE.parameters_of(spec) for suite, spec in last.items()}
+        gates = {suite: each.rule for suite, each in asked.items() if each.rule is not None}
         return JUDGE.spec(
             variant.recipe.name,
             JudgeParameters(
@@ -205,17 +207,14 @@ class Plan:
                 recipe=variant.recipe.name,
                 attempt=self.attempt.without_run,
                 family=variant.recipe.family,
-                gates={
-                    suite: rule
-                    for suite, spec in last.items()
-                    if (rule := EVALUATE.parameters_of(spec).rule) is not None
-                },
+                gates=gates,
                 profile=self.profile,
                 speed={
                     role.removeprefix(ROLE): SPEED.parameters_of(spec).decided_by
                     for role, spec in variant.stages.items()
                     if spec.stage == SPEED.name
                 },
+                cost=cost_rules_of(self.policy, variant.recipe.family, gates, asked),
             ),
             inputs,
             JudgeRuntime(run=self.attempt.run),

@@ -303,7 +303,7 @@ def check_repository_name(name: str, registry: str) -> None:
 
 
 def check_margins(recipe: Recipe, policy: Policy) -> None:
-    """Raise UsageError unless the policy has a margin for this recipe on every suite."""
+    """Raise UsageError unless the policy has a margin for this recipe on every gate."""
     if recipe.family == "baseline":
         raise UsageError(
             f"'{recipe.name}' changes nothing, so there is nothing to promote",
@@ -318,3 +318,9 @@ def check_margins(recipe: Recipe, policy: Policy) -> None:
                 hint=f"add '{recipe.family}: 0.02' (points) or "
                 f"'{recipe.family}: {{recovery: 0.98}}' there",
             )
+    if policy.cost is not None and policy.cost.ratio_of(recipe.family) is None:
+        raise UsageError(
+            f"the policy '{policy.name}' has no ratio of costs for {recipe.family} recipes",
+            where="policy key cost.max_ratio",
+            hint=f"add '{recipe.family}: 1.1' there",
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from eval_gates.cost import judge_cost
 from eval_gates.spec_decode_stats import SpecDecodeStats
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateReport, decide_speed_gate
@@ -57,7 +58,11 @@ def judge_evidence(
         for name, suite in policy.suites.items()
     ]
     speed = speed_of(parameters, roles, record, loads)
-    verdict, reason, p_value = overall(gates, speed)
+    cost = [
+        judge_cost(name, rule, answers(f"baseline.{name}"), answers(f"candidate.{name}"), speed)
+        for name, rule in parameters.cost.items()
+    ]
+    verdict, reason, p_value = overall(gates, speed, cost)
     attempt = parameters.attempt
     return JudgeResult(
         verdict=verdict,
@@ -66,6 +71,7 @@ def judge_evidence(
         attempt=attempt.number,
         gates=gates,
         speed=speed,
+        cost=cost,
         spec_decode=drafted_by(policy.suites, record),
     )
 

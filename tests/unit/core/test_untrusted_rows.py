@@ -18,6 +18,15 @@ def test_numbers_and_texts_of_each_row(tmp_path: Path) -> None:
     assert second == {"id": 1}
 
 
+def test_lists_of_counts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"id": "a", "tokens": [1, 2]}\n{"id": "b", "tokens": [[1]]}\n')
+    assert list(read_flat_rows(file)) == [{"id": "a", "tokens": [1, 2]}, {"id": "b"}]
+    monkeypatch.setattr(rows, "MAX_VALUES", 3)
+    with pytest.raises(UntrustedLinesError):
+        list(read_flat_rows(file))
+
+
 @pytest.mark.parametrize("line", ["[]", "1", "{", "", '{"a": 1, "a": 2}'])
 def test_a_line_that_is_no_object(tmp_path: Path, line: str) -> None:
     file = tmp_path / "answers.jsonl"

@@ -213,6 +213,26 @@ class TestPolicy:
             policy(one={**suite, "tier": tier}, other={**suite, "tier": "advisory"})
         assert policy(one={**suite, "tier": tier}, other=suite).suites
 
+    @pytest.mark.parametrize(
+        ("named", "suite", "words"),
+        [
+            ("code", {"test": "sequential"}, "write 'test: fixed' to suites.code"),
+            ("other", {"test": "fixed"}, "no suite 'other'"),
+            ("code", {"kind": "mmlu", "test": "fixed"}, "generates no answers"),
+        ],
+    )
+    def test_a_cost_is_of_complete_generated_answers(
+        self, named: str, suite: dict[str, Any], words: str
+    ) -> None:
+        code = {"kind": "humaneval", "margins": {"fp8": 0.05}, **suite}
+        with pytest.raises(ValidationError, match=words):
+            Policy.model_validate(
+                {
+                    **{"name": "p", "summary": "s", "suites": {"code": code}},
+                    "cost": {"suites": [named], "max_ratio": {"fp8": 1.05}},
+                }
+            )
+
     @pytest.mark.parametrize("name", RESERVED_SUITE_NAMES)
     def test_a_suite_does_not_take_a_stages_name(self, name: str) -> None:
         with pytest.raises(ValidationError, match=f"'{name}'"):

@@ -1,0 +1,122 @@
+"""The gate `cost` of a whole run: judged, recorded, recomputed, shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import ONE, FakeRun, equal
+from fake_run import policy as fake_policy
+from pretend_stages import PretendModels
+
+from artifacts.ci.case import cases_of_run
+from artifacts.ci.summary import markdown_summary
+from artifacts.evidence.recompute import check_run
+from artifacts.evidence.rule_check import find_rule_mismatches
+from artifacts.gate_row import cost_row
+from artifacts.run_record import RunReport
+from eval_gates.suite_criteria import claim_of
+from pipeline.cli.tables import print_run
+from pipeline.stages.judge import JUDGE
+from recipes.policy import Policy
+
+
+@dataclass
+class Wordy(PretendModels):
+    """Models whose variants give longer answers to the same questions."""
+
+    longer: float = 1.0
+
+    def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:
+        """Add the numbers of tokens."""
+        length = 40 + int(question["id"]) % 20
+        tokens = length if variant == "baseline" else round(self.longer * length)
+        answer = super().answer(variant, suite, question)
+        return answer | {"tokens": [tokens], "truncated": 0, "unclosed": 0}
+
+
+def policy(**cost: Any) -> Policy:
+    """One fixed suite, and a gate on its tokens."""
+    plain = fake_policy(test="fixed", max_tokens=512).model_dump()
+    given = {"suites": ["code"], "max_ratio": {"fp8": 1.15}, **cost}
+    return Policy.model_validate({**plain, "cost": given})
+
+
+def run(folder: Path, longer: float, **cost: Any) -> FakeRun:
+    made = FakeRun(folder / "store", Wordy(equal, longer=longer), policy(**cost))
+    made.run()
+    return made
+
+
+def only_cost(report: RunReport) -> Any:
+    (cost,) = report.variants[0].cost
+    return cost
+
+
+@pytest.mark.parametrize(
+    ("longer", "tier", "verdict", "overall"),
+    [
+        (1.0, "critical", "pass", "pass"),
+        (1.4, "critical", "fail", "fail"),
+        (1.4, "advisory", "fail", "pass"),
+        (1.15, "critical", "undecided", "undecided"),
+    ],
+)
+def test_a_variant_with_longer_answers_does_not_pass(
+    tmp_path: Path, longer: float, tier: str, verdict: str, overall: str
+) -> None:
+    made = run(tmp_path, longer, tier=tier)
+    assert only_cost(made.report).verdict == verdict
+    assert made.report.variants[0].gates[0].verdict == "pass"
+    assert made.report.variants[0].verdict == overall
+    (check,) = check_run(made.report, made.store)
+    assert (check.computed, check.differences) == (overall, ())
+
+
+def test_it_is_shown_wherever_gates_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = run(tmp_path, 1.0)
+    cost = only_cost(made.report)
+    assert f"< {cost_row(cost).bound}" in cost_row(cost).describe_bound("> ")
+    assert "cost code" in [case.name for case in cases_of_run(made.report)]
+    assert "cost code" in markdown_summary(made.report)
+    print_run(made.report)
+    assert "cost code" in capsys.readouterr().out
+    assert "tokens per solved task" in (made.bundle(ONE) / "README.md").read_text()
+
+
+def test_another_rule_than_the_policys_is_told(tmp_path: Path) -> None:
+    made = run(tmp_path, 1.0)
+    key = next(stage.key for stage in made.report.stages if stage.stage == "judge")
+    record = made.store.find("judge", str(key))
+    assert record is not None
+    parameters = JUDGE.parameters_of(record)
+    records = {
+        role: found
+        for role, each in record.inputs.items()
+        if (found := made.store.find(each.stage, each.key)) is not None
+    }
+    assert list(find_rule_mismatches(parameters, ONE, [ONE], records)) == []
+    looser = {"code": parameters.cost["code"].model_copy(update={"max_ratio": 2.0})}
+    for changed in ({"cost": looser}, {"cost": {}}):
+        found = list(
+            find_rule_mismatches(parameters.model_copy(update=changed), ONE, [ONE], records)
+        )
+        assert len(found) >= 1
+        assert all(line.startswith("cost.code") for line in found)
+
+
+def test_another_ratio_is_another_claim() -> None:
+    claims = [
+        claim_of(each, "fp8")
+        for each in (policy(), policy(max_ratio={"fp8": 1.2}), policy(tier="advisory"))
+    ]
+    assert claims[0] != claims[1] != claims[2]
+    assert "cost" not in claims[2]
+
+
+def test_answers_without_tokens_are_no_evidence(tmp_path: Path) -> None:
+    made = FakeRun(tmp_path / "store", PretendModels(equal), policy())
+    report = made.run()
+    assert "no number of tokens" in report.variants[0].reason
