@@ -112,15 +112,6 @@ def test_fresh_file_is_not_remembered(tmp_path: Path, reads: list[str]) -> None:
     assert not (tmp_path / "cache.json").exists()
 
 
-def test_file_from_the_future_is_not_remembered(tmp_path: Path) -> None:
-    file = tmp_path / "weights"
-    file.write_bytes(b"abc")
-    future = time.time_ns() + 3600 * 10**9
-    os.utime(file, ns=(future, future))
-    FileDigests(tmp_path / "cache.json", in_ten_seconds).digest(file)
-    assert not (tmp_path / "cache.json").exists()
-
-
 def test_change_that_restores_size_and_mtime_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"abc")

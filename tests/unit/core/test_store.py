@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,22 +18,6 @@ from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
 
 NOBODY = 65534
-WRITER = """
-import sys, time
-from pathlib import Path
-from pipeline.core.store import Store, write_atomically
-
-root, record, entered, go = sys.argv[1:]
-with Store(Path(root)).open_for_writing("judge", "abc") as folder:
-    if folder is None:
-        print("another process finished it")
-    else:
-        Path(entered).touch()
-        while not Path(go).exists():
-            time.sleep(0.02)
-        write_atomically(folder / "stage.json", record)
-        print("finished it")
-"""
 
 
 @pytest.fixture
@@ -122,45 +103,6 @@ def test_a_finished_stage_is_not_written_again(store: Store) -> None:
     with store.open_for_writing("judge", "abc") as folder:
         assert folder is None
     assert (store.stage_folder("judge", "abc") / "output.txt").read_text() == "first"
-
-
-def test_the_second_process_waits_and_then_reuses(store: Store, tmp_path: Path) -> None:
-    entered, go = tmp_path / "entered", tmp_path / "go"
-
-    def start() -> subprocess.Popen[str]:
-        arguments = [str(store.root), stage_record().model_dump_json(), str(entered), str(go)]
-        return subprocess.Popen(
-            [sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True
-        )
-
-    with start() as first:
-        wait_for(entered)
-        with start() as second:
-            time.sleep(0.7)  # time enough to get to the claim
-            assert second.poll() is None
-            assert store.find("judge", "abc") is None
-            go.touch()
-            said = first.communicate(timeout=20)[0], second.communicate(timeout=20)[0]
-    assert said == ("finished it\n", "another process finished it\n")
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert store.find("judge", "abc") == stage_record()
-
-
-def test_the_claim_of_a_killed_process_does_not_stay(store: Store, tmp_path: Path) -> None:
-    entered = tmp_path / "entered"
-    arguments = [str(store.root), "", str(entered), str(tmp_path / "never")]
-    with subprocess.Popen([sys.executable, "-c", WRITER, *arguments]) as writer:
-        wait_for(entered)
-        writer.kill()
-    finish(store)
-    assert store.find("judge", "abc") == stage_record()
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.02)
 
 
 # --- damage, discarding, runs -------------------------------------------------------------------

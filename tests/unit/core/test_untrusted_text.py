@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from pipeline.core.errors import MAX_PART_CHARACTERS, PrepareError
 from pipeline.core.untrusted.text import (
     annotation_property,
     annotation_text,
@@ -206,13 +205,6 @@ def test_only_a_web_page_is_linked(target: str) -> None:
 
 def test_a_web_page_is_linked() -> None:
     assert markdown_link("MIT", "https://x.org/l?a=1&b=2") == "[MIT](https://x.org/l?a=1&b=2)"
-
-
-def test_names_in_errors_are_cut() -> None:
-    assert (
-        len(str(PrepareError("x" * 10**6, where="y" * 10**6, hint="z")))
-        < 2 * MAX_PART_CHARACTERS + 100
-    )
 
 
 def test_one_line_runs_blanks_together() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
 from loose_stage import stage_spec
-from outside import declare, install, on_the_path
+from outside import install, on_the_path
 from played_slurm import play_slurm
 from quantized_checkpoint import inspected
 from sample_stages import RESULTS
@@ -46,16 +45,12 @@ from pipeline.core.errors import (
     VerificationError,
     WorkerError,
 )
-from pipeline.core.plugins import EXECUTORS
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.core.store import Store
-from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.run.executors import Allocation, Executor, executor_of
-from pipeline.run.executors.local import LocalExecutor, LocalJob
-from pipeline.run.run_recorder import RunRecorder
-from pipeline.run.stage_runner import SubmittedStageRunner
+from pipeline.run.executors.local import LocalExecutor
 
 SUITE = RougeTask()
 
@@ -270,17 +265,6 @@ def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(anywhere: Run) -> No
     assert "KeyError: 'weights'" in anywhere.log.read_text()
 
 
-def test_what_libraries_print_among_the_events_is_passed_over(run: Run) -> None:
-    lines = ["Loading: 50%", "7", '"text"', "null", "[1]", '{"event": "of another kind"}']
-    event = '{"event": "note", "text": "the one event"}'
-    process = SupervisedProcess(
-        ["printf", r"%s\n", *lines, event], environment=os.environ, output=subprocess.PIPE
-    )
-    LocalJob(process, run.log).wait(run.listener)
-    assert run.listener.notes == ["the one event"]
-    assert run.listener.events == []
-
-
 def test_a_spec_that_cannot_be_read_is_a_usage_error(anywhere: Run) -> None:
     anywhere.spec_file.write_text('{"stage": "check_weights"}')
     with pytest.raises(UsageError) as caught:
@@ -328,18 +312,6 @@ class TestChosenBySettings:
         (folder / "settings.yaml").write_text(text)
         monkeypatch.setenv("PREPARE_SETTINGS", str(folder / "settings.yaml"))
         return load_settings(folder / "store")
-
-    def test_another_runs_the_stages(
-        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        declare(monkeypatch, EXECUTORS, "here", "here_executor:HereOptions")
-        settings = self.settings(tmp_path, monkeypatch, "executor: here\n")
-        log = RunRecorder(run.store, "model", {"checkpoint": "c"})
-        stages = SubmittedStageRunner(run.store, executor_of(settings), Path, log, run.listener)
-        spec = run.check_weights()
-        assert stages.run(spec).key == spec.key
-        assert run.store.find(spec.stage, spec.key) is not None
-        assert [file.read_text() for file in log.folder.rglob("*.log")] == ["here"]
 
     def test_local_where_none_is_chosen(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

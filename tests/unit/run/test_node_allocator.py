@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core import gpus, node_locks
+from pipeline.core import node_locks
 from pipeline.core.errors import UsageError
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.supervised_process import SupervisedProcess
@@ -108,15 +108,6 @@ class TestCores:
         monkeypatch.setattr(node_locks, "RESERVATION_S", 0.0)
         take(node, ONE).release()
         with_room.release()
-
-    def test_room_is_given_back_once(self) -> None:
-        node = NodeAllocator()
-        first = take(node, ALL)
-        first.release()
-        second = take(node, ALL)
-        first.release()
-        assert node.find_room(ALL) is None
-        second.release()
 
 
 class TestGpus:
@@ -284,24 +275,3 @@ def test_work_sees_the_gpus_that_it_was_given(
     assert seen["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     place.release()
     others.release()
-
-
-def test_the_driver_is_asked_for_its_list_once(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver(*h100s(2))
-    asked: list[tuple[str, ...]] = []
-    ask = gpus.query_driver
-
-    def count(*arguments: str) -> str | None:
-        asked.append(arguments)
-        return ask(*arguments)
-
-    monkeypatch.setattr(gpus, "query_driver", count)
-    node = NodeAllocator()
-    for _ in range(3):
-        take(node, ONE).release()
-    assert asked == []
-    for _ in range(3):
-        take(node, ResourceRequest(gpus=1)).release()
-    assert asked.count(("-L",)) == 1

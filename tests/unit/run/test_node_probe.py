@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from here_executor import HereExecutor
 from listener import Listener
 
 from pipeline.core.errors import StageError
@@ -19,16 +18,19 @@ from pipeline.run.executors.node_probe import submit_description
 ONE: Sequence[ResourceRequest] = [ResourceRequest()]
 
 
-class Answering(HereExecutor):
+class Answering:
     """A node that answers as it likes."""
 
     def __init__(self, answer: Callable[[Path], object]) -> None:
         self._answer = answer
 
+    def count_room(self, needs: ResourceRequest) -> int:
+        return 1
+
     def find_room(self, needs: ResourceRequest) -> Answering:
         return self
 
-    def submit(self, spec: Path, log: Path) -> Answering:  # type: ignore[override]
+    def submit(self, spec: Path, log: Path) -> Answering:
         self._answer(Path(json.loads(spec.read_text())["answer"]))
         return self
 

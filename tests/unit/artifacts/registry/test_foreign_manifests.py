@@ -61,13 +61,6 @@ def test_a_manifest_with_anything_in_a_place(path: tuple[Any, ...], to: Any) -> 
         read(json.dumps(changed(MADE, path, to)).encode())
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200) | st.text(alphabet='[]{}:,"0e9', max_size=60).map(str.encode))
-def test_any_bytes_are_no_manifest(content: bytes) -> None:
-    with contextlib.suppress(RegistryError):
-        read(content)
-
-
 @pytest.mark.parametrize("size", [float("inf"), 10**400, -5, 1.5, True, None, "5"])
 def test_a_size_that_is_none(size: Any) -> None:
     text = json.dumps(changed(MADE, ("layers", 0, "size"), size))

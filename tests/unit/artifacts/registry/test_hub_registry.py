@@ -19,7 +19,7 @@ from artifacts.registry.registry import (
     ChangeReason,
     Version,
 )
-from artifacts.registry.registry_address import open_registry, still_has
+from artifacts.registry.registry_address import open_registry
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.core.digest import digest_file
@@ -297,14 +297,6 @@ class TestReading:
         with pytest.raises(RegistryError) as caught:
             pull_version(three, find_version(three, f"{NAME}@champion"), tmp_path / "copy", None)
         assert str(tmp_path) in caught.value.where
-
-    def test_still_has(self, hub: HubWriteStandIn, three: HubRegistry) -> None:
-        assert still_has(three.uri, NAME, ["1", "2"], {"champion": "2"})
-        assert not still_has(three.uri, NAME, ["1"], {"champion": "1"})
-        assert not still_has(three.uri, NAME, ["4"], {})
-        del hub.models[REPO].tags["v3"]
-        assert not still_has(three.uri, NAME, ["3"], {})
-        assert not still_has(three.uri, "nope", ["1"], {})
 
     def test_looking_costs_one_request_once_the_history_is_read(
         self, hub: HubWriteStandIn, three: HubRegistry

@@ -104,20 +104,6 @@ class TestRegister:
         assert register(registry, f"{name} too", folder, "a") == "1"
 
 
-class TestListing:
-    def test_plain_data(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
-        register(registry, name, folder, "a")
-        move(registry, name, "1", alias="champion")
-        (version,) = registry.versions(name)
-        assert version.to_dict() == {
-            "name": name,
-            "version": "1",
-            "aliases": ["champion"],
-            "source": str(folder),
-            "tags": {TUPLE_TAG: "a", "prepare.recipe": "r-a"},
-        }
-
-
 class TestAlias:
     def test_a_name_that_would_be_a_history(
         self, registry: MlflowRegistry, name: str, folder: Path

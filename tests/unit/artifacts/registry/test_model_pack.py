@@ -7,8 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from artifacts.registry.model_pack import (
     FILEPATH,
@@ -176,22 +174,3 @@ def test_a_path_out_of_the_folder_is_refused(path: str) -> None:
     bad = changed(layers=[layer(annotations={FILEPATH: path})])
     with pytest.raises(RegistryError, match="plain relative path"):
         read_pack(bad, lambda blob: b"")
-
-
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(),
-        lambda x: (
-            st.lists(x)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["artifactType", "layers", "config", "digest", "size", "annotations"]
-                ),
-                x,
-            )
-        ),
-    )
-)
-def test_any_manifest_is_read_or_refused(content: Any) -> None:
-    with pytest.raises(RegistryError):
-        read_pack(json.dumps(content).encode(), lambda blob: b"")
