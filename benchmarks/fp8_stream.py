@@ -90,7 +90,7 @@ def quantize_python() -> Path:
     """Return the interpreter of the managed quantize environment."""
     sys.path.insert(0, str(ROOT))
     from pipeline.cli.display import open_display
-    from pipeline.environments.accelerator import detect_accelerator
+    from pipeline.environments.definition import detect_accelerator
     from pipeline.environments.environment import ensure
     from pipeline.environments.settings import load_settings
 

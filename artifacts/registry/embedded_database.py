@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from artifacts.registry.folder_access import check_folder, is_there
-from pipeline.core.errors import RegistryError
+from artifacts.registry.folder_access import HINT, UNUSABLE, check_folder
+from pipeline.core.errors import RegistryError, raise_as
 from pipeline.core.fsync import flush_folder
 from pipeline.core.private_files import is_shared
 from pipeline.core.untrusted.file import open_regular
@@ -69,8 +69,9 @@ def check_embedded(uri: str) -> None:
     """
     file = file_of(uri)
     check_folder(file.parent, uri)
-    if not is_there(file, uri):
-        return
+    with raise_as(RegistryError, UNUSABLE, uri, HINT):
+        if not file.exists():
+            return
     if not os.access(file, os.W_OK):
         raise _unopenable_error(uri, f"{file} may not be written")
     try:

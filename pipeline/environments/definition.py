@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.core.errors import UsageError
+from pipeline.core.gpus import visible_gpus
 from recipes.engines.vllm import Vllm
 
 LOCKS = Path(__file__).parent / "locks"
@@ -34,6 +35,11 @@ class Accelerator(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+def detect_accelerator() -> Accelerator:
+    """Return CUDA if a child process would see a GPU, or CPU."""
+    return Accelerator.CUDA if visible_gpus() else Accelerator.CPU
 
 
 class EnvironmentName(StrEnum):

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
-from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.build import build
 from pipeline.environments.definition import (
     Accelerator,
     EnvironmentDefinition,
     EnvironmentName,
     define,
+    detect_accelerator,
     environment_name,
 )
 from pipeline.environments.external import external_identity, require_modules

@@ -18,13 +18,13 @@ from pipeline.capacity.machine import machine_of
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import EnvironmentBuildError, PrepareError, UsageError
 from pipeline.core.hardware import this_node
-from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
     RUN_ENVIRONMENTS,
     Accelerator,
     EnvironmentName,
     define,
+    detect_accelerator,
 )
 from pipeline.environments.doctor_check import DoctorCheck, Severity
 from pipeline.environments.folders import environments_folder

@@ -88,10 +88,6 @@ class RunRecorder:
     def variants(self) -> list[VariantReport]:
         return list(self._variants.values())
 
-    def variant_named(self, recipe: str) -> VariantReport:
-        """Return the report of that recipe's variant; raise KeyError if there is none yet."""
-        return self._variants[recipe]
-
     def note(self, text: str) -> None:
         self._update(notes=[*self._report.notes, text])
 

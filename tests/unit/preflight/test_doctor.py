@@ -10,8 +10,7 @@ import pytest
 
 from pipeline.core.cpu_features import VARIABLE
 from pipeline.environments import gpu_host
-from pipeline.environments.accelerator import detect_accelerator
-from pipeline.environments.definition import Accelerator, define
+from pipeline.environments.definition import Accelerator, define, detect_accelerator
 from pipeline.environments.folders import environment_folder
 from pipeline.environments.settings import EnvironmentOverride, Settings
 from pipeline.environments.status import EnvironmentState, status
