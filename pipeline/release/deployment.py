@@ -26,7 +26,7 @@ from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.store import Store
 from pipeline.core.untrusted.text import clip
-from pipeline.release.signer import check_signed
+from pipeline.release.signed_version import check_signed
 
 KEY = re.compile("[0-9a-f]{64}")
 

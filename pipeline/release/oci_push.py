@@ -23,7 +23,7 @@ from artifacts.registry.registry import Registry, Version, who_am_i
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.release.deployment import check_files
-from pipeline.release.signer import check_signed
+from pipeline.release.signed_version import check_signed
 
 
 def push_version(
