@@ -22,7 +22,7 @@ from eval_gates.suites.generation import (
     task_config,
 )
 from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Rows, SuiteKind, SuiteTask
+from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Rows, SuiteKind, SuiteTask
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
@@ -92,6 +92,9 @@ class Structured(SuiteKind[StructuredTask]):
         asked = task_of(config, questions, task.samples, chat_of)
         rows_of = partial(answer_rows, task, elsewhere)
         return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
+
+    def chat_need(self, task: StructuredTask) -> ChatNeed:
+        return ChatNeed.CHAT if task.guided else ChatNeed.NONE
 
     def metric(self, task: StructuredTask, laid_out: str | None) -> str:
         return "valid_json"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -29,6 +30,14 @@ Rows = list[Row]
 Read = tuple[Rows, dict[str, Any]]
 """Questions, each with an `id`, and facts for the record. `choices` of the facts: by question's id,
 each choice's text and its score; from them follows what guessing scores."""
+
+
+class ChatNeed(Enum):
+    """What a suite needs of the server's chat API."""
+
+    NONE = "none"
+    CHAT = "chat"
+    TOOLS = "tools"
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,10 @@ class SuiteKind(SuiteModels, Generic[Task]):
     def output_type(self, task: Task) -> str | None:
         """Return lm-eval's output type; None until questions are laid out."""
         return "generate_until"
+
+    def chat_need(self, task: Task) -> ChatNeed:
+        """Return what the task needs of the chat API; most suites need none of it."""
+        return ChatNeed.NONE
 
     def typical_change(self, task: Task) -> float:
         """Return the typical size of a score's change; under 1 for graded scores."""

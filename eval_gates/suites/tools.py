@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from eval_gates.chance_baselines import EMPTY
 from eval_gates.suites.answer_rows import common_fields, texts_of
@@ -39,7 +39,15 @@ from eval_gates.suites.generation import (
 from eval_gates.suites.group_scores import GROUP
 from eval_gates.suites.json_lines import rows_of_files
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder, Read, Row, Rows, SuiteKind, SuiteTask
+from eval_gates.suites.suite_kind import (
+    ChatNeed,
+    QuestionOrder,
+    Read,
+    Row,
+    Rows,
+    SuiteKind,
+    SuiteTask,
+)
 from eval_gates.suites.template import render
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
@@ -95,6 +103,12 @@ class ToolsTask(GeneratingTask):
             raise ValueError("a category occurs twice")
         return categories
 
+    @model_validator(mode="after")
+    def _server_by_chat(self) -> ToolsTask:
+        if self.form == "server" and self.prompt_format == "completion":
+            raise ValueError("'form: server' is asked by the chat API: take 'prompt_format: chat'")
+        return self
+
 
 class ToolsSuite(ToolsTask, Suite):
     """BFCL's single-turn tool calls."""
@@ -136,6 +150,11 @@ class Tools(SuiteKind[ToolsTask]):
         asked = task_of(config, questions, task.samples, chat_of)
         rows_of = partial(answer_rows, task)
         return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
+
+    def chat_need(self, task: ToolsTask) -> ChatNeed:
+        if task.form == "server":
+            return ChatNeed.TOOLS
+        return ChatNeed.CHAT if task.prompt_format == "chat" else ChatNeed.NONE
 
     def metric(self, task: ToolsTask, laid_out: str | None) -> str:
         return "ast_acc"

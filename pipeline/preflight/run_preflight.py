@@ -18,6 +18,7 @@ from pipeline.plan.generation_settings import generation_faults
 from pipeline.plan.plan import Find, Plan
 from pipeline.plan.resolved_options import ResolvedOptions, registry_uri
 from pipeline.plan.speed_plan import find_claims
+from pipeline.plan.tool_calls import chat_faults
 from pipeline.preflight.preflight import PreflightInput
 
 
@@ -58,6 +59,7 @@ def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[Pr
     limit = choices.profile.engine_arguments.get("max-model-len")
     length = int(limit) if limit else context_length(source.config)
     faults += generation_faults(choices.policy, source.generation, length)
+    faults += chat_faults(choices.policy, source.generation, choices.profile, source.config)
     reference = choices.reference
     if reference.kind == "hub" and not _may_have_variants(preflight):
         missing = bytes_to_download(reference.name, reference.revision)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from eval_gates.suites.suite_kind import kind_of
+from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.preflight.preflight import refuse
 from pipeline.serving.endpoint_probe import Capability, Missing, probe
@@ -28,6 +28,9 @@ HINTS = {
     Capability.TOKEN_IDS: OTHER_SERVER,
     Capability.CHOSEN: NO_SCORES,
     Capability.SCORED: NO_SCORES,
+    Capability.CHAT: OTHER_SERVER,
+    Capability.TOOLS: "start the server with its tool-call parser (vLLM: --enable-auto-tool-choice "
+    "--tool-call-parser NAME), or write 'form: prompt' in the policy",
     Capability.USAGE: f"{OTHER_SERVER}; or take a policy without 'speed'",
 }
 
@@ -91,6 +94,9 @@ def list_requirements(
     yield Requirement("every suite", (Capability.TOKEN_IDS,))
     for name, suite in policy.suites.items():
         asker = f"the suite '{name}'"
+        if (need := kind_of(suite).chat_need(suite)) is not ChatNeed.NONE:
+            is_tools = need is ChatNeed.TOOLS
+            yield Requirement(asker, (Capability.TOOLS if is_tools else Capability.CHAT,))
         output = kind_of(suite).output_type(suite)
         if output is None and laid_out and name in laid_out:
             output = laid_out[name].output_type

@@ -47,6 +47,7 @@ from pipeline.plan.speed_plan import (
     speed_stages,
 )
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
+from pipeline.plan.tool_calls import chat_faults
 from pipeline.preflight.preflight import refuse
 from pipeline.run.endpoint_check import ProbedEndpoint, probe_sides, refuse_laid_out
 from pipeline.run.runner import LITTLE, Runner, run_planned
@@ -107,11 +108,11 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     """
     wanted = check_policy(request)
     model = folder_generation(request.tokenizer)
-    refuse(generation_faults(wanted, model, request.max_length))
+    refuse([*generation_faults(wanted, model, request.max_length), *chat_faults(wanted, model)])
     policy = resolve_generation(wanted, model)
     request = resolve_models(request)
     refuse(generation_faults(wanted, model, length_of(request)))
-    probed = probe_sides({"baseline": request.baseline, "candidate": request.candidate}, wanted)
+    probed = probe_sides({"baseline": request.baseline, "candidate": request.candidate}, policy)
     # Which accelerator someone else serves on does not matter for the asking.
     session = RunSession("gate", request.to_dict(), Accelerator.CPU, settings, progress)
     for note in form_notes(wanted, model):

@@ -39,6 +39,8 @@ class Capability(StrEnum):
     TOKEN_IDS = "prompts of token ids"  # noqa: S105 - not a secret
     CHOSEN = "log-probabilities of chosen tokens (logprob_token_ids)"
     SCORED = "log-probabilities of the prompt's tokens (echo with logprobs)"
+    CHAT = "chat (POST /v1/chat/completions)"
+    TOOLS = "tool calls (tools of POST /v1/chat/completions)"
     USAGE = "token counts of a stream (stream_options.include_usage)"
 
 
@@ -67,11 +69,8 @@ def try_completions(endpoint: OpenAIEndpoint) -> str:
     """Return why a text completion fails; "" if it works."""
     body = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 1}
     answer, reason = post(endpoint, body)
-    if answer is not None and answer.status in MISSING_PATH_STATUSES:
-        asked = {"role": "user", "content": "Is Paris in France?"}
-        chat = {"model": endpoint.model, "messages": [asked], "max_tokens": 1}
-        if not post(endpoint, chat, CHAT)[1]:
-            return "it serves only chat (POST /v1/chat/completions)"
+    if answer is not None and answer.status in MISSING_PATH_STATUSES and not try_chat(endpoint):
+        return "it serves only chat (POST /v1/chat/completions)"
     return reason or find_wrong_text(answer)
 
 
@@ -111,6 +110,20 @@ def try_scored(endpoint: OpenAIEndpoint) -> str:
     return reason or (found.reason if isinstance(found, RejectedRequest) else "")
 
 
+def try_chat(endpoint: OpenAIEndpoint, **more: Any) -> str:
+    """Return why a chat request fails; "" if it works."""
+    asked = {"role": "user", "content": "Is Paris in France?"}
+    body = {"model": endpoint.model, "messages": [asked], "max_tokens": 1, **more}
+    return post(endpoint, body, CHAT)[1]
+
+
+def try_tools(endpoint: OpenAIEndpoint) -> str:
+    """Return why a chat request with tools fails; "" if it works."""
+    parameters = {"type": "object", "properties": {}}
+    function = {"name": "now", "description": "Says the time.", "parameters": parameters}
+    return try_chat(endpoint, tools=[{"type": "function", "function": function}])
+
+
 def try_usage(endpoint: OpenAIEndpoint) -> str:
     """Return why the tokens of a stream cannot be counted; "" if they can."""
     body = {
@@ -142,6 +155,8 @@ PROBES: dict[Capability, Callable[[OpenAIEndpoint], str]] = {
     Capability.TOKEN_IDS: try_token_ids,
     Capability.CHOSEN: try_chosen,
     Capability.SCORED: try_scored,
+    Capability.CHAT: try_chat,
+    Capability.TOOLS: try_tools,
     Capability.USAGE: try_usage,
 }
 

@@ -2,9 +2,10 @@
 
     with EndpointStandIn() as complete, EndpointStandIn(lacks={"logprobs"}) as poor: ...
 
-What can be left out: `completions` (it answers chat alone), `token_ids` (400), `logprobs` (null in
-every answer, as of a server that ignores the request for them), `chosen` (400 to the request for
-chosen tokens), `scored` (400 to `echo`), `usage` (a stream without its token counts).
+What can be left out: `completions` (it answers chat alone), `chat` and `tools` (400), `token_ids`
+(400), `logprobs` (null in every answer, as of a server that ignores the request for them), `chosen`
+(400 to the request for chosen tokens), `scored` (400 to `echo`), `usage` (a stream without its
+token counts).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class EndpointStandIn(HttpStandIn):
             return 404, {"detail": "Not Found"}
         if self.status != 200:
             return self.status, {"error": "EngineCore is dead"}
+        if chat and ("chat" in self.lacks or ("tools" in self.lacks and "tools" in asked)):
+            return 400, {"error": "no chat, or no parser of tool calls"}
         if chat:
             return 200, {"choices": [{"message": {"role": "assistant", "content": "Yes"}}]}
         unsupported = {

@@ -26,6 +26,8 @@ from recipes.catalog import load_policy
 CODE = "code: {kind: humaneval, margins: {fp8: 0.3}}"
 LETTER = "knowledge: {kind: mmlu, margins: {fp8: 0.3}}"
 CLOZE = "knowledge: {kind: mmlu, prompt_format: cloze, margins: {fp8: 0.3}}"
+PROMPT = "calls: {kind: tools, prompt_format: chat, cluster_by: functions, margins: {fp8: 0.3}}"
+SERVER = PROMPT.replace("prompt_format: chat", "form: server")
 TASK = "other: {kind: lm_eval, task: gsm8k, margins: {fp8: 0.3}}"
 SPEED = (
     "speed: {ratio: {min_ratio: 0.9, workloads: [small]}, workloads: {small: {kind: random, "
@@ -62,6 +64,8 @@ def probe(
         ({"logprobs"}, (CODE, LETTER), "", ("candidate", "log-probabilities", "knowledge")),
         ({"chosen", "scored"}, (LETTER,), "", ("candidate", "log-probabilities", "knowledge")),
         ({"scored"}, (CLOZE,), "", ("candidate", "log-probabilities", "echo", "knowledge")),
+        ({"chat"}, (PROMPT,), "", ("candidate", "chat", "calls")),
+        ({"tools"}, (SERVER,), "", ("candidate", "tool calls", "calls", "--tool-call-parser")),
         ({"usage"}, (CODE,), SPEED, ("candidate", "stream_options", "speed")),
     ],
 )
@@ -84,7 +88,8 @@ def test_an_endpoint_that_lacks_what_the_policy_needs_is_refused(
     ("lacks", "suites"),
     [
         ((), (CODE, LETTER, CLOZE.replace("knowledge", "cloze"))),
-        ({"logprobs", "usage"}, (CODE,)),
+        ({"logprobs", "usage", "chat"}, (CODE,)),
+        ({"tools"}, (PROMPT,)),
         ({"chosen"}, (LETTER,)),  # scored prompts will do
         ({"scored"}, (LETTER,)),
         ({"logprobs"}, (TASK,)),  # whether it scores anything is not known yet
