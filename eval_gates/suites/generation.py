@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import model_validator
 
-from eval_gates.suites.answer_rows import texts_of, unwrap
+from eval_gates.chance_baselines import EMPTY, UNRELATED
+from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
 from eval_gates.suites.generated_text import GeneratedText
+from eval_gates.suites.suite_kind import Rows
+from pipeline.core.events import Progress
 from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers
 from recipes.policy import EvalTask, Suite
 
@@ -116,3 +119,42 @@ def generated_fields(sample: dict[str, Any]) -> dict[str, Any]:
 def mean(values: Sequence[float]) -> float:
     """Return the mean of one question's values."""
     return sum(values) / len(values)
+
+
+class GeneratedScores(NamedTuple):
+    """Scores of one generated answer."""
+
+    score: float
+    empty: float  # of an empty answer to the same question
+    unrelated: float  # of this answer to another question
+
+
+def generated_rows(
+    task: GeneratingTask,
+    score: Callable[[Any, str], GeneratedScores],
+    questions: Rows,
+    samples: Rows,
+    progress: Progress,
+) -> Rows:
+    """Return rows whose `answer` is the text, or several; `filtered` is what was scored.
+
+    Args:
+        score: of a filtered answer to the question of that id.
+    """
+    rows = []
+    for question, sample in zip(questions, samples, strict=True):
+        unsolved = [is_unsolved(task, text) for text in texts_of(sample)]
+        filtered = sample["filtered_resps"]
+        scores = [score(text, question["id"]) for text in filtered]
+        solved = [0.0 if no else each.score for no, each in zip(unsolved, scores, strict=True)]
+        rows.append(
+            {
+                **common_fields(question, sample),
+                **generated_fields(sample),
+                "filtered": unwrap([str(text) for text in filtered]),
+                "score": mean(solved),
+                EMPTY: scores[0].empty,
+                UNRELATED: mean([each.unrelated for each in scores]),
+            }
+        )
+    return rows

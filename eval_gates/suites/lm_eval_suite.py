@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.chance_baselines import EMPTY, UNRELATED
 from eval_gates.suites.answer_rows import (
     common_fields,
     likelihoods,
     partners_of,
-    texts_of,
-    unwrap,
 )
-from eval_gates.suites.generation import GeneratingTask, generated_fields, is_unsolved, mean
+from eval_gates.suites.generation import GeneratedScores, GeneratingTask, generated_rows
 from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from eval_gates.suites.lm_eval_metrics import Metric, score_of
@@ -158,14 +154,6 @@ def _task_of(suite: Suite) -> str:
     return suite.task if isinstance(suite, LmEvalSuite) else ""
 
 
-class GeneratedScores(NamedTuple):
-    """Scores of one generated answer."""
-
-    score: float
-    empty: float  # of an empty answer to the same question
-    unrelated: float  # of this answer to another question
-
-
 def chosen_rows(metric: Metric, questions: Rows, samples: Rows, progress: Progress) -> Rows:
     """Return rows whose `answer` is each choice's likelihood."""
     return [
@@ -176,34 +164,3 @@ def chosen_rows(metric: Metric, questions: Rows, samples: Rows, progress: Progre
         }
         for question, sample in zip(questions, samples, strict=True)
     ]
-
-
-def generated_rows(
-    task: LmEvalTask,
-    score: Callable[[Any, str], GeneratedScores],
-    questions: Rows,
-    samples: Rows,
-    progress: Progress,
-) -> Rows:
-    """Return rows whose `answer` is the text, or several; `filtered` is what was scored.
-
-    Args:
-        score: of a filtered answer to the question of that id.
-    """
-    rows = []
-    for question, sample in zip(questions, samples, strict=True):
-        unsolved = [is_unsolved(task, text) for text in texts_of(sample)]
-        filtered = sample["filtered_resps"]
-        scores = [score(text, question["id"]) for text in filtered]
-        solved = [0.0 if no else each.score for no, each in zip(unsolved, scores, strict=True)]
-        rows.append(
-            {
-                **common_fields(question, sample),
-                **generated_fields(sample),
-                "filtered": unwrap([str(text) for text in filtered]),
-                "score": mean(solved),
-                EMPTY: scores[0].empty,
-                UNRELATED: mean([each.unrelated for each in scores]),
-            }
-        )
-    return rows

@@ -16,10 +16,13 @@ from listener import Listener
 from small_checkpoint import write_files
 
 from eval_gates.suites import mmlu, rouge
+from eval_gates.suites.gsm8k import Gsm8kSuite
 from eval_gates.suites.humaneval import HumanEvalSuite
+from eval_gates.suites.ifeval import IfevalSuite
 from eval_gates.suites.lm_eval_suite import LmEvalSuite
 from eval_gates.suites.mbpp import MbppSuite
 from eval_gates.suites.mmlu import MmluSuite
+from eval_gates.suites.mmlu_pro import MmluProSuite
 from eval_gates.suites.rouge import RougeSuite
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, UsageError
@@ -252,6 +255,14 @@ class TestHowMany:
             (MbppSuite(margins=MARGINS), {"mbpp.jsonl": LINES, "mmlu_test.jsonl": b"{}"}, 3),
             (MbppSuite(margins=MARGINS, humaneval=True), {"mbpp.jsonl": LINES}, 167),
             (MbppSuite(margins=MARGINS, problems=["Mbpp/2"]), {"mbpp.jsonl": LINES}, 1),
+            (Gsm8kSuite(margins=MARGINS), {"gsm8k_test.jsonl": LINES}, 3),
+            (IfevalSuite(margins=MARGINS), {"ifeval.jsonl": LINES, "gsm8k.jsonl": b"{}"}, 3),
+            (
+                MmluProSuite(margins=MARGINS),
+                {"mmlu_pro.jsonl": LINES, "mmlu_pro_dev.jsonl": LINES, "mmlu_test.jsonl": LINES},
+                3,
+            ),
+            (MmluSuite(margins=MARGINS), {"mmlu_pro.jsonl": b"{}", "mmlu_test.jsonl": LINES}, 3),
             (RougeSuite(margins=MARGINS, sources=["builtin"]), {}, 32),
             (MbppSuite(margins=MARGINS, humaneval=True, sources=["packages"]), {}, 164),
             (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, 2376),

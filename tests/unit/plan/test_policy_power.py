@@ -208,6 +208,17 @@ class TestRefusal:
         words = power(policy("rouge", margins={"fp8": 0.05}, expected_flips=1.0), 2000).words
         assert "by that margin, more than its answers to other questions" in words
 
+    @pytest.mark.parametrize(
+        ("kind", "questions", "least"),
+        [("gsm8k", 1319, 5), ("ifeval", 541, 5), ("mmlu_pro", 12_032, 15)],
+    )
+    def test_so_is_the_chance_level_of_generating_suites(
+        self, kind: str, questions: int, least: int
+    ) -> None:
+        words = power(policy(kind, margins={"fp8": 0.05}), questions).words
+        assert f"shown to score more than {least} %" in words
+        assert "more than its answers to other questions" in words
+
     def test_each_variant_has_its_familys_margin(self) -> None:
         one = policy(margins={"fp8": 0.7, "int4": 0.001})
         assert allowed(one, 164) == []

@@ -1,0 +1,79 @@
+"""GSM8K (Cobbe et al. 2021): 1,319 problems of grade-school mathematics, asked as lm-eval does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field
+
+from eval_gates.suites.generation import GeneratingTask
+from eval_gates.suites.installed_suite import InstalledSuite
+from eval_gates.suites.json_lines import text_of
+from eval_gates.suites.question_source import QuestionSource
+from eval_gates.suites.suite_kind import HubBenchmark, HubQuestions, Row
+from pipeline.core.errors import EvaluationDataError
+from recipes.generation import MaxTokens
+from recipes.policy import Source, Suite
+
+PROBLEMS = 1319
+_FIELDS = "each line needs question, and answer, which ends with '#### ' and the number"
+_ANSWER = re.compile(r"#### *(-?[$0-9.,]*[0-9])\s*")
+
+
+class Gsm8kTask(GeneratingTask):
+    """Problems whose answer is a number."""
+
+    kind: Literal["gsm8k"] = "gsm8k"
+    num_fewshot: int = Field(
+        8,
+        ge=0,
+        le=8,
+        description="the first of lm-eval's eight worked examples, which reason step by step; with "
+        "0 the prompt asks for steps",
+    )
+    max_tokens: MaxTokens = 1024
+
+
+class Gsm8kSuite(Gsm8kTask, Suite):
+    """Problems of grade-school mathematics; the last number of an answer counts."""
+
+    sources: list[Source] = Field(default=["eval-data", "hub"])
+
+
+class Gsm8k(InstalledSuite[Gsm8kTask]):
+    """The suite `gsm8k`."""
+
+    task, policy = Gsm8kTask, Gsm8kSuite
+    folder_stem = "gsm8k"
+    hub = HubQuestions(
+        QuestionSource(kind="hub", id="openai/gsm8k", config="main", split="test"), PROBLEMS
+    )
+    benchmark = HubBenchmark("openai/gsm8k", "main", "GSM8K", PROBLEMS)
+    assumed_baseline = 0.7
+    filter = "flexible-extract"
+
+    def document(self, row: Row, place: str) -> Row:
+        solution, _, _ = (answer := text_of(row, "answer", place, _FIELDS)).rpartition("####")
+        number = _ANSWER.fullmatch(answer, len(solution))
+        if number is None:
+            raise EvaluationDataError(
+                "'answer' does not end with '####' and a number", where=place, hint=_FIELDS
+            )
+        question = text_of(row, "question", place, _FIELDS)
+        return {"question": question, "answer": f"{solution}#### {number[1]}"}
+
+    def task_file(self, task: Gsm8kTask, document: Row) -> str:
+        return "gsm8k/gsm8k-cot.yaml" if task.num_fewshot else "gsm8k/gsm8k-cot-zeroshot.yaml"
+
+    def shots(self, task: Gsm8kTask) -> int:
+        return task.num_fewshot
+
+    def score(self, task: Gsm8kTask, results: dict[str, Any]) -> float:
+        return float(results["exact_match"])
+
+    def metric(self, task: Gsm8kTask, laid_out: str | None) -> str:
+        return f"exact_match,{self.filter}"
+
+    def expected(self, task: Gsm8kTask, question: Row) -> str | None:
+        return question.get("answer")
