@@ -25,7 +25,7 @@ RECIPES = Path(recipes.__file__).parent
 DESCRIBED = TypeVar("DESCRIBED", bound=ConfigModel)
 
 BASELINE = "baseline"
-MAX_EXTENDED = 10  # recipes that extend one another in a row
+MAX_EXTENDED = 10  # files that extend one another in a row
 
 
 def load_recipe(name: str) -> Recipe:
@@ -44,6 +44,17 @@ def load_recipe_or_ladder(name: str) -> Recipe | FallbackChain:
     return _recipe_in(_find(name, RECIPES, "recipe", also=ladder_names()))
 
 
+def load_shown(name: str) -> ConfigModel:
+    """Return the recipe, ladder or profile of that name or YAML file; raises as load_recipe."""
+    if not _is_path(name) and name in profile_names():
+        return load_profile(name)
+    if _is_path(name) and _is_profile(name):
+        return load_profile(name)
+    if is_ladder(name):
+        return load_ladder(name)
+    return _recipe_in(_find(name, RECIPES, "recipe", also=(*ladder_names(), *profile_names())))
+
+
 def load_policy(name: str) -> Policy:
     """Return the policy of that name or YAML file; raises as load_recipe."""
     policy = _load(name, RECIPES / "policies", "policy", Policy)
@@ -57,9 +68,13 @@ def load_policy(name: str) -> Policy:
 
 
 def load_profile(name: str) -> ServingProfile:
-    """Return the profile of that name or YAML file; raises as load_recipe."""
-    profile = _load(name, RECIPES / "profiles", "profile", ServingProfile)
+    """Return the profile of that name or YAML file, merged over what it `extends`.
+
+    Raises:
+        UsageError: as load_recipe.
+    """
     path = _find(name, RECIPES / "profiles", "profile")
+    profile = _extended(path, RECIPES / "profiles", "profile", ServingProfile)
     return profile.model_copy(update={"workloads": _find_files(profile.workloads, path)})
 
 
@@ -129,13 +144,21 @@ def load_ladder(name: str) -> FallbackChain:
 
 def is_ladder(name: str) -> bool:
     """Return whether the value of `--recipe` names a ladder or its file."""
-    if not _is_path(name):
-        return name in ladder_names()
+    return "recipes" in _keys(name) if _is_path(name) else name in ladder_names()
+
+
+def _is_profile(name: str) -> bool:
+    """Return whether the YAML file is a profile's, also one that extends another."""
+    keys = _keys(name)
+    return bool(keys & {"accelerator", "engine_arguments", "environment", "kv_cache_dtype"})
+
+
+def _keys(name: str) -> set[str]:
     try:
         data = read_yaml_file(user_path(name, "--recipe"))
     except (ValueError, OSError):
-        return False  # load_recipe reports the error
-    return isinstance(data, dict) and "recipes" in data
+        return set()  # load_recipe reports the error
+    return set(map(str, data)) if isinstance(data, dict) else set()
 
 
 def recipe_names() -> list[str]:
@@ -194,7 +217,11 @@ def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBE
 
 
 def _recipe_in(path: Path) -> Recipe:
-    return validate(_merge_recipe(path, ()), path, "recipe", Recipe)
+    return _extended(path, RECIPES, "recipe", Recipe)
+
+
+def _extended(path: Path, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    return validate(_merge_file(path, (), folder, noun, kind), path, noun, kind)
 
 
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
@@ -213,47 +240,49 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     return path
 
 
-def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
-    """Return a recipe file's content merged over its base; `before` are the extending files."""
+def _merge_file(
+    path: Path, before: tuple[Path, ...], folder: Path, noun: str, kind: type[ConfigModel]
+) -> dict[str, Any]:
+    """Return a file's content merged over its base; `before` are the extending files."""
     chain = (*before, path.resolve())
     if len(chain) > MAX_EXTENDED:
         raise UsageError(
-            f"more than {MAX_EXTENDED} recipes extend one another",
+            f"more than {MAX_EXTENDED} {noun}s extend one another",
             where=f"{path}, key extends",
             hint="remove the key 'extends' from one of them",
         )
-    data = read(path, "recipe", Recipe)
+    data = read(path, noun, kind)
     if data.get("extends") is None:
         return data
     where = f"{path}, key extends"
     parent = data.pop("extends")
     if not isinstance(parent, str):
         raise UsageError(
-            f"the recipe is wrong at 'extends': {shorten(repr(parent))} should be the name of one "
-            "recipe",
+            f"the {noun} is wrong at 'extends': {shorten(repr(parent))} should be the name of one "
+            f"{noun}",
             where=where,
-            hint=f"known: {', '.join(_names(RECIPES))}; or give the path of a YAML file",
+            hint=f"known: {', '.join(_names(folder))}; or give the path of a YAML file",
         )
     if "name" not in data:
         raise UsageError(
-            f"the recipe extends '{shorten(parent)}' and has no name itself",
+            f"the {noun} extends '{shorten(parent)}' and has no name itself",
             where=f"{path}, key name",
             hint="add the key 'name': tables, files and tags distinguish variants by it",
         )
     try:
-        found = _find(_locate_beside(parent, path, where), RECIPES, "recipe")
+        found = _find(_locate_beside(parent, path, where), folder, noun)
     except UsageError as error:
         raise UsageError(error.message, where=where, hint=error.hint) from error
     if found.resolve() in chain:
         circle = " -> ".join(file.name for file in (*chain, found))
         raise UsageError(
-            f"the recipe extends itself: {circle}",
+            f"the {noun} extends itself: {circle}",
             where=where,
             hint="remove the key 'extends' from one of them",
         )
-    base = _merge_recipe(found, chain)
-    # Errors of the extended recipe are reported with its own file.
-    validate(base, found, "recipe", Recipe)
+    base = _merge_file(found, chain, folder, noun, kind)
+    # Errors of the extended file are reported with its own name.
+    validate(base, found, noun, kind)
     return merge(base, data)
 
 

@@ -165,6 +165,11 @@ class ServingProfile(ConfigModel):
 
     name: Name
     summary: str
+    extends: str | None = Field(
+        None,
+        exclude=True,
+        description="name or path of a profile that this one changes; merged in when it is loaded",
+    )
     accelerator: AcceleratorName
     gpu_name_contains: list[str] = Field(
         default=[], description="words of the GPU names that `--profile auto` uses the profile for"

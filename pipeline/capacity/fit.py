@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pipeline.capacity.serving_limits import ServingLimits
 from pipeline.capacity.sharding import ShardedWeights
+from pipeline.core.errors import PrepareError
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.kv_cache import KvCapacity
 from recipes.gpu import GpuType
@@ -52,7 +53,7 @@ class ShardedVariant:
 
     recipe: Recipe
     shards: ShardedWeights
-    undivided: tuple[int, ...]  # columns that none of the recipe's group sizes divides
+    fault: PrepareError | None = None  # why the recipe cannot make it of the checkpoint
 
     @property
     def is_baseline(self) -> bool:
@@ -154,9 +155,8 @@ class GpuPool:
         self, candidate: ShardedVariant, tensor_parallel: int, left: int, capacity: KvCapacity
     ) -> tuple[Obstacle, str]:
         recipe = candidate.recipe
-        if candidate.undivided:
-            widths = ", ".join(map(str, candidate.undivided))
-            return "recipe", f"no group size of the recipe divides layers of {widths} columns"
+        if candidate.fault:
+            return "recipe", candidate.fault.message
         if lack := recipe.lacks_kernels_on(self.gpu.compute_capability):
             return "hardware", (
                 f"{recipe.name} {lack}, {self.gpu.name} has {self.gpu.compute_capability}"

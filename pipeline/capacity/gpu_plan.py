@@ -13,9 +13,12 @@ from pipeline.capacity.sharding import shards
 from pipeline.capacity.stage_duration import ObservedDurations, StageDuration, stage_minutes
 from pipeline.capacity.stage_resources import StageResources, stage_needs
 from pipeline.capacity.timeline import Timeline
+from pipeline.checkpoint import unsupported
+from pipeline.checkpoint.folder import needs_own_code
 from pipeline.core.errors import UsageError
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.suitability import find_making_faults
 from recipes import catalog
 from recipes.gpu import GpuType
 from recipes.schema import Recipe, ServingProfile
@@ -157,7 +160,13 @@ def candidates_of(
 ) -> list[ShardedVariant]:
     """Return the recipes' variants, ready to be fitted; `weights` has the recipes' names."""
     return [
-        ShardedVariant(recipe, shards(inspection, made), made.undivided)
+        ShardedVariant(
+            recipe,
+            shards(inspection, made),
+            next(find_making_faults(recipe, inspection.source, made), None)
+            if recipe.quantization.quantizes
+            else None,
+        )
         for recipe in recipes
         for made in (weights[recipe.name],)
     ]
@@ -177,8 +186,8 @@ def hint(
     """
     if fit.obstacle == "cache":
         return 'start the server and read "KV cache size" in its log'
-    if fit.obstacle == "recipe":
-        return "add a group size that divides to the recipe, or ignore those layers"
+    if candidate.fault:
+        return candidate.fault.hint
     if fit.obstacle == "hardware":
         found = [other_recipe(fit, candidates, site), capable_gpus(candidate)]
     elif fit.obstacle == "split":
@@ -242,6 +251,13 @@ def capable_gpus(candidate: ShardedVariant) -> str:
 def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:
     """Yield what the estimates omit, and oddities of a recipe with this checkpoint."""
     inspection = site.inspection
+    source = inspection.source
+    if fault := unsupported.architecture_error(source.architecture, source.where):
+        yield f"`prepare model` refuses it: {fault.message}"
+    if needs_own_code(source.config):
+        yield (
+            "`prepare model` refuses it without --trust-remote-code: it runs code of the checkpoint"
+        )
     if inspection.shape.experts:
         yield (
             "an MoE model's reserve is an upper estimate from public logs of vLLM 0.10: the cache "

@@ -36,10 +36,10 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, argument("Recipe name or YAML file.")],
+    name: Annotated[str, argument("Name or YAML file of a recipe, ladder or profile.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show one recipe, or a ladder of several, with all its defaults filled in.
+    """Show a recipe, a ladder of several or a profile, with all its defaults filled in.
 
     Example
 
@@ -49,7 +49,7 @@ def show(
 
     from recipes import catalog
 
-    recipe = catalog.load_recipe_or_ladder(name).model_dump()
+    recipe = catalog.load_shown(name).model_dump(exclude_none=True)
     if as_json:
         print_json(recipe)
     else:

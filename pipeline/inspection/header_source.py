@@ -42,6 +42,12 @@ class HeaderSource:
     generation: ModelGeneration = field(default_factory=ModelGeneration)
 
     @property
+    def architecture(self) -> str:
+        """The first architecture of config.json; "unknown" without one."""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "unknown"
+
+    @property
     def quantized(self) -> bool:
         return is_marked_quantized(self.config, self.names)
 

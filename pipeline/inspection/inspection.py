@@ -21,6 +21,10 @@ from recipes.weight_format import WeightFormat
 
 # The decoder's matrices; embeddings, routers and vision towers usually keep 16 bits.
 MATRICES: tuple[ModuleKind, ...] = ("attention", "mlp", "experts")
+# Ends of names of scales, zero points and stored shapes, and of matrices of packed 4-bit numbers.
+SCALES = ("_scale", "_scales", "_scale_inv", "scales", "qzeros", "_zero_point", "weight_shape")
+PACKED = ("_blocks", "weight_packed", "qweight")
+PACKED_BY_DTYPE = {"U8": 2, "I32": 8}
 # Formats that inspection shows for every checkpoint.
 SHOWN_FORMATS = (
     WeightFormat("dense", 16, "float", "none"),
@@ -112,8 +116,18 @@ class CheckpointInspection:
     def _count(self, tensors: Iterable[tuple[str, TensorEntry]]) -> dict[ModuleKind, int]:
         counts: Counter[ModuleKind] = Counter()
         for name, tensor in tensors:
-            counts[self.kinds[name]] += tensor.elements
+            counts[self.kinds[name]] += _parameters(name, tensor)
         return {kind: counts[kind] for kind in MODULE_KINDS if counts[kind]}
+
+
+def _parameters(name: str, tensor: TensorEntry) -> int:
+    """Return the parameters in a tensor: none in scales, several in a packed element."""
+    leaf = name.rpartition(".")[2]
+    if leaf.endswith(SCALES):
+        return 0
+    if leaf.endswith(PACKED):
+        return tensor.elements * PACKED_BY_DTYPE.get(tensor.dtype, 1)
+    return tensor.elements
 
 
 def inspect(source: HeaderSource) -> CheckpointInspection:

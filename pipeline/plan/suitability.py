@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
-from pipeline.core.errors import StageError, UsageError
+from pipeline.core.errors import PrepareError, StageError, UsageError
 from pipeline.inspection.divisibility import find_undivided_rows
+from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.unquantized_modules import decoder_layers
 from pipeline.inspection.variant_size import VariantWeights
@@ -57,6 +58,23 @@ def check_servable(recipe: Recipe, accelerator: AcceleratorName, features: Colle
                 where=f"--recipe {recipe.name}",
                 hint="leave the recipe out, or run on a machine that has the kernels",
             )
+
+
+def find_making_faults(
+    recipe: Recipe, source: HeaderSource, weights: VariantWeights
+) -> Iterator[PrepareError]:
+    """Yield the reasons why the recipe cannot make a variant of the checkpoint."""
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: check_architecture(recipe, source.architecture),
+        lambda: check_experts(recipe, source.tensors),
+        lambda: check_mtp(recipe, source.tensors, source.config),
+        lambda: check_shapes(recipe, weights),
+    )
+    for check in checks:
+        try:
+            check()
+        except PrepareError as fault:
+            yield fault
 
 
 def check_architecture(recipe: Recipe, architecture: str) -> None:

@@ -5,20 +5,14 @@ They read no weights, build no environment and use no network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from pipeline.capacity.machine import Machine
 from pipeline.core.errors import PreflightError, PrepareError, UsageError
 from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.variant_size import VariantWeights
-from pipeline.plan.suitability import (
-    check_architecture,
-    check_experts,
-    check_mtp,
-    check_servable,
-    check_shapes,
-)
+from pipeline.plan.suitability import check_servable, find_making_faults
 from recipes import catalog
 from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
 from recipes.schema import Recipe, ServingProfile
@@ -79,7 +73,6 @@ def find_unsuitable(
     recipe: Recipe,
     source: HeaderSource,
     weights: VariantWeights,
-    architecture: str,
     profile: ServingProfile,
     features: Collection[str],
     *,
@@ -89,20 +82,12 @@ def find_unsuitable(
 
     If its weights are `made` already, only serving is checked.
     """
-    serving: tuple[Callable[[], None], ...] = (
-        lambda: check_servable(recipe, profile.accelerator, features),
-    )
-    making: tuple[Callable[[], None], ...] = (
-        lambda: check_architecture(recipe, architecture),
-        lambda: check_experts(recipe, source.tensors),
-        lambda: check_mtp(recipe, source.tensors, source.config),
-        lambda: check_shapes(recipe, weights),
-    )
-    for check in serving if made else (*serving, *making):
-        try:
-            check()
-        except PrepareError as fault:
-            yield fault
+    try:
+        check_servable(recipe, profile.accelerator, features)
+    except PrepareError as fault:
+        yield fault
+    if not made:
+        yield from find_making_faults(recipe, source, weights)
 
 
 def tensor_parallel(profile: ServingProfile) -> int:

@@ -56,7 +56,6 @@ class PreflightInput:
                     recipe,
                     self.source,
                     self.weights[recipe.name],
-                    self.architecture,
                     self.profile,
                     self.machine.cpu_features,
                     made=recipe.name in self.made,
@@ -140,8 +139,7 @@ class PreflightInput:
 
     @property
     def architecture(self) -> str:
-        names = self.source.config.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else "unknown"
+        return self.source.architecture
 
     @cached_property
     def weights(self) -> dict[str, VariantWeights]:

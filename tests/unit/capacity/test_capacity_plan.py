@@ -339,7 +339,7 @@ class TestNotes:
 class TestLimits:
     def test_every_gpu_has_limits(self) -> None:
         assert catalog.gpu_names()[0] == "t4"
-        assert len(catalog.gpu_names()) == 15
+        assert len(catalog.gpu_names()) == 17
         for name in catalog.gpu_names():
             gpu = catalog.load_gpu(name)
             limits = ServingLimits.of(gpu, catalog.profile_for_gpu(gpu.driver_name))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from published_models import DEEPSEEK_V3, LLAMA_3_8B, dense, inspected, source
+from published_models import (
+    DEEPSEEK_V3,
+    GPT_OSS_120B,
+    LLAMA_3_8B,
+    dense,
+    gpt_oss,
+    inspected,
+    source,
+)
 
 from pipeline.capacity.gpu_plan import CapacityPlan, capacity_plan
 from pipeline.capacity.sharding import shards
@@ -90,3 +98,24 @@ def test_int8_has_no_kernels_on_blackwell(gpu: str, fits: bool) -> None:
     [found] = [each for each in plan.fits if each.variant == "int8-w8a8"]
     assert found.fits == fits
     assert fits or ("9.0 only" in found.reason and "h100" in found.hint)
+
+
+def test_what_a_run_refuses_does_not_fit() -> None:
+    stacks = dense(LLAMA_3_8B) | {"model.layers.0.mlp.experts.up_proj": (8, 64, 64)}
+    awq, fp8 = catalog.load_recipe("awq-w4a16"), catalog.load_recipe("fp8-dynamic")
+    model = inspected(LLAMA_3_8B, stacks)
+    plan = capacity_plan(model, [awq, fp8], catalog.load_gpu("h100"), 1, profile=None)
+    found = {each.variant: each for each in plan.fits}
+    assert found["fp8-dynamic"].fits
+    assert found["awq-w4a16"].obstacle == "recipe"
+    assert "fp8-dynamic" in found["awq-w4a16"].hint
+    own = {"architectures": ["MineForSpeech"], "auto_map": {"AutoModel": "mine.Mine"}}
+    strange = inspected(LLAMA_3_8B | own, dense(LLAMA_3_8B))
+    notes = " ".join(planned(strange).notes)
+    assert "MineForSpeech" in notes
+    assert "--trust-remote-code" in notes
+
+
+def test_packed_bytes_are_no_parameters() -> None:
+    model = inspected(GPT_OSS_120B, gpt_oss(GPT_OSS_120B))
+    assert model.parameters_total / 1e9 == pytest.approx(116.8, abs=0.1)  # as published

@@ -128,7 +128,9 @@ def test_every_policy_says_how_fast_on_every_profiles_machine(profile: str) -> N
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("NVIDIA H20", "h20"),
         ("NVIDIA B200", "b200"),
-        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA L4", "l4"),
         ("Tesla T4", None),
         ("", None),
     ],
@@ -484,3 +486,25 @@ def test_a_cpu_calibrates_in_one_batch_and_its_threads_wait_asleep() -> None:
     assert limits is not None
     assert limits.batch_size == limits.samples
     assert profile.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+class TestProfilesThatExtend:
+    def test_keys_are_merged(self, tmp_path: Path) -> None:
+        file = tmp_path / "mine.yaml"
+        file.write_text("name: mine\nextends: h100\nengine_arguments: {tensor-parallel-size: 8}\n")
+        mine, base = catalog.load_profile(str(file)), catalog.load_profile("h100")
+        assert mine.engine_arguments == {**base.engine_arguments, "tensor-parallel-size": 8}
+        assert mine.environment == base.environment
+        assert "extends" not in mine.model_dump()
+        assert catalog.load_shown(str(file)) == mine
+
+    def test_a_circle_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text("name: a\nextends: ./b.yaml\n")
+        (tmp_path / "b.yaml").write_text("name: b\nextends: ./a.yaml\n")
+        with pytest.raises(UsageError) as caught:
+            catalog.load_profile(str(tmp_path / "a.yaml"))
+        assert "key extends" in caught.value.where
+
+    def test_a_profile_is_shown_by_name(self) -> None:
+        assert catalog.load_shown("h100") == catalog.load_profile("h100")
+        assert catalog.load_shown("awq-w4a16") == catalog.load_recipe("awq-w4a16")
