@@ -103,6 +103,7 @@ def check(
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
+    from pipeline.plan.cost_power import cost_powers
     from pipeline.plan.data_sources import SourceResolver
     from pipeline.plan.gate_power import (
         check_decidable,
@@ -136,16 +137,21 @@ def check(
         counts = sources.counts(policy)
         power = policy_power(policy, recipes, counts)
         claims = claim_powers(policy, len(recipes))
+        costs = cost_powers(policy, recipes, counts)
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
             answer |= {"gates": [asdict(gate) for gate in power]}
             answer["joint"] = [asdict(joint) for joint in joint_power(power)]
             if policy.speed is not None:
                 answer["speed"] = [claim.to_dict() for claim in claims]
+            if policy.cost is not None:
+                answer["cost"] = [asdict(cost) for cost in costs]
             print_json(answer)
         else:
             print_power(power)
             print_claims(claims)
+            for cost in costs:
+                print(cost.words)
         note_repeated_fields(policy, sources, progress)
         check_decidable(policy, recipes, counts, progress)
         check_likely(policy, recipes, counts)

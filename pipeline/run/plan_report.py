@@ -27,6 +27,7 @@ from pipeline.environments.environment import Accelerator, EnvironmentStatus, st
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft
+from pipeline.plan.cost_power import PlannedCost, cost_powers
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.plan import Find, Plan
@@ -76,6 +77,7 @@ class PlanReport:
     stages: tuple[PlannedStage, ...]
     power: tuple[GatePower, ...]
     claims: tuple[PlannedGatePower, ...]
+    costs: tuple[PlannedCost, ...]
     may_ask_more: bool
     environments: tuple[EnvironmentStatus, ...]
     weights_bytes: dict[str, int]
@@ -102,6 +104,7 @@ class PlanReport:
             "gates": [asdict(gate) for gate in self.power],
             "joint": [asdict(joint) for joint in joint_power(self.power)],
             **({"speed": [claim.to_dict() for claim in self.claims]} if self.claims else {}),
+            **({"cost": [asdict(cost) for cost in self.costs]} if self.costs else {}),
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
                 for env in self.environments
@@ -267,6 +270,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         claims=claim_powers(
             choices.policy, len(choices.recipes), profile, level, start_seconds(seen)
         ),
+        costs=cost_powers(policy, choices.recipes, sources.counts(policy), level),
         attempt=attempt,
         forms={name: suite.prompt_format for name, suite in policy.suites.items()},
         timeline=timeline,
