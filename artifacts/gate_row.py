@@ -37,6 +37,7 @@ class GateRow:
     recovery: str  # candidate over baseline; '' over zero
     verdict: Verdict
     reason: str
+    lengths: str = ""  # of generated answers, baseline to candidate
     is_upper: bool = False  # whether the bound is from above, as that of a cost
 
     @property
@@ -75,7 +76,23 @@ def gate_row(gate: GateReport, places: int = 2) -> GateRow:
         recovery=format_percent(gate.recovery, 1, nothing=""),
         verdict=gate.verdict,
         reason=gate.reason,
+        lengths=describe_lengths(gate),
     )
+
+
+def describe_lengths(gate: GateReport) -> str:
+    """Describe how long generated answers are, and how many have no end; '' for others."""
+    before, after = gate.baseline_lengths, gate.candidate_lengths
+    if before is None or after is None:
+        return ""
+    words = [f"{before.tokens:,.0f} to {after.tokens:,.0f} tokens an answer"]
+    for label, one, other in (
+        ("cut off", before.truncated, after.truncated),
+        ("thoughts without an end", before.unclosed, after.unclosed),
+    ):
+        if one or other:
+            words.append(f"{label}: {format_percent(one, 1)} to {format_percent(other, 1)}")
+    return "; ".join(words)
 
 
 def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:

@@ -54,6 +54,14 @@ class GroupReport(Record):
     flips: int = Field(description="questions whose score changed")
 
 
+class AnswerLengths(Record):
+    """One side's generated answers, each sample counted."""
+
+    tokens: float = Field(description="mean tokens of an answer, thoughts included")
+    truncated: float = Field(description="share that reached the largest number of tokens")
+    unclosed: float = Field(description="share whose thoughts have no end")
+
+
 class GateReport(Record):
     """Comparison of one variant with the baseline on one suite."""
 
@@ -100,6 +108,10 @@ class GateReport(Record):
     interval_method: str
     flips: int = Field(description="questions whose score changed")
     gains: int = Field(description="of these, how many the candidate did better")
+    baseline_lengths: AnswerLengths | None = Field(
+        None, description="None where answers are not generated"
+    )
+    candidate_lengths: AnswerLengths | None = None
     noise_floor: NoiseFloor | None = Field(description="None where the policy does not ask for it")
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"

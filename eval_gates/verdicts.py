@@ -9,6 +9,7 @@ from eval_gates.chance_baselines import UNRELATED, check_sensitivities, unrelate
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.cost import CostReport
 from eval_gates.gate_report import (
+    AnswerLengths,
     ChanceBaseline,
     EProcessPoint,
     GateReport,
@@ -119,6 +120,8 @@ def judge_suite(
         interval_method=companion.method,
         flips=len(changes),
         gains=sum(a > b for a, b in zip(after, before, strict=True)),
+        baseline_lengths=answer_lengths(name, baseline),
+        candidate_lengths=answer_lengths(name, candidate),
         noise_floor=floor,
         groups=kind.groups(baseline, candidate),
         e_process=[
@@ -151,6 +154,34 @@ def mean_of(rows: Answers, key: str) -> float:
     """Return the mean of that key; each cluster counts as one."""
     values = means(group_by_cluster(rows), key)
     return sum(values) / len(values)
+
+
+def answer_lengths(name: str, rows: Answers) -> AnswerLengths | None:
+    """Return the lengths of generated answers; None for rows without tokens.
+
+    Raises:
+        ValueError: a row's numbers are impossible.
+    """
+    if not any("tokens" in row for row in rows):
+        return None
+    total = answers = 0
+    unfinished = {"truncated": 0, "unclosed": 0}
+    for row in rows:
+        tokens = row.get("tokens")
+        if not isinstance(tokens, list) or not tokens or not all(map(_is_count, tokens)):
+            raise ValueError(f"{name}: question {row['id']} has no tokens of its answers")
+        total, answers = total + sum(tokens), answers + len(tokens)
+        for key in unfinished:
+            count: Any = row.get(key)
+            if not _is_count(count) or count > len(tokens):
+                raise ValueError(f"{name}: question {row['id']} has no number '{key}'")
+            unfinished[key] += count
+    shares = {key: count / answers for key, count in unfinished.items()}
+    return AnswerLengths(tokens=total / answers, **shares)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:

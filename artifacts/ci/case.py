@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from artifacts.gate_row import describe_lengths
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.cost import CostReport
 from eval_gates.gate_report import GateReport
@@ -104,6 +105,7 @@ def gate_case(variant: str, gate: GateReport) -> Case:
                 "test": gate.test,
                 "method": gate.method,
                 "flips": gate.flips,
+                "lengths": describe_lengths(gate) or None,
             }
         ),
     )

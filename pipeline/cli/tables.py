@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from artifacts.gate_row import GateRow, claim_rows, gate_row
+from artifacts.gate_row import GateRow, claim_rows, describe_lengths, gate_row
 from pipeline.cli.terminal import open_console
 from pipeline.core.errors import PrepareError, from_dict
 from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip, log_line
@@ -81,7 +81,12 @@ def print_run(report: RunReport, *, is_shown: bool = False) -> None:
         print_line(out, Text(title_of(report)))
     for variant in report.variants:
         print_reasons(out, variant)
-    last = [*floor_lines(report), *speed_lines(report), *cost_lines(report)]
+    last = [
+        *floor_lines(report),
+        *length_lines(report),
+        *speed_lines(report),
+        *cost_lines(report),
+    ]
     last += [*serving_lines(report.options), *drafting_lines(report)]
     for line in [*last, *attribution_lines(report)]:
         print_line(out, Text(line))
@@ -159,6 +164,16 @@ def floor_lines(report: RunReport) -> list[str]:
     return [
         f"{suite}: the baseline asked twice changed {floor.flips} of {floor.n} scores"
         for suite, floor in floors.items()
+    ]
+
+
+def length_lines(report: RunReport) -> list[str]:
+    """Return how long generated answers are, gate by gate."""
+    return [
+        f"{variant.recipe}, {gate.suite}: {words}"
+        for variant in report.variants
+        for gate in variant.gates
+        if (words := describe_lengths(gate))
     ]
 
 

@@ -93,4 +93,4 @@ def policy_digest(judge: StageRecord) -> str:
     return digest_json(judge.parameters.get("policy"))
 
 
-JUDGE = Stage("judge", 1, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 2, JudgeParameters, JudgeRuntime, JudgeResult)

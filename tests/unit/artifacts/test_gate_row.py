@@ -39,3 +39,13 @@ def test_a_ratio_has_a_bound_and_a_floor() -> None:
 def test_only_an_unusual_tier_is_named() -> None:
     assert gate_row(gate_report(tier="critical")).unusual_tier == ""
     assert speed_row(speed_claim(tier="advisory")).unusual_tier == ", advisory"
+
+
+def test_lengths_are_told_where_answers_are_generated() -> None:
+    assert gate_row(gate_report()).lengths == ""
+    sides = {
+        "baseline_lengths": {"tokens": 1200.4, "truncated": 0.0, "unclosed": 0.0},
+        "candidate_lengths": {"tokens": 1500.0, "truncated": 0.0312, "unclosed": 0.0},
+    }
+    words = gate_row(gate_report(**sides)).lengths
+    assert words == "1,200 to 1,500 tokens an answer; cut off: 0.0 % to 3.1 %"

@@ -152,6 +152,14 @@ def test_a_gate_that_was_not_decided_early_has_one_number(capsys: Capture) -> No
     assert any("mmlu acc (n=2048)" in line for line in lines)
 
 
+def test_lengths_of_answers_are_told(capsys: Capture) -> None:
+    lengths = {"tokens": 512.0, "truncated": 0.5, "unclosed": 0.25}
+    gates = [gate_report(baseline_lengths=lengths, candidate_lengths=lengths)]
+    told = " ".join(shown(capsys, run_report(variants=[variant_report(gates=gates)])))
+    assert "mmlu: 512 to 512 tokens an answer; cut off: 50.0 % to 50.0 %" in told
+    assert "thoughts without an end: 25.0 % to 25.0 %" in told
+
+
 def test_the_floor_is_told_once_a_suite(capsys: Capture) -> None:
     gates = [gate_report(noise_floor={"n": 32, "flips": 1})]
     variants = [variant_report(gates=gates), variant_report(recipe="awq-w4a16", gates=gates)]

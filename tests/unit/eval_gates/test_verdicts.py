@@ -21,7 +21,7 @@ from kept_answers import (
     recovery,
 )
 
-from eval_gates.gate_report import NoiseFloor, Tier
+from eval_gates.gate_report import AnswerLengths, NoiseFloor, Tier
 from recipes.policy import AnySuite
 
 
@@ -233,3 +233,33 @@ class TestGroups:
 
     def test_other_suites_have_none(self) -> None:
         assert judged(self.BEFORE, self.AFTER, HUMANEVAL).groups == []
+
+
+class TestLengths:
+    @staticmethod
+    def lengths(tokens: Any, **unfinished: Any) -> Rows:
+        fields = {"tokens": tokens, "truncated": 0, "unclosed": 0, **unfinished}
+        return [{**row, **fields} for row in answers([1.0, 0.5])]
+
+    def test_every_answer_counts(self) -> None:
+        long = self.lengths([30, 50], truncated=1)
+        report = judged_rows(self.lengths([10]), long)
+        assert report.baseline_lengths == AnswerLengths(tokens=10, truncated=0, unclosed=0)
+        assert report.candidate_lengths == AnswerLengths(tokens=40, truncated=0.5, unclosed=0)
+
+    def test_only_the_questions_that_both_answered(self) -> None:
+        more = [*self.lengths([10]), {**answers([1.0])[0], "id": "x"}]
+        assert judged_rows(more, self.lengths([10])).baseline_lengths is not None
+
+    def test_choices_have_none(self) -> None:
+        assert judged_rows(answers([1.0]), answers([1.0])).candidate_lengths is None
+
+    @pytest.mark.parametrize("tokens", [None, [], [-1], [True], ["7"], [1e9], [2**40], 7])
+    def test_impossible_tokens(self, tokens: Any) -> None:
+        with pytest.raises(ValueError, match="/0 has no tokens"):
+            judged_rows(self.lengths([1]), self.lengths(tokens))
+
+    @pytest.mark.parametrize("count", [None, -1, 2, "0", 0.5])
+    def test_impossible_counts(self, count: Any) -> None:
+        with pytest.raises(ValueError, match="/0 has no number 'unclosed'"):
+            judged_rows(self.lengths([1]), self.lengths([1], unclosed=count))
