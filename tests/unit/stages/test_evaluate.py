@@ -24,7 +24,7 @@ MARGINS: Any = {"fp8": Margin(points=0.1)}
         (MmluSuite(margins=MARGINS), "acc"),
         (MmluSuite(margins=MARGINS, prompt_format="cloze"), "acc_norm"),
         (HumanEvalSuite(margins=MARGINS), "pass@1"),
-        (MbppSuite(margins=MARGINS, samples=10, k=5), "pass@5"),
+        (MbppSuite(margins=MARGINS, samples=10, sampling="model", k=5), "pass@5"),
         (RougeSuite(margins=MARGINS, metric="bleu"), "bleu"),
     ],
 )
