@@ -67,7 +67,8 @@ def promote(
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.plan.resolved_options import registry_uri
-    from pipeline.release.promotion import PromotionRequest, promote_run
+    from pipeline.release.promotion import promote_run
+    from pipeline.release.promotion_stage import PromotionRequest
     from pipeline.release.signer import find_signer
     from pipeline.release.stages.promote import PROMOTE
 

@@ -9,7 +9,7 @@ from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import evidence_stage
-from pipeline.release.promotion import PromotionRequest, promotion_stage
+from pipeline.release.promotion_stage import PromotionRequest, promotion_stage
 from pipeline.release.signer import Signer
 from pipeline.release.stages.promote import PROMOTE
 from pipeline.run.run_recorder import RunRecorder

@@ -48,7 +48,8 @@ from pipeline.core.store import Store, write_atomically
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import write_evidence
-from pipeline.release.promotion import PromotionRequest, promote_run
+from pipeline.release.promotion import promote_run
+from pipeline.release.promotion_stage import PromotionRequest
 from pipeline.run.ablation import AblationRun
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.runner import LaidOut, Runner, run_planned

@@ -45,7 +45,8 @@ from pipeline.plan import build_plan
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.preflight.preflight import PreflightInput
 from pipeline.release.deployment import find_version
-from pipeline.release.promotion import PromotionRequest, promote_run
+from pipeline.release.promotion import promote_run
+from pipeline.release.promotion_stage import PromotionRequest
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.recorded_verdict import read_past
 from pipeline.release.serve import accepted_tuples

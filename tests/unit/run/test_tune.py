@@ -27,7 +27,8 @@ from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.serving_profile import check_told_gain, fit_profile
 from pipeline.plan.tuning_plan import TuningPlanner, find_claim, make_defaults, make_screened
-from pipeline.release.promotion import PromotionRequest, choose_variants
+from pipeline.release.promotion import choose_variants
+from pipeline.release.promotion_stage import PromotionRequest
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.run.tune import PROFILE, TuningRun
