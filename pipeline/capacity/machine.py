@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.hardware import NodeInfo, this_node
+from recipes import catalog
+from recipes.gpu import GpuType
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Machine:
     gpu: str | None = None  # name of the first NVIDIA GPU that CUDA shows us; None without one
     gpus: int = 0  # visible GPUs of that type
     compute_capability: float | None = None  # of the first
+    gpu_memory_gib: float | None = None  # of the first, as the driver has it
     driver: str = ""  # driver version; empty if unknown or irrelevant
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None if unset
     cpu_features: tuple[str, ...] = field(default_factory=cpu_features)
@@ -42,9 +45,31 @@ def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
         gpu=first.name if first else None,
         gpus=sum(gpu.name == gpus[0].name for gpu in gpus),
         compute_capability=first.compute_capability if first else None,
+        gpu_memory_gib=first.memory_gib if first else None,
         driver=first.driver if first else "",
         visible_devices=node.visible_devices if with_gpu else None,
         cpu_features=node.cpu_features,
+    )
+
+
+def gpu_type(machine: Machine) -> GpuType | None:
+    """Return the built-in type of the machine's GPU, or one with the memory that the driver has.
+
+    The latter has no bandwidth. None if the memory is unknown.
+    """
+    if machine.gpu is None:
+        return None
+    if found := catalog.gpu_of_driver(machine.gpu):
+        return found
+    if machine.gpu_memory_gib is None or machine.compute_capability is None:
+        return None
+    return GpuType(
+        name="this-gpu",
+        summary=machine.gpu,
+        driver_name=machine.gpu,
+        memory_gib=machine.gpu_memory_gib,
+        compute_capability=machine.compute_capability,
+        memory_bandwidth_gb_per_s=1,
     )
 
 

@@ -28,6 +28,18 @@ class VisibleGpu:
     compute_capability: float | None = None  # such as 9.0; None if unknown
     is_slice: bool = False
 
+    @property
+    def memory_gib(self) -> float | None:
+        """Total memory in GiB; None if unknown.
+
+        The driver does not list a slice's: its name has an upper limit, "MIG 3g.40gb".
+        """
+        found = re.fullmatch(r"(\d+) MiB", self.memory)
+        if found:
+            return int(found[1]) / 1024
+        of_slice = re.search(r"\bMIG \d+\S*\.(\d+)gb\b", self.name)
+        return float(of_slice[1]) if of_slice else None
+
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
     """Return the GPUs that CUDA shows to a process, after CUDA_VISIBLE_DEVICES.

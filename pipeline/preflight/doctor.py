@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from eval_gates.sandbox import SandboxError, choose_isolation
 from pipeline.capacity.machine import machine_of
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import EnvironmentBuildError, PrepareError, UsageError
+from pipeline.core.gpus import VisibleGpu, busy_gpus
 from pipeline.core.hardware import this_node
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
@@ -115,6 +116,8 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
         yield DoctorCheck(subject, Severity.PROBLEM, missing.message, missing.hint)
         return
     yield DoctorCheck(subject, Severity.OK, "can be served here")
+    if fitted.accelerator == "cuda":
+        yield from _check_idle_and_busy(node.gpus)
     for name, override in fitted.in_effect.items():
         yield DoctorCheck(f"{subject}, {name}", Severity.OK, override.reason)
     for name in recipe_names():
@@ -129,6 +132,27 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
             yield DoctorCheck(
                 f"{subject}, recipe {name}", Severity.WARNING, fault.message, fault.hint
             )
+
+
+def _check_idle_and_busy(gpus: Sequence[VisibleGpu]) -> Iterator[DoctorCheck]:
+    """Report GPUs that no run uses, and those where another process computes."""
+    unused = [gpu.name for gpu in gpus if gpu.name != gpus[0].name]
+    if unused:
+        yield DoctorCheck(
+            "GPUs",
+            Severity.WARNING,
+            f"{', '.join(unused)} stays unused: all GPUs of a run are of one kind, {gpus[0].name}",
+            "choose others with CUDA_VISIBLE_DEVICES",
+        )
+    computing = busy_gpus()
+    busy = [f"{number} ({gpu.name})" for number, gpu in enumerate(gpus) if gpu.uuid in computing]
+    if busy:
+        yield DoctorCheck(
+            "GPUs",
+            Severity.WARNING,
+            f"another process computes on GPU {', '.join(busy)}",
+            "end it, or choose others with CUDA_VISIBLE_DEVICES",
+        )
 
 
 def _check_python() -> Iterator[DoctorCheck]:

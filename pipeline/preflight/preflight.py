@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.capacity.fit import GpuPool
 from pipeline.capacity.gpu_plan import candidates_of, hint
-from pipeline.capacity.machine import Machine
+from pipeline.capacity.machine import Machine, gpu_type
 from pipeline.capacity.stage_resources import (
     SMALL_FILES_BYTES,
     check_need,
@@ -155,10 +155,12 @@ class PreflightInput:
             found.append(f"memory is not checked before the run: {self._inspected.message}")
         elif self.machine.gpu and checks.is_pipelined(self.profile):
             found.append("GPU memory is not checked before the run: layers are spread over stages")
-        elif (gpu := self.machine.gpu) and catalog.gpu_of_driver(gpu) is None:
+        elif (gpu := self.machine.gpu) and gpu_type(self.machine) is None:
             found.append(
                 f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
             )
+        elif gpu and self._inspection and (unknown := self._inspection.cache.unknown):
+            found.append(f"room for the KV cache is not checked before the run: {unknown}")
         return found
 
     def _find_checkpoint_faults(self) -> Iterator[PrepareError | None]:
@@ -172,11 +174,11 @@ class PreflightInput:
     def _find_gpu_memory_faults(self) -> Iterator[PrepareError]:
         """Yield the models that the engine could not start on this machine's GPUs.
 
-        GPUs without a data file are not checked. All models must be served, so another recipe is no
+        GPUs of unknown memory are not checked. All models must be served, so another recipe is no
         hint.
         """
         profile, inspection = self.profile, self._inspection
-        gpu = catalog.gpu_of_driver(self.machine.gpu) if self.machine.gpu else None
+        gpu = gpu_type(self.machine)
         if inspection is None or gpu is None or profile.accelerator != "cuda":
             return
         if checks.is_pipelined(profile):
@@ -186,7 +188,8 @@ class PreflightInput:
         for candidate in candidates_of(inspection, self._served, self.weights):
             fit = site.fit(candidate, together, reserve_at_least=True)
             if fit.obstacle in ("split", "weights", "context"):
-                number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
+                name = self.machine.gpu if gpu.name == "this-gpu" else gpu.name
+                number = f"{together} x {name}" if together > 1 else f"one {name}"
                 yield PreflightError(
                     f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
                     where=f"--profile {profile.name}",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.cpu_features import VARIABLE
+from pipeline.core.gpus import VisibleGpu
 from pipeline.environments import gpu_host
 from pipeline.environments.definition import Accelerator, define, detect_accelerator
 from pipeline.environments.folders import environment_folder
@@ -235,6 +236,15 @@ class TestDriver:
         found = about("gpu", diagnose(settings))
         assert found.severity is Severity.PROBLEM
         assert "nvidia-smi" in found.hint
+
+
+def test_gpus_that_stay_unused_or_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(tmp_path, "echo GPU-1", monkeypatch)
+    h100, a100 = VisibleGpu("NVIDIA H100", "GPU-0"), VisibleGpu("NVIDIA A100", "GPU-1")
+    unused, busy = doctor._check_idle_and_busy([h100, a100])
+    assert "NVIDIA A100 stays unused" in unused.message
+    assert "1 (NVIDIA A100)" in busy.message
+    assert list(doctor._check_idle_and_busy([h100, h100])) == []
 
 
 class TestBuildHost:

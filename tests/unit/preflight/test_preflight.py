@@ -25,6 +25,7 @@ from pipeline.capacity.fit import GpuPool
 from pipeline.capacity.gpu_plan import candidates_of
 from pipeline.capacity.machine import Machine
 from pipeline.core.errors import CheckpointError, PreflightError, PrepareError, UsageError
+from pipeline.core.gpus import VisibleGpu
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.unquantized_modules import ignore_list
 from pipeline.preflight.preflight import PreflightInput, refuse
@@ -248,6 +249,25 @@ class TestGpu:
         assert isinstance(fault, PreflightError)
         assert "'baseline' cannot be served on one h100" in fault.message
         assert fault.hint == "tensor-parallel-size 2; or a GPU such as b200"
+
+    @pytest.mark.parametrize(
+        ("name", "memory", "known"),
+        [
+            ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "", True),
+            ("NVIDIA X9", "40960 MiB", True),
+            ("NVIDIA X9", "[N/A]", False),
+        ],
+    )
+    def test_memory_of_slices_and_of_gpus_without_a_file(
+        self, name: str, memory: str, known: bool
+    ) -> None:
+        gib = VisibleGpu(name, "GPU-0", memory=memory).memory_gib
+        assert gib == (40 if known else None)
+        found = preflight(
+            LLAMA_3_70B, replace(H100, gpu=name, gpu_memory_gib=gib), profile="h100", recipes=()
+        )
+        assert [name in fault.message for fault in found.faults()] == [True] * known
+        assert any("not checked" in note for note in found.notes()) != known
 
     def test_how_much_memory_quantizing_is_to_be_given(self) -> None:
         found = preflight(LLAMA_3_70B, H100, profile="h100", recipes=(AWQ, FP8))
