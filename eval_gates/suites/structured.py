@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from functools import lru_cache, partial
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +32,8 @@ from recipes.policy import Source, Suite
 
 STEM = "structured"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "structured.jsonl"
-MAX_VALUES = 10_000  # of an answer; unique items are compared pair by pair
-SECONDS_PER_PATTERN = 1.0
+MAX_VALUES = 2_000  # of an answer; unique items are compared pair by pair
+SECONDS = 1.0  # for one answer; a schema of few lines may take years
 
 PROMPT = (
     "{prompt}\n\nAnswer with one JSON value and nothing else. It must fit this JSON schema:\n"
@@ -42,6 +43,10 @@ ENDS = {"chat": "", "completion": "\n\nJSON: "}
 STOPS: dict[str, list[str]] = {"completion": ["\n\n"], "chat": []}
 
 _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)\n?```", re.DOTALL)
+_REFUSED = {
+    "patternProperties": "uses patternProperties, whose patterns have no time limit",
+    "$dynamicRef": "uses $dynamicRef, which is not resolved here",
+}
 _FIELDS = "each line needs prompt (a text) and schema (a JSON schema, draft 2020-12)"
 
 
@@ -142,29 +147,42 @@ def find_fault(answer: str, schema: dict[str, Any]) -> str:
         value = parse_json(fenced[1] if fenced else text, whole_text=False, values=MAX_VALUES)
     except UntrustedJsonError as error:
         return f"not JSON: {error}"[:200]
+    end = time.monotonic() + SECONDS
     try:
-        fault = best_match(_validator(json.dumps(schema)).iter_errors(value))
-    except (RecursionError, TimeoutError) as error:
+        fault = best_match(_validator(json.dumps(schema), end).iter_errors(value))
+    except Exception as error:  # the library's, such as OverflowError for 10**400
         return f"the schema cannot be applied: {type(error).__name__}"
     return f"{fault.json_path}: {fault.message}"[:200] if fault else ""
 
 
-@lru_cache(maxsize=1024)
-def _validator(schema: str) -> Any:
-    """Return a validator that fetches no other schema and whose patterns end in time."""
+def _validator(schema: str, end: float) -> Any:
+    """Return a validator that fetches no other schema and raises TimeoutError after `end`."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
     from referencing import Registry
 
-    bounded = extend(Draft202012Validator, {"pattern": _match_in_time})
+    checks = {**Draft202012Validator.VALIDATORS, "pattern": partial(_match, end)}
+    bounded = extend(
+        Draft202012Validator, {name: _until(end, check) for name, check in checks.items()}
+    )
     return bounded(json.loads(schema), registry=Registry())
 
 
-def _match_in_time(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+def _until(end: float, check: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(*arguments: Any) -> Any:
+        if time.monotonic() > end:
+            raise TimeoutError
+        return check(*arguments)
+
+    return bounded
+
+
+def _match(end: float, validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
     import regex
     from jsonschema import ValidationError
 
-    if isinstance(value, str) and not regex.search(pattern, value, timeout=SECONDS_PER_PATTERN):
+    left = max(0.001, end - time.monotonic())
+    if isinstance(value, str) and not regex.search(pattern, value, timeout=left):
         yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
@@ -183,22 +201,23 @@ def _check_schema(schema: dict[str, Any], place: str) -> None:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
+    problem = next((why for key, why in _REFUSED.items() if any(_values_of(schema, key))), "")
+    if any(isinstance(name, str) for part in schema.values() for name in _values_of(part, "$id")):
+        problem = "has '$id' inside, which changes what references mean"
     try:
         Draft202012Validator.check_schema(schema)
         resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
         for reference in _values_of(schema, "$ref"):
-            resolver.lookup(str(reference))
-        problem = (
-            "uses patternProperties, whose patterns have no time limit"
-            if any(_values_of(schema, "patternProperties"))
-            else ""
-        )
+            if isinstance(reference, str):  # else a property of this name
+                Draft202012Validator.check_schema(resolver.lookup(reference).contents)
     except SchemaError as error:
         problem = f"is not a JSON schema: {error.message}"
     except Unresolvable as error:
         problem = f"refers to what it does not hold: {error.ref}"
     except RecursionError:
         problem = "is nested too deeply"
+    except Exception as error:  # the library's, such as ValueError for a reference into a list
+        problem = f"cannot be checked: {type(error).__name__} {error}"
     if problem:
         raise EvaluationDataError(
             f"'schema' {problem}"[:300], where=place, hint="fix or remove the line"
