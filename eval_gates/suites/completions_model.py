@@ -194,6 +194,16 @@ def read_generated(
     )
 
 
+def special_texts(tokenizer: Any) -> list[str]:
+    """Return the texts of the tokens that a server leaves out of its answers.
+
+    `all_special_tokens` lacks those without a role, such as gpt-oss's `<|channel|>`.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    texts = [*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)]
+    return list(dict.fromkeys(filter(None, texts)))
+
+
 def check_fit(lengths: list[int], limit: int) -> None:
     """Raise StageError if a prompt with its answer is too long; lm-eval would cut it."""
     too_long = [length for length in lengths if length > limit]
@@ -264,6 +274,7 @@ def completions_model(
             # Whether the endpoint can; None: not tried yet.
             self._asks_once: bool | None = None if asks_once else False
             self._counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
+            self._special = special_texts(self.tokenizer)
 
         @staticmethod
         def parse_logprobs(
@@ -310,7 +321,7 @@ def completions_model(
                     limit=self.max_length,
                     seed=self._seed,
                     template_arguments=for_template,
-                    special_tokens=self.tokenizer.all_special_tokens,
+                    special_tokens=self._special,
                 )
                 for request, prompt in zip(requests, prompts, strict=True)
             ]
@@ -383,8 +394,11 @@ def completions_model(
                     ]
                 response.raise_for_status()
                 found = await response.json()
-            special = self.tokenizer.all_special_tokens if is_text else []
-            answer = read_generated(found, asked, special) if is_text else read_answer(found, asked)
+            answer = (
+                read_generated(found, asked, self._special)
+                if is_text
+                else read_answer(found, asked)
+            )
             if not isinstance(answer, RejectedRequest):
                 answered(1 if is_text else len(answer))
             return [answer]

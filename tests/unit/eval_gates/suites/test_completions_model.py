@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from eval_gates.suites.completions_model import (
     read_answer,
     read_generated,
     read_scored,
+    special_texts,
 )
 from pipeline.core.errors import StageError
 
@@ -266,6 +268,24 @@ def test_markers_that_are_special_tokens_are_asked_for() -> None:
     assert asked.body["skip_special_tokens"] is False
     body = {"choices": [{"text": "[THINK]a[/THINK] b</s>"}], "usage": {"completion_tokens": 9}}
     assert read_generated(body, asked, list(special)) == "b"
+
+
+class AddedToken(str):
+    """As the one of `tokenizers`, whose text is its `str`."""
+
+    special: bool
+
+    def __new__(cls, text: str, special: bool) -> AddedToken:
+        made = super().__new__(cls, text)
+        made.special = special
+        return made
+
+
+def test_markers_without_a_role_in_the_tokenizer_are_special_tokens_too() -> None:
+    added = {5: AddedToken("<|channel|>", True), 6: AddedToken("<think>", False)}
+    tokenizer = SimpleNamespace(all_special_tokens=["</s>"], added_tokens_decoder=added)
+    assert special_texts(tokenizer) == ["</s>", "<|channel|>"]
+    assert special_texts(SimpleNamespace(all_special_tokens=["</s>"])) == ["</s>"]
 
 
 def test_messages_go_to_the_chat_endpoint_with_the_templates_arguments() -> None:
