@@ -141,10 +141,11 @@ def _draw_key(generator: random.Random) -> str:
 
 
 def _draw_others(generator: random.Random, key: str, sentences: int) -> list[str]:
-    """Return other keys, each with one of the key's words."""
+    """Return other keys, each with one of the key's words; at most as many as there are words."""
     first, second = key.split("-")
+    words = [word for word in _words() if word not in (first, second)]
     count = max(MIN_OTHER_KEYS, sentences // SENTENCES_PER_OTHER_KEY)
-    words = generator.sample([word for word in _words() if word not in (first, second)], count)
+    words = generator.sample(words, min(count, len(words)))
     return [
         f"{first}-{word}" if place % 2 else f"{word}-{second}" for place, word in enumerate(words)
     ]

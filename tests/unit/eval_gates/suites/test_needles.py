@@ -106,6 +106,10 @@ class TestScore:
             scores.append(needles.share_found(case.text, case.values))
         assert sum(scores) / len(scores) < 0.4
 
+    def test_the_longest_text_that_a_policy_may_ask_for(self) -> None:
+        case = needles.build_case("1", "multi_key", int(4_000_000 * 3.5), 0.5)
+        assert 13_900_000 < len(case.text) <= 14_000_000
+
 
 class TestSuite:
     def test_every_length_has_all_kinds_at_all_depths(self) -> None:
