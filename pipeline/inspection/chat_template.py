@@ -68,8 +68,8 @@ def folder_generation(folder: Path) -> ModelGeneration:
 
 def _template_of(value: Any) -> str | None:
     if isinstance(value, list):  # several named templates; the default is used
-        named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
-        value = named.get("default")
+        named = (one for one in value if isinstance(one, dict) and one.get("name") == "default")
+        value = next((one.get("template") for one in reversed([*named])), None)
     return value if isinstance(value, str) else None
 
 

@@ -104,6 +104,8 @@ def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Re
         "constants": {
             "messages": MESSAGES,
             "add_generation_prompt": True,
+            "tools": None,  # given and none, as by transformers
+            "documents": None,
             **model.special_tokens,
         },
         "arguments": [dict(each) for each in arguments],

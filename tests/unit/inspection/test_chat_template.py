@@ -23,6 +23,7 @@ NAMED = [{"name": "default", "template": "{{ messages }}"}]
         ({"tokenizer_config.json": {"chat_template": "{{ messages }}"}}, True),
         ({"tokenizer_config.json": {"chat_template": NAMED}}, True),
         ({"tokenizer_config.json": {"chat_template": [{**NAMED[0], "name": "tools"}]}}, False),
+        ({"tokenizer_config.json": {"chat_template": [5, {"name": []}, *NAMED]}}, True),
         ({"tokenizer_config.json": {}, "chat_template.jinja": "{{ messages }}"}, True),
     ],
 )

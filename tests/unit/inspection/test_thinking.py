@@ -110,6 +110,11 @@ def test_a_hostile_one_is_an_error_within_seconds(template: str) -> None:
     assert time.monotonic() - began < 25
 
 
+def test_tools_and_documents_are_none_as_in_transformers() -> None:
+    template = "{% for x in (tools, documents) %}{% if x is not none %}{{ x[0].name }}{% endif %}"
+    assert render(model(template + "{% endfor %}A:"), [{}]).prompts == ("A:",)
+
+
 def test_a_tokens_text_is_no_template() -> None:
     other = ModelGeneration("here", "{{ eos_token }}</think>", {"eos_token": "{{ 7 * 7 }}"})
     assert render(other, [{}]).prompts == ("{{ 7 * 7 }}</think>",)
