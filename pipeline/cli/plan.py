@@ -121,7 +121,7 @@ def plan(
     if found.attempt:
         print(found.attempt)
     print_table(["environment", "state", "size"], found.environment_rows())
-    for refusal in found.refusals():
-        print(refusal)
+    for line in (*found.refusals(), *(f"note: {note}" for note in found.notes)):
+        print(line)
     print(found.total())
     raise typer.Exit(found.exit_code)

@@ -86,6 +86,7 @@ class PlanReport:
     faults: tuple[PrepareError, ...] = ()
     exit_code: ExitCode = ExitCode.SUCCESS  # of `prepare model`, where it would refuse to begin
     attempt: str = ""
+    notes: tuple[str, ...] = ()  # what the preflight could not check
     timeline: Timeline | None = None  # None while the later stages have no keys yet, or never fit
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,6 +113,7 @@ class PlanReport:
             "expected_seconds": self.expected_seconds(),
             "schedule": self.timeline.to_dict() if self.timeline else None,
             "refused": [fault.to_dict() for fault in self.faults],
+            "notes": list(self.notes),
         }
 
     def headline(self) -> str:
@@ -272,6 +274,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         ),
         costs=cost_powers(policy, choices.recipes, sources.counts(policy), level),
         attempt=attempt,
+        notes=tuple(preflight.notes()) if preflight is not None else (),
         forms={name: suite.prompt_format for name, suite in policy.suites.items()},
         timeline=timeline,
         may_ask_more=may_ask_more,

@@ -202,6 +202,10 @@ class TestNothingDone:
         with pytest.raises(CheckpointError, match=r"no \.safetensors file"):
             planning.forecast()
 
+    def test_what_is_not_checked_is_a_note(self, planning: Planning) -> None:
+        (note,) = planning.forecast().notes
+        assert "memory is not checked before the run: config.json lacks hidden_size" in note
+
 
 class TestServers:
     def test_one_start_a_variant_before_what_needs_it(self, planning: Planning) -> None:
