@@ -15,10 +15,11 @@ from eval_gates.suites.answer_rows import (
     partners_of,
 )
 from eval_gates.suites.generation import GeneratedScores, GeneratingTask, generated_rows
+from eval_gates.suites.group_scores import GROUP
 from eval_gates.suites.known_tasks import known_task
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from eval_gates.suites.lm_eval_metrics import Metric, score_of
-from eval_gates.suites.lm_eval_task import lay_out, open_task
+from eval_gates.suites.lm_eval_task import MEMBER, lay_out, open_task
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import (
     QuestionOrder,
@@ -41,7 +42,10 @@ class LmEvalTask(GeneratingTask):
     """The documents of a task."""
 
     kind: Literal["lm_eval"] = "lm_eval"
-    task: str = Field(min_length=1, description="lm-eval's name of one task, or a task's YAML file")
+    task: str = Field(
+        min_length=1,
+        description="lm-eval's name of a task or a group of tasks, or a task's YAML file",
+    )
     metric: str | None = Field(None, description="one of the task's own; its first when absent")
     num_fewshot: int | None = Field(
         None, ge=0, le=1_000, description="few-shot examples; the task's own if absent"
@@ -123,13 +127,22 @@ class LmEval(SuiteKind[LmEvalTask]):
             )
 
         is_generated = opened.task.OUTPUT_TYPE == "generate_until"
-        rows_of = (
+        score_rows = (
             partial(generated_rows, task, score_generated)
             if is_generated
             else partial(chosen_rows, opened.metric)
         )
-        each = task.samples if is_generated else opened.requests_per_question
-        return SuiteTask(opened.task, opened.metric.label, rows_of, each)
+
+        def rows_of(questions: Rows, samples: Rows, progress: Progress) -> Rows:
+            rows = score_rows(questions, samples, progress)
+            if len(opened.members) == 1:
+                return rows
+            return [
+                {**row, GROUP: question[MEMBER]}
+                for row, question in zip(rows, questions, strict=True)
+            ]
+
+        return SuiteTask(opened.task, opened.metric.label, rows_of, opened.requests_per_question)
 
     def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
         return str(laid_out)

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 from eval_gates.clusters import shared_text
 from eval_gates.suites.fixed_task import digest_of, fixed_task
 from eval_gates.suites.generation import sampling_settings, thinking_settings
-from eval_gates.suites.lm_eval_dataset import save_dataset
+from eval_gates.suites.ifeval_checkers import load_checkers
+from eval_gates.suites.joined_task import join_tasks
+from eval_gates.suites.lm_eval_dataset import save_dataset, used_splits
 from eval_gates.suites.lm_eval_files import localize, read_task_file
 from eval_gates.suites.lm_eval_metrics import Metric, choose_metric, score_of
 from pipeline.core.errors import EvaluationDataError
@@ -30,7 +32,11 @@ ASKED, FIELDS = "asked_sha256", "fields"  # keys of a row; the latter only where
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens", "max_new_tokens")
 DEFAULT_TOKENS = 256  # of an answer, where neither the policy nor the task says
 _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
-_SHOWN = 8  # names of a group's members in an error
+_GROUP_KEYS = ("group", "group_alias", "task", "tag", "aggregate_metric_list", "metadata")
+_COMBINING_FILTERS = {"majority_vote", "take_first_k"}
+MEMBER = "member"  # key of a row: the name of its task
+Place = dict[str, Any]
+"""Where a task's YAML file is, and what its group changes of it."""
 
 
 class LoadedTask(NamedTuple):
@@ -39,6 +45,7 @@ class LoadedTask(NamedTuple):
     task: Any
     metric: Metric
     requests_per_question: int
+    members: dict[str, Any]  # the tasks that it consists of, by name
 
 
 class PreparedQuestions(NamedTuple):
@@ -60,40 +67,44 @@ def lay_out(
         folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
 
     Raises:
-        EvaluationDataError: the task is missing or a group, runs code, or has no usable metric or
+        EvaluationDataError: the task is missing, runs code, or has no usable metric or
             data.
     """
-    if file is None:
-        place = {"installed": _find_installed(suite["task"])}
-    else:
-        place = {"file": _copy(file, folder)}
-    (folder / PLACE).write_text(json.dumps(place))
-    config = _config(folder, suite)
-    _metric_of(config, suite)
-    local = localize(config, file.resolve().parent) if file else config
-    found_revision = save_dataset(local, revision, folder / DATASET)
-    task, metric, _ = open_task(suite, None, folder)
-    rows = [
-        {
-            "id": f"{config['task']}/{n}",
-            "doc_index": n,
-            "doc_sha256": digest_of(document),
-            ASKED: asked_digest(task, document),
-            **({FIELDS: dict(document)} if suite.get("cluster_by") else {}),
-        }
-        for n, document in enumerate(task.eval_docs)
-    ]
+    members: list[Place] = (
+        list(_find_installed(suite["task"])) if file is None else [{"file": _copy(file, folder)}]
+    )
+    (folder / PLACE).write_text(json.dumps(members))
+    configs = _configs(folder, suite)
+    _shared_metric(configs, suite)
+    revisions = []
+    for config in configs:
+        local = localize(config, file.resolve().parent) if file else config
+        target = folder / DATASET / _dataset_key(config)
+        if not target.exists():
+            revisions.append(save_dataset(local, revision, target))
+    opened = open_task(suite, None, folder)
+    rows, choices = [], {}
+    for name, task in opened.members.items():
+        for n, document in enumerate(task.eval_docs):
+            row = {
+                "id": f"{name}/{n}",
+                "doc_index": n,
+                "doc_sha256": digest_of(document),
+                MEMBER: name,
+                ASKED: asked_digest(task, document),
+                **({FIELDS: dict(document)} if suite.get("cluster_by") else {}),
+            }
+            rows.append(row)
+            if task.OUTPUT_TYPE == "multiple_choice":
+                choices[row["id"]] = scored_choices(task, opened.metric, document)
+    shared = [shared_text(task.eval_docs) for task in opened.members.values()]
     facts = {
-        "task": config["task"],
-        "metric": metric.label,
-        "output_type": config["output_type"],
-        "revision": found_revision,
-        "choices": {
-            row["id"]: scored_choices(task, metric, document)
-            for row, document in zip(rows, task.eval_docs, strict=True)
-            if config["output_type"] == "multiple_choice"
-        },
-        "shared_text": shared_text(task.eval_docs),
+        "task": configs[0]["task"] if len(configs) == 1 else suite["task"],
+        "metric": opened.metric.label,
+        "output_type": configs[0]["output_type"],
+        "revision": revisions[0],
+        "choices": choices,
+        "shared_text": next(filter(None, shared), None),
     }
     return PreparedQuestions(rows, facts)
 
@@ -131,16 +142,21 @@ def open_task(
     """Return the task over laid-out questions, in their order; None: all documents."""
     from datasets import load_from_disk
 
-    config = _config(folder, suite)
-    metric = _metric_of(config, suite)
-    if config.get("filter_list"):
-        config["filter_list"] = [
-            entry for entry in config["filter_list"] if entry["name"] == metric.filter
-        ]
-    splits = dict(load_from_disk(str(folder / DATASET), keep_in_memory=True))
-    order = [row["doc_index"] for row in rows] if rows else None
-    is_generated = config["output_type"] == "generate_until"
-    task = fixed_task(config, splits, order, suite["samples"] if is_generated else 1)
+    configs = _configs(folder, suite)
+    metric = _shared_metric(configs, suite)
+    loaded: dict[str, Any] = {}
+    members = {}
+    for config in configs:
+        key = _dataset_key(config)
+        if key not in loaded:
+            loaded[key] = dict(load_from_disk(str(folder / DATASET / key), keep_in_memory=True))
+        members[config["task"]] = _open_member(config, metric, loaded[key], suite)
+    order = (
+        [(row[MEMBER], row["doc_index"]) for row in rows]
+        if rows
+        else [(name, n) for name, task in members.items() for n in range(len(task.eval_docs))]
+    )
+    task = join_tasks(members, order)
     for row, document in zip(rows or (), task.eval_docs, strict=False):
         if digest_of(document) != row["doc_sha256"]:
             raise EvaluationDataError(
@@ -149,36 +165,108 @@ def open_task(
                 hint="its processing is not repeatable; choose another task, or fix its "
                 "process_docs",
             )
-    choices = config["output_type"] == "multiple_choice"
-    per_question = len(task.doc_to_choice(task.eval_docs[0])) if choices else 1
-    return LoadedTask(task, metric, per_question)
+    first = next(iter(members.values()))
+    each = _samples(configs[0], suite)
+    if first.OUTPUT_TYPE == "multiple_choice":
+        each = len(first.doc_to_choice(first.eval_docs[0]))
+    return LoadedTask(task, metric, each, members)
 
 
-def _find_installed(name: str) -> str:
-    from lm_eval import tasks
+def _open_member(
+    config: dict[str, Any], metric: Metric, splits: dict[str, Any], suite: dict[str, Any]
+) -> Any:
+    if config.get("filter_list"):
+        config["filter_list"] = [
+            entry for entry in config["filter_list"] if entry["name"] == metric.filter
+        ]
+        functions = {part["function"] for part in config["filter_list"][0]["filter"]}
+        if combined := functions & _COMBINING_FILTERS:
+            raise EvaluationDataError(
+                f"the filter '{metric.filter}' makes one answer of several ({', '.join(combined)})",
+                where=f"lm-eval task {config['task']}",
+                hint="name a filter of single answers: 'metric: METRIC,FILTER' in the policy",
+            )
+    samples = _samples(config, suite)
+    return fixed_task({**config, "repeats": 1}, splits, samples=samples)
+
+
+def _samples(config: dict[str, Any], suite: dict[str, Any]) -> int:
+    """Return the answers for each question: the policy's, or the task's own repeats."""
+    if config["output_type"] != "generate_until":
+        return 1
+    samples = int(suite["samples"] if suite["samples"] > 1 else config.get("repeats") or 1)
+    if samples > 1 and not config["generation_kwargs"].get("do_sample"):
+        raise EvaluationDataError(
+            f"the task asks every question {samples} times, and its answers are greedy",
+            where=f"lm-eval task {config['task']}, key repeats",
+            hint="add 'sampling', such as {temperature: 0.7}, to the suite in the policy",
+        )
+    return samples
+
+
+def _dataset_key(config: dict[str, Any]) -> str:
+    """Return the name of a dataset's folder, which members may share."""
+    keys = ("dataset_path", "dataset_name", "dataset_kwargs")
+    found = {key: config.get(key) for key in keys}
+    return digest_of({**found, "splits": used_splits(config)})[:16]
+
+
+def _shared_metric(configs: Sequence[dict[str, Any]], suite: dict[str, Any]) -> Metric:
+    """Return the one metric of all members; EvaluationDataError if they have none in common."""
+    metrics = [_metric_of(config, suite) for config in configs]
+    types = {config["output_type"] for config in configs}
+    if len(set(metrics)) == len(types) == 1:
+        return metrics[0]
+    labels = {metric.label: config["task"] for metric, config in zip(metrics, configs, strict=True)}
+    listed = "; ".join(f"{task} has {label}" for label, task in labels.items())
+    kinds = f" ({', '.join(sorted(types))})" if len(types) > 1 else ""
+    raise EvaluationDataError(
+        f"the members of the group are scored differently{kinds}: {listed}",
+        where=f"lm-eval task {suite['task']}",
+        hint="set 'metric' to one that all have, or make a suite of each member",
+    )
+
+
+def _find_installed(name: str) -> Iterator[Place]:
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager()  # reads all of lm-eval's YAML files: some seconds
-    entry = manager.task_index.get(name)
-    if entry is None:
+    if name not in manager.task_index:
         close = get_close_matches(name, manager.all_subtasks, n=5)
         raise EvaluationDataError(
             f"lm-eval knows no task '{name}'",
             where="policy key 'task'",
             hint=f"did you mean {', '.join(close)}?" if close else "see lm-eval's list of tasks",
         )
-    if name in manager.all_groups or name in manager.all_tags:
-        members = sorted(entry.tags) or [
-            item if isinstance(item, str) else str(item.get("task") or item.get("group"))
-            for item in (entry.cfg or {}).get("task", [])
-        ]
-        more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+    found = {str(place): place for place in _members(manager.task_index, name, {})}
+    return iter(found.values())
+
+
+def _members(index: Any, name: str, overrides: dict[str, Any]) -> Iterator[Place]:
+    """Yield a task, or the members of a group or tag, with what the group changes of them."""
+    from lm_eval import tasks
+
+    entry = index.get(name)
+    if entry is None:
         raise EvaluationDataError(
-            f"'{name}' is a group of tasks, and a gate judges one",
+            f"the group defines its member '{name}' itself, which cannot be a gate",
             where="policy key 'task'",
-            hint=f"its members: {', '.join(members[:_SHOWN])}{more}; make a suite of each you need",
+            hint="choose another group, or make a suite of each member",
         )
-    return str(Path(entry.yaml_path).relative_to(Path(tasks.__file__).parent))
+    if entry.kind.name == "TAG":
+        for member in sorted(entry.tags):
+            yield from _members(index, member, overrides)
+    elif entry.kind.name == "GROUP":
+        own = {key: value for key, value in entry.cfg.items() if key not in _GROUP_KEYS}
+        for item in entry.cfg.get("task", []):
+            changes = {} if isinstance(item, str) else dict(item)
+            member = item if isinstance(item, str) else changes.pop("task", "")
+            yield from _members(
+                index, str(changes.pop("group", member)), {**own, **overrides, **changes}
+            )
+    else:
+        path = Path(entry.yaml_path).relative_to(Path(tasks.__file__).parent)
+        yield {"installed": str(path), "overrides": overrides}
 
 
 def _copy(file: Path, folder: Path) -> str:
@@ -191,17 +279,23 @@ def _copy(file: Path, folder: Path) -> str:
     return str(Path(CODE) / found.path.relative_to(root))
 
 
-def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
+def _configs(folder: Path, suite: dict[str, Any]) -> list[dict[str, Any]]:
+    places = json.loads((folder / PLACE).read_text())
+    return [_config(folder, suite, place) for place in places]
+
+
+def _config(folder: Path, suite: dict[str, Any], place: Place) -> dict[str, Any]:
     from lm_eval import tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    place = json.loads((folder / PLACE).read_text())
     if "file" in place:
         path = folder / place["file"]
     else:
         path = Path(tasks.__file__).parent / place["installed"]
     _refuse(load_yaml(path, resolve_func=False))  # before its code is run
     try:
+        if "ifeval" in path.stem:
+            load_checkers()  # or lm-eval would download a part of them
         with _leave_no_bytecode():  # next to a module in the store
             config: dict[str, Any] = load_yaml(path)
     except Exception as error:  # the task's own modules may raise anything
@@ -210,6 +304,7 @@ def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
             where=str(path),
             hint="check the modules that it names with !function, and what they import",
         ) from error
+    config |= place.get("overrides", {})
     for key in ("tag", "group", "task_list"):  # lm-eval's own way of telling task from structure
         config.pop(key, None)
     config.setdefault("output_type", "generate_until")
@@ -239,7 +334,6 @@ def _refuse(config: dict[str, Any]) -> None:
         "it is written as a Python class, whose documents cannot be fixed": "class" in config,
         "it shows pictures or plays sounds": config.get("doc_to_image")
         or config.get("doc_to_audio"),
-        "it asks every question several times, with one seed": config.get("repeats", 1) > 1,
     }
     for reason, is_so in reasons.items():
         if is_so:

@@ -130,17 +130,57 @@ found["later"] = answer(Sums(), suite, rows, [range(13, 20), range(13)], here / 
 found["refusals"] = {
     "perplexity": refusal(settings("wikitext")),
     "aggregate": refusal(settings("lambada_openai")),
-    "group": refusal(settings("mmlu")),
+    "group": refusal(settings("leaderboard")),
     "tag": refusal(settings("ai2_arc")),
     "unknown": refusal(settings("gsm8")),
     "code": refusal(settings("mbpp")),
     "class": refusal(settings("squadv2")),
-    "repeats": refusal(settings("gsm8k_cot_self_consistency")),
     "metric": refusal(settings("gsm8k", metric="acc")),
     "filter": refusal(settings("gsm8k", metric="exact_match,none")),
     "offline": refusal(settings("gsm8k")),
     "data": refusal(settings("choices.yaml"), folder),
 }
+
+def without_hub(config, revision, target):
+    # Stands for the Hub: questions of every subject, or sums.
+    from datasets import Dataset, DatasetDict
+    pro = [{"question": f"{s} {n}?", "options": ["x", "y", "z"], "answer": "B", "answer_index": 1,
+            "category": s, "cot_content": "A: Let's think step by step. Yes."}
+           for n in range(6) for s in SUBJECTS]
+    sums = [{"question": f"What is {n} plus {n}?", "answer": f"So.\\n#### {2 * n}"}
+            for n in range(12)]
+    split = Dataset.from_list(sums if "gsm8k" in config["task"] else pro)
+    DatasetDict({"test": split, "validation": split, "train": split}).save_to_disk(str(target))
+
+
+from eval_gates.suites import lm_eval_task
+from eval_gates.suites.mmlu_pro import SUBJECTS
+lm_eval_task.save_dataset = without_hub
+
+
+class Steps(Sums):
+    # Knows law, and of the sums what its seed says.
+
+    def generate_until(self, requests):
+        self.settings = [request.args[1] for request in requests]
+        return ["So the answer is (B)." if "about law" in r.args[0] else
+                f"The answer is {2 * (r.args[1].get('seed', 0) % 2)}." for r in requests]
+
+
+def by_name(suite, batches, output):
+    output.mkdir()
+    spec = {"suite": suite, "source": {"kind": "hub"}, "folder": None, "seed": 7}
+    model = Steps()
+    facts = questions_worker.run(spec, NullProgress(), output)
+    rows = [row for _, row in read_rows(output / "questions.jsonl")]
+    return {"facts": facts, **answer(model, suite, rows, batches, output),
+            "settings": model.settings, "datasets": len(list((output / "dataset").iterdir()))}
+
+
+found["members"] = by_name(settings("mmlu_pro"), [range(84)], here / "members")
+found["repeats"] = by_name(settings("gsm8k_cot_self_consistency"), [range(12)], here / "repeats")
+found["refusals"]["majority"] = refusal(
+    settings("gsm8k_cot_self_consistency", metric="exact_match,maj@8"))
 print("RESULT " + json.dumps(found))
 """
 
@@ -326,6 +366,30 @@ def test_what_the_task_needs_is_kept_beside_its_questions(found: dict[str, Any])
     assert found["text"]["kept"] == sorted(["questions.jsonl", "task.json", *code])
 
 
+def test_a_group_is_one_population_of_its_members(found: dict[str, Any]) -> None:
+    members = found["members"]
+    assert members["facts"]["task"] == "mmlu_pro"
+    assert members["facts"]["questions"] == 14 * 6
+    assert members["metric"] == "exact_match,custom-extract"
+    assert members["datasets"] == 1, "one dataset of all members is stored once"
+    scores = {row["group"]: row["score"] for row in members["answers"]}
+    assert len(scores) == 14
+    assert {name for name, score in scores.items() if score} == {"mmlu_pro_law"}
+    assert all(row["id"].startswith(row["group"]) for row in members["answers"])
+
+
+def test_repeats_are_samples_with_seeds(found: dict[str, Any]) -> None:
+    repeats = found["repeats"]
+    assert repeats["each"] == 64
+    assert repeats["metric"] == "exact_match,score-first"
+    assert len({settings["seed"] for settings in repeats["settings"]}) == 12 * 64
+    assert {settings["temperature"] for settings in repeats["settings"]} == {0.2}
+    for row in repeats["answers"]:
+        right = [text == f"The answer is {2 * number_of(row)}." for text in row["answer"]]
+        assert len(right) == 64
+        assert row["score"] == sum(right) / 64
+
+
 def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
     assert found["hub_cache"] == []
 
@@ -335,12 +399,12 @@ def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
     [
         ("perplexity", ["word_perplexity", "not a mean over documents", "none of this task's"]),
         ("aggregate", ["'perplexity'", "metrics that a gate can use: acc"]),
-        ("group", ["'mmlu' is a group", "mmlu_stem, mmlu_other"]),
-        ("tag", ["'ai2_arc' is a group", "arc_challenge, arc_easy"]),
+        ("group", ["scored differently", "leaderboard", "make a suite of each"]),
+        ("tag", ["dataset cannot be read", "arc_challenge"]),
         ("unknown", ["no task 'gsm8'", "did you mean", "gsm8k"]),
         ("code", ["runs code that a model wrote", "mbpp"]),
         ("class", ["Python class", "squadv2"]),
-        ("repeats", ["several times", "gsm8k_cot_self_consistency"]),
+        ("majority", ["one answer of several", "majority_vote", "self_consistency"]),
         ("metric", ["no metric 'acc'", "metrics that a gate can use: exact_match"]),
         ("filter", ["no filter 'none'", "strict-match, flexible-extract"]),
         ("offline", ["dataset cannot be read", "gsm8k", "whether the Hub can be reached"]),
