@@ -216,6 +216,21 @@ def check_fit(lengths: list[int], limit: int) -> None:
         )
 
 
+def render_chat(tokenizer: Any, messages: list[Any], **settings: Any) -> str:
+    """Return the prompt of the messages; StageError if the chat template refuses them."""
+    from jinja2 import TemplateError
+
+    try:
+        prompt: str = tokenizer.apply_chat_template(messages, tokenize=False, **settings)
+    except TemplateError as error:
+        roles = ", ".join(dict.fromkeys(str(message.get("role")) for message in messages))
+        raise StageError(
+            f"the chat template refuses messages of {roles}: {error}"[:300],
+            hint="take 'prompt_format: completion' for this suite, or another template",
+        ) from error
+    return prompt
+
+
 def check_numbers(values: list[float]) -> None:
     """Raise StageError if a value is no log-probability."""
     wrong = [value for value in values if not value <= _ROUNDING]  # NaN, too
@@ -331,15 +346,14 @@ def completions_model(
         def apply_chat_template(
             self, chat_history: list[Any], add_generation_prompt: bool = True, **settings: Any
         ) -> str:
-            text: str = self.tokenizer.apply_chat_template(
+            return render_chat(
+                self.tokenizer,
                 chat_history,
-                tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
                 **settings,
                 **for_template,
             )
-            return text
 
         def _prompt(self, prompt: str, settings: dict[str, Any]) -> str:
             chat = settings.get("chat")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 
 from eval_gates.suites.completions_model import (
     GenerationRequest,
@@ -21,6 +22,7 @@ from eval_gates.suites.completions_model import (
     read_answer,
     read_generated,
     read_scored,
+    render_chat,
     special_texts,
 )
 from pipeline.core.errors import StageError
@@ -338,3 +340,18 @@ def test_log_probabilities() -> None:
 def test_what_is_no_log_probability(value: float) -> None:
     with pytest.raises(StageError, match=f"{value:g}"):
         check_numbers([-1.0, value])
+
+
+def test_a_template_that_refuses_a_role_is_an_error() -> None:
+    """Some templates know no system role, which lists the functions of tool calls."""
+
+    class Tokenizer:
+        def apply_chat_template(self, messages: list[Any], **settings: Any) -> str:
+            if messages[0]["role"] == "system":
+                raise TemplateError("System role not supported")
+            return f"{messages[0]['content']} {settings['tokenize']} {settings['tools']}"
+
+    user = {"role": "user", "content": "Hi"}
+    assert render_chat(Tokenizer(), [user], tools=[]) == "Hi False []"
+    with pytest.raises(StageError, match="system, user: System role not supported"):
+        render_chat(Tokenizer(), [{**user, "role": "system"}, user])
