@@ -45,9 +45,22 @@ def test_default_promotes_the_usual_fp8_variant(benchmark: ModuleType) -> None:
     assert found["all"] >= 0.85
 
 
-@pytest.mark.parametrize(("name", "suite"), [("default", "mmlu"), ("default", "code"),
-                                             ("default", "rouge"), ("strict", "mmlu"),
-                                             ("strict", "code")])  # fmt: skip
+@pytest.mark.parametrize("name", ["general", "code", "reasoning"])
+def test_other_policies_promote_good_variants(benchmark: ModuleType, name: str) -> None:
+    """FP8 and 4 bits, each next to a second recipe in the run."""
+    policy = catalog.load_policy(name)
+    for variant in benchmark.VARIANTS[1:3]:
+        assert benchmark.measure(policy, variant, 2, 200, SEED)["all"] >= 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "suite"),
+    [
+        *(("default", suite) for suite in ("mmlu", "code", "rouge")),
+        *(("strict", suite) for suite in ("mmlu", "code")),
+        *(("general", suite) for suite in ("ifeval", "needles")),
+    ],
+)
 def test_a_variant_at_the_margin_passes_at_most_at_alpha(
     benchmark: ModuleType, name: str, suite: str
 ) -> None:
