@@ -399,7 +399,7 @@ def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
     [
         ("perplexity", ["word_perplexity", "not a mean over documents", "none of this task's"]),
         ("aggregate", ["'perplexity'", "metrics that a gate can use: acc"]),
-        ("group", ["scored differently", "leaderboard", "make a suite of each"]),
+        ("group", ["the task's own code cannot be loaded", "math"]),
         ("tag", ["dataset cannot be read", "arc_challenge"]),
         ("unknown", ["no task 'gsm8'", "did you mean", "gsm8k"]),
         ("code", ["runs code that a model wrote", "mbpp"]),
