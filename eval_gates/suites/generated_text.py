@@ -138,19 +138,19 @@ def remove_thoughts(
 
     The start of the first thought may be missing: templates write it into the prompt.
     """
-    first, closed, after = text.partition(markers.end)
-    if has_begun and not closed:
+    closed, at = text.find(markers.end), 0
+    if has_begun and closed < 0:
         return "", True
-    rest = after if closed and (has_begun or markers.start not in first) else text
-    kept = ""
-    while True:
-        before, opened, inside = rest.partition(markers.start)
-        kept += before
-        if not opened:
-            return kept, False
-        _, closed, rest = inside.partition(markers.end)
-        if not closed:
-            return kept, True
+    if closed >= 0 and (has_begun or text.find(markers.start, 0, closed) < 0):
+        at = closed + len(markers.end)
+    kept = []
+    while (opened := text.find(markers.start, at)) >= 0:
+        kept.append(text[at:opened])
+        closed = text.find(markers.end, opened + len(markers.start))
+        if closed < 0:
+            return "".join(kept), True
+        at = closed + len(markers.end)
+    return "".join(kept) + text[at:], False
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -68,6 +69,12 @@ def test_no_text_has_a_complete_thought_left(text: str, has_begun: bool) -> None
     assert len(answer) <= len(text)
     if not is_unclosed and not has_begun and THINK.end not in text:
         assert answer == text
+
+
+def test_a_long_answer_of_marks_takes_no_time() -> None:
+    started = time.process_time()
+    assert remove_thoughts("<think></think>" * 300_000, THINK) == ("", False)
+    assert time.process_time() - started < 3
 
 
 def test_channels_are_thoughts() -> None:
