@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 import textwrap
+from itertools import islice
 
 # Where a completed function has ended. vLLM's server refuses more than four.
 STOPS: dict[str, list[str]] = {
@@ -26,6 +27,8 @@ _DEFINING = (
     ast.Assign,
     ast.AnnAssign,
 )
+# An answer may go round in circles, and a megabyte takes a second to parse.
+_MAX_BLOCKS, _MAX_FENCES, _MAX_DEPTH, _MAX_STARTS, _MAX_TRIES = 50, 20, 10, 20, 100
 _THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
 
 
@@ -77,12 +80,12 @@ def _choose_code(completion: str, entry_point: str) -> str:
     return _without_prose(completion, entry_point)
 
 
-def _blocks(text: str) -> list[str]:
+def _blocks(text: str, depth: int = 0) -> list[str]:
     blocks: list[str] = []
     at = 0
-    while (opening := _FENCE_OPENS.search(text, at)) is not None:
+    while len(blocks) < _MAX_BLOCKS and (opening := _FENCE_OPENS.search(text, at)) is not None:
         code, at = _block(text, opening)
-        inner = [] if _parses(code) else _blocks(code)
+        inner = [] if depth == _MAX_DEPTH or _parses(code) else _blocks(code, depth + 1)
         blocks.extend(inner or [code])
     return blocks
 
@@ -91,7 +94,7 @@ def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
     """Return the code and end of a block: the first fence with which the block parses."""
     fence = opening["fence"]
     closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
-    candidates = list(closing.finditer(text, opening.end()))
+    candidates = list(islice(closing.finditer(text, opening.end()), _MAX_FENCES))
     for candidate in candidates:
         code = _dedent(text[opening.end() : candidate.start()], opening["before"])
         if _parses(code):
@@ -154,7 +157,7 @@ def _without_prose(text: str, entry_point: str) -> str:
     starts = [
         match.start() for match in _CODE_BEGINS.finditer(text) if match.start() < header.start()
     ]
-    for start in [*starts, header.start()]:
+    for start in [*starts[:_MAX_STARTS], header.start()]:
         code = _definitions(_find_longest_parsing(text[start:]))
         if _defines(code, entry_point):
             return code
@@ -172,20 +175,32 @@ def _definitions(code: str) -> str:
 
 
 def _find_longest_parsing(code: str) -> str:
-    lines = code.splitlines(keepends=True)
-    for end in range(len(lines), 0, -1):
+    lines = re.findall(r"[^\n]*\n|[^\n]+", code)
+    end = len(lines)
+    for _ in range(_MAX_TRIES):
         kept = "".join(lines[:end])
-        if kept.strip() and _parses(kept):
+        if not kept.strip():
+            break
+        fault = _find_fault(kept)
+        if fault is None:
             return kept
+        end = min(end - 1, fault)  # what includes the faulty line does not parse either
     return code
 
 
 def _parses(code: str) -> bool:
+    return _find_fault(code) is None
+
+
+def _find_fault(code: str) -> int | None:
+    """Return the line of the first error, counted from 1; None if the code parses."""
     try:
         ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    except SyntaxError as error:
+        return error.lineno or 1
+    except (ValueError, RecursionError, MemoryError):
+        return code.count("\n") + 1
+    return None
 
 
 def _header(name: str) -> re.Pattern[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,3 +170,28 @@ def test_the_server_takes_four_stops_at_most() -> None:
 def test_no_answer_breaks_the_extraction(completion: str) -> None:
     assert isinstance(extract_code(completion, PROMPT, "halves", "chat"), str)
     assert extract_code(completion, PROMPT, "halves", "completion").startswith(PROMPT)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "```python\nx = (\n" + "1,\n" * 30_000,
+        "```python\ntry:\n" + "    x = 1\n" * 3_000,
+        "```python\nif x\n```\n" * 5_000,
+        "```python\n" * 5_000,
+        "```python\n" + "It is so.\n" * 10_000,
+        "import os\n" * 5_000 + "!\ndef halves(\n",
+        "def halves(\n" * 5_000,
+    ],
+    ids=lambda text: f"{text[:20]!r}",
+)
+def test_an_answer_that_goes_round_in_circles_takes_seconds(completion: str) -> None:
+    started = time.process_time()
+    extract_code(completion, PROMPT, "halves", "chat")
+    assert time.process_time() - started < 5
+
+
+def test_the_longest_part_that_parses() -> None:
+    cut_off = "\n".join(f"    x = {n}" for n in range(500))
+    code = extract_code(f"```python\n{FUNCTION}\n\ndef f(:\n{cut_off}", PROMPT, "halves", "chat")
+    assert code.endswith(f"{FUNCTION}\n\n")
