@@ -47,7 +47,7 @@ MAX_CHARACTERS = 8_000
 _MAX_BASE, _MAX_EXPONENT = 1_000_000, 64
 
 
-class Case(NamedTuple):
+class BfclCase(NamedTuple):
     """Request with its functions and its right calls."""
 
     id: str
@@ -93,7 +93,7 @@ def load_package() -> Bfcl:
     return Bfcl(utils, handling, ast_checker, enums)
 
 
-def read_category(category: str) -> list[Case]:
+def read_category(category: str) -> list[BfclCase]:
     """Return the package's cases of one category, in order."""
     found = [row for _, row in read_rows(_data_file(f"BFCL_v4_{category}.json"))]
     truths: list[list[Any]] = [[] for _ in found]
@@ -102,12 +102,12 @@ def read_category(category: str) -> list[Case]:
         # As its runner does: ids of the two files differ, and their order does not.
         truths = [row["ground_truth"] for _, row in read_rows(file)]
     return [
-        Case(row["id"], category, row["question"][0], row["function"], truth)
+        BfclCase(row["id"], category, row["question"][0], row["function"], truth)
         for row, truth in zip(found, truths, strict=True)
     ]
 
 
-def prompt_messages(case: Case) -> list[dict[str, str]]:
+def prompt_messages(case: BfclCase) -> list[dict[str, str]]:
     """Return the messages of the prompting form: a system prompt with the functions first."""
     bfcl = load_package()
     messages: list[dict[str, str]] = bfcl.handling.system_prompt_pre_processing_chat_model(
@@ -116,7 +116,7 @@ def prompt_messages(case: Case) -> list[dict[str, str]]:
     return messages
 
 
-def openai_tools(case: Case) -> list[dict[str, Any]]:
+def openai_tools(case: BfclCase) -> list[dict[str, Any]]:
     """Return the functions as tools of OpenAI's chat API; KeyError for an unknown type."""
     bfcl = load_package()
     tools: list[dict[str, Any]] = bfcl.handling.convert_to_tool(
@@ -141,7 +141,7 @@ def decode(text: str, category: str) -> Calls | None:
     return calls
 
 
-def is_right(case: Case, calls: Calls | None, form: CallForm) -> bool:
+def is_right(case: BfclCase, calls: Calls | None, form: CallForm) -> bool:
     """Return whether BFCL's checker accepts these calls.
 
     Args:
@@ -222,7 +222,7 @@ def _is_bounded(op: ast.operator, left: Any, right: Any) -> bool:
     return type(op) in _OPERATORS
 
 
-def _described(case: Case) -> list[dict[str, Any]]:
+def _described(case: BfclCase) -> list[dict[str, Any]]:
     """Return a copy of the functions with BFCL's hint on the language."""
     functions = copy.deepcopy(case.functions)
     entry = {"id": f"{case.category}_0", "function": functions}

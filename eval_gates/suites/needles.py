@@ -66,7 +66,7 @@ _NUMBER = re.compile(r"(?<!\d)\d{7}(?!\d)")
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)[, _](?=\d{3})")
 
 
-class Case(NamedTuple):
+class NeedleCase(NamedTuple):
     """One text with hidden numbers."""
 
     text: str
@@ -75,7 +75,7 @@ class Case(NamedTuple):
     """The numbers of the key, in the text's order."""
 
 
-def build_case(seed: str, needles: Needles, characters: int, depth: float) -> Case:
+def build_case(seed: str, needles: Needles, characters: int, depth: float) -> NeedleCase:
     """Return the case of that seed.
 
     Args:
@@ -97,7 +97,7 @@ def build_case(seed: str, needles: Needles, characters: int, depth: float) -> Ca
         sentences = [needle(*pair) for pair in zip(others, other_numbers, strict=True)]
         hidden += [(generator.random(), sentence) for sentence in sentences]
         filling = _shorten(filling, room - sum(len(sentence) + 1 for sentence in sentences))
-    return Case(" ".join(_insert(filling, hidden)), key, tuple(numbers))
+    return NeedleCase(" ".join(_insert(filling, hidden)), key, tuple(numbers))
 
 
 def needle(key: str, number: str) -> str:
@@ -365,7 +365,7 @@ def _rows(task: NeedlesTask) -> Iterator[Row]:
             }
 
 
-def _case_of(row: Row) -> Case:
+def _case_of(row: Row) -> NeedleCase:
     return build_case(row["id"], row["needles"], row["characters"], row["depth"])
 
 

@@ -17,9 +17,9 @@ from eval_gates.chance_baselines import EMPTY
 from eval_gates.suites.answer_rows import common_fields, texts_of
 from eval_gates.suites.bfcl import (
     CATEGORIES,
+    BfclCase,
     CallForm,
     Calls,
-    Case,
     decode,
     is_right,
     openai_tools,
@@ -170,9 +170,9 @@ def answer_rows(task: ToolsTask, questions: Rows, samples: Rows, progress: Progr
     """Return rows whose score is the share of the samples that BFCL's checker accepts."""
     rows = []
     for question, sample in zip(questions, samples, strict=True):
-        case, texts = Case(**{key: question[key] for key in Case._fields}), texts_of(sample)
+        case, texts = BfclCase(**{key: question[key] for key in BfclCase._fields}), texts_of(sample)
 
-        def score(text: GeneratedText, case: Case = case) -> float:
+        def score(text: GeneratedText, case: BfclCase = case) -> float:
             return float(is_right(case, calls_in(text, case.category, task.form), task.form))
 
         row = {
@@ -202,7 +202,7 @@ def _arguments_read(call: ToolCall) -> dict[str, Any]:
     return {call.name: json.loads(call.arguments or "{}")}
 
 
-def _question(case: Case, task: ToolsTask) -> Row:
+def _question(case: BfclCase, task: ToolsTask) -> Row:
     """Return the row of a case: `question` is what is asked, `request` its tools."""
     asked = prompt_messages(case) if task.form == "prompt" else case.messages
     tools = {"request": json.dumps(openai_tools(case))} if task.form == "server" else {}
@@ -214,7 +214,7 @@ def _chat_request(question: Row) -> dict[str, Any]:
     return {"messages": question["question"], **({"tools": tools} if tools else {})}
 
 
-def _own_case(row: Row, number: int, place: str) -> Case:
+def _own_case(row: Row, number: int, place: str) -> BfclCase:
     """Return the case of a user's row.
 
     Raises:
@@ -225,7 +225,7 @@ def _own_case(row: Row, number: int, place: str) -> Case:
     if category == "simple" and len(functions) > 1:
         category = "multiple"
     name = str(row.get("id") or f"request/{number}")
-    case = Case(name, category, _messages(row.get("question"), place), functions, truth)
+    case = BfclCase(name, category, _messages(row.get("question"), place), functions, truth)
     try:
         prompt_messages(case), openai_tools(case)
         fits = not truth or is_right(case, right_calls(truth), "prompt")

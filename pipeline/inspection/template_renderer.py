@@ -25,7 +25,7 @@ MEMORY_BYTES = 512 * 2**20
 MAX_PROMPT_LETTERS = 1_000_000
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The block `generation`, which marks a model's own words in transformers."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's interface
@@ -41,7 +41,9 @@ def render_all(
     """Return `names` and `prompts`, or `error`."""
     try:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", GenerationTag],
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
