@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eval_gates.suites.answer_rows import partners_of
+from eval_gates.suites.cpu_limit import limit_cpu
 from eval_gates.suites.fixed_task import InMemoryDataset, fixed_task
 from eval_gates.suites.generation import (
     GeneratedScores,
@@ -28,6 +29,7 @@ from pipeline.core.events import Progress
 Generating = TypeVar("Generating", bound=GeneratingTask)
 
 EXAMPLES_FILE = "examples.jsonl"  # next to the questions
+CHECK_SECONDS = 10.0  # of CPU time for one answer; a row's keywords are regular expressions
 
 
 class InstalledSuite(SuiteKind[Generating]):
@@ -124,7 +126,12 @@ class InstalledSuite(SuiteKind[Generating]):
 
         def score_at(place: int, answer: str) -> float:
             random.seed(0)  # IFEval's checkers draw arguments that are out of their range
-            return self.score(task, asked.process_results(asked.eval_docs[place], [answer]))
+            try:
+                with limit_cpu(CHECK_SECONDS):
+                    results = asked.process_results(asked.eval_docs[place], [answer])
+            except (RecursionError, TimeoutError):  # no answer to these instructions needs either
+                return 0.0
+            return self.score(task, results)
 
         def score(answer: str, question: str) -> GeneratedScores:
             return GeneratedScores(
