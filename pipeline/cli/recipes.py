@@ -27,7 +27,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
     found = [catalog.load_recipe(name) for name in catalog.recipe_names()]
     ladders = [catalog.load_ladder(name) for name in catalog.ladder_names()]
     if as_json:
-        print_json([each.model_dump() for each in (*found, *ladders)])
+        print_json([each.model_dump(exclude_none=True) for each in (*found, *ladders)])
         return
     rows = [[r.name, r.family, r.summary] for r in found]
     rows += [[ladder.name, "ladder", ladder.summary] for ladder in ladders]

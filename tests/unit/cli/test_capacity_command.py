@@ -51,9 +51,7 @@ def test_the_tables(model: str, tmp_path: Path) -> None:
     assert "KV cache (gqa): 256 bytes a token in 16 bits, 128 in FP8" in done.stdout
     assert "8 x t4" in done.stdout
     assert "an estimate" in done.stdout
-    assert "fp8-dynamic, 1, 2, 4, 8 a copy: no, fp8-dynamic needs compute capability 8.9" in (
-        done.stdout
-    )
+    assert "fp8-dynamic, 1, 2, 4, 8 a copy: no, fp8-dynamic needs" in done.stdout
     assert "baseline, 8 a copy: no, 4 attention heads cannot be split over 8 GPUs" in done.stdout
     assert "fp8-dynamic cannot be served here; hint: a GPU such as l4" in done.stdout
     assert sorted(tmp_path.rglob("*")) == before

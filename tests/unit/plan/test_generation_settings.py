@@ -73,7 +73,7 @@ def test_another_form_than_usual_is_said() -> None:
     assert list(form_notes(policy(a="auto"), TEMPLATE)) == []
 
 
-@pytest.mark.parametrize("name", policy_names())
+@pytest.mark.parametrize("name", [name for name in policy_names() if name != "reasoning"])
 def test_the_carried_policies_take_a_base_model(name: str) -> None:
     assert generation_faults(load_policy(name), BASE) == []
 
@@ -187,3 +187,9 @@ def test_a_template_that_cannot_be_rendered_is_told_once() -> None:
     broken = ModelGeneration("x", "{{ raise_exception('no') }}</think>")
     (fault,) = written(broken)
     assert isinstance(fault, CheckpointError)
+
+
+def test_reasoning_needs_a_model_that_thinks() -> None:
+    faults = generation_faults(load_policy("reasoning"), BASE)
+    assert faults
+    assert all(isinstance(fault, UsageError) for fault in faults)

@@ -1,9 +1,8 @@
-"""A vLLM plugin: linear kernels for CPUs that lack vLLM's own, or on which those are slow.
+"""A vLLM plugin for CPUs: linear kernels that vLLM lacks or has slower, and seeded sampling.
 
 vLLM calls `register` in each of its processes. It puts the kernels at the end of vLLM's lists, so
 each is used only where the stock one is disabled: ``VLLM_DISABLED_KERNELS`` with
-``ChannelWiseTorchFP8ScaledMMLinearKernel`` or ``CPUWNA16LinearKernel``. Without that, nothing
-changes.
+``ChannelWiseTorchFP8ScaledMMLinearKernel`` or ``CPUWNA16LinearKernel``.
 """
 
 from .features import hide_features
@@ -19,6 +18,7 @@ def register() -> None:
     from vllm.platforms import PlatformEnum
 
     from .fp8 import WidenedFP8LinearKernel
+    from .seeds import allow_seeded_chunks
     from .wna16 import WidenedWNA16LinearKernel
 
     register_linear_kernel(WidenedFP8LinearKernel, PlatformEnum.CPU, "fp8")
@@ -26,3 +26,4 @@ def register() -> None:
     AutoAWQConfig.get_supported_act_dtypes = classmethod(
         lambda cls: [torch.half, torch.bfloat16, torch.float32]
     )
+    allow_seeded_chunks()
