@@ -31,6 +31,7 @@ HINTS = {
     Capability.CHAT: OTHER_SERVER,
     Capability.TOOLS: "start the server with its tool-call parser (vLLM: --enable-auto-tool-choice "
     "--tool-call-parser NAME), or write 'form: prompt' in the policy",
+    Capability.TOKENS: OTHER_SERVER,
     Capability.USAGE: f"{OTHER_SERVER}; or take a policy without 'speed'",
 }
 
@@ -61,7 +62,7 @@ def probe_sides(sides: Mapping[str, OpenAIEndpoint], policy: Policy) -> tuple[Pr
     required = list(list_requirements(policy))
     wanted = {capability for each in required for capability in each.one_of}
     if any(kind_of(suite).output_type(suite) is None for suite in policy.suites.values()):
-        wanted |= {*CHOICES}
+        wanted |= {*CHOICES, Capability.TOKENS}
     with ThreadPoolExecutor() as threads:
         found = list(threads.map(lambda endpoint: probe(endpoint, wanted), sides.values()))
     probed = tuple(
@@ -100,7 +101,9 @@ def list_requirements(
         output = kind_of(suite).output_type(suite)
         if output is None and laid_out and name in laid_out:
             output = laid_out[name].output_type
-        if output not in (None, GENERATED):
+        if output == GENERATED:
+            yield Requirement(asker, (Capability.TOKENS,))
+        elif output is not None:
             is_choice = output == "multiple_choice"
             yield Requirement(asker, CHOICES if is_choice else (Capability.SCORED,))
     if policy.claims_on(None):

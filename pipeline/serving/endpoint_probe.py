@@ -18,6 +18,7 @@ from eval_gates.suites.completions_model import (
     read_answer,
     read_scored,
 )
+from eval_gates.suites.generated_text import read_completion
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Capability(StrEnum):
     SCORED = "log-probabilities of the prompt's tokens (echo with logprobs)"
     CHAT = "chat (POST /v1/chat/completions)"
     TOOLS = "tool calls (tools of POST /v1/chat/completions)"
+    TOKENS = "token counts of an answer (usage.completion_tokens)"
     USAGE = "token counts of a stream (stream_options.include_usage)"
 
 
@@ -67,8 +69,7 @@ def probe(endpoint: OpenAIEndpoint, wanted: Collection[Capability]) -> Missing:
 
 def try_completions(endpoint: OpenAIEndpoint) -> str:
     """Return why a text completion fails; "" if it works."""
-    body = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 1}
-    answer, reason = post(endpoint, body)
+    answer, reason = complete_text(endpoint)
     if answer is not None and answer.status in MISSING_PATH_STATUSES and not try_chat(endpoint):
         return "it serves only chat (POST /v1/chat/completions)"
     return reason or find_wrong_text(answer)
@@ -86,6 +87,18 @@ def try_token_ids(endpoint: OpenAIEndpoint) -> str:
     }
     answer, reason = post(endpoint, body)
     return reason or find_wrong_text(answer)
+
+
+def try_tokens(endpoint: OpenAIEndpoint) -> str:
+    """Return why the tokens of an answer cannot be counted; "" if they can."""
+    answer, reason = complete_text(endpoint)
+    if reason:
+        return reason
+    try:
+        read_completion(read_json(answer))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def try_chosen(endpoint: OpenAIEndpoint) -> str:
@@ -153,12 +166,19 @@ def try_usage(endpoint: OpenAIEndpoint) -> str:
 PROBES: dict[Capability, Callable[[OpenAIEndpoint], str]] = {
     Capability.COMPLETIONS: try_completions,
     Capability.TOKEN_IDS: try_token_ids,
+    Capability.TOKENS: try_tokens,
     Capability.CHOSEN: try_chosen,
     Capability.SCORED: try_scored,
     Capability.CHAT: try_chat,
     Capability.TOOLS: try_tools,
     Capability.USAGE: try_usage,
 }
+
+
+def complete_text(endpoint: OpenAIEndpoint) -> tuple[HttpResponse | None, str]:
+    """Request one token after a text; return as :func:`post`."""
+    body = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 1}
+    return post(endpoint, body)
 
 
 def continue_tokens(endpoint: OpenAIEndpoint, **more: Any) -> tuple[HttpResponse | None, str]:

@@ -4,8 +4,8 @@
 
 What can be left out: `completions` (it answers chat alone), `chat` and `tools` (400), `token_ids`
 (400), `logprobs` (null in every answer, as of a server that ignores the request for them), `chosen`
-(400 to the request for chosen tokens), `scored` (400 to `echo`), `usage` (a stream without its
-token counts).
+(400 to the request for chosen tokens), `scored` (400 to `echo`), `counts` (no token counts in
+answers), `usage` (a stream without its token counts).
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class EndpointStandIn(HttpStandIn):
             usage: Body = {"choices": [], "usage": {"completion_tokens": tokens}}
             return 200, parts if "usage" in self.lacks else [*parts, usage]
         scored = None if "logprobs" in self.lacks else log_probabilities(asked)
-        return 200, {"choices": [{"index": 0, "text": " a", "logprobs": scored}]}
+        counts: Body = {} if "counts" in self.lacks else {"usage": {"completion_tokens": 1}}
+        return 200, {"choices": [{"index": 0, "text": " a", "logprobs": scored}], **counts}
 
 
 def log_probabilities(asked: Body) -> Body | None:

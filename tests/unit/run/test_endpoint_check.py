@@ -66,6 +66,7 @@ def probe(
         ({"scored"}, (CLOZE,), "", ("candidate", "log-probabilities", "echo", "knowledge")),
         ({"chat"}, (PROMPT,), "", ("candidate", "chat", "calls")),
         ({"tools"}, (SERVER,), "", ("candidate", "tool calls", "calls", "--tool-call-parser")),
+        ({"counts"}, (CODE,), "", ("candidate", "usage.completion_tokens", "code")),
         ({"usage"}, (CODE,), SPEED, ("candidate", "stream_options", "speed")),
     ],
 )
@@ -89,6 +90,7 @@ def test_an_endpoint_that_lacks_what_the_policy_needs_is_refused(
     [
         ((), (CODE, LETTER, CLOZE.replace("knowledge", "cloze"))),
         ({"logprobs", "usage", "chat"}, (CODE,)),
+        ({"counts"}, (LETTER,)),
         ({"tools"}, (PROMPT,)),
         ({"chosen"}, (LETTER,)),  # scored prompts will do
         ({"scored"}, (LETTER,)),
