@@ -29,7 +29,6 @@ _DEFINING = (
 )
 # An answer may go round in circles, and a megabyte takes a second to parse.
 _MAX_BLOCKS, _MAX_FENCES, _MAX_DEPTH, _MAX_STARTS, _MAX_TRIES = 50, 20, 10, 20, 100
-_THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
 
 
 def extract_code(completion: str, problem_prompt: str, entry_point: str, form: str) -> str:
@@ -37,15 +36,14 @@ def extract_code(completion: str, problem_prompt: str, entry_point: str, form: s
 
     Base form: the prompt and its completion, cut at the first stop.
 
-    Chat form: text between <think> and </think> is omitted. The code is the first fenced block that
-    defines the function, with other blocks that only define names that it uses. Otherwise it is the
-    first block, or the answer without prose. The prompt's imports and other functions precede it.
-    Code without the function's header is its body. A block without a closing fence loses its last
-    lines until it parses.
+    Chat form: the code is the first fenced block that defines the function, with other blocks that
+    only define names that it uses. Otherwise it is the first block, or the answer without prose.
+    The prompt's imports and other functions precede it. Code without the function's header is its
+    body. A block without a closing fence loses its last lines until it parses.
     """
     if form == "completion":
         return problem_prompt + _cut_at_stops(completion)
-    code = _choose_code(_without_thoughts(completion), entry_point)
+    code = _choose_code(completion, entry_point)
     if _defines(code, entry_point):
         return f"{preamble(problem_prompt, entry_point)}{code}"
     return _with_body(problem_prompt, code)
@@ -60,14 +58,6 @@ def preamble(problem_prompt: str, entry_point: str) -> str:
 def _cut_at_stops(completion: str) -> str:
     ends = [at for stop in STOPS["completion"] if (at := completion.find(stop)) >= 0]
     return completion[: min(ends)] if ends else completion
-
-
-def _without_thoughts(completion: str) -> str:
-    """Return the text after the thoughts, whose opening mark may be missing."""
-    _, closed, answer = completion.rpartition(_THINKING_ENDS)
-    if closed:
-        return answer
-    return "" if completion.lstrip().startswith(_THINKING_BEGINS) else completion
 
 
 def _choose_code(completion: str, entry_point: str) -> str:

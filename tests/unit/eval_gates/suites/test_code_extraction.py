@@ -78,16 +78,6 @@ def solves(completion: str, form: str = "chat") -> bool:
             f"{BODY}```\nThat's it.",
             id="fences in the docstring",
         ),
-        pytest.param(f"<think>\nHm: {HEADER}    pass\n</think>\n{FUNCTION}", id="thoughts"),
-        pytest.param(
-            f"<think>\n```python\n{HEADER}    return []\n```\nNo.\n</think>\n\n"
-            f"```python\n{FUNCTION}```",
-            id="a draft in the thoughts",
-        ),
-        pytest.param(
-            f"Let me see.\n```python\n{HEADER}    return 1\n```\n</think>```python\n{FUNCTION}```",
-            id="thoughts that the template opened",
-        ),
         pytest.param(
             "First a helper:\n```python\ndef cut(n):\n    return n // 2\n```\nand then:\n"
             f"```python\n{HEADER}    return [cut(n) for n in numbers]\n```\nHope it helps!",
@@ -133,10 +123,6 @@ def test_a_right_answer_is_found_in_what_the_model_wrote(completion: str) -> Non
     "completion",
     [
         pytest.param("", id="nothing"),
-        pytest.param(f"<think>\nSo: ```python\n{FUNCTION}```", id="thoughts without an end"),
-        pytest.param(
-            f"<think>```python\n{FUNCTION}```</think>\nI give up.", id="right only in thoughts"
-        ),
         pytest.param(f"```python\n{HEADER}\t  return [\n    2, 3\n```", id="mixed indentation"),
         pytest.param("I cannot do that.", id="refusal"),
         pytest.param("```python\n```", id="empty fence"),
