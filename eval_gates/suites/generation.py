@@ -10,7 +10,7 @@ from pydantic import model_validator
 from eval_gates.chance_baselines import EMPTY, UNRELATED
 from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
 from eval_gates.suites.generated_text import GeneratedText
-from eval_gates.suites.suite_kind import Rows
+from eval_gates.suites.suite_kind import Row, Rows
 from pipeline.core.events import Progress
 from recipes.generation import Generation, Sampling, Thinking, ThoughtMarkers
 from recipes.policy import EvalTask, Suite
@@ -68,11 +68,13 @@ def thinking_settings(thinking: Thinking) -> dict[str, Any]:
     return {"thinking": thinking.model_dump()}
 
 
-def task_config(task: GeneratingTask, template: str, stops: Sequence[str]) -> dict[str, Any]:
+def task_config(
+    task: GeneratingTask, template: str | Callable[[Row], str], stops: Sequence[str]
+) -> dict[str, Any]:
     """Return the lm-eval configuration of a task whose answers `rows_of` scores.
 
     Args:
-        template: jinja, over a question's fields.
+        template: jinja, over a question's fields; or a function of the question.
         stops: at most four; vLLM refuses more.
     """
     return {
@@ -83,14 +85,9 @@ def task_config(task: GeneratingTask, template: str, stops: Sequence[str]) -> di
         "doc_to_target": "",
         "generation_kwargs": request_settings(task, stops),
         "num_fewshot": 0,
-        "process_results": _no_scores,
-        "metric_list": [{"metric": "none", "aggregation": "mean", "higher_is_better": True}],
+        "metric_list": [],
         "metadata": {"version": 1.0},
     }
-
-
-def _no_scores(document: dict[str, Any], answers: list[str]) -> dict[str, float]:
-    return {}
 
 
 def is_unsolved(task: GeneratingTask, text: GeneratedText) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -68,12 +68,6 @@ class Gsm8k(InstalledSuite[Gsm8kTask]):
 
     def shots(self, task: Gsm8kTask) -> int:
         return task.num_fewshot
-
-    def score(self, task: Gsm8kTask, results: dict[str, Any]) -> float:
-        return float(results["exact_match"])
-
-    def metric(self, task: Gsm8kTask, laid_out: str | None) -> str:
-        return f"exact_match,{self.filter}"
 
     def expected(self, task: Gsm8kTask, question: Row) -> str | None:
         return question.get("answer")

@@ -115,7 +115,9 @@ class LmEval(SuiteKind[LmEvalTask]):
         places = {question["id"]: place for place, question in enumerate(questions)}
 
         def score_at(place: int, answer: Any, question: str) -> float:
-            found = opened.task.process_results(opened.task.eval_docs[place], [answer])
+            found = opened.task.score_answer(opened.task.eval_docs[place], answer)
+            if found is None:
+                return 0.0
             return score_of(found.get(opened.metric.name), opened.metric, question)
 
         def score_generated(answer: Any, question: str) -> GeneratedScores:

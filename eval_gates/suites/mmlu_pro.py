@@ -124,12 +124,6 @@ class MmluPro(InstalledSuite[MmluProTask]):
     def shots(self, task: MmluProTask) -> int:
         return task.num_fewshot
 
-    def score(self, task: MmluProTask, results: dict[str, Any]) -> float:
-        return float(results["exact_match"])
-
-    def metric(self, task: MmluProTask, laid_out: str | None) -> str:
-        return f"exact_match,{self.filter}"
-
     def expected(self, task: MmluProTask, question: Row) -> str | None:
         if "answer" not in question:
             return None

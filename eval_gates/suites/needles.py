@@ -231,9 +231,9 @@ class NeedlesKind(SuiteKind[NeedlesTask]):
         return list(_rows(task)), {}
 
     def open(self, task: NeedlesTask, questions: Rows, folder: Path) -> SuiteTask:
-        documents = [{**row, "request": request_of(task, row)} for row in questions]
-        config = task_config(task, "{{request}}", STOPS[task.prompt_format])
-        asked = task_of(config, documents, task.samples)
+        # Texts of a few million tokens are made when they are asked: all would need gigabytes.
+        config = task_config(task, partial(request_of, task), STOPS[task.prompt_format])
+        asked = task_of(config, questions, task.samples)
         return SuiteTask(asked, self.metric(task, None), partial(answer_rows, task), task.samples)
 
     def metric(self, task: NeedlesTask, laid_out: str | None) -> str:

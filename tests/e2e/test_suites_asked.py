@@ -28,7 +28,8 @@ sys.path.insert(0, sys.argv[1])
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
 
-from eval_gates.suites import rouge
+from eval_gates.suites import fixed_task, rouge
+from eval_gates.suites.generated_text import GeneratedText
 from eval_gates.suites.humaneval import read_problems
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.events import NullProgress
@@ -57,8 +58,16 @@ class ByRule(LM):
         raise NotImplementedError
 
 
-def ask(suite, questions, batches):
-    model = ByRule()
+class Hostile(ByRule):
+    '''Answers that lm-eval's checkers of IFEval cannot end, or end with a RecursionError.'''
+
+    def generate_until(self, requests):
+        return [GeneratedText("[" * 100_000 if "JSON" in request.args[0] else "a" * 40 + "!", 9)
+                for request in requests]
+
+
+def ask(suite, questions, batches, model=None):
+    model = model or ByRule()
     opened = open_suite({"suite": suite, "questions": str(questions)})
     rows = [row for _, row in read_rows(questions)]
     answers = []
@@ -74,10 +83,10 @@ def ask(suite, questions, batches):
             "seen": model.seen, "ids": [row["id"] for row in rows]}
 
 
-def laid_out(name, suite, source):
+def laid_out(name, suite, source, folder=None):
     output = here / name
     output.mkdir()
-    spec = {"suite": suite, "source": source, "folder": None, "seed": 3}
+    spec = {"suite": suite, "source": source, "folder": folder, "seed": 3}
     questions_worker.run(spec, NullProgress(), output)
     return output / "questions.jsonl"
 
@@ -108,6 +117,25 @@ for start in (0, len(many) - 16):
     evaluate(lm=ByRule(), task_dict={"s": opened.task}, samples={"s": batch}, bootstrap_iters=0)
 found["seconds_a_batch_of_many"] = (time.monotonic() - began) / 2
 found["many"] = len(many)
+
+suite = {"kind": "needles", "lengths": [512], "cases": 6, "prompt_format": "completion"}
+questions = laid_out("needles", suite, {"kind": "builtin"})
+found["needles"] = ask(suite, questions, [range(2, 6), range(2)])
+found["needles"]["values"] = {row["id"]: row["values"] for _, row in read_rows(questions)}
+
+fixed_task.CHECK_SECONDS = 0.5
+instructions = here / "instructions"
+instructions.mkdir()
+write_rows(instructions / "ifeval_test.jsonl", [
+    {"prompt": "As JSON, please.", "instruction_id_list": ["detectable_format:json_format"],
+     "kwargs": [{}]},
+    {"prompt": "With these keywords.", "instruction_id_list": ["keywords:existence"],
+     "kwargs": [{"keywords": ["(a|a)*$"]}]},
+])
+suite = {"kind": "ifeval", "prompt_format": "completion", "max_tokens": 64}
+folder = {"kind": "folder", "digest": "x"}
+questions = laid_out("ifeval", suite, folder, str(instructions))
+found["hostile"] = ask(suite, questions, [range(2)], Hostile())["answers"]
 
 text = "The cat sat on the mat. A dog ran away."
 turned = "A dog ran away. The cat sat on the mat."
@@ -202,6 +230,18 @@ def test_choices_are_the_texts_in_the_cloze_form(found: dict[str, Any]) -> None:
 def test_a_batch_costs_what_it_asks_not_what_there_is(found: dict[str, Any]) -> None:
     assert found["many"] > 14_042
     assert found["seconds_a_batch_of_many"] < 1.0
+
+
+def test_texts_with_needles_are_made_as_they_are_asked(found: dict[str, Any]) -> None:
+    needles = found["needles"]
+    asked = [needles["ids"][number] for number in (2, 3, 4, 5, 0, 1)]
+    assert [row["id"] for row in needles["answers"]] == asked
+    for name, (prompt, _) in zip(asked, needles["seen"], strict=True):
+        assert all(value in prompt for value in needles["values"][name])
+
+
+def test_answers_that_a_checker_cannot_end_score_0(found: dict[str, Any]) -> None:
+    assert [row["score"] for row in found["hostile"]] == [0.0, 0.0]
 
 
 def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
