@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-AWQ_GEMM = "awq-gemm"  # AutoAWQ's layout; all others are compressed-tensors'
+AWQ_GEMM = "awq-gemm"  # AutoAWQ's layout
+GPTQ, GPTQ_V2 = "gptq", "gptq_v2"  # AutoGPTQ's and GPTQModel's
+FP8 = "fp8"  # `quant_method: fp8`: DeepSeek's blocks, or a scale a matrix
+MODELOPT_FP8, MODELOPT_NVFP4 = "modelopt-fp8", "modelopt-nvfp4"
+BNB_4BIT, BNB_8BIT = "bitsandbytes-4bit", "bitsandbytes-8bit"
+PLAIN = "unquantized"  # all other names are compressed-tensors'
 SCALE_BYTES = 2  # scales have the source's 16-bit type
 # Other bytes of a matrix: the unpacked shape (two 64-bit integers), the 32-bit scale of a matrix.
 EXTRA_BYTES = {"pack-quantized": 16, "nvfp4-pack-quantized": 4}
@@ -15,7 +20,7 @@ EXTRA_BYTES = {"pack-quantized": 16, "nvfp4-pack-quantized": 4}
 class WeightFormat:
     """Storage format of a layer's weights."""
 
-    name: str  # compressed-tensors' format, or `awq-gemm`
+    name: str  # compressed-tensors' format, or one of the names above
     bits: int  # of a weight
     number: str  # int or float
     # Unit of a scale: tensor, channel (a row), block, group, tensor_group (groups, and one more
@@ -28,6 +33,8 @@ class WeightFormat:
     static_input: bool = False  # activations also have a stored scale
 
     def __str__(self) -> str:
+        if self.strategy == "none":
+            return f"{self.name}, {self.bits} bits"
         shared = {"group": f"groups of {self.group}", "block": f"blocks of {self.block}"}
         words = [self.name, f"{self.bits}-bit {self.number}"]
         words.append(shared.get(self.strategy, f"a scale a {self.strategy}"))

@@ -7,28 +7,41 @@ The formats follow the libraries' source: compressed-tensors 0.19 (`compressors/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from pipeline.core.errors import VerificationError
 from pipeline.verification.number_types import Floats, unpack_awq, unpack_fp4, unpack_integers
+from pipeline.verification.other_layouts import (
+    BitsAndBytes4,
+    BitsAndBytes8,
+    Gptq,
+    ModelOptNvfp4,
+    PlainWeights,
+)
+from pipeline.verification.stored_part import (
+    SCALAR,
+    SCALE_TYPES,
+    WORD_BITS,
+    Shape,
+    StoredPart,
+    check_scale,
+    group_of_columns,
+)
 from pipeline.verification.tensor_files import StoredTensor
-from recipes.weight_format import AWQ_GEMM, WeightFormat
-
-SCALE_TYPES = ("BF16", "F16", "F32")
-WORD_BITS = 32
-Shape = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class StoredPart:
-    """A tensor that a format stores for a layer: name suffix, possible types and shapes."""
-
-    suffix: str
-    dtypes: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+from recipes.weight_format import (
+    AWQ_GEMM,
+    BNB_4BIT,
+    BNB_8BIT,
+    FP8,
+    GPTQ,
+    GPTQ_V2,
+    MODELOPT_FP8,
+    MODELOPT_NVFP4,
+    PLAIN,
+    WeightFormat,
+)
 
 
 class LayerDequantizer(Protocol):
@@ -59,21 +72,27 @@ def layer_weights(
     return READERS[form.name](form, shape, parts)
 
 
+def scale_of(form: WeightFormat) -> str:
+    """Return the suffix of an 8-bit layer's scales; DeepSeek's blocks have another."""
+    return "weight_scale_inv" if form.name == FP8 and form.block else "weight_scale"
+
+
 class EightBitWeights:
     """FP8 or INT8 weights, scaled by tensor, row or block."""
 
     def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
-        self.form, self.weight, self.scale = form, parts["weight"], parts["weight_scale"]
+        self.form, self.weight, self.scale = form, parts["weight"], parts[scale_of(form)]
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
         stored = "F8_E4M3" if form.number == "float" else "I8"
+        shapes = SCALAR if form.strategy == "tensor" else (form.scale_shape(rows, columns),)
         parts = [
             StoredPart("weight", (stored,), ((rows, columns),)),
-            StoredPart("weight_scale", SCALE_TYPES, (form.scale_shape(rows, columns),)),
+            StoredPart(scale_of(form), SCALE_TYPES, shapes),
         ]
         if form.static_input:
-            parts.append(StoredPart("input_scale", SCALE_TYPES, ((1,), ())))
+            parts.append(StoredPart("input_scale", SCALE_TYPES, SCALAR))
         return parts
 
     def rows(self, begin: int, end: int) -> Floats:
@@ -100,7 +119,7 @@ class PackedIntWeights:
         self.form, self.columns = form, shape[1]
         self.packed, self.scale = parts["weight_packed"], parts["weight_scale"]
         self.zero_point = parts.get("weight_zero_point")
-        self.groups = _group_of_columns(parts.get("weight_g_idx"), self.scale.shape[1])
+        self.groups = group_of_columns(parts.get("weight_g_idx"), self.scale.shape[1])
         stored = parts["weight_shape"].floats().tolist()
         if stored != list(shape):
             raise VerificationError(
@@ -169,10 +188,10 @@ class Nvfp4:
         parts = [
             StoredPart("weight_packed", ("U8",), ((rows, columns // 2),)),
             StoredPart("weight_scale", ("F8_E4M3",), (form.scale_shape(rows, columns),)),
-            StoredPart("weight_global_scale", ("F32",), ((1,), ())),
+            StoredPart("weight_global_scale", ("F32",), SCALAR),
         ]
         if form.static_input:
-            parts.append(StoredPart("input_global_scale", ("F32",), ((1,), ())))
+            parts.append(StoredPart("input_global_scale", ("F32",), SCALAR))
         return parts
 
     def rows(self, begin: int, end: int) -> Floats:
@@ -226,25 +245,33 @@ class AwqGemm:
         return np.ascontiguousarray(grouped.reshape(self.columns, -1).T)
 
 
-READERS: dict[str, type[EightBitWeights | PackedIntWeights | Nvfp4 | AwqGemm]] = {
+Reader = (
+    EightBitWeights
+    | PackedIntWeights
+    | Nvfp4
+    | AwqGemm
+    | Gptq
+    | ModelOptNvfp4
+    | BitsAndBytes4
+    | BitsAndBytes8
+    | PlainWeights
+)
+READERS: dict[str, type[Reader]] = {
     "float-quantized": EightBitWeights,
+    "naive-quantized": EightBitWeights,
     "int-quantized": EightBitWeights,
     "pack-quantized": PackedIntWeights,
     "nvfp4-pack-quantized": Nvfp4,
     AWQ_GEMM: AwqGemm,
+    GPTQ: Gptq,
+    GPTQ_V2: Gptq,
+    FP8: EightBitWeights,
+    MODELOPT_FP8: EightBitWeights,
+    MODELOPT_NVFP4: ModelOptNvfp4,
+    BNB_4BIT: BitsAndBytes4,
+    BNB_8BIT: BitsAndBytes8,
+    PLAIN: PlainWeights,
 }
-
-
-def check_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = False) -> Floats:
-    """Return the scales; raise VerificationError unless all are finite and positive."""
-    finite = bool(np.isfinite(values).all())
-    if finite and bool((values > 0).all() or (zero_allowed and (values >= 0).all())):
-        return values
-    raise VerificationError(
-        f"'{tensor.name}' has a scale that is {'not above zero' if finite else 'not finite'}",
-        where=str(tensor.path),
-        hint="the calibration overflowed, or the source has such weights; check this layer",
-    )
 
 
 def _check_numbers(tensor: StoredTensor, values: Floats) -> None:
@@ -255,15 +282,3 @@ def _check_numbers(tensor: StoredTensor, values: Floats) -> None:
             where=str(tensor.path),
             hint="check whether the source's layer has such values too",
         )
-
-
-def _group_of_columns(tensor: StoredTensor | None, groups: int) -> Any:
-    if tensor is None:
-        return None
-    found = tensor.floats().astype(np.intp)
-    if found.size and (found.min() < 0 or found.max() >= groups):
-        raise VerificationError(
-            f"'{tensor.name}' refers to a group outside of the {groups} groups",
-            where=str(tensor.path),
-        )
-    return found

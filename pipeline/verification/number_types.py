@@ -83,6 +83,11 @@ def unpack_integers(words: Bytes, bits: int) -> Floats:
     return _look_up(words, "int4")
 
 
+def unpack_unsigned(words: Bytes, bits: int) -> Floats:
+    """Unpack unsigned 4- or 8-bit integers from little-endian words, lowest bits first."""
+    return words.astype(np.float32) if bits == 8 else _look_up(words, "uint4")
+
+
 def unpack_awq(words: Bytes) -> Floats:
     """Unpack unsigned 4-bit integers, eight in a word, in the order of AWQ's GEMM kernel.
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_head, is_quantizable
-from pipeline.verification.dequantize import SCALE_TYPES, StoredPart, layer_parts
+from pipeline.verification.dequantize import layer_parts
 from pipeline.verification.number_types import FLOATING
+from pipeline.verification.stored_part import SCALE_TYPES, StoredPart
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles
 from recipes.weight_format import WeightFormat
 
@@ -110,7 +111,7 @@ def _check_part(tensor: StoredTensor, part: StoredPart, source: StoredTensor) ->
             f"'{tensor.name}' is stored as {tensor.dtype}, not as {' or '.join(part.dtypes)}",
             where=str(tensor.path),
         )
-    if tensor.shape not in part.shapes:
+    if part.shapes and tensor.shape not in part.shapes:
         raise VerificationError(
             f"'{tensor.name}' has shape {tensor.shape} for a layer of "
             f"{source.shape[0]} x {source.shape[1]}; {part.shapes[0]} is right",

@@ -27,11 +27,12 @@ from pipeline.verification.auxiliary_files import (
 )
 from pipeline.verification.biases import check_biases
 from pipeline.verification.chunk_size import MAX_THREADS
-from pipeline.verification.dequantize import check_scale, layer_weights
+from pipeline.verification.dequantize import layer_weights
 from pipeline.verification.function_equivalence import check_preserved
 from pipeline.verification.quantization_noise import QuantizationNoise, measure
 from pipeline.verification.rescaling import RescalingFit, measure_rescaled
 from pipeline.verification.sqnr_floors import LayerStats
+from pipeline.verification.stored_part import check_scale
 from pipeline.verification.tensor_accounting import TensorAccounting, account
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
 from pipeline.verification.unquantized_tensors import (

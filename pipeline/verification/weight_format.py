@@ -1,31 +1,69 @@
 """Weight format of a variant, and whether it is one of the recipe's.
 
 It comes from `quantization_config`, by which an engine selects kernels: compressed-tensors'
-`config_groups`, or AutoAWQ's keys.
+`config_groups`, or the keys of another program.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import VerificationError
 from recipes.quantization import Quantization
-from recipes.weight_format import AWQ_GEMM, WeightFormat
+from recipes.weight_format import (
+    AWQ_GEMM,
+    BNB_4BIT,
+    BNB_8BIT,
+    FP8,
+    GPTQ,
+    GPTQ_V2,
+    MODELOPT_FP8,
+    MODELOPT_NVFP4,
+    WeightFormat,
+)
+
+
+class NotComparableError(VerificationError):
+    """Weights whose layout verification cannot read; that does not mean that they are defective."""
 
 
 def stored_format(config: Any, where: str) -> WeightFormat:
-    """Return the format in a `quantization_config`."""
+    """Return the format in a `quantization_config`.
+
+    Raises:
+        NotComparableError: verification does not read this format.
+        VerificationError: it is no description of a format.
+    """
     method = config.get("quant_method") if isinstance(config, dict) else None
-    if method == "awq":
-        return _awq_format(config, where)
-    if method != "compressed-tensors":
-        raise VerificationError("config.json does not mark the weights as quantized", where=where)
-    formats = {_group_format(group, where) for group in config.get("config_groups", {}).values()}
+    if method == "compressed-tensors":
+        return _compressed_tensors_format(config, where)
+    if method not in OTHER_METHODS:
+        raise NotComparableError(
+            f"verification does not read weights of the method '{method}'"
+            if method
+            else "config.json does not mark the weights as quantized",
+            where=where,
+        )
+    try:
+        return OTHER_METHODS[method](config, where)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _undescribed(error, where) from error
+
+
+def _compressed_tensors_format(config: dict[str, Any], where: str) -> WeightFormat:
+    if config.get("transform_config"):
+        raise NotComparableError("the weights are rotated (transform_config)", where=where)
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
+        raise _undescribed("config_groups", where)
+    whole = config.get("format")
+    formats = {_group_format(group, whole, where) for group in groups.values()}
     if len(formats) != 1:
-        raise VerificationError(
+        raise NotComparableError(
             f"config.json has {len(formats)} weight formats; verification supports one",
             where=f"{where}.config_groups",
             hint="use a recipe that quantizes all layers alike",
@@ -35,7 +73,7 @@ def stored_format(config: Any, where: str) -> WeightFormat:
 
 def _awq_format(config: dict[str, Any], where: str) -> WeightFormat:
     if str(config.get("version", "")).lower() != "gemm" or config.get("bits") != 4:
-        raise VerificationError(
+        raise NotComparableError(
             "AutoAWQ's only supported format is the 4-bit 'gemm'",
             where=f"{where}.version",
         )
@@ -49,12 +87,66 @@ def _awq_format(config: dict[str, Any], where: str) -> WeightFormat:
     )
 
 
-def _group_format(group: dict[str, Any], where: str) -> WeightFormat:
+def _gptq_format(config: dict[str, Any], where: str) -> WeightFormat:
+    bits, group = int(config["bits"]), int(config["group_size"])
+    layout = config.get("checkpoint_format", GPTQ)
+    if bits not in (4, 8) or layout not in (GPTQ, GPTQ_V2) or config.get("dynamic"):
+        raise NotComparableError(
+            f"verification does not read GPTQ's '{layout}' in {bits} bits, or by layer",
+            where=where,
+        )
+    by = {"strategy": "group", "group": group} if group > 0 else {"strategy": "channel"}
+    return WeightFormat(layout, bits, "int", **by, symmetric=bool(config["sym"]), reordered=True)
+
+
+def _fp8_format(config: dict[str, Any], where: str) -> WeightFormat:
+    if block := config.get("weight_block_size"):
+        return WeightFormat(FP8, 8, "float", "block", block=_pair(block))
+    static = config.get("activation_scheme") == "static"
+    return WeightFormat(FP8, 8, "float", "tensor", static_input=static)
+
+
+def _modelopt_format(config: dict[str, Any], where: str) -> WeightFormat:
+    algorithm = str(config.get("quant_algo", "")).upper()
+    if algorithm == "FP8":
+        return WeightFormat(MODELOPT_FP8, 8, "float", "tensor", static_input=True)
+    if algorithm == "NVFP4":
+        return WeightFormat(MODELOPT_NVFP4, 4, "float", "tensor_group", group=16, static_input=True)
+    raise NotComparableError(
+        f"verification does not read ModelOpt's {algorithm[:40]!r}", where=where
+    )
+
+
+def _bitsandbytes_format(config: dict[str, Any], where: str) -> WeightFormat:
+    if config.get("load_in_8bit"):
+        return WeightFormat(BNB_8BIT, 8, "int", "channel")
+    number = str(config["bnb_4bit_quant_type"])
+    nested = config.get("bnb_4bit_use_double_quant")
+    return WeightFormat(BNB_4BIT, 4, number, "nested" if nested else "blocks")
+
+
+OTHER_METHODS: dict[str, Callable[[dict[str, Any], str], WeightFormat]] = {
+    "awq": _awq_format,
+    "gptq": _gptq_format,
+    "fp8": _fp8_format,
+    "modelopt": _modelopt_format,
+    "modelopt_fp4": _modelopt_format,
+    "bitsandbytes": _bitsandbytes_format,
+}
+
+
+def _undescribed(error: object, where: str) -> VerificationError:
+    return VerificationError(
+        f"config.json does not describe the weights' format ({error})", where=where
+    )
+
+
+def _group_format(group: dict[str, Any], whole: Any, where: str) -> WeightFormat:
     weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
     try:
         strategy = str(weights["strategy"])
         return WeightFormat(
-            name=str(group.get("format")),
+            name=str(group.get("format") or whole),
             bits=weights["num_bits"],
             number=weights["type"],
             strategy=strategy,
@@ -65,10 +157,7 @@ def _group_format(group: dict[str, Any], where: str) -> WeightFormat:
             static_input=bool(inputs) and inputs.get("dynamic") in (False, "local"),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise VerificationError(
-            f"config.json does not describe the weights' format ({error})",
-            where=f"{where}.config_groups",
-        ) from error
+        raise _undescribed(error, f"{where}.config_groups") from error
 
 
 def _pair(block: Any) -> tuple[int, int]:

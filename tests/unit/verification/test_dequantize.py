@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from foreign_variants import CONFIGS, foreign_layer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from narrow_numbers import Stored, from_bf16, words
@@ -27,6 +28,7 @@ from pipeline.core.errors import VerificationError
 from pipeline.verification.dequantize import LayerDequantizer, layer_weights
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import stored_format
+from recipes.weight_format import PLAIN, WeightFormat
 
 
 def largest_step(weights: Any, kind: str) -> Any:
@@ -99,3 +101,25 @@ def test_columns_that_name_their_group(tmp_path: Path) -> None:
     tensors["x.weight_g_idx"] = Stored("I32", np.full(2 * GROUP, 2, np.int32))
     with pytest.raises(VerificationError, match=r" 2\b"):
         layer_of(tmp_path / "damaged", tensors, config)
+
+
+MINIMUM_DB = {"gptq": 17, "gptq_v2": 42, "fp8": 30, "bnb-8": 40, "gguf": 40}
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+@settings(max_examples=8)
+@given(rows=st.integers(1, 9).map(lambda n: 32 * n), groups=st.integers(1, 5))
+def test_layouts_of_other_programs(kind: str, rows: int, groups: int) -> None:
+    weights = np.random.default_rng(rows).normal(size=(rows, groups * GROUP)).astype(np.float32)
+    config = CONFIGS[kind]
+    form = stored_format(config, "") if config else WeightFormat(PLAIN, 16, "float", "none")
+    with TemporaryDirectory() as folder:
+        layer = foreign_layer("x", weights, kind)
+        write_files(Path(folder), {WEIGHTS: safetensors_of(layer)})
+        reader = layer_weights(form, "x", weights.shape, open_folder(Path(folder)).tensors)
+        found = reader.rows(0, rows)
+        pieces = [reader.rows(begin, min(begin + 128, rows)) for begin in range(0, rows, 128)]
+    assert found.shape == weights.shape
+    assert np.array_equal(np.concatenate(pieces), found)
+    noise = float(((found - weights) ** 2).sum() / (weights**2).sum())
+    assert -10 * np.log10(noise) > MINIMUM_DB.get(kind, 30 if "fp8" in kind else 18)
