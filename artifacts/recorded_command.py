@@ -42,6 +42,7 @@ class CommandOptions(CheckedCopyModel):
     baseline_model: str | None = None
     candidate_model: str | None = None
     max_length: int | None = None
+    gpus_a_copy: int | None = None
 
 
 class RecordedCommand(CommandOptions):

@@ -33,7 +33,9 @@ def verdict_of(report: RunReport) -> RunVerdict:
 def serving_lines(options: RecordedCommand) -> list[str]:
     """Return notes on how the variants were served."""
     lines = [f"CPU override {name}: {why}" for name, why in (options.cpu_overrides or {}).items()]
+    gpus = options.gpus_a_copy or 1
     noted = {
+        "GPUs": f"{gpus} a copy (--gpus-a-copy)" if gpus > 1 else "",
         "KV cache": options.kv_cache_note,
         "speculative decoding": options.speculation,
         "profile": options.tuned,

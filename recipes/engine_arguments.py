@@ -49,6 +49,7 @@ DIVIDES_GPUS = (
     "prefill-context-parallel-size",
     "data-parallel-size",
 )
+EXPERT_PARALLEL = "enable-expert-parallel"  # experts are divided by number, on the same GPUs
 # The engine also accepts forms such as 4k, but plans compute with integers.
 _COUNTS = ("max-model-len", *DIVIDES_GPUS)
 

@@ -17,7 +17,12 @@ from pydantic import (
 
 from pipeline.core.hardware import Hardware
 from recipes.config_model import ConfigModel, Name
-from recipes.engine_arguments import check_arguments, check_counts, check_variables
+from recipes.engine_arguments import (
+    EXPERT_PARALLEL,
+    check_arguments,
+    check_counts,
+    check_variables,
+)
 from recipes.engines import DEFAULT, find_engine
 from recipes.quantization import AnyQuantization, Calibration
 from recipes.speculative import SpeculativeConfig, Word
@@ -244,6 +249,24 @@ class ServingProfile(ConfigModel):
     def in_effect(self) -> dict[str, CpuOverride]:
         """CPU overrides that changed this profile, by name."""
         return dict(self._in_effect)
+
+    @property
+    def gpus_a_copy(self) -> int | None:
+        """GPUs of one replica; None where a run chooses them."""
+        value = self.engine_arguments.get("tensor-parallel-size")
+        return value if isinstance(value, int) else None
+
+    def spread_over(self, gpus: int, *, expert_parallel: bool) -> ServingProfile:
+        """Return the profile with one replica on that many GPUs."""
+        spread: dict[str, EngineValue] = {"tensor-parallel-size": gpus}
+        if expert_parallel:
+            spread[EXPERT_PARALLEL] = True
+        return self.model_copy(update={"engine_arguments": {**self.engine_arguments, **spread}})
+
+    def spread_as(self, other: ServingProfile) -> ServingProfile:
+        """Return the profile with its replica on as many GPUs as the other's."""
+        experts = bool(other.engine_arguments.get(EXPERT_PARALLEL))
+        return self.spread_over(other.gpus_a_copy or 1, expert_parallel=experts)
 
     def fit_to(self, features: Collection[str]) -> ServingProfile:
         """Return the profile with the overrides for a CPU with only these features."""

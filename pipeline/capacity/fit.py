@@ -32,6 +32,7 @@ class FitResult:
     tokens_per_s_at_most: float  # of one sequence, bound by memory bandwidth
     obstacle: Obstacle  # empty if it fits
     reason: str  # the obstacle as a sentence
+    expert_parallel: bool = False  # the GPUs of a replica divide the experts by number
     hint: str = ""
 
     @property
@@ -99,14 +100,15 @@ class GpuPool:
 
         `reserve_at_least` takes the lower estimate of the reserve, to refuse only certain misfits.
         """
-        weights = candidate.shards.bytes_on_gpu(tensor_parallel)
+        whole = self._has_whole_experts(candidate, tensor_parallel)
+        weights = candidate.shards.bytes_on_gpu(tensor_parallel, whole_experts=whole)
         if not candidate.is_baseline:  # vLLM splits a draft like the model
             weights += -(-self.draft_bytes // tensor_parallel)
         reserve = self.limits.reserve_bytes(
-            self.inspection.shape, tensor_parallel, at_least=reserve_at_least
+            self.inspection.shape, tensor_parallel, at_least=reserve_at_least, whole_experts=whole
         )
         if not reserve_at_least:
-            reserve += candidate.shards.filling_bytes(tensor_parallel)
+            reserve += candidate.shards.filling_bytes(tensor_parallel, whole_experts=whole)
         left = self.limits.usable_bytes(self.gpu) - weights - reserve
         capacity = self.capacity(candidate, tensor_parallel, left, self.context)
         obstacle, reason = self._obstacle(candidate, tensor_parallel, left, capacity)
@@ -125,6 +127,16 @@ class GpuPool:
             tokens_per_s_at_most=bandwidth / read if read else 0.0,
             obstacle=obstacle,
             reason=reason,
+            expert_parallel=whole,
+        )
+
+    def _has_whole_experts(self, candidate: ShardedVariant, tensor_parallel: int) -> bool:
+        """Return whether expert parallelism is on, or not set and the cure of an obstacle."""
+        shards, setting = candidate.shards, self.limits.expert_parallel
+        if tensor_parallel == 1 or not shards.experts or setting is not None:
+            return bool(setting) and tensor_parallel > 1 and shards.experts > 0
+        return bool(shards.obstacle(tensor_parallel)) and not shards.obstacle(
+            tensor_parallel, whole_experts=True
         )
 
     def capacity(
@@ -161,7 +173,8 @@ class GpuPool:
             return "hardware", (
                 f"{recipe.name} {lack}, {self.gpu.name} has {self.gpu.compute_capability}"
             )
-        if reason := candidate.shards.obstacle(tensor_parallel):
+        whole = self._has_whole_experts(candidate, tensor_parallel)
+        if reason := candidate.shards.obstacle(tensor_parallel, whole_experts=whole):
             return "split", reason
         if left <= 0:
             return "weights", f"{-left / 1e9:,.1f} GB too much on each GPU, without any cache"

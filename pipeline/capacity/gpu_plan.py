@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,29 @@ class CapacityPlan:
         fair = [fit for fit in found if fit.sequences_of_all >= enough]
         return min(fair, key=lambda fit: fit.tensor_parallel) if fair else None
 
+    @cached_property
+    def gpus_a_copy(self) -> int:
+        """GPUs of one replica of every model of a run, because one profile serves them all.
+
+        The fewest on which each model fits that fits at all, and at least each one's best.
+        """
+        bests = [best for name in self.weights if (best := self.best(name))]
+        least = max((best.tensor_parallel for best in bests), default=1)
+        fitting: dict[int, set[str]] = {}
+        for fit in self.fits:
+            if fit.fits and fit.tensor_parallel >= least:
+                fitting.setdefault(fit.tensor_parallel, set()).add(fit.variant)
+        return min((n for n, names in fitting.items() if len(names) == len(bests)), default=least)
+
+    @property
+    def expert_parallel(self) -> bool:
+        """Whether a run's servers divide experts by number (`--enable-expert-parallel`)."""
+        return any(
+            fit.expert_parallel and fit.fits
+            for fit in self.fits
+            if fit.tensor_parallel == self.gpus_a_copy
+        )
+
     def to_dict(self) -> dict[str, Any]:
         site, inspection = self.site, self.site.inspection
         best = {name: self.best(name) for name in self.weights}
@@ -60,6 +84,8 @@ class CapacityPlan:
             "checkpoint": inspection.to_dict(),
             "gpu": site.gpu.model_dump(),
             "gpus": site.gpus,
+            "gpus_a_copy": self.gpus_a_copy,
+            "expert_parallel": self.expert_parallel,
             "context": site.context,
             "serving": asdict(site.limits),
             "variants": {
@@ -115,14 +141,22 @@ def capacity_plan(
     context: int | None = None,
     store: Path | None = None,
     draft_bytes: int = 0,
+    gpus_a_copy: int | None = None,
 ) -> CapacityPlan:
     """Fit the baseline and the recipes' variants on the GPUs.
 
-    Observed stage durations come from the directory `store`, if it is given.
+    Observed stage durations come from the directory `store`, if it is given. Without `gpus_a_copy`
+    and a number in the profile, every division of the GPUs is tried.
 
     Raises:
-        UsageError: the profile or the context does not suit the model.
+        UsageError: the profile, the context or the number does not suit the model or the GPUs.
     """
+    if gpus_a_copy is not None and gpus_a_copy > gpus:
+        raise UsageError(
+            f"a copy cannot be spread over {gpus_a_copy} GPUs of {gpus}",
+            where=f"--gpus-a-copy {gpus_a_copy}",
+            hint=f"give at most {gpus}",
+        )
     if context is not None and context > inspection.shape.context:
         raise UsageError(
             f"the model was trained for {inspection.shape.context:,} tokens of context, "
@@ -136,10 +170,12 @@ def capacity_plan(
     wanted = [baseline, *([] if inspection.source.quantized else recipes)]
     weights = {recipe.name: inspection.variant(recipe.quantization) for recipe in wanted}
     candidates = candidates_of(inspection, wanted, weights)
+    fixed = gpus_a_copy or (profile and profile.gpus_a_copy)
+    numbers = [fixed] if fixed else divisors(gpus)
     fits = tuple(
         fit if fit.fits else replace(fit, hint=hint(fit, candidate, candidates, site))
         for candidate in candidates
-        for fit in (site.fit(candidate, number) for number in divisors(gpus))
+        for fit in (site.fit(candidate, number) for number in numbers)
     )
     seen = ObservedDurations.of(store, gpu, weights) if store else ObservedDurations()
     return CapacityPlan(
@@ -213,7 +249,7 @@ def more_or_fewer_gpus(fit: FitResult, candidate: ShardedVariant, site: GpuPool)
     now = fit.tensor_parallel
     for number in (*range(now + 1, MAX_GPUS + 1), *range(now - 1, 0, -1)):
         if site.fit(candidate, number).fits:
-            return f"tensor-parallel-size {number}"
+            return f"--gpus-a-copy {number}"
     return ""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.capacity.gpu_plan import CapacityPlan, capacity_plan
 from pipeline.capacity.gpu_schedule import schedule_on_gpus
+from pipeline.capacity.machine import gpu_type, machine_of
 from pipeline.checkpoint.reference import CheckpointReference
 from pipeline.core.errors import CheckpointError
 from pipeline.core.store import Store
@@ -18,7 +19,10 @@ from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.serving_profile import draft_reference
 from recipes import catalog
+from recipes.engine_arguments import DIVIDES_GPUS
 from recipes.schema import ServingProfile
+
+OTHER_DIVISIONS = tuple(name for name in DIVIDES_GPUS if name != "tensor-parallel-size")
 
 
 def answer(
@@ -39,7 +43,7 @@ def answer(
         profile = catalog.load_profile(request.profile)
     # Recipes and checkpoint do not depend on the profile. This machine need not have the requested
     # GPU, so its own is not inspected.
-    choices = choose(replace(request, profile="cpu"), settings)
+    choices = choose(replace(request, profile="cpu", gpus_a_copy=None), settings)
     source = read_source(choices, settings)
     plan = capacity_plan(
         inspect(source),
@@ -50,11 +54,49 @@ def answer(
         context=context,
         store=settings.store,
         draft_bytes=read_draft_bytes(profile, settings) if profile else 0,
+        gpus_a_copy=request.gpus_a_copy,
     )
     at_once = [recipe for recipe in choices.recipes if recipe.name not in choices.rungs[1:]]
     dry_run = is_worth_it(source.weights_bytes, request.dry_run)
     timeline = schedule_on_gpus(plan, at_once, choices.policy, dry_run=dry_run)
     return replace(plan, timeline=timeline)
+
+
+def spread_over_gpus(choices: ResolvedOptions, settings: Settings) -> ResolvedOptions:
+    """Return the options with the number of GPUs of one replica in the profile.
+
+    It is the request's, or the profile's, or the plan's best for the GPUs of this machine. Expert
+    parallelism is switched on if the models cannot be split otherwise. A profile that divides GPUs
+    by its own keys is not changed.
+
+    Raises:
+        UsageError: the machine has fewer GPUs than the request's number.
+    """
+    profile, asked = choices.profile, choices.asked.gpus_a_copy
+    if profile.accelerator != "cuda":
+        return choices
+    if asked is None and any(key in profile.engine_arguments for key in OTHER_DIVISIONS):
+        return choices
+    machine = machine_of(choices.node, settings.store, with_gpu=True)
+    gpu, expert_parallel = gpu_type(machine), False
+    number = asked or profile.gpus_a_copy or 1
+    if gpu is not None and machine.gpus > 1:
+        try:
+            inspection = inspect(read_source(choices, settings))
+        except CheckpointError:  # of unknown shape, or a demo that is not made yet
+            pass
+        else:
+            plan = capacity_plan(
+                inspection,
+                choices.recipes,
+                gpu,
+                machine.gpus,
+                profile=profile,
+                draft_bytes=read_draft_bytes(profile, settings),
+                gpus_a_copy=asked,
+            )
+            number, expert_parallel = plan.gpus_a_copy, plan.expert_parallel
+    return replace(choices, profile=profile.spread_over(number, expert_parallel=expert_parallel))
 
 
 def read_source(choices: ResolvedOptions, settings: Settings) -> HeaderSource:

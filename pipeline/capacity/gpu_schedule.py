@@ -23,7 +23,7 @@ def schedule_on_gpus(
 ) -> Timeline | None:
     """Return the schedule of a run on the plan's GPUs, as one node.
 
-    Each model takes the number of GPUs of :meth:`CapacityPlan.best`.
+    Each model takes :attr:`CapacityPlan.gpus_a_copy` GPUs, as in a run.
 
     Args:
         recipes: variants without those that only a failed recipe would start.
@@ -33,7 +33,7 @@ def schedule_on_gpus(
         None if the baseline or every variant does not fit.
     """
     names = [BASELINE, *(recipe.name for recipe in recipes if recipe.name in plan.weights)]
-    gpus = {name: best.tensor_parallel for name in names if (best := plan.best(name))}
+    gpus = {name: plan.gpus_a_copy for name in names if plan.best(name)}
     served = [recipe for recipe in recipes if recipe.name in gpus]
     if BASELINE not in gpus or not served:
         return None

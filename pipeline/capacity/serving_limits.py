@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.core.errors import UsageError
 from pipeline.inspection.kv_cache import BATCHES_IN_FLIGHT, GIB, element_bytes
 from pipeline.inspection.model_shape import ModelShape
+from recipes.engine_arguments import EXPERT_PARALLEL
 from recipes.gpu import GpuType
 from recipes.schema import ServingProfile
 
@@ -45,6 +46,7 @@ class ServingLimits:
     kv_dtype: str  # of variants
     baseline_kv_dtype: str
     model_bytes: int  # bytes of an element of the model's dtype
+    expert_parallel: bool | None = None  # None: not set, so that a plan may switch it on
 
     @classmethod
     def of(cls, gpu: GpuType, profile: ServingProfile | None) -> ServingLimits:
@@ -73,6 +75,7 @@ class ServingLimits:
             kv_dtype=profile.kv_cache_dtype if profile else kv_dtype,
             baseline_kv_dtype=profile.baseline_kv_cache_dtype if profile else "auto",
             model_bytes=4 if arguments.get("dtype") in ("float32", "float") else 2,
+            expert_parallel=_expert_parallel(arguments),
         )
 
     def element_bytes(self, *, is_baseline: bool) -> int:
@@ -86,22 +89,26 @@ class ServingLimits:
         return int(gpu.memory_bytes * self.utilization)
 
     def reserve_bytes(
-        self, shape: ModelShape, tensor_parallel: int, *, at_least: bool = False
+        self,
+        shape: ModelShape,
+        tensor_parallel: int,
+        *,
+        at_least: bool = False,
+        whole_experts: bool = False,
     ) -> int:
         """Estimate the bytes of each GPU that neither weights nor cache use.
 
         The sum of CUDA context, graphs, communication buffers, expert workspace, and the larger of
-        a
-        step's activations and the sampler's logits. For MoE models `at_least` gives a lower
-        estimate,
-        otherwise it is an upper one. vLLM measures it at startup.
+        a step's activations and the sampler's logits. For MoE models `at_least` gives a lower
+        estimate, otherwise it is an upper one. vLLM measures it at startup.
         """
         is_upper = bool(shape.experts) and not at_least
         inner = -(-INNER_COPIES * shape.inner // tensor_parallel)
         step = self.step_tokens * (HIDDEN_COPIES * shape.hidden + inner) * ACTIVATION_BYTES
         entry = SORTING_SAMPLER_BYTES if is_upper else SAMPLER_BYTES
         sampler = self.sequences * shape.vocabulary * entry
-        kept = self.workspace_bytes(shape, tensor_parallel) if is_upper else 0
+        divided = 1 if whole_experts else tensor_parallel
+        kept = self.workspace_bytes(shape, divided) if is_upper else 0
         buffers = COMMUNICATION_BYTES if tensor_parallel > 1 else 0
         return CONTEXT_BYTES + GRAPH_BYTES + buffers + kept + max(step, sampler)
 
@@ -125,6 +132,13 @@ def _defaults(gpu: GpuType) -> tuple[int, int]:
         if memory >= least:
             return step_tokens, sequences
     raise AssertionError("the last line takes every GPU")
+
+
+def _expert_parallel(arguments: dict[str, Any]) -> bool | None:
+    if arguments.get("disable-expert-parallel") is True:
+        return False
+    value = arguments.get(EXPERT_PARALLEL)
+    return value if isinstance(value, bool) else None
 
 
 def _number(arguments: dict[str, Any], key: str, default: float) -> float:

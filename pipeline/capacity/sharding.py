@@ -25,6 +25,7 @@ KEY_VALUE = ("k_proj", "v_proj", "key", "value")
 # These read split activations, so their columns are split; the others' rows are.
 SPLIT_BY_COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "c_proj", "dense_4h_to_h", "fc2", "wo")
 WIDE_TYPES = ("F32", "F64")  # the engine runs them in 16 bits
+FP8 = "F8_E4M3"
 # Tiles that MXFP4 experts are padded to: Marlin's, the largest of vLLM's kernels.
 MXFP4_HIDDEN, MXFP4_INNER = 256, 128
 
@@ -44,33 +45,54 @@ class ShardedWeights:
     group: int | None  # columns that share a scale; None without groups
     latent: bool  # latent attention, whose one head is on every GPU
     read_per_token: int  # bytes that a decoding step reads for one sequence
-    mxfp4: int = 0  # bytes of MXFP4 experts, which are in `split` as well
+    experts: int = 0  # of a layer
+    expert_bytes: int = 0  # of all layers' experts, which are in `split` as well
+    expert_columns: frozenset[int] = frozenset()  # as `columns`, `grouped_columns` and `rows`
+    expert_grouped_columns: frozenset[int] = frozenset()
+    expert_rows: frozenset[int] = frozenset()
+    mxfp4: int = 0  # bytes of MXFP4 experts, which are in `expert_bytes` as well
     hidden: int = 0  # width of these experts' input and output
     expert_inner: int = 0  # of one such expert
 
-    def bytes_on_gpu(self, gpus: int) -> int:
+    def bytes_on_gpu(self, gpus: int, *, whole_experts: bool = False) -> int:
+        """Return the bytes on the fullest GPU.
+
+        Args:
+            whole_experts: experts are divided by number and not by size (expert parallelism).
+        """
         shared = self.key_value // min(gpus, self.key_value_heads)
+        if whole_experts and self.experts:
+            most = -(-self.experts // gpus)
+            of_experts = self.expert_bytes * most // self.experts
+            rest = self.split - self.expert_bytes
+            return self.everywhere + -(-rest // gpus) + of_experts + shared
         return self.everywhere + -(-self.split // gpus) + shared
 
-    def filling_bytes(self, gpus: int) -> int:
+    def filling_bytes(self, gpus: int, *, whole_experts: bool = False) -> int:
         """Return the maximum padding of MXFP4 experts to full tiles, in bytes a GPU."""
         if not self.mxfp4:
             return 0
-        inner = -(-self.expert_inner // gpus)
+        inner = self.expert_inner if whole_experts else -(-self.expert_inner // gpus)
         filled = _round_up(self.hidden, MXFP4_HIDDEN) * _round_up(inner, MXFP4_INNER)
-        return self.mxfp4 * filled // (self.hidden * inner * gpus) - self.mxfp4 // gpus
+        unfilled = self.hidden * (inner if whole_experts else inner * gpus)
+        on_gpu = self.mxfp4 // gpus if whole_experts else self.mxfp4
+        return on_gpu * filled // unfilled - self.mxfp4 // gpus
 
-    def obstacle(self, gpus: int) -> str:
+    def obstacle(self, gpus: int, *, whole_experts: bool = False) -> str:
         """Return why the model cannot be split over `gpus` GPUs; empty if it can."""
         if self.heads % gpus:
             return f"{self.heads} attention heads cannot be split over {gpus} GPUs"
         kv = self.key_value_heads
         if not self.latent and kv % gpus and gpus % kv:
             return f"{kv} key-value heads cannot be split over {gpus} GPUs"
-        for size in sorted(self.columns | self.rows):
+        sizes, grouped = self.columns | self.rows, self.grouped_columns
+        if not whole_experts:
+            sizes |= self.expert_columns | self.expert_rows
+            grouped |= self.expert_grouped_columns
+        for size in sorted(sizes):
             if size % gpus:
                 return f"a layer of {size} rows or columns cannot be split over {gpus} GPUs"
-        for size in sorted(self.grouped_columns):
+        for size in sorted(grouped):
             if self.group and (size // gpus) % self.group:
                 return (
                     f"groups of {self.group} do not divide the {size // gpus} columns "
@@ -81,10 +103,11 @@ class ShardedWeights:
 
 def shards(inspection: CheckpointInspection, weights: VariantWeights) -> ShardedWeights:
     """Classify the variant's tensors by their distribution over GPUs."""
-    everywhere = split = key_value = read = mxfp4 = 0
-    columns: set[int] = set()
-    grouped: set[int] = set()
-    rows: set[int] = set()
+    everywhere = split = key_value = read = experts = mxfp4 = 0
+    columns: dict[bool, set[int]] = {False: set(), True: set()}  # True: of experts
+    grouped: dict[bool, set[int]] = {False: set(), True: set()}
+    rows: dict[bool, set[int]] = {False: set(), True: set()}
+    block = _block_of_source(inspection.source.config)
     shape = inspection.shape
     is_mxfp4 = shape.experts > 0 and _says_mxfp4(inspection.source.config)
     for each in weights.tensors:
@@ -100,26 +123,34 @@ def shards(inspection: CheckpointInspection, weights: VariantWeights) -> Sharded
             key_value += size
         else:
             split += size
-            mxfp4 += size if is_mxfp4 and kind == "experts" and each.tensor.dtype == "U8" else 0
+            is_expert = kind == "experts"
+            experts += size if is_expert else 0
+            mxfp4 += size if is_mxfp4 and is_expert and each.tensor.dtype == "U8" else 0
             if is_linear_weight(each.name, each.tensor) and kind in MATRICES:
                 height, width = each.tensor.shape
                 if leaf in SPLIT_BY_COLUMNS:
-                    columns.add(width)
-                    grouped |= {width} if each.quantized else set()
+                    columns[is_expert].add(width)
+                    is_in_blocks = bool(block) and each.tensor.dtype == FP8
+                    grouped[is_expert] |= {width} if each.quantized or is_in_blocks else set()
                 else:
-                    rows.add(height)
+                    rows[is_expert].add(height)
     return ShardedWeights(
         everywhere=everywhere,
         split=split,
         key_value=key_value,
         key_value_heads=shape.key_value_heads,
         heads=shape.heads,
-        columns=frozenset(columns),
-        grouped_columns=frozenset(grouped),
-        rows=frozenset(rows),
-        group=weights.form.shared_columns if weights.form else None,
+        columns=frozenset(columns[False]),
+        grouped_columns=frozenset(grouped[False]),
+        rows=frozenset(rows[False]),
+        group=weights.form.shared_columns if weights.form else block,
         latent=inspection.cache.attention == "mla",
         read_per_token=read,
+        experts=shape.experts,
+        expert_bytes=experts,
+        expert_columns=frozenset(columns[True]),
+        expert_grouped_columns=frozenset(grouped[True]),
+        expert_rows=frozenset(rows[True]),
         mxfp4=mxfp4,
         hidden=shape.hidden,
         expert_inner=shape.expert_inner,
@@ -146,6 +177,15 @@ def _read_per_token(kind: ModuleKind, size: int, inspection: CheckpointInspectio
 def _says_mxfp4(config: dict[str, Any]) -> bool:
     said = text_level(config).get("quantization_config")
     return isinstance(said, dict) and said.get("quant_method") == "mxfp4"
+
+
+def _block_of_source(config: dict[str, Any]) -> int | None:
+    """Return the columns of an FP8 checkpoint's blocks; None without blocks."""
+    said = text_level(config).get("quantization_config") or config.get("quantization_config")
+    block = said.get("weight_block_size") if isinstance(said, dict) else None
+    return (
+        block[1] if isinstance(block, list) and len(block) == 2 and type(block[1]) is int else None
+    )
 
 
 def _round_up(size: int, tile: int) -> int:

@@ -39,6 +39,7 @@ def print_capacity(plan: CapacityPlan) -> None:
         ],
         [fit_row(fit, plan) for fit in plan.fits if fit.fits],
     )
+    print(copies_line(plan))
     print_table(
         ["variant", "stage", "minutes", "memory of the machine", "disk", "minutes are"],
         [stage_row(stage) for stage in plan.stages()],
@@ -103,6 +104,15 @@ def site_line(plan: CapacityPlan) -> str:
         f"KV cache {limits.kv_dtype}, of the baseline {limits.baseline_kv_dtype}; at most "
         f"{limits.sequences} sequences a copy"
     )
+
+
+def copies_line(plan: CapacityPlan) -> str:
+    """State the division of the GPUs that a run has."""
+    number = plan.gpus_a_copy
+    words = f"a run serves each model on {number} GPU{'s' if number > 1 else ''}"
+    if plan.expert_parallel:
+        words += " with --enable-expert-parallel, without which its experts cannot be split"
+    return f"{words}; --gpus-a-copy sets another number"
 
 
 def fit_row(fit: FitResult, plan: CapacityPlan) -> list[str]:

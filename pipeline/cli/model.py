@@ -9,6 +9,7 @@ from pipeline.cli.options import (
     DryRunOption,
     EvalDataOption,
     ExecutorOption,
+    GpusACopyOption,
     JsonOption,
     NameOption,
     PolicyOption,
@@ -33,6 +34,7 @@ def model(
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
     executor: ExecutorOption = None,
+    gpus_a_copy: GpusACopyOption = None,
     dry_run: DryRunOption = None,
     as_json: JsonOption = False,
     trust_remote_code: TrustOption = False,
@@ -85,6 +87,7 @@ def model(
         ablate=ablate,
         remeasured=tuple(remeasure or ()),
         sign=sign,
+        gpus_a_copy=gpus_a_copy,
     )
     reporting = CiReporting("model", is_in_ci(ci), junit, outputs, as_json)
     reporting.carry_out(

@@ -170,6 +170,15 @@ GpuOption = Annotated[
 GpusOption = Annotated[
     int, setting("--gpus", "How many of them.", show_default=True, min=1, max=1024)
 ]
+GpusACopyOption = Annotated[
+    int | None,
+    setting(
+        "--gpus-a-copy",
+        "GPUs that one copy of each model is spread over. Default: the profile's number, or the "
+        "fewest that fit well.",
+        min=1,
+    ),
+]
 ContextOption = Annotated[
     int | None,
     setting(

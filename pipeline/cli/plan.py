@@ -13,6 +13,7 @@ from pipeline.cli.options import (
     EvalDataOption,
     ExecutorOption,
     GpuOption,
+    GpusACopyOption,
     GpusOption,
     JsonOption,
     NameOption,
@@ -42,6 +43,7 @@ def plan(
     dry_run: DryRunOption = None,
     gpu: GpuOption = None,
     gpus: GpusOption = 1,
+    gpus_a_copy: GpusACopyOption = None,
     context: ContextOption = None,
     as_json: JsonOption = False,
     trust_remote_code: TrustOption = False,
@@ -91,6 +93,7 @@ def plan(
         eval_data=eval_data,
         trust_remote_code=trust_remote_code,
         dry_run=dry_run,
+        gpus_a_copy=gpus_a_copy,
     )
     if gpu is not None:
         from pipeline.capacity.gpu_request import answer

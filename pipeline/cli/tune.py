@@ -12,6 +12,7 @@ from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     PATH,
     ExecutorOption,
+    GpusACopyOption,
     JsonOption,
     PolicyOption,
     ProfileOption,
@@ -63,6 +64,7 @@ def tune(
     registry: RegistryOption = None,
     store: StoreOption = None,
     executor: ExecutorOption = None,
+    gpus_a_copy: GpusACopyOption = None,
     as_json: JsonOption = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
@@ -97,6 +99,7 @@ def tune(
             workload=workload,
             candidates=candidates,
             trust_remote_code=trust_remote_code,
+            gpus_a_copy=gpus_a_copy,
             output=output.expanduser().absolute() if output else None,
         )
         with open_display(as_json=as_json) as progress:

@@ -50,6 +50,7 @@ class ModelRequest:
     ablate: bool = False
     remeasured: tuple[str, ...] = ()  # gates
     sign: bool = False  # what is promoted
+    gpus_a_copy: int | None = None  # None: the profile's number, or the plan's best
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,14 @@ class RequestedOptions:
     recipes: tuple[str, ...]
     profile: str
     policy: str
+    gpus_a_copy: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
-        return {"recipes": list(self.recipes), "profile": self.profile, "policy": self.policy}
+        return {
+            **{"recipes": list(self.recipes), "profile": self.profile, "policy": self.policy},
+            **({"gpus_a_copy": self.gpus_a_copy} if self.gpus_a_copy else {}),
+        }
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ class ResolvedOptions:
             "recipes": [recipe.name for recipe in self.recipes],
             "ladder": list(self.rungs),
             "profile": self.profile.name,
+            **({"gpus_a_copy": n} if (n := self.profile.gpus_a_copy) else {}),
             "cpu_overrides": self.cpu_overrides,
             "kv_cache_note": self.profile.kv_cache_note,
             **(
@@ -160,6 +166,12 @@ def choose(
     recipes, rungs = choose_recipes(recipe_names)
     node = node or this_node()
     profile = choose_profile(request.profile, node)
+    if request.gpus_a_copy is not None and profile.accelerator != "cuda":
+        raise UsageError(
+            f"the profile '{profile.name}' serves without GPUs",
+            where=f"--gpus-a-copy {request.gpus_a_copy}",
+            hint="leave it out, or name a profile for GPUs with --profile",
+        )
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
@@ -180,6 +192,7 @@ def choose(
             recipes=recipe_names,
             profile=profile.name if request.profile == "auto" else request.profile,
             policy=policy_name,
+            gpus_a_copy=request.gpus_a_copy,
         ),
         name=name,
         registry=request.registry,

@@ -38,6 +38,7 @@ from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (
     DIVIDES_GPUS,
+    EXPERT_PARALLEL,
     check_arguments,
     check_variables,
     count_gpus,
@@ -87,10 +88,10 @@ def make_defaults(
     """
     parameters = candidates.candidates.values()
     moved = {subject_of(name) for each in parameters for name in each.engine_arguments}
-    kept = {  # the profile sets the number of GPUs
+    kept = {  # the profile sets the number of GPUs, and what their division needs
         name: value
         for name, value in profile.engine_arguments.items()
-        if subject_of(name) not in moved or name in DIVIDES_GPUS
+        if subject_of(name) not in moved or name in (*DIVIDES_GPUS, EXPERT_PARALLEL)
     }
     bare = profile.model_copy(
         update={

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
+from pipeline.capacity.gpu_request import spread_over_gpus
 from pipeline.checkpoint.source_info import report_checkpoint
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
@@ -44,7 +45,7 @@ def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> 
     """
     executor = executor_of(settings)
     node = find_node(executor, request.profile, settings.store, progress)
-    choices = choose(request, settings, node)
+    choices = spread_over_gpus(choose(request, settings, node), settings)
     accelerator = Accelerator(choices.profile.accelerator)
     signer = find_signer(settings, sign=request.sign) if request.promote else None
     session = RunSession("model", choices.to_dict(), accelerator, settings, progress, executor)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.capacity.gpu_request import spread_over_gpus
 from pipeline.capacity.pending_work import expected_pieces
 from pipeline.capacity.timeline import Timeline, play
 from pipeline.checkpoint.folder import Checkpoint
@@ -206,7 +207,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     """
     executor = executor_of(settings)
     node = find_node(executor, request.profile, settings.store, progress)
-    choices = choose(request, settings, node)
+    choices = spread_over_gpus(choose(request, settings, node), settings)
     store = Store(settings.store)
     accelerator = Accelerator(choices.profile.accelerator)
 

@@ -143,6 +143,8 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     if request.profile:
         node = find_node(executor, request.profile, settings.store, progress)
         profile = choose_profile(request.profile, node)
+        if profile.accelerator == "cuda" and profile.gpus_a_copy is None:
+            profile = profile.spread_as(past.profile)
     else:
         profile = past.profile
         node = ask_node(executor, [needs_of(profile)], settings.store, progress)

@@ -21,6 +21,7 @@ from artifacts.run_record import RunReport
 from artifacts.tuning_report import ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.speed.screening import ScreeningRule
+from pipeline.capacity.gpu_request import spread_over_gpus
 from pipeline.capacity.machine import Machine, machine_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.source_info import report_checkpoint
@@ -97,6 +98,7 @@ class TuneRequest:
     version: str | None = None  # registered, whose folder the checkpoint is
     trust_remote_code: bool = False
     output: Path | None = None  # further file for the tuned profile
+    gpus_a_copy: int | None = None  # as for `prepare model`
 
 
 def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:
@@ -124,11 +126,15 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             eval_data=None,
             trust_remote_code=request.trust_remote_code,
             promote=False,
+            gpus_a_copy=request.gpus_a_copy,
         ),
         settings,
         node,
     )
-    profile = load_named_profile(request.profile, node)
+    choices = spread_over_gpus(choices, settings)
+    profile = choices.profile
+    if profile.accelerator == "cpu":  # unfitted, for any CPU
+        profile = load_named_profile(request.profile, node)
     refuse_unfit(profile, request.profile)  # it would win
     defaults = make_defaults(profile, candidates, node)
     workload = request.workload or first_workload(choices.policy)

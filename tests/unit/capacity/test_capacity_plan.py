@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -253,9 +254,31 @@ class TestChoice:
         assert best is not None
         assert best.tensor_parallel == 8
         hint = fit(plan, "baseline", 8).hint
-        assert "tensor-parallel-size 16" in hint
+        assert "--gpus-a-copy 16" in hint
         assert "recipe fp8-dynamic or awq-w4a16" in hint
         assert "a GPU such as h200" in hint
+
+    def test_one_number_of_gpus_for_all_models_of_a_run(
+        self, llama_8b: CheckpointInspection, llama_70b: CheckpointInspection
+    ) -> None:
+        assert planned(llama_8b, "h100", 8).gpus_a_copy == 1
+        plan = planned(llama_70b, "h100", 8)
+        assert (plan.gpus_a_copy, plan.expert_parallel) == (4, False)
+        # Halves of Qwen 2.5 72B are no groups of 128, so its AWQ has only one GPU.
+        qwen = planned(inspected(QWEN_25_72B, dense(QWEN_25_72B, bias=True)), "h100", 8)
+        assert qwen.best("awq-w4a16") is not None
+        assert qwen.gpus_a_copy == 4
+
+    def test_the_profile_may_fix_the_number(self, llama_70b: CheckpointInspection) -> None:
+        plan = planned(llama_70b, "h100", 8, **{"tensor-parallel-size": 8})
+        assert {each.tensor_parallel for each in plan.fits} == {8}
+        assert plan.gpus_a_copy == 8
+
+    def test_more_gpus_a_copy_than_there_are(self, llama_8b: CheckpointInspection) -> None:
+        h100 = catalog.load_gpu("h100")
+        with pytest.raises(UsageError) as caught:
+            capacity_plan(llama_8b, [], h100, 2, profile=None, gpus_a_copy=4)
+        assert caught.value.where == "--gpus-a-copy 4"
 
     def test_divisors(self) -> None:
         assert divisors(8) == [1, 2, 4, 8]
@@ -285,7 +308,7 @@ class TestObstacles:
     def test_weights_that_are_too_large(self, llama_8b: CheckpointInspection) -> None:
         found = fit(planned(llama_8b, "t4"), "baseline")
         assert found.obstacle == "weights"
-        assert "tensor-parallel-size 2" in found.hint
+        assert "--gpus-a-copy 2" in found.hint
         assert "recipe awq-w4a16" in found.hint
         assert "a GPU such as a10g" in found.hint
 
@@ -293,7 +316,52 @@ class TestObstacles:
         found = fit(planned(llama_8b, "h100", 3), "baseline", 3)
         assert found.obstacle == "split"
         assert found.reason == "32 attention heads cannot be split over 3 GPUs"
-        assert found.hint == "tensor-parallel-size 4"
+        assert found.hint == "--gpus-a-copy 4"
+
+    def test_experts_are_divided_by_number_where_their_width_cannot_be(self) -> None:
+        """Known of Qwen 3 235B: 1,536 / 8 columns are no blocks of 128, so TP 8 does not start."""
+        model = inspected(QWEN_3_235B, qwen3_moe(QWEN_3_235B))
+        recipes = [catalog.load_recipe("fp8-block")]
+        profile = catalog.load_profile("h100")
+
+        def plan(**arguments: Any) -> CapacityPlan:
+            changed = {**profile.engine_arguments, **arguments}
+            serving = profile.model_copy(update={"engine_arguments": changed})
+            return capacity_plan(model, recipes, catalog.load_gpu("h100"), 8, profile=serving)
+
+        found = plan()
+        cured = fit(found, "fp8-block", 8)
+        assert (cured.fits, cured.expert_parallel) == (True, True)
+        assert not fit(found, "fp8-block", 4).expert_parallel
+        assert not fit(found, "baseline", 8).expert_parallel
+        assert (found.gpus_a_copy, found.expert_parallel) == (8, True)
+        refused = fit(plan(**{"enable-expert-parallel": False}), "fp8-block", 8)
+        assert refused.obstacle == "split"
+        assert "192 columns" in refused.reason
+        # As many experts on each GPU as before, so as many bytes.
+        switched = plan(**{"enable-expert-parallel": True})
+        one, other = fit(found, "baseline", 8), fit(switched, "baseline", 8)
+        assert other.expert_parallel
+        assert other.weights_bytes == pytest.approx(one.weights_bytes, rel=1e-6)
+
+    def test_the_fullest_gpu_counts_where_experts_do_not_divide(self) -> None:
+        config = QWEN_3_235B | {"num_experts": 12}
+        model = inspected(config, qwen3_moe(config))
+        found = shards(model, model.variant(catalog.load_recipe("baseline").quantization))
+        whole, cut = (found.bytes_on_gpu(8, whole_experts=each) for each in (True, False))
+        assert whole - cut == pytest.approx(found.expert_bytes * (2 / 12 - 1 / 8))
+
+    def test_blocks_of_a_checkpoint_in_fp8(self) -> None:
+        config = QWEN_3_235B | {"quantization_config": {"weight_block_size": [128, 128]}}
+        headers = source(config, qwen3_moe(config))
+        tensors = {
+            name: replace(tensor, dtype="F8_E4M3") if "experts" in name else tensor
+            for name, tensor in headers.tensors.items()
+        }
+        model = inspect(replace(headers, tensors=tensors))
+        found = shards(model, model.variant(catalog.load_recipe("baseline").quantization))
+        assert "192 columns" in found.obstacle(8)
+        assert found.obstacle(8, whole_experts=True) == ""
 
     def test_groups_that_a_part_cannot_be_cut_into(self) -> None:
         # Known of Qwen 2.5 72B: 29,568 columns are 231 groups of 128, so no two halves.

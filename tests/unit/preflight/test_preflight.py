@@ -248,7 +248,7 @@ class TestGpu:
         (fault,) = found.faults()
         assert isinstance(fault, PreflightError)
         assert "'baseline' cannot be served on one h100" in fault.message
-        assert fault.hint == "tensor-parallel-size 2; or a GPU such as b200"
+        assert fault.hint == "--gpus-a-copy 2; or a GPU such as b200"
 
     @pytest.mark.parametrize(
         ("name", "memory", "known"),
@@ -300,7 +300,7 @@ class TestGpu:
         for name, hint in hints.items():
             assert "recipe fp8" not in hint
             assert "recipe awq" not in hint
-            assert "--gpu" not in hint
+            assert "--gpu " not in hint
             assert ("leave the recipe out" in hint) is (name != "baseline")
 
     def test_memory_with_tensor_parallelism(self) -> None:

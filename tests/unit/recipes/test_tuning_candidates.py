@@ -38,8 +38,10 @@ def test_stock_has_nothing_that_a_candidate_moves() -> None:
     assert "max-num-seqs" not in defaults.profile.engine_arguments
     assert defaults.profile.kv_cache_dtype == "auto"
     # How many GPUs a copy takes is the profile's to say.
-    gpu = make_defaults(load_profile("h100"), STANDARD)
-    assert gpu.profile.engine_arguments["tensor-parallel-size"] == 1
+    spread = load_profile("h100").spread_over(4, expert_parallel=True)
+    arguments = make_defaults(spread, STANDARD).profile.engine_arguments
+    assert arguments["tensor-parallel-size"] == 4
+    assert arguments["enable-expert-parallel"] is True
 
 
 @pytest.mark.parametrize("name", DIVIDES_GPUS)
