@@ -14,6 +14,7 @@ import typer
 from pipeline import __version__
 from pipeline.cli import (
     env,
+    export,
     gate,
     gc,
     lint,
@@ -71,6 +72,7 @@ app.command("rollback")(rollback.rollback)
 app.command("pull")(pull.pull)
 app.command("push")(push.push)
 app.command("serve")(serve.serve)
+app.command("export")(export.export)
 app.command("recheck")(recheck.recheck)
 app.command("gc")(gc.gc)
 app.add_typer(env.app, name="env")

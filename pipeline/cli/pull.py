@@ -13,6 +13,7 @@ from pipeline.cli.options import (
     RegistryOption,
     StoreOption,
     argument,
+    option,
     parse_path,
 )
 from pipeline.cli.registry import find_asked
@@ -32,6 +33,14 @@ def pull(
     destination: Annotated[Path, argument("Folder to make.", metavar="DEST", parser=parse_path)],
     insecure: InsecureOption = False,
     public_key: PublicKeyOption = None,
+    require: Annotated[
+        list[str] | None,
+        option(
+            "--require",
+            "Tag that the version must have, such as prepare.weights=DIGEST; repeatable.",
+            metavar="TAG=VALUE",
+        ),
+    ] = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -60,14 +69,15 @@ def pull(
 
     settings = load_settings(store, public_key=public_key)
     key = settings.signing.public_key
+    required = dict(each.partition("=")[::2] for each in require or ())
     if reference.startswith(SCHEME):
         with open_display(as_json=as_json) as progress:
             remote = OciRepository(reference, insecure=insecure, progress=progress)
             version = remote.version()
-            files = pull_version(remote, version, destination, key)
+            files = pull_version(remote, version, destination, key, required)
     else:
         found, version = find_asked(reference, registry, settings)
-        files = pull_version(found, version, destination, key)
+        files = pull_version(found, version, destination, key, required)
     folder = str(destination.resolve())
     if as_json:
         print_json({"schema_version": 1, "folder": folder, "files": files, **version.to_dict()})

@@ -24,9 +24,12 @@ def environments_folder(home: Path) -> Path:
 
 def environment_folder(home: Path, definition: EnvironmentDefinition) -> Path:
     """Return the folder of one environment."""
-    return (
-        environments_folder(home) / f"{definition.key}-{definition.identity[:_IDENTITY_CHARACTERS]}"
-    )
+    return environments_folder(home) / folder_name(definition.key, definition.identity)
+
+
+def folder_name(key: str, identity: str) -> str:
+    """Return the name of an environment's folder."""
+    return f"{key}-{identity[:_IDENTITY_CHARACTERS]}"
 
 
 @contextmanager

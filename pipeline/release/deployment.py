@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -143,18 +144,33 @@ def check_files(
 
 
 def pull_version(
-    registry: FileSource, version: Version, destination: Path, public_key: Path | None
+    registry: FileSource,
+    version: Version,
+    destination: Path,
+    public_key: Path | None,
+    required_tags: Mapping[str, str] | None = None,
 ) -> int:
     """Copy the version's files into a new folder, which appears when it is complete.
+
+    Args:
+        required_tags: by name; a version with other values is refused.
 
     Returns:
         number of files.
 
     Raises:
         UsageError: the folder exists.
-        RegistryError: the files are unavailable, or differ from the judged ones.
+        RegistryError: the files are unavailable, or differ from the judged ones; or a tag differs.
         EvidenceError: they are not signed with the given public key.
     """
+    for tag, value in (required_tags or {}).items():
+        if version.tags.get(tag) != value:
+            raise RegistryError(
+                f"this is another version than required: its tag {tag} is "
+                f"{clip(version.tags.get(tag, 'missing'), 12)}, required is {clip(value, 12)}",
+                where=f"{version.name} version {version.version}",
+                hint="export the version again; if it did not change, a user changed its tags",
+            )
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(
             "the destination is there already, and not empty",

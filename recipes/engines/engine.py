@@ -77,6 +77,10 @@ class Engine(Protocol):
     hints: tuple[tuple[str, str], ...] = ()
     # Metrics that a load test reads from `/metrics`: our name, and the engine's.
     counters: Mapping[str, str] = {}
+    # Metrics that exported rules and dashboards read in addition, and of their latency histograms
+    # the upper bounds of the buckets, in seconds.
+    monitored: Mapping[str, str] = {}
+    buckets: Mapping[str, tuple[float, ...]] = {}
     # Facts that reports show from its log: name, and expression whose group is the value.
     facts: Mapping[str, str] = {}
     # Long names that no profile may set, by reason; `*` at the end matches any suffix.

@@ -122,6 +122,22 @@ ACCEPTANCE: Mapping[str, AcceptanceRule] = {
     "synthetic": AcceptanceRule(unfit="it accepts tokens at random, to measure speed alone"),
 }
 
+# By vllm/v1/metrics/buckets.py of 0.32 and 0.33.
+BUCKETS: Mapping[str, tuple[float, ...]] = {
+    "ttft": (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+        *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+    ),
+    "tpot": (
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+        *(10.0, 20.0, 40.0, 80.0),
+    ),
+    "latency": (
+        *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+        *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+    ),
+}
+
 
 class Vllm(Engine):
     """vLLM 0.32 on a CPU, 0.33 on GPUs."""
@@ -150,6 +166,15 @@ class Vllm(Engine):
         "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
         "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
     }
+    monitored: Mapping[str, str] = {
+        "kv_cache_usage": "vllm:kv_cache_usage_perc",
+        "finished": "vllm:request_success_total",
+        "generated_tokens": "vllm:generation_tokens_total",
+        "ttft": "vllm:time_to_first_token_seconds",
+        "tpot": "vllm:request_time_per_output_token_seconds",
+        "latency": "vllm:e2e_request_latency_seconds",
+    }
+    buckets = BUCKETS
     # A model may need several kernels of one type.
     facts: Mapping[str, str] = {
         "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",

@@ -1,0 +1,1 @@
+"""Files that deploy a registered version elsewhere: one module for each target."""

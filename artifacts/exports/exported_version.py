@@ -1,0 +1,175 @@
+"""What exports need of a registered version, and how its server is started in a container."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from artifacts.deployable import Deployable
+from pipeline.core.errors import UsageError
+from pipeline.core.process_environment import server_environment
+from pipeline.core.record import Record
+from pipeline.environments.compile_caches import VARIABLES
+from pipeline.environments.folders import environments_folder, folder_name
+from pipeline.serving.serving_names import SERVED_NAME
+from recipes.engines import Engine, LaunchSpec, find_engine
+from recipes.policy import Policy
+
+PORT = 8000
+# Places in a container: of the image (`Containerfile`), and of volumes.
+IMAGE_HOME = Path("/var/lib/prepare")
+VOLUME, WEIGHTS, CACHES = "/weights", "/weights/model", "/caches"
+# A name becomes a part of addresses, labels and units. Registries allow more.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+_VERSION = re.compile(r"[A-Za-z0-9]{1,20}")
+_LONGEST = 40  # characters: a label of DNS has 63
+
+Measure = Literal["ttft", "tpot", "latency"]
+
+
+class CertifiedLimit(Record):
+    """A latency limit of a performance gate that passed."""
+
+    gate: str
+    measure: Measure
+    percentile: int
+    seconds: float
+
+    @property
+    def budget(self) -> float:
+        """Share of the requests that may exceed the limit."""
+        return 1 - self.percentile / 100
+
+
+class Certified(Record):
+    """What the passed performance gates showed of one server."""
+
+    limits: tuple[CertifiedLimit, ...] = ()
+    rate: float | None = None  # highest, in requests/s
+    concurrency: int | None = None  # highest number of requests in flight
+    hit_rate: float | None = None  # of the prefix cache, as the workload declares it
+    acceptance_length: float | None = None  # smallest allowed
+
+
+@dataclass(frozen=True)
+class ExportedVersion:
+    """A version whose files, tags and evidence were checked."""
+
+    name: str
+    version: str
+    deployable: Deployable
+    trust_remote_code: bool
+    required_tags: dict[str, str]  # whose digests determine all of its files
+    ready_seconds: float
+    certified: Certified
+    policy: Policy
+    family: str
+
+    @property
+    def engine(self) -> Engine:
+        return find_engine(self.deployable.serving.engine)
+
+    @property
+    def app(self) -> str:
+        """Name for all versions: a DNS label."""
+        return app_of(self.name)
+
+    @property
+    def service(self) -> str:
+        return service_of(self.name, self.version)
+
+    @property
+    def python(self) -> Path:
+        """Interpreter of the judged environment in the image; another image does not have it."""
+        tuple_ = self.deployable
+        key = f"{self.engine.environment}-{tuple_.accelerator.value}"
+        name = folder_name(key, tuple_.serve_environment)
+        return environments_folder(IMAGE_HOME) / name / "bin" / "python"
+
+    @property
+    def command(self) -> list[str]:
+        launch = LaunchSpec(
+            model=WEIGHTS,
+            arguments=self.deployable.serving.for_engine(),
+            trust_remote_code=self.trust_remote_code,
+            name=SERVED_NAME,
+            host="0.0.0.0",  # noqa: S104 - in a container, with a key
+            port=PORT,
+        )
+        return self.engine.command(str(self.python), launch)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of the server, without its key."""
+        caches = {name: f"{CACHES}/{place}" for name, place in VARIABLES.items()}
+        own = self.deployable.serving.environment
+        return {**caches, **server_environment({}, own, python=self.python)}
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """One export."""
+
+    version: ExportedVersion
+    image: str
+    source: str  # registry address, or oci://HOST/REPOSITORY@DIGEST
+    canary: str | None = None  # version that gets a share of the requests
+    canary_weight: int = 10  # percent
+    previous: str | None = None  # version before this one
+
+    @property
+    def pull(self) -> list[str]:
+        """Command that copies the files and compares them with the judged digests."""
+        version = self.version
+        is_repository = self.source.startswith("oci://") and not self.source.startswith("oci:///")
+        where = (
+            [self.source, WEIGHTS]
+            if is_repository
+            else [f"{version.name}@{version.version}", WEIGHTS, f"--registry={self.source}"]
+        )
+        required = [f"--require={name}={value}" for name, value in version.required_tags.items()]
+        return ["prepare", "pull", *where, *required]
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """Percentage of the requests by version."""
+        if self.canary is None:
+            return {self.version.version: 100}
+        return {self.version.version: 100 - self.canary_weight, self.canary: self.canary_weight}
+
+    def header(self, purpose: str) -> str:
+        """Return the comment at the top of a file."""
+        version = self.version
+        return (
+            f"{purpose}\n"
+            f"Written by `prepare export` for {version.name} version {version.version}; nothing "
+            "was applied.\n"
+            f"Policy {version.policy.name}, deployable tuple {version.deployable.digest}"
+        )
+
+
+def app_of(name: str) -> str:
+    """Return a model's name as a DNS label; UsageError if it has other characters."""
+    label = re.sub("[^a-z0-9]+", "-", name.lower())[:_LONGEST].strip("-")
+    if not _NAME.fullmatch(name) or not label[:1].isalpha():
+        raise UsageError(
+            f"exports cannot use the name {ascii(name)[:100]}",
+            where="NAME@ALIAS",
+            hint="register it under a name that starts with a letter and has only letters, "
+            "digits and . _ - /",
+        )
+    return label
+
+
+def service_of(name: str, version: str) -> str:
+    """Return the name of one version's server."""
+    if not _VERSION.fullmatch(version):
+        raise UsageError(
+            f"exports cannot use the version {ascii(version)[:100]}",
+            where="NAME@ALIAS",
+            hint="name a version of letters and digits",
+        )
+    number = version.lower()
+    return f"{app_of(name)}-{number if number[0].isalpha() else f'v{number}'}"

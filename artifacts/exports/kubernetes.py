@@ -1,0 +1,344 @@
+"""Export for Kubernetes: plain manifests and a kustomization."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from artifacts.exports.commented_yaml import Noted, to_yaml
+from artifacts.exports.exported_version import (
+    CACHES,
+    PORT,
+    VOLUME,
+    WEIGHTS,
+    ExportRequest,
+    service_of,
+)
+from artifacts.exports.signals import Signals
+from pipeline.environments.definition import Accelerator
+from recipes.engine_arguments import count_gpus
+
+# A start may take this many times the measured time: images are pulled and caches are cold.
+START_MARGIN = 3
+START_MIN_SECONDS = 120
+PROBE_SECONDS = 10
+MAX_REPLICAS = 4
+WAITING_PER_SERVER = 5
+KV_CACHE_PERCENT = 90
+VERSION_LABEL = "prepare_version"  # a label of Prometheus too, so without dots
+OPTIONAL = {
+    "podmonitor.yaml": "needs the Prometheus Operator",
+    "scaling.yaml": "needs KEDA; name the address of Prometheus in it",
+    "route.yaml": "needs the Gateway API with its inference extension; name the gateway in it",
+}
+
+
+def export(request: ExportRequest) -> dict[str, str]:
+    """Return the files by name."""
+    service = request.version.service
+    files = {
+        "deployment.yaml": (_deployment(request), "One server of the judged tuple"),
+        "service.yaml": (_service(request), "Address inside the cluster"),
+        "disruption-budget.yaml": (_budget(request), "Drains take one server at a time"),
+        "podmonitor.yaml": (_monitor(request), "Scrapes /metrics; rules: `--for monitoring`"),
+        "scaling.yaml": (_scaling(request), "Servers by load"),
+    }
+    texts = {
+        name: to_yaml(document, header=request.header(purpose))
+        for name, (document, purpose) in files.items()
+    }
+    texts["route.yaml"] = to_yaml(
+        *_routes(request), header=request.header("Shares of the requests, by version")
+    )
+    needed = [f"- {name}" for name in texts if name not in OPTIONAL]
+    more = [f"# - {name}  # {why}" for name, why in OPTIONAL.items()]
+    head = to_yaml(
+        {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"},
+        header=request.header("`kubectl kustomize .` shows it, `kubectl apply -k .` applies it")
+        + f"\nFirst: kubectl create secret generic {service}-key --from-literal=key=...",
+    )
+    texts["kustomization.yaml"] = head + "\n".join(["resources:", *needed, *more]) + "\n"
+    return texts
+
+
+def labels(request: ExportRequest) -> dict[str, str]:
+    """Return the labels that select this version's pods."""
+    version = request.version
+    return {"app.kubernetes.io/name": version.app, VERSION_LABEL: version.version}
+
+
+def pod_spec(request: ExportRequest, container: str = "server") -> dict[str, Any]:
+    """Return the pod: an initial container that fetches the weights, and the server."""
+    version = request.version
+    start = max(START_MARGIN * version.ready_seconds, START_MIN_SECONDS)
+    probe = {"httpGet": {"path": version.engine.health, "port": PORT}}
+    key = {"secretKeyRef": {"name": f"{version.service}-key", "key": "key"}}
+    variables = [
+        {"name": name, "value": _literal(value)} for name, value in version.variables.items()
+    ]
+    mounts = [
+        {"name": "weights", "mountPath": VOLUME, "readOnly": True},
+        {"name": "caches", "mountPath": CACHES},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108
+        {"name": "temporary", "mountPath": "/tmp"},  # noqa: S108
+    ]
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": Noted("Such variables could change the engine.", False),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **_node_selector(request),
+        "initContainers": [
+            {
+                "name": "fetch",
+                "image": request.image,
+                "command": Noted(
+                    "Fetches the files once, and refuses any but the judged ones.",
+                    ["sh", "-c", f'test -d {WEIGHTS} || exec "$@"', "fetch"]
+                    + [_literal(word) for word in request.pull],
+                ),
+                "envFrom": Noted(
+                    "Credentials of the registry, if it needs any.",
+                    [{"secretRef": {"name": f"{version.app}-registry", "optional": True}}],
+                ),
+                "env": [{"name": "PREPARE_STORE", "value": "/tmp/store"}],  # noqa: S108
+                "securityContext": _restricted(),
+                "volumeMounts": [
+                    {"name": "weights", "mountPath": VOLUME},
+                    {"name": "temporary", "mountPath": "/tmp"},  # noqa: S108
+                ],
+            }
+        ],
+        "containers": [
+            {
+                "name": container,
+                "image": request.image,
+                "command": Noted(
+                    "The judged arguments, in the judged environment: another image lacks its "
+                    "folder.",
+                    [_literal(word) for word in version.command],
+                ),
+                "env": [*variables, {"name": version.engine.key_variable, "valueFrom": key}],
+                "ports": [{"name": "http", "containerPort": PORT}],
+                "startupProbe": Noted(
+                    f"The measured start took {version.ready_seconds:.0f} s.",
+                    {
+                        **probe,
+                        "periodSeconds": PROBE_SECONDS,
+                        "failureThreshold": math.ceil(start / PROBE_SECONDS),
+                    },
+                ),
+                "readinessProbe": {**probe, "periodSeconds": PROBE_SECONDS, "timeoutSeconds": 5},
+                "livenessProbe": Noted(
+                    "Begins after the startup probe has passed, so never while it loads.",
+                    {
+                        **probe,
+                        "periodSeconds": 2 * PROBE_SECONDS,
+                        "timeoutSeconds": PROBE_SECONDS,
+                        "failureThreshold": 6,
+                    },
+                ),
+                "resources": _resources(request),
+                "securityContext": _restricted(),
+                "volumeMounts": mounts,
+            }
+        ],
+        "terminationGracePeriodSeconds": 120,
+        "volumes": [
+            {"name": "weights", "emptyDir": {}},
+            {"name": "caches", "emptyDir": {}},
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+            {"name": "temporary", "emptyDir": {}},
+        ],
+    }
+
+
+def metadata(request: ExportRequest) -> dict[str, Any]:
+    """Return name, labels and the tuple's digest, by which a running pod can be identified."""
+    version = request.version
+    return {
+        "name": version.service,
+        "labels": labels(request),
+        "annotations": {"prepare/tuple": version.deployable.digest},
+    }
+
+
+def _deployment(request: ExportRequest) -> dict[str, Any]:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(request),
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels(request)},
+            "template": {
+                "metadata": {key: metadata(request)[key] for key in ("labels", "annotations")},
+                "spec": pod_spec(request),
+            },
+        },
+    }
+
+
+def _literal(text: str) -> str:
+    """Return text in which Kubernetes replaces no variable."""
+    return text.replace("$", "$$")
+
+
+def _restricted() -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _node_selector(request: ExportRequest) -> dict[str, Any]:
+    gpu = request.version.deployable.hardware.gpu
+    if gpu is None:
+        return {}
+    product = re.sub("[^A-Za-z0-9._-]+", "-", gpu)[:63].strip("-._")
+    note = "The GPU of the verdict, as NVIDIA's feature discovery labels nodes."
+    return {"nodeSelector": Noted(note, {"nvidia.com/gpu.product": product})}
+
+
+def _resources(request: ExportRequest) -> dict[str, Any]:
+    judged = request.version.deployable
+    if judged.accelerator is Accelerator.CUDA:
+        return {"limits": {"nvidia.com/gpu": count_gpus(judged.serving.engine_arguments)}}
+    cores = str(judged.hardware.cores or 1)
+    return {"requests": {"cpu": cores}, "limits": {"cpu": cores}}
+
+
+def _service(request: ExportRequest) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(request),
+        "spec": {
+            "selector": labels(request),
+            "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
+        },
+    }
+
+
+def _budget(request: ExportRequest) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(request),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(request)}},
+    }
+
+
+def _monitor(request: ExportRequest) -> dict[str, Any]:
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": metadata(request),
+        "spec": {
+            "selector": {"matchLabels": labels(request)},
+            "jobLabel": Noted("Rules select this job and version.", "app.kubernetes.io/name"),
+            "podTargetLabels": [VERSION_LABEL],
+            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
+        },
+    }
+
+
+def _scaling(request: ExportRequest) -> dict[str, Any]:
+    version, signals = request.version, Signals(request.version)
+    only = f',{VERSION_LABEL}="{version.version}"'
+    in_flight = " + ".join(
+        f"sum({signals.selector(name, only)})" for name in ("running", "waiting")
+    )
+    triggers: list[Any] = [
+        _trigger(f"sum({signals.selector('waiting', only)})", f"{WAITING_PER_SERVER}"),
+        Noted(
+            "Percent of the KV cache, on average; a limit for all servers together.",
+            {
+                **_trigger(
+                    f"100 * avg({signals.selector('kv_cache_usage', only)})",
+                    f"{KV_CACHE_PERCENT}",
+                ),
+                "metricType": "Value",
+            },
+        ),
+    ]
+    if version.certified.rate is not None:
+        query = f"sum(rate({signals.selector('finished', only)}[2m]))"
+        note = "Requests/s of one server, as certified."
+        triggers.append(Noted(note, _trigger(query, f"{version.certified.rate:g}")))
+    if version.certified.concurrency is not None:
+        note = "Requests in flight on one server, as certified."
+        triggers.append(Noted(note, _trigger(in_flight, f"{version.certified.concurrency}")))
+    quiet = max(300, math.ceil(2 * version.ready_seconds))
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": metadata(request),
+        "spec": {
+            "scaleTargetRef": {"name": version.service},
+            "minReplicaCount": 1,
+            "maxReplicaCount": MAX_REPLICAS,
+            "advanced": {
+                "horizontalPodAutoscalerConfig": {
+                    "behavior": {
+                        "scaleDown": {
+                            "stabilizationWindowSeconds": Noted("Starts are slow.", quiet)
+                        }
+                    }
+                }
+            },
+            "triggers": triggers,
+        },
+    }
+
+
+def _trigger(query: str, threshold: str) -> dict[str, Any]:
+    address = "http://prometheus-operated.monitoring.svc:9090"
+    metadata = {"serverAddress": address, "query": query, "threshold": threshold}
+    return {"type": "prometheus", "metadata": metadata}
+
+
+def _routes(request: ExportRequest) -> list[dict[str, Any]]:
+    version = request.version
+    pools = [
+        {
+            "apiVersion": "inference.networking.k8s.io/v1",
+            "kind": "InferencePool",
+            "metadata": {"name": service_of(version.name, number)},
+            "spec": {
+                "targetPorts": [{"number": PORT}],
+                "selector": {"matchLabels": {**labels(request), VERSION_LABEL: number}},
+                "endpointPickerRef": {
+                    "name": f"{service_of(version.name, number)}-epp",
+                    "port": {"number": 9002},
+                },
+            },
+        }
+        for number in request.shares
+    ]
+    backends = [
+        {
+            "group": "inference.networking.k8s.io",
+            "kind": "InferencePool",
+            "name": service_of(version.name, number),
+            "weight": share,
+        }
+        for number, share in request.shares.items()
+    ]
+    route = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": version.app},
+        "spec": {
+            "parentRefs": [{"name": Noted("The cluster's own gateway.", "inference-gateway")}],
+            "rules": [{"backendRefs": backends}],
+        },
+    }
+    return [*pools, route]

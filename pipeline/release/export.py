@@ -1,0 +1,170 @@
+"""Exports of a registered version: files to deploy it, from its tuple and its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from artifacts.deployable import Deployable
+from artifacts.exports.exported_version import (
+    Certified,
+    CertifiedLimit,
+    ExportedVersion,
+    ExportRequest,
+    Measure,
+    service_of,
+)
+from artifacts.exports.targets import FETCHING, TARGETS
+from artifacts.registry.history import PREVIOUS
+from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG, Registry, Version
+from eval_gates.speed.report import SpeedGateReport
+from eval_gates.speed.slo import SloRule
+from pipeline.core.errors import StoreError, UsageError, raise_as
+from pipeline.environments.settings import Settings
+from pipeline.release.deployment import check_files, find_version, folder_of
+from pipeline.release.recorded_verdict import (
+    RecordedVerdict,
+    read_past,
+    refuse_changed_tags,
+    refuse_code,
+)
+from recipes.workload import read_pinned
+
+MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_ms": "latency"}
+# A registry in a file or folder of this machine; containers elsewhere cannot read it.
+_LOCAL = ("sqlite:", "file:", "/", ".", "oci:///")
+
+
+def read_version(
+    version: Version, weights: Path | None, settings: Settings, *, trust_remote_code: bool = False
+) -> ExportedVersion:
+    """Return what exports need, after the checks of `prepare serve`.
+
+    Raises:
+        RegistryError: its files are not on this machine, or files or tags differ from the judged.
+        EvidenceError: there is no evidence, or it does not give the verdict.
+        CheckpointError: it comes with code, without a user's consent.
+        UsageError: its name cannot be exported, or it was judged with a draft model.
+    """
+    service_of(version.name, version.version)
+    command = "prepare export {reference} --weights FOLDER"
+    folder = folder_of(version, weights, settings.store, command)
+    check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
+    past = read_past(version, folder)
+    refuse_changed_tags(version, past)
+    if not trust_remote_code:
+        refuse_code(version, past)
+    past.deployable.check_servable(f"{version.name} version {version.version}")
+    _refuse_draft(past.deployable)
+    return ExportedVersion(
+        name=version.name,
+        version=version.version,
+        deployable=past.deployable,
+        trust_remote_code=past.judged.trust_remote_code,
+        required_tags={tag: version.tags[tag] for tag in (WEIGHTS_TAG, FILES_TAG)},
+        ready_seconds=past.judged.coherence.result.server.ready_seconds,
+        certified=certified_by(past),
+        policy=past.policy,
+        family=past.recipe.family,
+    )
+
+
+def certified_by(past: RecordedVerdict) -> Certified:
+    """Return what the passed gates on absolute limits showed."""
+    limits: list[CertifiedLimit] = []
+    rates, concurrencies, hit_rates, lengths = [], [], [], []
+    for report in past.bundle.variant.speed:
+        gate = past.judged.judge.parameters.speed.get(report.gate)
+        rule = gate.rule if gate is not None else None
+        if gate is None or report.verdict != "pass" or not isinstance(rule, SloRule):
+            continue
+        workload = read_pinned(gate.workload)
+        hit_rates += [rule.hit_rate] if rule.hit_rate else []
+        lengths += [rule.min_acceptance_length] if rule.min_acceptance_length else []
+        if rule.compare == "absolute":
+            limits += _limits_of(report, rule)
+            arrivals = workload.arrivals
+            rates += [arrivals.rate] if arrivals.rate is not None else []
+            concurrencies += [arrivals.concurrency] if arrivals.concurrency is not None else []
+    return Certified(
+        limits=tuple(limits),
+        rate=max(rates, default=None),
+        concurrency=max(concurrencies, default=None),
+        hit_rate=min(hit_rates, default=None),
+        acceptance_length=min(lengths, default=None),
+    )
+
+
+def write_export(
+    request: ExportRequest, target: str, destination: Path, registry: Registry
+) -> list[Path]:
+    """Write the target's files into a new folder; return their paths.
+
+    Raises:
+        UsageError: the folder is not empty; or containers would fetch from a registry of this
+            machine.
+    """
+    if target in FETCHING and request.source.startswith(_LOCAL):
+        reference = f"{request.version.name}@{request.version.version}"
+        raise UsageError(
+            "the cluster cannot fetch the files: the registry is on this machine",
+            where=registry.uri,
+            hint=f"`prepare push {reference} HOST/REPOSITORY`, then add the address that it "
+            "prints: --from oci://HOST/REPOSITORY@sha256:...",
+        )
+    files = TARGETS[target](request)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(
+            "the destination is there already, and not empty",
+            where=str(destination),
+            hint="name a new folder",
+        )
+    hint = "name a folder that you may write"
+    with raise_as(StoreError, "the export cannot be written", str(destination), hint):
+        destination.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (destination / name).write_text(text, encoding="utf-8")
+    return [destination / name for name in files]
+
+
+def other_versions(
+    registry: Registry, version: Version, canary: str | None
+) -> tuple[str | None, str | None]:
+    """Return the canary's version, and the one before `version` where the alias names it.
+
+    Raises:
+        UsageError: there is no such canary, or it is the version itself.
+    """
+    number = find_version(registry, f"{version.name}@{canary}").version if canary else None
+    if number == version.version:
+        raise UsageError(
+            "the canary is the version itself",
+            where=f"--canary {canary}",
+            hint="name another version or alias",
+        )
+    previous = registry.aliases(version.name).get(PREVIOUS)
+    for each in filter(None, (number, previous)):
+        service_of(version.name, each)
+    return number, previous if previous not in (version.version, number) else None
+
+
+def _limits_of(report: SpeedGateReport, rule: SloRule) -> Iterator[CertifiedLimit]:
+    for name, limit in rule.limits.items():
+        measure, _, percentile = name.rpartition("_p")
+        if measure in MEASURES:
+            yield CertifiedLimit(
+                gate=report.gate,
+                measure=MEASURES[measure],
+                percentile=int(percentile),
+                seconds=limit / 1000,
+            )
+
+
+def _refuse_draft(judged: Deployable) -> None:
+    speculative = judged.serving.speculative
+    if speculative is not None and speculative.model is not None:
+        raise UsageError(
+            "it was judged with a draft model, which no registry has",
+            where="speculative.model",
+            hint="serve it with `prepare serve --draft-model FOLDER`",
+        )

@@ -1,0 +1,107 @@
+"""`prepare export` of a version that a run promoted: files from its evidence, nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_run import NAME, RECIPE, FakeRun, judged_run
+from typer.testing import CliRunner
+
+from pipeline.cli.main import app
+from pipeline.core.errors import PrepareError, RegistryError, UsageError
+from pipeline.release.deployment import pull_version
+
+OCI = "oci://registry.example.com/models/some@sha256:" + "c" * 64
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    made = judged_run(tmp_path_factory.mktemp("run") / "store", {RECIPE: 0})
+    made.promote(variant=RECIPE)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of anyone who runs the tests."""
+    for name in ("PREPARE_STORE", "PREPARE_SETTINGS", "PREPARE_REGISTRY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def export(run: FakeRun, *words: str) -> Any:
+    where = ["--store", str(run.root), "--registry", run.uri]
+    reference = f"{NAME}@champion"
+    done = CliRunner().invoke(
+        app, ["export", reference, *words, *where, "--json"], catch_exceptions=False
+    )
+    return json.loads(done.stdout)
+
+
+def complaint(kind: type[PrepareError], run: FakeRun, *words: str) -> PrepareError:
+    with pytest.raises(kind) as caught:
+        export(run, *words)
+    return caught.value
+
+
+def test_kubernetes(run: FakeRun, tmp_path: Path) -> None:
+    made = export(run, "deploy", "--for", "kubernetes", "--from", OCI)
+    assert {Path(file).parent for file in made["files"]} == {Path("deploy")}
+    text = (tmp_path / "deploy" / "deployment.yaml").read_text()
+    (version,) = run.registry.versions(NAME)
+    assert version.tags["prepare.tuple"] in text
+    pod = yaml.safe_load(text)["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "prepare:cpu"
+    fetch = pod["initContainers"][0]["command"]
+    for tag in ("prepare.weights", "prepare.files"):
+        assert f"--require={tag}={version.tags[tag]}" in fetch
+
+
+def test_the_cluster_cannot_read_a_registry_of_this_machine(run: FakeRun, tmp_path: Path) -> None:
+    error = complaint(UsageError, run, "deploy", "--for", "kubernetes")
+    assert error.where == run.uri
+    assert not (tmp_path / "deploy").exists()
+
+
+def test_monitoring_needs_no_registry_elsewhere(run: FakeRun, tmp_path: Path) -> None:
+    export(run, "alerts", "--for", "monitoring")
+    assert yaml.safe_load((tmp_path / "alerts" / "rules.yaml").read_text())["groups"]
+
+
+def test_an_unknown_target(run: FakeRun) -> None:
+    assert complaint(UsageError, run, "deploy", "--for", "helm").where == "--for"
+
+
+def test_a_folder_with_files(run: FakeRun, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    assert complaint(UsageError, run, ".", "--for", "monitoring").where == "."
+
+
+def test_the_canary_is_another_version(run: FakeRun) -> None:
+    words = ("deploy", "--for", "monitoring", "--canary", "champion")
+    assert complaint(UsageError, run, *words).where == "--canary champion"
+
+
+def test_changed_evidence(run: FakeRun, tmp_path: Path) -> None:
+    changed = run.copy_to(tmp_path / "store")
+    folder = tmp_path / "pulled"
+    (version,) = run.registry.versions(NAME)
+    pull_version(run.registry, version, folder, None)
+    config = folder / "config.json"
+    config.write_text(config.read_text() + "\n")
+    words = ("deploy", "--for", "monitoring", "--weights", str(folder))
+    assert complaint(RegistryError, changed, *words).where == str(folder)
+
+
+def test_a_pull_refuses_other_tags(run: FakeRun, tmp_path: Path) -> None:
+    (version,) = run.registry.versions(NAME)
+    required = {"prepare.weights": version.tags["prepare.weights"]}
+    assert pull_version(run.registry, version, tmp_path / "one", None, required)
+    with pytest.raises(RegistryError):
+        pull_version(run.registry, version, tmp_path / "two", None, {"prepare.weights": "0" * 64})
+    assert not (tmp_path / "two").exists()
