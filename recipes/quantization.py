@@ -108,6 +108,8 @@ class Quantization(ConfigModel):
 
     # Whether unquantized tensors are stored in the source's types.
     keeps_types: ClassVar[bool] = True
+    # Whether the worker copies heads for multi-token prediction, which transformers does not load.
+    carries_mtp: ClassVar[bool] = True
 
     # Resources and time.
 

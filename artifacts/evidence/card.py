@@ -167,6 +167,7 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "recipe": verdict.recipe,
         "policy": judge.policy.name,
         "describe_base": describe_base(source),
+        "baseline": source.as_baseline,
         "describe_license": describe_license(source),
         "gigabytes": f"{result.weights_bytes / 1e9:.3g}",
         "size_ratio": f"{100 * ratio:.0f}" if ratio else "",

@@ -166,8 +166,10 @@ def capacity_plan(
         )
     site = GpuPool.of(inspection, gpu, gpus, profile, context, draft_bytes)
     baseline = catalog.load_recipe(catalog.BASELINE)
-    # No recipe starts from a quantized checkpoint; as it is, it can be served.
-    wanted = [baseline, *([] if inspection.source.quantized else recipes)]
+    # Weights that cannot be converted to 16 bits can be served as they are, and no more.
+    form = inspection.source.format
+    is_open = form is None or form.converter is not None
+    wanted = [baseline, *(recipes if is_open else ())]
     weights = {recipe.name: inspection.variant(recipe.quantization) for recipe in wanted}
     candidates = candidates_of(inspection, wanted, weights)
     fixed = gpus_a_copy or (profile and profile.gpus_a_copy)
@@ -199,7 +201,7 @@ def candidates_of(
         ShardedVariant(
             recipe,
             shards(inspection, made),
-            next(find_making_faults(recipe, inspection.source, made), None)
+            next(find_making_faults(recipe, inspection.recipe_source, made), None)
             if recipe.quantization.quantizes
             else None,
         )
@@ -299,8 +301,11 @@ def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:
             "an MoE model's reserve is an upper estimate from public logs of vLLM 0.10: the cache "
             "may get several GB more, so a model that lacks less than that may fit"
         )
-    if inspection.source.quantized:
-        yield "the checkpoint is quantized already: no recipe starts from it"
+    if (form := source.format) is not None:
+        yield (
+            f"the baseline has {form.label} weights, as released; "
+            + ("recipes start from them in 16 bits" if form.converter else form.reason)
+        )
     if "mtp" in inspection.parameters:
         yield "the head for multi-token prediction is not loaded, so not counted on the GPUs"
     if site.limits.kv_dtype.startswith("fp8") and site.gpu.compute_capability < NATIVE_FP8:

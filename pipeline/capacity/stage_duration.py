@@ -125,7 +125,7 @@ def estimate(
     profile: ServingProfile | None,
 ) -> StageDuration:
     """Estimate a recipe's `quantize`; unknown for solvers that are not modeled, such as GPTQ's."""
-    moved = inspection.source.weights_bytes + weights.bytes
+    moved = inspection.recipe_source.weights_bytes + weights.bytes
     disk = f"{moved / 1e9:,.1f} GB of disk at an assumed {DISK_BYTES_PER_S / 1e9:g} GB/s"
     seconds = moved / DISK_BYTES_PER_S
     if recipe.quantization.is_streamed:

@@ -73,7 +73,8 @@ def quantize_need(
     disk = weights.bytes + SMALL_FILES_BYTES
     if quantization.is_streamed:
         # A published model with unknown file sizes counts as one file, an upper estimate.
-        shard = inspection.source.largest_file_bytes or inspection.source.weights_bytes
+        source = inspection.recipe_source
+        shard = source.largest_file_bytes or source.weights_bytes
         host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
         return StageResources(
             "quantize", recipe.name, host, disk, "two weight files and the libraries"
@@ -133,8 +134,8 @@ def serve_need(
 
 
 def sixteen_bit_bytes(inspection: CheckpointInspection) -> int:
-    """Return the bytes of all tensors in their stored types, as a quantizer loads them."""
-    return sum(t.end - t.begin for t in inspection.source.tensors.values())
+    """Return the bytes of all tensors in the types in which a quantizer loads them."""
+    return sum(tensor.size for tensor in inspection.recipe_source.tensors.values())
 
 
 def activation_bytes(inspection: CheckpointInspection, calibration: Calibration) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pipeline.checkpoint import gguf
 from pipeline.checkpoint.library_models import LIBRARY_MODELS
 from pipeline.checkpoint.reference import CheckpointReference, Kind, parse_reference
 from pipeline.checkpoint.safetensors_header import TensorEntry
+from pipeline.checkpoint.source_format import QUANTIZER_FILE, source_format
 from pipeline.checkpoint.weight_files import (
     INDEX,
     checkpoint_names,
@@ -72,7 +72,6 @@ AUXILIARY_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-QUANTIZER_FILE = "hf_quant_config.json"  # written by NVIDIA's ModelOpt for quantized weights
 # Files other than weights that can change the model's answers; all at the top level.
 SMALL_FILES = (
     *AUXILIARY_FILES,
@@ -91,7 +90,6 @@ CONTEXT_KEYS = (
     "seq_length",
     "model_max_length",  # Kimi Linear
 )
-QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 CODE_KEY = "auto_map"  # refers to Python classes in the checkpoint
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
@@ -124,10 +122,18 @@ class Checkpoint(Record):
     parameters: int = Field(description="elements of all tensors; tied tensors count once")
     weights_bytes: int = Field(description="total size of the weight files")
     max_position_embeddings: int = Field(description="tokens of context, from config.json")
-    quantized: bool = Field(description="its config marks it as quantized")
+    quantized: str = Field("", description="numbers of quantized weights, such as FP8; '' for none")
     needs_remote_code: bool = Field(
         description="its config requires Python code from the checkpoint"
     )
+    dequantized: Checkpoint | None = Field(
+        None, description="its weights in 16 bits, from which recipes start if it is quantized"
+    )
+
+    @property
+    def recipe_source(self) -> Checkpoint:
+        """The checkpoint that recipes start from."""
+        return self.dequantized or self
 
 
 def inspect_folder(
@@ -178,6 +184,7 @@ def inspect_folder(
     if not parameters:
         raise CheckpointError("the weights are empty", where=str(weights[0]))
     hashed = _hash_all(files, kind, digests, progress or NullProgress())
+    form = source_format(config, [file.name for file in small])
     return Checkpoint(
         ref=ref,
         kind=kind,
@@ -191,7 +198,7 @@ def inspect_folder(
         parameters=parameters,
         weights_bytes=sum(file.stat().st_size for file in weights),
         max_position_embeddings=_check_context_length(config, path),
-        quantized=is_marked_quantized(config, [file.name for file in small]),
+        quantized=form.label if form else "",
         needs_remote_code=_needs_remote_code(config, path),
     )
 
@@ -255,13 +262,6 @@ def _first(value: Any) -> Any:
 def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
     inner = config.get("text_config")
     return [config, inner] if isinstance(inner, dict) else [config]
-
-
-def is_marked_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
-    """Return whether config.json or a file name marks the weights as quantized."""
-    return QUANTIZER_FILE in names or any(
-        level.get(key) for level in _levels(config) for key in QUANTIZATION_KEYS
-    )
 
 
 def needs_own_code(config: dict[str, Any]) -> bool:

@@ -30,9 +30,19 @@ class SourceInfo(Record):
     digest: str = Field(description="of its files' digests")
     revision: str = Field("", description="commit on the Hub")
     base_model: str = Field("", description="id on the Hub, if known")
+    quantized: str = Field(
+        "", description="numbers of its weights, such as FP8, if it was released quantized"
+    )
     license: str = Field("", description="the Hub's license identifier, if known")
     license_name: str = Field("", description="of a license that is called 'other'")
     license_link: str = Field("", description="of a license that is called 'other'")
+
+    @property
+    def as_baseline(self) -> str:
+        """What verdicts are against."""
+        if self.quantized:
+            return f"the released {self.quantized} weights"
+        return "the unquantized model"
 
 
 class CheckpointReport(Record):
@@ -55,6 +65,7 @@ def find_source(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceI
     if checkpoint.kind == "hub":
         facts["base_model"] = parse_reference(checkpoint.ref).name
         facts["revision"] = checkpoint.revision or ""
+    facts["quantized"] = checkpoint.quantized
     return SourceInfo(**facts, **license_in(checkpoint.path))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from pipeline.checkpoint.folder import CODE_KEY, QUANTIZER_FILE
+from pipeline.checkpoint.folder import CODE_KEY
+from pipeline.checkpoint.source_format import SourceFormat
 from pipeline.core.errors import CheckpointError, PrepareError
 
 GENERATING = ("ForCausalLM", "LMHeadModel")
@@ -22,13 +21,14 @@ def architecture_error(architecture: str, config: str) -> PrepareError | None:
     )
 
 
-def quantized_error(config: str, names: Collection[str]) -> PrepareError:
-    """Return the error for a checkpoint that is marked as quantized."""
-    marker = config.removesuffix("config.json") + QUANTIZER_FILE
+def dequantization_error(config: str, form: SourceFormat | None) -> PrepareError | None:
+    """Return the error of a recipe for released weights that cannot be converted to 16 bits."""
+    if form is None or form.converter is not None:
+        return None
     return CheckpointError(
-        "the checkpoint is already quantized",
-        where=marker if QUANTIZER_FILE in names else f"{config}, key quantization_config",
-        hint="use the original 16-bit checkpoint",
+        f"recipes need 16-bit weights, and this checkpoint has {form.label} weights: {form.reason}",
+        where=f"{config}, key quantization_config",
+        hint="start from the 16-bit checkpoint, if there is one",
     )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.folder import is_marked_quantized, read_config
+from pipeline.checkpoint.folder import read_config
 from pipeline.checkpoint.hub import check_has_safetensors, explain_hub_errors, file_sizes, query_hub
 from pipeline.checkpoint.safetensors_header import TensorEntry, check_tensor
+from pipeline.checkpoint.source_format import SourceFormat, source_format
 from pipeline.checkpoint.weight_files import (
     INDEX,
     are_weights,
@@ -48,8 +49,9 @@ class HeaderSource:
         return str(names[0]) if isinstance(names, list) and names else "unknown"
 
     @property
-    def quantized(self) -> bool:
-        return is_marked_quantized(self.config, self.names)
+    def format(self) -> SourceFormat | None:
+        """Format of weights that were released quantized; None for others."""
+        return source_format(self.config, self.names)
 
 
 def read_folder(folder: Path, name: str | None = None) -> HeaderSource:

@@ -11,11 +11,12 @@ from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import CheckpointError
+from pipeline.inspection.dequantized_source import dequantized, planned_weights
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.kv_cache import KvCacheSpec, kv_cache
 from pipeline.inspection.model_shape import ModelShape, model_shape
 from pipeline.inspection.module_kind import MODULE_KINDS, ModuleKind, module_kind
-from pipeline.inspection.variant_size import VariantWeights, variant_weights
+from pipeline.inspection.variant_size import VariantWeights
 from recipes.quantization import Quantization
 from recipes.weight_format import WeightFormat
 
@@ -46,10 +47,15 @@ class CheckpointInspection:
     @cached_property
     def kinds(self) -> dict[str, ModuleKind]:
         layers = self.shape.layers
+        tensors = {**self.source.tensors, **self.recipe_source.tensors}
         return {
-            name: module_kind(name, len(tensor.shape), layers)
-            for name, tensor in self.source.tensors.items()
+            name: module_kind(name, len(tensor.shape), layers) for name, tensor in tensors.items()
         }
+
+    @cached_property
+    def recipe_source(self) -> HeaderSource:
+        """What recipes start from: the checkpoint in 16 bits."""
+        return dequantized(self.source)
 
     @cached_property
     def parameters(self) -> dict[ModuleKind, int]:
@@ -72,7 +78,7 @@ class CheckpointInspection:
         )
 
     def variant(self, quantization: Quantization) -> VariantWeights:
-        return variant_weights(self.source.tensors, quantization, self.source.config)
+        return planned_weights(self.source, quantization)
 
     def count_unquantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
         unquantized = (tensor for tensor in weights.tensors if not tensor.quantized)
@@ -91,7 +97,7 @@ class CheckpointInspection:
             "model_type": shape.model_type,
             "layers": shape.layers,
             "context": shape.context,
-            "quantized": self.source.quantized,
+            "quantized": self.source.format.label if self.source.format else None,
             "parameters": self.parameters_total,
             "parameters_by_kind": self.parameters,
             "weights_bytes": self.source.weights_bytes,

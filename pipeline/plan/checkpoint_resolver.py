@@ -8,23 +8,30 @@ from pathlib import Path
 from pipeline.checkpoint.demo_model import DEMO_LOCK
 from pipeline.checkpoint.folder import Checkpoint, CheckpointReference, inspect_folder
 from pipeline.checkpoint.hub import download
-from pipeline.checkpoint.unsupported import architecture_error, own_code_error, quantized_error
+from pipeline.checkpoint.source_format import SourceFormat
+from pipeline.checkpoint.unsupported import (
+    architecture_error,
+    dequantization_error,
+    own_code_error,
+)
 from pipeline.core.digest import digest_bytes
 from pipeline.core.events import Progress
 from pipeline.core.stage import WorkerRuntime
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
+from pipeline.inspection.header_source import read_folder
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
+from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from recipes.schema import ServingProfile
 
 
 def locate(
     choices: ResolvedOptions,
     settings: Settings,
-    make_demo: Callable[[StageSpec], Path],
+    make: Callable[[StageSpec], Path],
     progress: Progress,
     *,
     to_quantize: bool = True,
@@ -32,15 +39,47 @@ def locate(
     """Find, fetch or make the checkpoint, and inspect it.
 
     Args:
-        make_demo: runs the demo's stage and returns the checkpoint's folder.
-        to_quantize: variants are to be made of it, so it must not be one.
+        make: runs the stage of a demo or of 16-bit weights, and returns the checkpoint's folder.
+        to_quantize: recipes start from it, so they get 16-bit weights if it is quantized.
 
     Raises:
-        CheckpointError: it is missing, damaged, not supported or already quantized.
+        CheckpointError: it is missing, damaged, not supported, or cannot be converted to 16 bits.
     """
-    checkpoint = _fetch(choices.reference, choices.profile, settings, make_demo, progress)
-    check_supported(checkpoint, choices, to_quantize=to_quantize)
-    return checkpoint
+    checkpoint = _fetch(choices.reference, choices.profile, settings, make, progress)
+    check_supported(checkpoint, choices)
+    form = read_folder(checkpoint.path).format
+    if form is None or not to_quantize:
+        return checkpoint
+    if fault := dequantization_error(str(checkpoint.path / "config.json"), form):
+        raise fault
+    folder = make(dequantize_stage(checkpoint, form, choices.profile, settings))
+    made = inspect_folder(
+        folder,
+        ref=checkpoint.ref,
+        kind="folder",
+        revision=None,
+        digests=settings.digests,
+        progress=progress,
+    )
+    return checkpoint.model_copy(update={"dequantized": made})
+
+
+def dequantize_stage(
+    checkpoint: Checkpoint, form: SourceFormat, profile: ServingProfile, settings: Settings
+) -> StageSpec:
+    """Return the stage that converts a quantized checkpoint to 16 bits."""
+    assert form.converter is not None
+    return DEQUANTIZE.spec(
+        "dequantized",
+        DequantizeParameters(
+            checkpoint=checkpoint.digest,
+            converter=form.converter,
+            environment=identity("quantize", Accelerator(profile.accelerator), settings),
+        ),
+        {},
+        DequantizeRuntime(checkpoint=checkpoint, environment="quantize"),
+        settings.store,
+    )
 
 
 def locate_draft(
@@ -111,11 +150,9 @@ def _fetch(
     )
 
 
-def check_supported(checkpoint: Checkpoint, choices: ResolvedOptions, *, to_quantize: bool) -> None:
+def check_supported(checkpoint: Checkpoint, choices: ResolvedOptions) -> None:
     """Raise CheckpointError for a checkpoint that no recipe supports or vLLM cannot serve."""
     config = str(checkpoint.path / "config.json")
-    if checkpoint.quantized and to_quantize:
-        raise quantized_error(config, [file.name for file in checkpoint.files])
     if fault := architecture_error(checkpoint.architecture, config):
         raise fault
     if checkpoint.needs_remote_code and not choices.trust_remote_code:

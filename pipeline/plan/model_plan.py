@@ -145,8 +145,8 @@ class ModelPlanner:
 
     @cached_property
     def source(self) -> HeaderSource:
-        """The checkpoint's config.json and headers."""
-        return read_folder(self.checkpoint.path)
+        """The config.json and headers that recipes start from."""
+        return read_folder(self.checkpoint.recipe_source.path)
 
     def plan(self) -> Plan:
         """Return the plan; raise EvaluationDataError if a suite has no questions.
@@ -301,7 +301,7 @@ class ModelPlanner:
         return QUANTIZE.spec(
             recipe.name,
             QuantizeParameters(
-                checkpoint=self.checkpoint.digest,
+                checkpoint=self.checkpoint.recipe_source.digest,
                 quantization=quantization,
                 calibration_data=data,
                 environment=self.identities[environment],
@@ -310,7 +310,7 @@ class ModelPlanner:
             ),
             {},
             QuantizeRuntime(
-                checkpoint=self.checkpoint,
+                checkpoint=self.checkpoint.recipe_source,
                 environment=environment,
                 recipe=recipe.model_dump(mode="json"),
                 left_alone=describe_added_modules(
@@ -340,11 +340,12 @@ class ModelPlanner:
             # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
             nowhere = quantization.calibration.model_copy(update={"dataset": None})
             quantization = quantization.model_copy(update={"calibration": nowhere})
+        source = self.checkpoint.recipe_source
         return CHECK_WEIGHTS.spec(
             recipe.name,
-            CheckWeightsParameters(checkpoint=self.checkpoint.digest, quantization=quantization),
+            CheckWeightsParameters(checkpoint=source.digest, quantization=quantization),
             {"weights": quantize},
-            CheckWeightsRuntime(checkpoint=self.checkpoint),
+            CheckWeightsRuntime(checkpoint=source, baseline_bytes=self.checkpoint.weights_bytes),
             self.store,
         )
 

@@ -146,15 +146,14 @@ def check_experts(recipe: Recipe, tensors: Mapping[str, TensorEntry]) -> None:
 def check_mtp(
     recipe: Recipe, tensors: Mapping[str, TensorEntry], config: Mapping[str, Any]
 ) -> None:
-    """Check that no layers for multi-token prediction would be lost.
+    """Check that no layers for multi-token prediction (MTP) would be lost.
 
-    A streamed recipe copies them. transformers does not load them, so other recipes do not save
-    them. llm-compressor copies some names back; that is not tested, so those are refused too.
+    transformers does not load them; AutoAWQ's worker does not copy them.
 
     Raises:
-        StageError: the source has such layers, and the recipe is not streamed.
+        StageError: the source has such layers, and the recipe's worker loses them.
     """
-    if recipe.quantization.is_streamed:
+    if recipe.quantization.carries_mtp:
         return
     layers = decoder_layers(config)
     for name, tensor in tensors.items():
@@ -163,5 +162,5 @@ def check_mtp(
                 f"'{recipe.name}' does not suit this checkpoint: '{name}' is of a head for "
                 "multi-token prediction, which transformers does not load, so it would be lost",
                 where=f"--recipe {recipe.name}",
-                hint="choose fp8-dynamic, which copies such heads as they are",
+                hint="choose awq-w4a16, which copies such heads as they are",
             )

@@ -55,6 +55,23 @@ def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError
     )
 
 
+def find_released_fault(
+    source: HeaderSource, profile: ServingProfile, cpu_features: Collection[str]
+) -> PrepareError | None:
+    """Refuse released weights for which the engine has no kernel on this machine."""
+    form = source.format
+    if form is None or not form.in_blocks:
+        return None
+    if profile.accelerator != "cpu" or "amx" in cpu_features:
+        return None
+    return PreflightError(
+        "the baseline cannot be served on this machine: the CPU kernels for FP8 in blocks need AMX "
+        "(Sapphire Rapids or newer)",
+        where=f"{source.where}, key quantization_config",
+        hint="run on a machine with a GPU, or start from the 16-bit checkpoint, if there is one",
+    )
+
+
 def find_gpu_fault(
     recipe: Recipe, profile: ServingProfile, machine: Machine
 ) -> PrepareError | None:

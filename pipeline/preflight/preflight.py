@@ -20,9 +20,10 @@ from pipeline.capacity.stage_resources import (
 from pipeline.checkpoint import unsupported
 from pipeline.checkpoint.folder import needs_own_code
 from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
+from pipeline.inspection.dequantized_source import dequantized, planned_weights
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.inspection import CheckpointInspection, inspect
-from pipeline.inspection.variant_size import VariantWeights, variant_weights
+from pipeline.inspection.variant_size import VariantWeights
 from pipeline.preflight import checks
 from recipes import catalog
 from recipes.schema import Recipe, ServingProfile
@@ -54,7 +55,7 @@ class PreflightInput:
                 for recipe in self.recipes
                 for fault in checks.find_unsuitable(
                     recipe,
-                    self.source,
+                    self.recipe_source,
                     self.weights[recipe.name],
                     self.profile,
                     self.machine.cpu_features,
@@ -78,10 +79,14 @@ class PreflightInput:
             for name, made in self.weights.items()
             if name not in self.made.union(stored, [catalog.BASELINE])
         }
-        needed, free = sum(to_make.values()) + download, self.machine.free_disk_bytes
+        wide = self.recipe_source.weights_bytes if self.source.format and to_make else 0
+        needed = sum(to_make.values()) + wide + download
+        free = self.machine.free_disk_bytes
         if needed <= free:
             return []
         parts = [f"{name} {size / 1e9:,.1f}" for name, size in to_make.items()]
+        if wide:
+            parts.insert(0, f"the checkpoint in 16 bits {wide / 1e9:,.1f}")
         if download:
             parts.insert(0, f"download {download / 1e9:,.1f}")
         elsewhere = ", name another place with --store DIR, or leave recipes out"
@@ -142,10 +147,14 @@ class PreflightInput:
         return self.source.architecture
 
     @cached_property
+    def recipe_source(self) -> HeaderSource:
+        """What recipes start from: the checkpoint in 16 bits."""
+        return dequantized(self.source)
+
+    @cached_property
     def weights(self) -> dict[str, VariantWeights]:
-        tensors, config = self.source.tensors, self.source.config
         return {
-            recipe.name: variant_weights(tensors, recipe.quantization, config)
+            recipe.name: planned_weights(self.source, recipe.quantization)
             for recipe in self._served
         }
 
@@ -166,8 +175,9 @@ class PreflightInput:
     def _find_checkpoint_faults(self) -> Iterator[PrepareError | None]:
         source, where = self.source, self.source.where
         yield unsupported.architecture_error(self.architecture, where)
-        if source.quantized:
-            yield unsupported.quantized_error(where, source.names)
+        if any(recipe.name not in self.made for recipe in self.recipes):
+            yield unsupported.dequantization_error(where, source.format)
+        yield checks.find_released_fault(source, self.profile, self.machine.cpu_features)
         if needs_own_code(source.config) and not self.trust_remote_code:
             yield unsupported.own_code_error(where)
 

@@ -20,6 +20,7 @@ from pipeline.workers.moe_experts import (
     check_experts,
     load_with_separate_experts,
 )
+from pipeline.workers.mtp_head import carry_mtp
 from pipeline.workers.protocol import versions_of
 from recipes.group_sizes import dividing_group_size
 
@@ -78,6 +79,8 @@ def quantize_whole_model(
     progress.note("saving the quantized checkpoint")
     model.save_pretrained(output, save_compressed=True)
     tokenizer.save_pretrained(output)
+    layers = model.config.get_text_config().num_hidden_layers
+    carry_mtp(Path(spec["checkpoint"]), output, layers, quantization["ignore"], progress)
     return {
         **{key: value for key, value in facts.items() if value is not None},
         "versions": versions_of(*LIBRARIES),

@@ -86,6 +86,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder = folder
+        self.wide = folder.with_name("wide")  # of the stage that dequantizes
+        self.made: list[StageSpec] = []
         self.settings = settings
 
     def write(self, **config: Any) -> None:
@@ -97,11 +99,11 @@ class Checkpoints:
         return choose(request_for(checkpoint or str(self.folder), **options), self.settings)
 
     def located(self, choices: ResolvedOptions) -> Checkpoint:
-        return locate(choices, self.settings, self.make_demo, Listener())
+        return locate(choices, self.settings, self.make, Listener())
 
-    def make_demo(self, spec: StageSpec) -> Path:
-        assert spec.stage == "demo_checkpoint"
-        return self.folder
+    def make(self, spec: StageSpec) -> Path:
+        self.made.append(spec)
+        return self.folder if spec.stage == "demo_checkpoint" else self.wide
 
     def fault(self, **options: Any) -> CheckpointError:
         with pytest.raises(CheckpointError) as caught:

@@ -267,12 +267,15 @@ def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> Heade
     tensors, position = {}, 0
     for name, shape in shapes.items():
         stored = "U8" if name.endswith(("_blocks", "_scales")) else dtype
-        end = position + {"U8": 1, "BF16": 2, "F32": 4}[stored] * math.prod(shape)
+        size = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4}[stored]
+        end = position + size * math.prod(shape)
         tensors[name] = TensorEntry(stored, shape, position, end)
         position = end
     return HeaderSource("org/name", "org/name/config.json", config, tensors, position)
 
 
-def inspected(config: dict[str, Any], shapes: Shapes | None = None) -> CheckpointInspection:
+def inspected(
+    config: dict[str, Any], shapes: Shapes | None = None, dtype: str = "BF16"
+) -> CheckpointInspection:
     """The inspection of a published model; dense unless shapes are given."""
-    return inspect(source(config, dense(config) if shapes is None else shapes))
+    return inspect(source(config, dense(config) if shapes is None else shapes, dtype))

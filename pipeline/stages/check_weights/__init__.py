@@ -23,6 +23,7 @@ class CheckWeightsRuntime(Record):
     """Where the source lies."""
 
     checkpoint: Checkpoint
+    baseline_bytes: int = Field(0, description="of the weights that it serves; 0: the source's")
 
 
 class Sqnr(Record):
@@ -46,7 +47,7 @@ class CheckWeightsResult(Record):
     )
     weights_bytes: int | None = None
     planned_bytes: int | None = None
-    size_ratio: float | None = Field(None, description="to the source's")
+    size_ratio: float | None = Field(None, description="to the baseline's")
     quantized_tensors: int | None = None
     unquantized_tensors: int | None = None
     merged_tensors: int | None = None

@@ -59,6 +59,6 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         auxiliary_files_digest=carried,
         weights_bytes=found.size_bytes,
         planned_bytes=found.planned_bytes,
-        size_ratio=found.size_bytes / source.weights_bytes,
+        size_ratio=found.size_bytes / (context.runtime.baseline_bytes or source.weights_bytes),
         config_keys_dropped=found.dropped_keys,
     )

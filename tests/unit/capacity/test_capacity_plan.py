@@ -380,11 +380,20 @@ class TestObstacles:
 
 
 class TestNotes:
-    def test_a_checkpoint_that_is_quantized_already(self) -> None:
-        model = inspected(LLAMA_3_8B | {"quantization_config": {"quant_method": "fp8"}})
+    def test_released_weights_that_cannot_be_converted(self) -> None:
+        model = inspected(LLAMA_3_8B | {"quantization_config": {"quant_method": "gptq"}})
         plan = planned(model, "h100")
         assert {each.variant for each in plan.fits} == {"baseline"}
-        assert any("quantized already" in note for note in plan.notes)
+        assert any("GPTQ weights, as released" in note for note in plan.notes)
+
+    def test_released_weights_count_as_they_are_and_variants_start_in_16_bits(self) -> None:
+        blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        shapes = {"model.layers.0.mlp.up_proj.weight": (14336, 4096)}
+        model = inspected(LLAMA_3_8B | {"quantization_config": blocks}, shapes, "F8_E4M3")
+        plan = planned(model, "h100")
+        assert fit(plan, "baseline").weights_bytes == 14336 * 4096
+        assert plan.weights["awq-w4a16"].tensors[0].quantized
+        assert plan.weights["awq-w4a16"].tensors[0].tensor.size == 2 * 14336 * 4096
 
     def test_routers_and_prediction_heads(self) -> None:
         shapes = {

@@ -107,7 +107,7 @@ def test_the_words_for_programs() -> None:
     assert words["parameters"] == 8_030_261_248
     assert words["kv_cache"]["bytes_per_token_16_bit"] == 131072
     assert words["bytes_at"]["16-bit"] == words["weights_bytes"]
-    assert words["quantized"] is False
+    assert words["quantized"] is None
 
 
 @pytest.mark.parametrize("missing", ["num_hidden_layers", "hidden_size", "vocab_size"])

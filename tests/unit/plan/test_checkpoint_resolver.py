@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from asked_run import Checkpoints, refused, request_for, speculative_profile
 from listener import Listener
-from quantized_checkpoint import quantization_config
+from quantized_checkpoint import quantization_config, source_files
 from small_checkpoint import checkpoint_files, write_files
 
 from pipeline.environments.settings import Settings
@@ -32,9 +32,22 @@ class TestCheckpoint:
     def test_missing(self, checkpoints: Checkpoints) -> None:
         assert "folder does not exist" in checkpoints.fault().message
 
-    def test_already_quantized(self, checkpoints: Checkpoints) -> None:
+    def test_released_weights_are_the_baseline_and_recipes_start_in_16_bits(
+        self, checkpoints: Checkpoints
+    ) -> None:
         checkpoints.write(quantization_config=quantization_config("awq"))
-        assert checkpoints.fault().message == "the checkpoint is already quantized"
+        write_files(checkpoints.wide, source_files())
+        found = checkpoints.located(checkpoints.choices())
+        assert (found.path, found.quantized) == (checkpoints.folder, "INT4")
+        assert found.recipe_source.path == checkpoints.wide
+        assert found.recipe_source.digest != found.digest
+        (stage,) = checkpoints.made
+        assert stage.stage == "dequantize"
+        assert stage.parameters["converter"] == "compressed-tensors"
+
+    def test_released_weights_that_cannot_be_converted(self, checkpoints: Checkpoints) -> None:
+        checkpoints.write(quantization_config={"quant_method": "gptq", "bits": 4})
+        assert "recipes need 16-bit weights" in checkpoints.fault().message
 
     @pytest.mark.parametrize(
         "architecture",

@@ -107,13 +107,13 @@ class TestNothingWrong:
         assert time.process_time() - started < 1
 
 
-def test_layers_that_only_a_stream_copies() -> None:
+def test_layers_that_autoawq_would_lose() -> None:
     """A layer after the last is for multi-token prediction, and transformers does not load it."""
     last = {"model.layers.32.eh_proj.weight": (4096, 8192)}
     shapes = dense(LLAMA_3_8B) | last
-    faults = preflight(shapes=shapes, recipes=(FP8, AWQ)).faults()
+    faults = preflight(shapes=shapes, recipes=(FP8, AWQ, "autoawq-w4a16")).faults()
     assert len(faults) == 1
-    assert f"'{AWQ}' does not suit this checkpoint: '{next(iter(last))}'" in told(faults)
+    assert f"'autoawq-w4a16' does not suit this checkpoint: '{next(iter(last))}'" in told(faults)
 
 
 class TestCheckpoint:
@@ -124,17 +124,30 @@ class TestCheckpoint:
         assert "'BertModel' is not supported" in fault.message
 
     @pytest.mark.parametrize("level", ["top", "text_config"])
-    def test_quantized_already(self, level: str) -> None:
-        method = {"quantization_config": {"quant_method": "awq"}}
+    def test_quantized_weights_that_cannot_be_converted(self, level: str) -> None:
+        method = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
         config = LLAMA_3_8B | (method if level == "top" else {"text_config": method})
-        assert "already quantized" in told(preflight(config).faults())
+        found = preflight(config)
+        (fault,) = found.faults()
+        assert isinstance(fault, CheckpointError)
+        assert "has INT4 weights" in fault.message
+        made = frozenset(recipe.name for recipe in found.recipes)
+        assert replace(found, made=made).faults() == []
 
-    def test_quantized_already_by_another_quantizers_file(self) -> None:
+    def test_quantized_weights_that_are_converted(self) -> None:
+        blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        found = preflight(LLAMA_3_8B | {"quantization_config": blocks})
+        (fault,) = found.faults()
+        assert isinstance(fault, PreflightError)
+        assert "need AMX" in fault.message
+        amx = replace(LARGE, cpu_features=(*LARGE.cpu_features, "amx"))
+        assert replace(found, machine=amx).faults() == []
+
+    def test_quantized_by_another_quantizers_file(self) -> None:
         found = preflight()
         source = replace(found.source, names=frozenset({"config.json", "hf_quant_config.json"}))
         (fault,) = replace(found, source=source).faults()
-        assert "already quantized" in fault.message
-        assert fault.where == "org/name/hf_quant_config.json"
+        assert "ModelOpt" in fault.message
 
     def test_code_that_nobody_trusts(self) -> None:
         own = {"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}

@@ -1,0 +1,82 @@
+"""Number format of a checkpoint that was released quantized, and how to get 16-bit weights of it.
+
+Such a checkpoint is served as it is. Recipes need 16-bit weights, which compressed-tensors'
+converters make from the weight files, without the model (`pipeline/workers/dequantize.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+QUANTIZER_FILE = "hf_quant_config.json"  # written by NVIDIA's ModelOpt for quantized weights
+
+Converter = Literal["compressed-tensors", "fp8-block", "awq"]
+# Columns of a group of 4-bit floats.
+FOUR_BIT_FLOATS = {16: "NVFP4", 32: "MXFP4"}
+MXFP4_REASON = "its experts are fused, and recipes leave those in 16 bits, which is larger"
+
+
+@dataclass(frozen=True)
+class SourceFormat:
+    """Format of released weights."""
+
+    label: str  # of the numbers: FP8, INT4, MXFP4, ...
+    converter: Converter | None = None  # to 16 bits; None: no library here has one
+    reason: str = "no library here converts such weights to 16 bits"  # of None
+    in_blocks: bool = False  # FP8 in blocks, for which CPU kernels need AMX
+
+
+def source_format(config: dict[str, Any], names: Collection[str]) -> SourceFormat | None:
+    """Return the format by config.json and file names; None for unquantized weights."""
+    found = next(_quantization_configs(config), None)
+    if found is None:
+        return SourceFormat("ModelOpt") if QUANTIZER_FILE in names else None
+    method = str(found.get("quant_method"))
+    if method == "compressed-tensors":
+        weights = _weights(found)
+        labels = dict.fromkeys(map(_label, weights))
+        in_blocks = any(each.get("strategy") == "block" for each in weights)
+        words = " and ".join(labels) or "quantized"
+        return SourceFormat(words, "compressed-tensors", in_blocks=in_blocks)
+    if method == "fp8":
+        in_blocks = isinstance(found.get("weight_block_size"), list)
+        return SourceFormat("FP8", "fp8-block" if in_blocks else None, in_blocks=in_blocks)
+    if method == "awq":
+        is_gemm = str(found.get("version", "gemm")).lower() == "gemm" and found.get("bits", 4) == 4
+        return SourceFormat("INT4", "awq" if is_gemm else None)
+    if method == "gptq":
+        bits = found.get("bits")
+        return SourceFormat(f"INT{bits}" if bits in (2, 3, 4, 8) else "GPTQ")
+    if method == "mxfp4":
+        return SourceFormat("MXFP4", reason=MXFP4_REASON)
+    known = {"bitsandbytes": "bitsandbytes", "modelopt": "ModelOpt"}
+    return SourceFormat(known.get(method, "quantized"))
+
+
+def _quantization_configs(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for level in (config, config.get("text_config")):
+        for key in QUANTIZATION_KEYS:
+            if isinstance(level, dict) and level.get(key):
+                yield level[key] if isinstance(level[key], dict) else {}
+
+
+def _weights(config: dict[str, Any]) -> list[dict[str, Any]]:
+    groups = config.get("config_groups")
+    return [
+        group["weights"]
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict) and isinstance(group.get("weights"), dict)
+    ]
+
+
+def _label(weights: dict[str, Any]) -> str:
+    bits, group = weights.get("num_bits"), weights.get("group_size")
+    if type(bits) is not int or not 1 <= bits <= 16:
+        return "quantized"
+    if weights.get("type") != "float":
+        return f"INT{bits}"
+    four = FOUR_BIT_FLOATS.get(group) if bits == 4 and isinstance(group, int) else None
+    return four or f"FP{bits}"
