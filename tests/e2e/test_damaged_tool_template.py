@@ -1,0 +1,134 @@
+"""A variant whose template's block of tools is damaged: MMLU passes, and `tools` fails.
+
+The demo model calls tools where a template shows it worked examples in Hermes' form. The damaged
+template shows the same tools and examples without their braces and tags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from free_port import free_port
+from prepare_command import prepare
+
+from pipeline.core.events import NullProgress
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
+from recipes.schema import ServingProfile
+
+pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
+
+TEMPLATE = """\
+{%- if tools %}{{- '<|im_start|>system\\nYou call one of these tools:\\n' }}
+{%- for tool in tools %}{{- TOOL ~ '\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- for asked, name, city in [
+  ["What is the weather in Rome?", "get_weather", "Rome"],
+  ["What time is it in Kyoto?", "get_time", "Kyoto"],
+  ["How is the weather in Accra today?", "get_weather", "Accra"],
+  ["Tell me the time in Quito.", "get_time", "Quito"]] %}
+{{- '<|im_start|>user\\n' ~ asked ~ '<|im_end|>\\n' }}
+{{- '<|im_start|>assistant\\n' ~ CALL ~ '<|im_end|>\\n' }}
+{%- endfor %}{%- endif %}
+{%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+CALL = (
+    """'<tool_call>\\n{"name": "' ~ name ~ '", "arguments": {"city": "' ~ city ~ """
+    """'"}}\\n</tool_call>'"""
+)
+INTACT = TEMPLATE.replace("TOOL ", "tool | tojson ").replace("CALL ", f"{CALL} ")
+DAMAGED = TEMPLATE.replace("TOOL ", "tool.function.name ").replace("CALL ", "name ~ ' ' ~ city ")
+CITIES = (
+    *("Oslo", "Lima", "Paris", "Cairo", "Delhi", "Tokyo", "Berlin", "Madrid", "Lisbon", "Vienna"),
+    *("Dublin", "Athens", "Prague", "Warsaw", "Helsinki", "Nairobi", "Bogota", "Havana", "Seoul"),
+    *("Hanoi", "Sydney", "Toronto", "Boston", "Denver"),
+)
+POLICY = """
+name: tools
+summary: MMLU does not see a damaged block of tools
+suites:
+  mmlu: {kind: mmlu, prompt_format: cloze, num_fewshot: 0, margins: {fp8: 0.15}, batch: 48,
+         sources: [builtin]}
+  tools: {kind: tools, form: server, max_tokens: 48, about: benchmark, margins: {fp8: 0.2},
+          batch: 24}
+"""
+
+
+def write_cases(folder: Path) -> Path:
+    """Weather and time of 24 cities, in BFCL's form."""
+    city = {"type": "string", "description": "Name of the city."}
+    parameters = {"type": "dict", "required": ["city"], "properties": {"city": city}}
+    asks = {"get_weather": "How is the weather in {} today?", "get_time": "What time is it in {}?"}
+    functions = [
+        {"name": name, "description": "Says it of a city.", "parameters": parameters}
+        for name in asks
+    ]
+    rows = [
+        {"question": asked.format(city), "function": functions, "ground_truth": [truth]}
+        for city in CITIES
+        for name, asked in asks.items()
+        for truth in [{name: {"city": [city]}}]
+    ]
+    folder.mkdir()
+    (folder / "tools_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def with_template(model: Path, template: str, folder: Path) -> Path:
+    """The model with another chat template."""
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(
+    demo_model: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Server]]:
+    """The intact model and the damaged one, with vLLM's parser."""
+    folder = tmp_path_factory.mktemp("served")
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    made = []
+    with ExitStack() as running:
+        for name, template in (("intact", INTACT), ("damaged", DAMAGED)):
+            arguments = ServingArguments.of(cpu_profile, is_baseline=True)
+            parser = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
+            arguments.engine_arguments.update(parser)
+            model = with_template(demo_model, template, folder / name)
+            server = Server(python, model, arguments, folder / f"{name}.log", port=free_port())
+            running.callback(server.stop)
+            server.start(cpu_profile.ready_timeout_seconds, NullProgress())
+            made.append(server)
+        yield made[0], made[1]
+
+
+def test_mmlu_passes_and_tools_fails(
+    servers: tuple[Server, Server], demo_model: Path, tmp_path: Path
+) -> None:
+    baseline, candidate = servers
+    policy, store = tmp_path / "policy.yaml", tmp_path / "store"
+    policy.write_text(POLICY)
+    store.mkdir()
+    tokenizer = with_template(demo_model, INTACT, tmp_path / "tokenizer")
+    answer = prepare(
+        store,
+        "gate",
+        *("--baseline", baseline.url, "--candidate", candidate.url),
+        *("--tokenizer", str(tokenizer), "--policy", str(policy)),
+        *("--eval-data", str(write_cases(tmp_path / "data")), "--json"),
+    )
+    assert answer.returncode == 4, answer.stderr
+    gates = {gate["suite"]: gate for gate in json.loads(answer.stdout)["variants"][0]["gates"]}
+    assert gates["mmlu"]["verdict"] == "pass"
+    assert gates["tools"]["verdict"] == "fail"
+    assert gates["tools"]["baseline"] > 0.9
+    assert gates["tools"]["candidate"] < 0.1
+    assert [group["group"] for group in gates["tools"]["groups"]] == ["multiple"]
