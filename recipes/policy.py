@@ -237,6 +237,23 @@ class Policy(ConfigModel):
         """Return the speed gates for this accelerator; None for external endpoints."""
         return self.speed.claims_on(accelerator) if self.speed is not None else ()
 
+    def file_keys(self) -> dict[str, Any]:
+        """Return the keys of a file of this policy; its suites lack what `generation` fills."""
+        found = self.model_dump(exclude_none=True)
+        if self.generation is None:
+            return found
+        block = self.generation.model_dump(
+            exclude_none=True, include=self.generation.model_fields_set
+        )
+        for name, suite in self.suites.items():
+            if isinstance(suite, Generation):
+                dumped = found["suites"][name]
+                found["suites"][name] = {
+                    **{key: dumped[key] for key in dumped if dumped[key] != block.get(key)},
+                    **{key: None for key in block if getattr(suite, key) is None},
+                }
+        return {**found, "generation": block}
+
     @model_validator(mode="before")
     @classmethod
     def _fill_suites(cls, data: Any) -> Any:

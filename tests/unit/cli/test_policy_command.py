@@ -80,6 +80,20 @@ def test_what_is_shown_can_be_given_back(
     )
 
 
+def test_a_copys_block_of_generation_has_an_effect(
+    prepare: Callable[..., str], tmp_path: Path
+) -> None:
+    copy = yaml.safe_load(prepare("show", "reasoning"))
+    copy["generation"]["max_tokens"] = 9_999
+    path = tmp_path / "copy.yaml"
+    path.write_text(yaml.safe_dump(copy))
+    suites = json.loads(prepare("show", str(path), "--json"))["suites"].values()
+    assert {suite["max_tokens"] for suite in suites} == {9_999}
+    copy["suites"]["gsm8k"]["thinking"] = None
+    path.write_text(yaml.safe_dump(copy))
+    assert yaml.safe_load(prepare("show", str(path)))["suites"]["gsm8k"]["thinking"] is None
+
+
 def test_an_unknown_name(prepare: Callable[..., str]) -> None:
     with pytest.raises(UsageError) as caught:
         prepare("show", "strickt")
