@@ -42,6 +42,7 @@ CATEGORIES = {
     "live_irrelevance": 884,
     "live_relevance": 16,
 }
+FUNCTION_LISTS = 2_116  # that these cases show to the model
 # Limit of an answer in Java or JavaScript, whose parsers in C recurse: 100,000 end the process.
 MAX_CHARACTERS = 8_000
 _MAX_BASE, _MAX_EXPONENT = 1_000_000, 64

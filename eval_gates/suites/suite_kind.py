@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from eval_gates.gate_report import GroupReport
 from eval_gates.suites.group_scores import GROUP, report_groups
-from eval_gates.suites.json_lines import data_lines, find_files
+from eval_gates.suites.json_lines import data_lines, find_files, read_rows
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvaluationDataError
@@ -47,6 +47,7 @@ class SuiteSource:
     identity: QuestionSource  # part of the stage's key
     folder: Path | None = None  # not part of it
     questions: int | None = None  # None where only reading them would show
+    clusters: int | None = None  # likewise, if the suite has clusters
 
 
 class SourceLookup(Protocol):
@@ -233,6 +234,16 @@ class SuiteKind(SuiteModels, Generic[Task]):
             )
         return number
 
+    def count_clusters(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> int | None:
+        """Return a source's number of clusters; None if only laying out would show."""
+        files = self.local_files(suite, identity, folder)
+        rows = [row for path in files for _, row in read_rows(path)]
+        if not rows or any(suite.cluster_by not in row for row in rows):
+            return None
+        return len({digest_json(row[suite.cluster_by]) for row in rows})
+
     def local_files(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> list[Path]:
@@ -256,7 +267,8 @@ class SuiteKind(SuiteModels, Generic[Task]):
         identity, folder = self._identify(source, suite, lookup)
         if identity is None:
             return None
-        return SuiteSource(identity, folder, self.count(suite, identity, folder))
+        clusters = self.count_clusters(suite, identity, folder) if suite.cluster_by else None
+        return SuiteSource(identity, folder, self.count(suite, identity, folder), clusters)
 
     def _identify(
         self, source: str, suite: Suite, lookup: SourceLookup

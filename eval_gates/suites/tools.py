@@ -17,6 +17,7 @@ from eval_gates.chance_baselines import EMPTY
 from eval_gates.suites.answer_rows import common_fields, texts_of
 from eval_gates.suites.bfcl import (
     CATEGORIES,
+    FUNCTION_LISTS,
     BfclCase,
     CallForm,
     Calls,
@@ -128,6 +129,15 @@ class Tools(SuiteKind[ToolsTask]):
         if identity.kind == "packages" and categories:
             return sum(CATEGORIES[name] for name in categories)
         return super().count(suite, identity, folder)
+
+    def count_clusters(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> int | None:
+        categories = suite.categories if isinstance(suite, ToolsSuite) else []
+        if identity.kind == "packages":
+            is_all = not categories and suite.cluster_by == "functions"
+            return FUNCTION_LISTS if is_all else None
+        return super().count_clusters(suite, identity, folder)
 
     def known_cluster(self, task: ToolsTask) -> str | None:
         # Half of the live cases share their functions with others.

@@ -86,12 +86,16 @@ class SourceResolver:
         self._progress.note(text)
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
-        """Return the number of available questions by suite; None if unknown.
+        """Return the number of available questions, or clusters, by suite; None if unknown.
 
         Raises:
             EvaluationDataError: as :meth:`suite`.
         """
-        return {name: self.suite(name, suite).questions for name, suite in policy.suites.items()}
+        found = {name: self.suite(name, suite) for name, suite in policy.suites.items()}
+        return {
+            name: source.clusters if policy.suites[name].cluster_by else source.questions
+            for name, source in found.items()
+        }
 
     def calibration(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str

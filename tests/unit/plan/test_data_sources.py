@@ -136,6 +136,22 @@ class TestSuite:
         found = Resolving(tmp_path, data).resolver.suite("mmlu", suite)
         assert (found.identity.model_dump(), found.folder) == (PACKAGES, None)
 
+    def test_clusters_are_counted_where_the_policy_has_some(self, tmp_path: Path) -> None:
+        rows = b"".join(b'{"question": "%d", "passage": "%d"}\n' % (n, n // 4) for n in range(20))
+        folder = write_files(tmp_path / "passages", {"mmlu_test.jsonl": rows})
+
+        def counted(**suite: Any) -> int | None:
+            asked = {"name": "p", "summary": "s", "suites": {"mine": {"margins": MARGINS, **suite}}}
+            policy = Policy.model_validate(asked)
+            return Resolving(tmp_path, folder).resolver.counts(policy)["mine"]
+
+        assert counted(kind="mmlu") == 20
+        assert counted(kind="mmlu", cluster_by="passage") == 5
+        assert counted(kind="mmlu", cluster_by="other") is None
+        assert counted(kind="tools", sources=["packages"]) == 3_641
+        assert counted(kind="tools", cluster_by="functions") == 2_116
+        assert counted(kind="tools", cluster_by="functions", categories=["multiple"]) is None
+
     def test_the_folders_content_is_its_identity(self, tmp_path: Path, data: Path) -> None:
         suite = MmluSuite(margins=MARGINS)
 
