@@ -75,11 +75,11 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 
     from recipes import catalog
 
-    policy = catalog.load_policy(name).model_dump(exclude_none=True)
+    policy = catalog.load_policy(name)
     if as_json:
-        print_json(policy)
+        print_json(policy.model_dump(exclude_none=True))
     else:
-        print(yaml.safe_dump(policy, sort_keys=False), end="")
+        print(yaml.safe_dump(policy.file_keys(), sort_keys=False), end="")
 
 
 @app.command("check")
@@ -103,7 +103,7 @@ def check(
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.cost_power import cost_powers
+    from pipeline.plan.cost_power import check_costs_decidable, cost_powers
     from pipeline.plan.data_sources import SourceResolver
     from pipeline.plan.gate_power import (
         check_decidable,
@@ -156,6 +156,7 @@ def check(
         check_decidable(policy, recipes, counts, progress)
         check_likely(policy, recipes, counts)
         check_claims_decidable(policy, claims)
+        check_costs_decidable(costs, progress)
 
 
 def print_power(power: Sequence[GatePower]) -> None:

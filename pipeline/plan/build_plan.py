@@ -15,6 +15,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_generation
 from pipeline.plan.context_length import max_length_of, with_lengths
+from pipeline.plan.cost_power import check_costs_decidable, cost_powers
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.gate_power import check_decidable, check_likely
@@ -43,6 +44,7 @@ def find_data(choices: ResolvedOptions, settings: Settings, progress: Progress) 
     check_likely(choices.policy, choices.recipes, counts)
     powers = claim_powers(choices.policy, len(choices.recipes), choices.measuring_profile)
     check_claims_decidable(choices.policy, powers)
+    check_costs_decidable(cost_powers(choices.policy, choices.recipes, counts), progress)
     return sources
 
 
@@ -83,9 +85,13 @@ def make_planner(
     """Return the planner of these options."""
     accelerator = Accelerator(choices.profile.accelerator)
     policy = resolve_generation(choices.policy, folder_generation(checkpoint.path))
-    fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
+    max_length = max_length_of(choices.profile, checkpoint)
+    fitted = with_lengths(policy, max_length, sources.note)
+    counts = sources.counts(fitted)
     if fitted != policy:
-        check_decidable(fitted, choices.recipes, sources.counts(fitted), NullProgress())
+        check_decidable(fitted, choices.recipes, counts, NullProgress())
+    costs = cost_powers(fitted, choices.recipes, counts, max_length=max_length)
+    check_costs_decidable(costs, NullProgress())
     environments = {
         *environments_for(recipe.quantization.environment for recipe in choices.recipes),
         find_engine(choices.profile.engine).environment,

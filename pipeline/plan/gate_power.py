@@ -182,7 +182,7 @@ def check_counted(
     laid_out: Mapping[str, QuestionsResult],
     progress: Progress,
 ) -> None:
-    """Check lm-eval suites again with the number of prepared questions.
+    """Check suites whose questions or clusters only laying out counts.
 
     Args:
         laid_out: by suite, the result of its stage `questions`.
@@ -194,7 +194,7 @@ def check_counted(
     suites = {
         name: suite
         for name, suite in policy.suites.items()
-        if kind_of(suite).output_type(suite) is None and name in laid_out
+        if (kind_of(suite).output_type(suite) is None or suite.cluster_by) and name in laid_out
     }
     if not suites:
         return

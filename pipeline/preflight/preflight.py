@@ -265,5 +265,6 @@ def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:
 
 
 def line(fault: PrepareError) -> str:
-    """Return message and hint in one line."""
-    return f"{fault.message}; hint: {fault.hint}" if fault.hint else fault.message
+    """Return message, place and hint in one line."""
+    place = f"; where: {fault.where}" if fault.where else ""
+    return f"{fault.message}{place}" + (f"; hint: {fault.hint}" if fault.hint else "")

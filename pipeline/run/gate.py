@@ -27,6 +27,7 @@ from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_generation
 from pipeline.plan.build_plan import check_attempt
 from pipeline.plan.context_length import with_lengths
+from pipeline.plan.cost_power import check_costs_decidable, cost_powers
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.gate_power import check_decidable, check_likely
@@ -159,17 +160,15 @@ def plan_of(
         family=request.family,
         quantization=NoQuantization(),
     )
-    planner = EvaluationPlanner(
-        policy,
-        (candidate,),
-        SourceResolver(request.eval_data, evaluate, settings.digests, progress),
-        evaluate,
-        settings.store,
-    )
-    counts = {name: source.questions for name, source in planner.found.items()}
+    sources = SourceResolver(request.eval_data, evaluate, settings.digests, progress)
+    planner = EvaluationPlanner(policy, (candidate,), sources, evaluate, settings.store)
+    counts = sources.counts(policy)
     check_decidable(policy, (candidate,), counts, progress)
     check_likely(policy, (candidate,), counts)
     check_claims_decidable(policy, claim_powers(policy, 1))
+    check_costs_decidable(
+        cost_powers(policy, (candidate,), counts, max_length=length_of(request)), progress
+    )
     asked_as = {
         "deployment_id": request.deployment_id or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, settings.digests),

@@ -16,6 +16,7 @@ from pipeline.core.errors import AttemptChangedError, PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.stage_record import StageSpec
+from pipeline.plan.cost_power import check_costs_counted
 from pipeline.plan.gate_power import check_counted
 from pipeline.plan.independence import check_laid_out
 from pipeline.plan.plan import Plan, VariantPlan
@@ -145,6 +146,7 @@ class Runner:
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
         recipes = [variant.recipe for variant in self._plan.variants]
         check_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
+        check_costs_counted(self._plan.policy, recipes, laid_out, self._stages.progress)
         self._check_others(laid_out)
 
     # --- what is to be done -------------------------------------------------------------------

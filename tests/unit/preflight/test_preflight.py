@@ -421,4 +421,4 @@ class TestRefuse:
         words = str(caught.value)
         assert words.startswith(f"{len(faults)} things would make this run fail\n  1. ")
         for fault in faults:
-            assert f"{fault.message}; hint: {fault.hint}" in words
+            assert f"{fault.message}; where: {fault.where}; hint: {fault.hint}" in words

@@ -1,0 +1,90 @@
+"""Suites that the model or the data cannot serve: file, key and cure, before anything is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from quantized_checkpoint import source_files
+from small_checkpoint import write_files
+from typer.testing import CliRunner
+
+from pipeline.cli.main import app
+from pipeline.core.errors import PrepareError
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if strict %}!{% endif %}"
+ROW = {"question": "How many is 1 and 1?", "answer": "#### 2"}
+GSM8K = {"kind": "gsm8k", "test": "fixed", "margins": {"fp8": 0.2}, "max_tokens": 16}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small checkpoint with a chat template that has no tools, and questions in `data`."""
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    rows = "".join(json.dumps({**ROW, "n": n}) + "\n" for n in range(200))
+    write_files(tmp_path / "data", {"gsm8k_test.jsonl": rows.encode()})
+    template = {"chat_template.jinja": TEMPLATE.encode()}
+    return write_files(tmp_path / "model", {**source_files(), **template})
+
+
+def refusal(command: str, model: Path, suite: dict[str, Any], **policy: Any) -> str:
+    """Return what the command prints about a policy of that suite, or its error."""
+    file = model.parent / "policy.yaml"
+    asked = {"name": "mine", "summary": "s", "suites": {"mine": suite}, **policy}
+    file.write_text(yaml.safe_dump(asked))
+    words = [command, str(model), "--policy", str(file), "--profile", "cpu"]
+    words += ["--recipe", "fp8-dynamic", "--eval-data", str(model.parent / "data")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code in (1, 2), done.stdout
+    assert not (model.parent / "home" / "store" / "stages").exists()
+    if isinstance(done.exception, PrepareError):
+        error = done.exception
+        return f"{error.message} {error.where} {error.hint}"
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.parametrize("command", ["plan", "model"])
+@pytest.mark.parametrize(
+    ("suite", "policy", "words"),
+    [
+        pytest.param(
+            {**GSM8K, "chat_template_kwargs": {"strikt": True}},
+            {},
+            ("suites.mine.chat_template_kwargs.strikt", "template", "did you mean 'strict'"),
+            id="an unknown template argument",
+        ),
+        pytest.param(
+            {**GSM8K, "max_tokens": 900_000},
+            {},
+            ("suites.mine.max_tokens", "900,000", "'max_tokens: model'"),
+            id="a cap beyond the model's length",
+        ),
+        pytest.param(
+            {"kind": "ifeval", "margins": {"fp8": 0.2}},
+            {},
+            ("suites.mine.sources", "--eval-data"),
+            id="no data",
+        ),
+        pytest.param(
+            {"kind": "tools", "form": "server", "cluster_by": "functions", "margins": {"fp8": 0.2}},
+            {},
+            ("suites.mine.form", "/model", "'form: prompt'"),
+            id="a template without tools",
+        ),
+        pytest.param(
+            {**GSM8K, "max_tokens": 20},
+            {"cost": {"suites": ["mine"], "max_ratio": {"fp8": 1.01}, "expected_tokens": 2}},
+            ("cost.max_ratio.fp8", "problems are needed", "a lower max_tokens"),
+            id="an undecidable gate on costs",
+        ),
+    ],
+)
+def test_it_is_refused_with_its_place_and_cure(
+    model: Path, command: str, suite: dict[str, Any], policy: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    said = refusal(command, model, suite, **policy)
+    assert [word for word in words if word not in said] == [], said
