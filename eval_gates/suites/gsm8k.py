@@ -8,13 +8,12 @@ from typing import Literal
 from pydantic import Field
 
 from eval_gates.suites.generation import GeneratingTask
-from eval_gates.suites.installed_suite import InstalledSuite
+from eval_gates.suites.installed_suite import HubSuite, InstalledSuite
 from eval_gates.suites.json_lines import text_of
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import HubBenchmark, HubQuestions, Row
+from eval_gates.suites.suite_kind import HubQuestions, Row
 from pipeline.core.errors import EvaluationDataError
 from recipes.generation import MaxTokens
-from recipes.policy import Source, Suite
 
 PROBLEMS = 1319
 _FIELDS = "each line needs question, and answer, which ends with '#### ' and the number"
@@ -35,10 +34,8 @@ class Gsm8kTask(GeneratingTask):
     max_tokens: MaxTokens = 1024
 
 
-class Gsm8kSuite(Gsm8kTask, Suite):
+class Gsm8kSuite(Gsm8kTask, HubSuite):
     """Problems of grade-school mathematics; the last number of an answer counts."""
-
-    sources: list[Source] = Field(default=["eval-data", "hub"])
 
 
 class Gsm8k(InstalledSuite[Gsm8kTask]):
@@ -49,7 +46,7 @@ class Gsm8k(InstalledSuite[Gsm8kTask]):
     hub = HubQuestions(
         QuestionSource(kind="hub", id="openai/gsm8k", config="main", split="test"), PROBLEMS
     )
-    benchmark = HubBenchmark("openai/gsm8k", "main", "GSM8K", PROBLEMS)
+    benchmark = hub.benchmark("GSM8K")
     assumed_baseline = 0.7
     filter = "flexible-extract"
 

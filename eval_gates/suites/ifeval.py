@@ -11,13 +11,12 @@ from pydantic import Field
 
 from eval_gates.suites.generation import GeneratingTask
 from eval_gates.suites.ifeval_checkers import check_instructions, load_checkers
-from eval_gates.suites.installed_suite import InstalledSuite
+from eval_gates.suites.installed_suite import HubSuite, InstalledSuite
 from eval_gates.suites.json_lines import text_of
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import HubBenchmark, HubQuestions, Row
+from eval_gates.suites.suite_kind import HubQuestions, Row
 from pipeline.core.errors import EvaluationDataError
 from recipes.generation import MaxTokens
-from recipes.policy import Source, Suite
 
 PROMPTS = 541
 METRICS = {
@@ -46,10 +45,8 @@ class IfevalTask(GeneratingTask):
     max_tokens: MaxTokens = 1280
 
 
-class IfevalSuite(IfevalTask, Suite):
+class IfevalSuite(IfevalTask, HubSuite):
     """Instructions such as 'no commas', checked by lm-eval's own checkers."""
-
-    sources: list[Source] = Field(default=["eval-data", "hub"])
 
 
 class Ifeval(InstalledSuite[IfevalTask]):
@@ -60,7 +57,7 @@ class Ifeval(InstalledSuite[IfevalTask]):
     hub = HubQuestions(
         QuestionSource(kind="hub", id="google/IFEval", config="default", split="train"), PROMPTS
     )
-    benchmark = HubBenchmark("google/IFEval", "default", "IFEval", PROMPTS)
+    benchmark = hub.benchmark("IFEval")
     assumed_baseline = 0.7
 
     def document(self, row: Row, place: str) -> Row:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import Field
+
 from eval_gates.suites.answer_rows import partners_of
 from eval_gates.suites.fixed_task import InMemoryDataset, fixed_task
 from eval_gates.suites.generation import (
@@ -23,10 +25,17 @@ from eval_gates.suites.question_source import hub_rows
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Row, Rows, SuiteKind, SuiteTask
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
+from recipes.policy import Source, Suite
 
 Generating = TypeVar("Generating", bound=GeneratingTask)
 
 EXAMPLES_FILE = "examples.jsonl"  # next to the questions
+
+
+class HubSuite(Suite):
+    """Settings of the decision on a benchmark that a folder or the Hub has."""
+
+    sources: list[Source] = Field(default=["eval-data", "hub"])
 
 
 class InstalledSuite(SuiteKind[Generating]):

@@ -25,7 +25,6 @@ from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files,
 from eval_gates.suites.mmlu_subjects import GROUP_OF, GROUPS, UNKNOWN_GROUP
 from eval_gates.suites.question_source import QuestionSource, hub_rows
 from eval_gates.suites.suite_kind import (
-    HubBenchmark,
     HubQuestions,
     QuestionOrder,
     Read,
@@ -289,7 +288,7 @@ class Mmlu(SuiteKind[MmluTask]):
     )
     packaged, carried = 280, QUIZ_FILE
     guessing = 0.25  # at least: keys may be unbalanced
-    benchmark = HubBenchmark("cais/mmlu", "all", "MMLU", 14_042)
+    benchmark = hub.benchmark("MMLU")
 
     def read(self, task: MmluTask, order: QuestionOrder) -> Read:
         source, dropped = order.source, 0

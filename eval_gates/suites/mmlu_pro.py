@@ -11,13 +11,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from eval_gates.suites.generation import GeneratingTask
-from eval_gates.suites.installed_suite import InstalledSuite
+from eval_gates.suites.installed_suite import HubSuite, InstalledSuite
 from eval_gates.suites.json_lines import text_of
 from eval_gates.suites.question_source import QuestionSource
-from eval_gates.suites.suite_kind import HubBenchmark, HubQuestions, Row, Rows
+from eval_gates.suites.suite_kind import HubQuestions, Row, Rows
 from pipeline.core.errors import EvaluationDataError
 from recipes.generation import MaxTokens
-from recipes.policy import Source, Suite
 
 QUESTIONS = 12_032
 LETTERS = "ABCDEFGHIJ"
@@ -53,10 +52,8 @@ class MmluProTask(GeneratingTask):
     max_tokens: MaxTokens = 2048
 
 
-class MmluProSuite(MmluProTask, Suite):
+class MmluProSuite(MmluProTask, HubSuite):
     """Questions of 14 subjects, answered after reasoning; one population."""
-
-    sources: list[Source] = Field(default=["eval-data", "hub"])
 
 
 class MmluPro(InstalledSuite[MmluProTask]):
@@ -74,7 +71,7 @@ class MmluPro(InstalledSuite[MmluProTask]):
         ),
         QUESTIONS,
     )
-    benchmark = HubBenchmark("TIGER-Lab/MMLU-Pro", "default", "MMLU-Pro", QUESTIONS)
+    benchmark = hub.benchmark("MMLU-Pro")
     guessing = 1 / len(LETTERS)  # at least: many questions have fewer options
     filter = "custom-extract"
 

@@ -69,13 +69,6 @@ class SourceLookup(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class HubQuestions(NamedTuple):
-    """Hub dataset, and its number of questions for planning."""
-
-    source: QuestionSource
-    questions: int
-
-
 class HubBenchmark(NamedTuple):
     """A benchmark's name on the Hub's leaderboards."""
 
@@ -83,6 +76,17 @@ class HubBenchmark(NamedTuple):
     task: str
     title: str
     questions: int  # of the whole benchmark
+
+
+class HubQuestions(NamedTuple):
+    """Hub dataset, and its number of questions for planning."""
+
+    source: QuestionSource
+    questions: int
+
+    def benchmark(self, title: str) -> HubBenchmark:
+        """Return the benchmark that all of them are."""
+        return HubBenchmark(str(self.source.id), str(self.source.config), title, self.questions)
 
 
 @dataclass(frozen=True)
