@@ -20,6 +20,11 @@ with standard deviation 0.1. A code problem's chance of a right answer is drawn 
 is lost is lost by problems that the variant never solves. The standard deviation of a problem's
 change is 0.20 if nothing is lost. Other suites have right-or-wrong answers, whose flips and losses
 are in GENERATED, with the reasons in recipes/policies/general.yaml and reasoning.yaml.
+
+The gate on costs: lengths are lognormal between problems (standard deviation of ln 0.6) and between
+two answers to one problem (0.4), 1,200 tokens on average, and cut at the cap. One answer in ten has
+another chance on the variant. The variants' answers are longer by the factors LONGER, or by the
+whole ratio for `margin`. It is simulated in COST_RUNS runs, as one takes a quarter of a second.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval_gates.planned_bets import planned_bet_of
+from eval_gates.statistics.cost import CostClaim, Work
 from eval_gates.statistics.gaffke import log_chance_below
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.statistics.simulation import PairedOutcomes, SimulatedRuns, outcomes, simulate_runs
@@ -55,6 +61,8 @@ OTHER_CHANCE = 0.1  # share of the problems that have another chance on the vari
 LEAST = 0.85  # of `fp8`, that `default` lets through
 MIN_SHARE = 0.8  # of `fp8` and of `awq`, that general, reasoning and code let through
 BLOCKS = 110
+LONGER = {"same": 1.0, "fp8": 1.02, "awq": 1.05}
+COST_RUNS, PROBLEM_SPREAD, ANSWER_SPREAD, TOKENS, COST_SOLVED = 100, 0.6, 0.4, 1200, 0.8
 
 Passed = NDArray[np.bool_]
 
@@ -197,8 +205,41 @@ def generated_passes(
     return np.array(passed)[places]
 
 
-def measure(policy: Policy, variant: Variant, tried: int, runs: int, seed: int) -> dict[str, float]:
-    """By blocking suite, the share of runs let through; `all`: by all of them together."""
+def cost_passes(
+    policy: Policy, name: str, variant: Variant, alpha: float, runs: int, seed: int
+) -> Passed:
+    """Apply the gate on costs of one suite to simulated answers."""
+    suite, gate = policy.suites[name], policy.cost
+    assert gate is not None
+    assert isinstance(suite, GeneratingTask)
+    assert isinstance(suite.max_tokens, int)
+    ratio = gate.max_ratio[variant.family]
+    shape, cap = (QUESTIONS[suite.kind], suite.samples), suite.max_tokens
+    rng, passed = np.random.default_rng(seed), []
+    for _ in range(runs):
+        hard = rng.normal(size=(shape[0], 1))
+        chance = np.clip(COST_SOLVED + 0.05 * hard, 0, 1)
+        sides, right = [], rng.random(shape) < chance
+        for factor in (1.0, LONGER.get(variant.name, ratio)):
+            spread = ANSWER_SPREAD / math.sqrt(2)  # of each side, so that of their ratio is whole
+            logs = PROBLEM_SPREAD * hard + spread * rng.normal(size=shape)
+            tokens = factor * TOKENS * np.exp(logs - (PROBLEM_SPREAD**2 + spread**2) / 2)
+            is_whole = tokens < cap
+            solved = (right & is_whole).mean(axis=1)
+            sides.append(Work(np.minimum(tokens, cap).mean(axis=1), solved, cap))
+            right = np.where(rng.random(shape) < OTHER_CHANCE, rng.random(shape) < chance, right)
+        passed.append(CostClaim(sides[0], sides[1], alpha).holds(ratio))
+    return np.array(passed)
+
+
+def measure(
+    policy: Policy, variant: Variant, tried: int, runs: int, seed: int, cost_runs: int = 0
+) -> dict[str, float]:
+    """By blocking suite, the share of runs let through; `all`: by all of them together.
+
+    Args:
+        cost_runs: of the gate on costs; 0 leaves it out.
+    """
     alpha, together, found = (
         gate_level(policy.alpha, policy.attempts, 1, tried),
         np.ones(runs, dtype=bool),
@@ -210,6 +251,10 @@ def measure(policy: Policy, variant: Variant, tried: int, runs: int, seed: int) 
         passed = let_through(suite, variant, alpha, runs, seed + number)
         found[name] = float(passed.mean())
         together &= passed
+    for name in policy.cost.suites if policy.cost is not None and cost_runs else ():
+        passed = cost_passes(policy, name, variant, alpha, cost_runs, seed + len(found))
+        found[f"cost {name}"] = float(passed.mean())
+        together &= np.resize(passed, runs)
     return {**found, "all": float(together.mean())}
 
 
@@ -229,7 +274,9 @@ def main() -> int:
         critical = [each for each, suite in policy.suites.items() if suite.tier == "critical"]
         for variant in VARIANTS:
             for tried in (1, 2):
-                found = measure(policy, variant, tried, arguments.replays, arguments.seed)
+                runs = arguments.replays
+                costs = min(runs, COST_RUNS)
+                found = measure(policy, variant, tried, runs, arguments.seed, costs)
                 results[f"{name}, {variant.name}, {tried} in the run"] = found
                 shares = ", ".join(f"{each} {100 * share:.1f} %" for each, share in found.items())
                 print(f"{name:<8}{variant.name:<8}{tried} in the run: {shares}", flush=True)
