@@ -242,11 +242,11 @@ class SuiteKind(SuiteModels, Generic[Task]):
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> int | None:
         """Return a source's number of clusters; None if only laying out would show."""
-        files = self.local_files(suite, identity, folder)
+        files, field = self.local_files(suite, identity, folder), str(suite.cluster_by)
         rows = [row for path in files for _, row in read_rows(path)]
-        if not rows or any(suite.cluster_by not in row for row in rows):
+        if not rows or any(field not in row for row in rows):
             return None
-        return len({digest_json(row[suite.cluster_by]) for row in rows})
+        return len({digest_json(row[field]) for row in rows})
 
     def local_files(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
