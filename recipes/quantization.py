@@ -82,7 +82,12 @@ class Quantization(ConfigModel):
 
     @property
     def is_streamed(self) -> bool:
-        """Whether weights are cast file by file, without the model, so the stage can resume."""
+        """Whether weights are cast file by file, without the model."""
+        return False
+
+    @property
+    def keeps_stacked_experts(self) -> bool:
+        """Whether experts that share one tensor stay as they are; else such models are refused."""
         return False
 
     # What verification expects (docs/explanation/weight-verification.md).

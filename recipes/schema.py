@@ -52,6 +52,13 @@ class Recipe(ConfigModel):
         le=100,
         description="maximum of an NVIDIA GPU with kernels, such as 9.0 for INT8 activations",
     )
+    full_compute_capability: float | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="minimum of a GPU that computes the recipe's format; older ones multiply with "
+        "16-bit activations, such as 10.0 for NVFP4",
+    )
     architectures: list[str] = Field(
         default=[],
         description="supported ones: names or shell patterns of config.json's key "
@@ -80,6 +87,16 @@ class Recipe(ConfigModel):
         if most is not None and compute_capability > most:
             return f"has kernels up to compute capability {most} only"
         return ""
+
+    def remark_on(self, compute_capability: float) -> str:
+        """Return how a GPU computes otherwise than the recipe states; empty if it does not."""
+        full = self.full_compute_capability
+        if full is None or compute_capability >= full:
+            return ""
+        return (
+            f"'{self.name}': a GPU below compute capability {full} multiplies its weights with "
+            "16-bit activations, so the verdict does not cover newer GPUs"
+        )
 
     def suits(self, architecture: str) -> bool:
         if any(fnmatchcase(architecture, word) for word in self.unsupported_architectures):

@@ -74,7 +74,8 @@ class WeightFormat:
             return weights
         scales = math.prod(self.scale_shape(rows, columns))
         in_two_levels = self.strategy == "tensor_group"  # 8-bit scales, and 32-bit ones above
-        scale_bytes = scales * (1 if in_two_levels else SCALE_BYTES)
+        in_one_byte = self.number == "float" and self.bits == 4
+        scale_bytes = scales * (1 if in_one_byte else SCALE_BYTES)
         zero_points = 0 if self.symmetric else scales * self.bits // 8
         extra = EXTRA_BYTES.get(self.name, 0)
         if self.static_input:

@@ -184,7 +184,7 @@ def capacity_plan(
         site,
         weights,
         fits,
-        tuple(notes(site, weights)),
+        (*notes(site, weights), *remarks(wanted, gpu.compute_capability)),
         tuple(stage_needs(inspection, wanted, weights, profile, draft_bytes=draft_bytes)),
         tuple(stage_minutes(inspection, wanted, weights, gpu, profile, seen)),
         seen,
@@ -284,6 +284,13 @@ def capable_gpus(candidate: ShardedVariant) -> str:
         if not candidate.recipe.lacks_kernels_on(catalog.load_gpu(name).compute_capability)
     ]
     return f"a GPU such as {', '.join(names)}" if names else ""
+
+
+def remarks(recipes: Iterable[Recipe], compute_capability: float | None) -> list[str]:
+    """Return how a GPU computes otherwise than the recipes state."""
+    if compute_capability is None:
+        return []
+    return [words for recipe in recipes if (words := recipe.remark_on(compute_capability))]
 
 
 def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:

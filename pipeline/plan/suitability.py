@@ -123,15 +123,14 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
 def check_experts(recipe: Recipe, tensors: Mapping[str, TensorEntry]) -> None:
     """Check that a MoE model's experts are separate matrices, as vLLM expects them.
 
-    A stream leaves stacks as they are. llm-compressor takes them apart and calibrates each expert,
-    but saves the experts apart too, under names that the source does not have, so nothing of them
-    could be verified.
+    FP8's stream leaves stacks as they are. llm-compressor takes them apart and saves the experts
+    apart, under names that the source does not have, so nothing of them could be verified.
 
     Raises:
         StageError: the source has the experts of a layer in one tensor, and the recipe would have
             to take them apart.
     """
-    if recipe.quantization.is_streamed:
+    if recipe.quantization.keeps_stacked_experts:
         return
     for name, tensor in tensors.items():
         if is_expert_stack(name, len(tensor.shape)):

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.capacity.fit import GpuPool
-from pipeline.capacity.gpu_plan import candidates_of, hint
+from pipeline.capacity.gpu_plan import candidates_of, hint, remarks
 from pipeline.capacity.machine import Machine, gpu_type
 from pipeline.capacity.stage_resources import (
     SMALL_FILES_BYTES,
@@ -170,6 +170,8 @@ class PreflightInput:
             )
         elif gpu and self._inspection and (unknown := self._inspection.cache.unknown):
             found.append(f"room for the KV cache is not checked before the run: {unknown}")
+        if self.profile.accelerator == "cuda":
+            found += remarks(self._served, self.machine.compute_capability)
         return found
 
     def _find_checkpoint_faults(self) -> Iterator[PrepareError | None]:

@@ -204,6 +204,29 @@ class Nvfp4:
         return grouped.reshape(len(scale), -1)
 
 
+class Mxfp4:
+    """e2m1 values, and a biased exponent of two for each 32 of them."""
+
+    BIAS = 127
+
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
+        self.packed, self.scale = parts["weight_packed"], parts["weight_scale"]
+
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+        return [
+            StoredPart("weight_packed", ("U8",), ((rows, columns // 2),)),
+            StoredPart("weight_scale", ("U8",), (form.scale_shape(rows, columns),)),
+        ]
+
+    def rows(self, begin: int, end: int) -> Floats:
+        """Implement :class:`LayerDequantizer`."""
+        values = unpack_fp4(self.packed.read(begin, end))
+        exponents = self.scale.floats(begin, end).astype(np.int32) - self.BIAS
+        grouped = values.reshape(*exponents.shape, -1)
+        return np.ldexp(grouped, exponents[:, :, None]).reshape(len(exponents), -1)
+
+
 class AwqGemm:
     """AutoAWQ's layout: a transposed matrix, eight outputs in a word, groups along the inputs.
 
@@ -249,6 +272,7 @@ Reader = (
     EightBitWeights
     | PackedIntWeights
     | Nvfp4
+    | Mxfp4
     | AwqGemm
     | Gptq
     | ModelOptNvfp4
@@ -262,6 +286,7 @@ READERS: dict[str, type[Reader]] = {
     "int-quantized": EightBitWeights,
     "pack-quantized": PackedIntWeights,
     "nvfp4-pack-quantized": Nvfp4,
+    "mxfp4-pack-quantized": Mxfp4,
     AWQ_GEMM: AwqGemm,
     GPTQ: Gptq,
     GPTQ_V2: Gptq,

@@ -1,4 +1,4 @@
-"""Presets of compressed-tensors, rounded to nearest: FP8 and NVFP4."""
+"""Presets of compressed-tensors, rounded to nearest: FP8, NVFP4 and MXFP4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scheme:
 
     form: WeightFormat
     # With rounding to nearest the SQNR depends little on the model. The demo's lowest layers have
-    # 31.3 dB in FP8 and 20.4 dB in NVFP4.
+    # 31.3 dB in FP8, 20.4 dB in NVFP4 and MXFP4DB dB in MXFP4.
     floor_db: float
     words: str
     static: bool = False  # activations have static scales, so there is calibration
@@ -52,6 +52,17 @@ SCHEMES = {
         "4-bit floats (NVFP4) in groups of 16, weights and activations",
         static=True,
     ),
+    "NVFP4A16": Scheme(
+        WeightFormat("nvfp4-pack-quantized", 4, "float", "tensor_group", group=16),
+        15.0,
+        "4-bit floats (NVFP4) in groups of 16, 16-bit activations",
+    ),
+    "MXFP4": Scheme(
+        WeightFormat("mxfp4-pack-quantized", 4, "float", "group", group=32),
+        13.0,
+        "4-bit floats (MXFP4) in groups of 32 with a power of two as scale, weights and "
+        "activations",
+    ),
 }
 
 
@@ -59,10 +70,11 @@ class PresetQuantization(Quantization):
     """Preset of compressed-tensors by llm-compressor, with weights rounded to nearest."""
 
     kind: Literal["preset"]
-    scheme: Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4"] = Field(
+    scheme: Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4", "NVFP4A16", "MXFP4"] = Field(
         description="FP8_DYNAMIC: per-channel weights, per-token activations. FP8_BLOCK: weights "
         "in blocks of 128 x 128. FP8: one static scale a tensor, calibrated. NVFP4: 4-bit floats "
-        "in groups of 16"
+        "in groups of 16, calibrated. NVFP4A16: the same with 16-bit activations. MXFP4: 4-bit "
+        "floats in groups of 32"
     )
     kv_cache_scales: bool = Field(
         False, description="calibrate the scales of an FP8 KV cache and store them with the weights"
@@ -73,8 +85,10 @@ class PresetQuantization(Quantization):
 
     @property
     def worker(self) -> str:
-        whole = "pipeline.workers.quantize_preset"
-        return "pipeline.workers.fp8_stream.stream" if self.is_streamed else whole
+        if not self.is_streamed:
+            return "pipeline.workers.quantize_preset"
+        fp8 = "pipeline.workers.fp8_stream.stream"
+        return fp8 if self.keeps_stacked_experts else "pipeline.workers.quantize_model_free"
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
@@ -83,6 +97,10 @@ class PresetQuantization(Quantization):
     @property
     def is_streamed(self) -> bool:
         return self.calibration is None
+
+    @property
+    def keeps_stacked_experts(self) -> bool:
+        return self.is_streamed and SCHEMES[self.scheme].form.bits == 8
 
     @property
     def sqnr_floor_db(self) -> float:

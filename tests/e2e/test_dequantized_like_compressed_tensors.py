@@ -48,6 +48,10 @@ FORMATS = {
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
     ),
+    "mxfp4": (
+        "mxfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+    ),
 }
 
 # Writes what compress() makes, and what decompress() makes of that into whole/. The weights have

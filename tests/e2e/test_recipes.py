@@ -73,6 +73,12 @@ FORMATS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
         "weight_global_scale": ("F32", (1,)),
         "input_global_scale": ("F32", (1,)),
     },
+    "nvfp4a16": {
+        "weight_packed": ("U8", (128, 64)),
+        "weight_scale": ("F8_E4M3", (128, 8)),
+        "weight_global_scale": ("F32", (1,)),
+    },
+    "mxfp4": {"weight_packed": ("U8", (128, 64)), "weight_scale": ("U8", (128, 4))},
 }
 # Relative difference of the logits: about twice what was seen. A variant that computes something
 # else has 1.4.

@@ -54,6 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "calibration": CALIBRATION,
     },
     "nvfp4": {"kind": "preset", "scheme": "NVFP4", "calibration": CALIBRATION},
+    "mxfp4": {"kind": "preset", "scheme": "MXFP4"},
     "awq": {"kind": "awq", **IN_GROUPS},
     "awq-sym": {"kind": "awq", "symmetric": True, **IN_GROUPS},
     "awq-8": {"kind": "awq", "bits": 8, **IN_GROUPS},
@@ -157,6 +158,8 @@ def quantized(name: str, weights: Any, kind: str, scale: str) -> Tensors:
         parts = _fp8(weights, kind, scale)
     elif kind == "nvfp4":
         parts = _nvfp4(weights)
+    elif kind == "mxfp4":
+        parts = _mxfp4(weights)
     elif kind == "int8":
         steps = floating(np.abs(weights).max(axis=1, keepdims=True) / 127, scale)
         numbers = np.clip(np.round(weights / widened(steps)), -128, 127)
@@ -201,6 +204,17 @@ def _nvfp4(weights: Any) -> Tensors:
         "weight_scale": scales,
         "weight_global_scale": Stored("F32", np.array([divisor], np.float32)),
         "input_global_scale": Stored("F32", np.array([3.0], np.float32)),
+    }
+
+
+def _mxfp4(weights: Any) -> Tensors:
+    grouped = weights.reshape(len(weights), -1, 32)
+    largest = np.abs(grouped).max(axis=2)
+    exponents = np.floor(np.log2(np.where(largest > 0, largest, 1))) - 2
+    numbers = grouped / np.exp2(exponents)[:, :, None]
+    return {
+        "weight_packed": fp4_pairs(np.clip(numbers, -6, 6).reshape(weights.shape)),
+        "weight_scale": Stored("U8", (exponents + 127).astype(np.uint8)),
     }
 
 
@@ -255,6 +269,7 @@ def quantization_config(kind: str) -> dict[str, Any]:
         "fp8-block": ("float-quantized", 8, "float", "block"),
         "fp8-static": ("float-quantized", 8, "float", "tensor"),
         "nvfp4": ("nvfp4-pack-quantized", 4, "float", "tensor_group"),
+        "mxfp4": ("mxfp4-pack-quantized", 4, "float", "group"),
         "int8": ("int-quantized", 8, "int", "channel"),
         "awq-8": ("pack-quantized", 8, "int", "group"),
     }.get(kind, ("pack-quantized", 4, "int", "group"))
@@ -263,7 +278,7 @@ def quantization_config(kind: str) -> dict[str, Any]:
         "type": number,
         "strategy": strategy,
         "symmetric": kind not in ("awq", "awq-8"),
-        "group_size": {"group": GROUP, "tensor_group": 16}.get(strategy),
+        "group_size": 32 if kind == "mxfp4" else {"group": GROUP, "tensor_group": 16}.get(strategy),
         "block_structure": [128, 128] if strategy == "block" else None,
     }
     dynamic = {"fp8-static": False, "nvfp4": "local"}.get(kind, True)

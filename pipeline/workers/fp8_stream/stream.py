@@ -15,17 +15,17 @@ from pipeline.workers.fp8_stream import resume
 from pipeline.workers.fp8_stream.copy_pipeline import CopyPipeline
 from pipeline.workers.fp8_stream.layout import SCHEMES, ShardPlan, plan_shard
 from pipeline.workers.fp8_stream.same_bytes import has_same_bytes
-from pipeline.workers.fp8_stream.selection import (
-    check_supported,
-    kept_layers,
-    tied_pair,
-)
 from pipeline.workers.fp8_stream.variant_config import (
     quantization_config,
     write_config,
     write_index,
 )
 from pipeline.workers.protocol import versions_of
+from pipeline.workers.streamed_tensors import (
+    check_supported,
+    kept_layers,
+    tied_pair,
+)
 
 LIBRARIES = ("compressed-tensors", "torch")
 """Those whose change can change a number."""

@@ -183,9 +183,9 @@ class TestGroups:
         assert replace(found, made=frozenset({AWQ})).faults() == []
 
     def test_weights_that_are_there_still_need_kernels(self) -> None:
-        found = preflight(recipes=("nvfp4",))
-        words = told(replace(found, made=frozenset({"nvfp4"})).faults())
-        assert "'nvfp4' cannot be served on this machine" in words
+        found = preflight(recipes=("fp8-static",))
+        words = told(replace(found, made=frozenset({"fp8-static"})).faults())
+        assert "'fp8-static' cannot be served on this machine" in words
 
     def test_what_a_smaller_size_divides(self) -> None:
         config = LLAMA_3_8B | {"hidden_size": 4128, "num_attention_heads": 43}  # 32 x 129

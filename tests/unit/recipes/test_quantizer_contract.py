@@ -30,6 +30,8 @@ SETTINGS = {
         {"scheme": "FP8_DYNAMIC", "kv_cache_scales": True},
         {"scheme": "FP8"},
         {"scheme": "NVFP4"},
+        {"scheme": "NVFP4A16", "calibration": None},
+        {"scheme": "MXFP4", "calibration": None},
     ],
 }
 EXAMPLES = [

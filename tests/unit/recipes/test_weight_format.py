@@ -42,6 +42,10 @@ EIGHT_BITS = ROWS * COLUMNS
             ),
             EIGHT_BITS // 2 + ROWS * COLUMNS // 16 + 8,
         ),
+        (
+            WeightFormat("mxfp4-pack-quantized", 4, "float", "group", group=32),
+            EIGHT_BITS // 2 + ROWS * COLUMNS // 32,
+        ),
     ],
     ids=str,
 )

@@ -46,6 +46,7 @@ SQNR = {
     "fp8-block": 31,
     "fp8-static": 31,
     "nvfp4": 19,
+    "mxfp4": 17,
     "awq": 17,
     "awq-sym": 16,
     "awq-8": 41,

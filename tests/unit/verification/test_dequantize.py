@@ -72,6 +72,11 @@ def test_round_trip(kind: str, rows: int, groups: int, spread: float, seed: int)
         most = np.abs(weights).reshape(len(weights), -1, 16).max(axis=2)
         assert (np.abs(found - weights) <= np.repeat(most, 16, 1) * 0.25).all()
         return
+    if kind == "mxfp4":
+        # Half of the widest step, 2 of 6; more where the scale is rounded down.
+        most = np.abs(weights).reshape(rows, -1, 32).max(axis=2)
+        assert (np.abs(found - weights) <= np.repeat(most, 32, 1) * 0.26).all()
+        return
     assert (np.abs(found - weights) <= largest_step(weights, kind) * 1.01).all()
 
 

@@ -38,7 +38,7 @@ def check_supported(
     architecture = config.get("model_type")
     if architecture in TRANSPOSED_ARCHITECTURES:
         raise StageError(
-            f"'{architecture}' stores its layers transposed: FP8 has nothing to quantize there",
+            f"'{architecture}' stores its layers transposed: there is nothing to quantize",
             where=f"{source / 'config.json'}, key model_type",
             hint="none of llm-compressor's recipes quantizes these layers; use the baseline",
         )
