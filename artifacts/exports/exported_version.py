@@ -18,6 +18,9 @@ from recipes.engines import Engine, LaunchSpec, find_engine
 from recipes.policy import Policy
 
 PORT = 8000
+# A start may take this many times the measured time: caches are cold, disks are slower.
+START_MARGIN = 3
+START_MIN_SECONDS = 120
 # Places in a container: of the image (`Containerfile`), and of volumes.
 IMAGE_HOME = Path("/var/lib/prepare")
 VOLUME, WEIGHTS, CACHES = "/weights", "/weights/model", "/caches"
@@ -114,20 +117,25 @@ class ExportRequest:
 
     version: ExportedVersion
     image: str
-    source: str  # registry address, or oci://HOST/REPOSITORY@DIGEST
+    registry: str  # address
+    source: str  # where files are fetched: a registry, or oci://HOST/REPOSITORY@DIGEST
     canary: str | None = None  # version that gets a share of the requests
     canary_weight: int = 10  # percent
     previous: str | None = None  # version before this one
 
     @property
-    def pull(self) -> list[str]:
-        """Command that copies the files and compares them with the judged digests."""
+    def fetch(self) -> list[str]:
+        """Command of a container that pulls the files, unless its volume has them."""
+        return ["sh", "-c", f'test -d {WEIGHTS} || exec "$@"', "fetch", *self.pull_into(WEIGHTS)]
+
+    def pull_into(self, folder: str) -> list[str]:
+        """Return the command that copies the files and compares them with the judged digests."""
         version = self.version
         is_repository = self.source.startswith("oci://") and not self.source.startswith("oci:///")
         where = (
-            [self.source, WEIGHTS]
+            [self.source, folder]
             if is_repository
-            else [f"{version.name}@{version.version}", WEIGHTS, f"--registry={self.source}"]
+            else [f"{version.name}@{version.version}", folder, f"--registry={self.source}"]
         )
         required = [f"--require={name}={value}" for name, value in version.required_tags.items()]
         return ["prepare", "pull", *where, *required]

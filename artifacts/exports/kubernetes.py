@@ -10,8 +10,9 @@ from artifacts.exports.commented_yaml import Noted, to_yaml
 from artifacts.exports.exported_version import (
     CACHES,
     PORT,
+    START_MARGIN,
+    START_MIN_SECONDS,
     VOLUME,
-    WEIGHTS,
     ExportRequest,
     service_of,
 )
@@ -19,9 +20,6 @@ from artifacts.exports.signals import Signals
 from pipeline.environments.definition import Accelerator
 from recipes.engine_arguments import count_gpus
 
-# A start may take this many times the measured time: images are pulled and caches are cold.
-START_MARGIN = 3
-START_MIN_SECONDS = 120
 PROBE_SECONDS = 10
 MAX_REPLICAS = 4
 WAITING_PER_SERVER = 5
@@ -100,8 +98,7 @@ def pod_spec(request: ExportRequest, container: str = "server") -> dict[str, Any
                 "image": request.image,
                 "command": Noted(
                     "Fetches the files once, and refuses any but the judged ones.",
-                    ["sh", "-c", f'test -d {WEIGHTS} || exec "$@"', "fetch"]
-                    + [_literal(word) for word in request.pull],
+                    [_literal(word) for word in request.fetch],
                 ),
                 "envFrom": Noted(
                     "Credentials of the registry, if it needs any.",

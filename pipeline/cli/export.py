@@ -28,7 +28,12 @@ def export(
     destination: Annotated[Path, argument("Folder to make.", metavar="DIR", parser=parse_path)],
     target: Annotated[
         str,
-        option("--for", "What reads the files: kubernetes or monitoring.", metavar="TARGET"),
+        option(
+            "--for",
+            "What reads the files: kubernetes, kserve, argo-rollouts, compose, systemd, litellm or "
+            "monitoring.",
+            metavar="TARGET",
+        ),
     ],
     image: Annotated[
         str | None,
@@ -87,12 +92,13 @@ def export(
     request = ExportRequest(
         version=exported,
         image=image or f"prepare:{exported.deployable.accelerator.value}",
+        registry=found.uri,
         source=source or found.uri,
         canary=canary_version,
         canary_weight=canary_weight,
         previous=previous,
     )
-    files = write_export(request, target, destination, found)
+    files = write_export(request, target, destination)
     if as_json:
         facts = {"name": version.name, "version": version.version, "target": target}
         print_json({"schema_version": 1, **facts, "files": [str(file) for file in files]})

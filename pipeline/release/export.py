@@ -95,9 +95,7 @@ def certified_by(past: RecordedVerdict) -> Certified:
     )
 
 
-def write_export(
-    request: ExportRequest, target: str, destination: Path, registry: Registry
-) -> list[Path]:
+def write_export(request: ExportRequest, target: str, destination: Path) -> list[Path]:
     """Write the target's files into a new folder; return their paths.
 
     Raises:
@@ -108,7 +106,7 @@ def write_export(
         reference = f"{request.version.name}@{request.version.version}"
         raise UsageError(
             "the cluster cannot fetch the files: the registry is on this machine",
-            where=registry.uri,
+            where=request.source,
             hint=f"`prepare push {reference} HOST/REPOSITORY`, then add the address that it "
             "prints: --from oci://HOST/REPOSITORY@sha256:...",
         )

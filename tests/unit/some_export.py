@@ -68,6 +68,7 @@ def exported(judged: Deployable | None = None, **changes: Any) -> ExportedVersio
 def request(version: ExportedVersion | None = None, **changes: Any) -> ExportRequest:
     facts: dict[str, Any] = {
         "image": f"registry.example.com/prepare@sha256:{DIGEST}",
+        "registry": "http://mlflow.example.com:5000",
         "source": f"oci://registry.example.com/models/some@sha256:{DIGEST}",
         "canary": "4",
         "previous": "2",
