@@ -177,7 +177,7 @@ class TestMultiTokenPrediction:
         recipe = load_recipe("autoawq-w4a16")
         with pytest.raises(StageError, match=r"'mtp\.layers\.0\.mlp\.up_proj") as caught:
             check_mtp(recipe, source(DEMO, self.NAMED).tensors, DEMO)
-        assert "fp8-dynamic" in caught.value.hint
+        assert "awq-w4a16" in caught.value.hint
         layers = {"model.layers.61.input_layernorm.weight": (7168,)}
         with pytest.raises(StageError, match=r"'model\.layers\.61\.input_layernorm"):
             check_mtp(recipe, source(DEEPSEEK_V3, layers).tensors, DEEPSEEK_V3)
