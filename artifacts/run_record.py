@@ -117,6 +117,9 @@ class RunReport(Record):
     registered_name: str | None = Field(None, description="name in the model registry")
     variants: list[VariantReport]
     stages: list[StageReport]
+    running: list[str] = Field(
+        [], description="variant and name of the stages that run now, or follow on one server"
+    )
     notes: list[str] = Field(description="the notes that were reported")
     tuning: TuningReport | None = Field(None, description="of `prepare tune`")
     error: dict[str, str] | None = Field(None, description="of a run that failed as a whole")

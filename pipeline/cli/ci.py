@@ -87,7 +87,7 @@ class CiReporting:
         if self.as_json:
             print(report.model_dump_json(indent=1))
         elif report.error is None:
-            print_run(report)
+            print_run(report, store)
         if report.error is not None:
             print(f"error: {from_dict(report.error)}", file=sys.stderr)
         raise typer.Exit(report.exit_code or 0)

@@ -110,6 +110,7 @@ def plan(
         print_json(found.to_dict())
         raise typer.Exit(found.exit_code)
     print(found.headline())
+    print(found.options_line())
     print_table(["stage", "variant", "state", "expected"], found.stage_rows())
     print_schedule(found.timeline)
     if rows := found.size_rows():

@@ -17,7 +17,7 @@ from pipeline.cli.options import (
     option,
 )
 from pipeline.cli.registry import report_recorded
-from pipeline.cli.tables import print_json
+from pipeline.cli.tables import given_store, print_json
 
 
 def promote(
@@ -95,5 +95,5 @@ def promote(
     print(
         f"{promoted.name}@{promoted.alias} is version {promoted.versions[promoted.champion]} "
         f"({promoted.champion}){replaced}\n  {promoted.registry}\n"
-        f"Next: prepare registry history {promoted.name}"
+        f"Next: prepare registry history {promoted.name}{given_store(store)}"
     )

@@ -13,7 +13,7 @@ from pipeline.cli.options import (
     option,
 )
 from pipeline.cli.registry import open_asked, refuse_unknown, report_recorded
-from pipeline.cli.tables import print_json
+from pipeline.cli.tables import given_store, print_json
 
 
 def rollback(
@@ -62,5 +62,5 @@ def rollback(
         return
     print(
         f"{name}@{alias} is version {entry.version} again, replacing version {entry.replaced}\n"
-        f"Next: prepare registry history {name}"
+        f"Next: prepare registry history {name}{given_store(store)}"
     )

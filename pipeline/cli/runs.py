@@ -89,11 +89,11 @@ def show(
         print(report.model_dump_json(indent=1))
         return
     if report.tuning is not None:
-        print_tuning(report)
+        print_tuning(report, store)
         if report.tuning.verdict is None:
-            print_ending(report, is_shown=True)
+            print_ending(report, store, is_shown=True)
     else:
-        print_run(report, is_shown=True)
+        print_run(report, store, is_shown=True)
     print_stages(report, found)
 
 
@@ -136,7 +136,7 @@ def attach(
     if as_json:
         print(report.model_dump_json(indent=1))
     elif report.error is None and report.tuning is None:
-        print_run(report)
+        print_run(report, store)
     if report.error is not None:
         print(f"error: {from_dict(report.error)}", file=sys.stderr)
     if report.status == "killed":

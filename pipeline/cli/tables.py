@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifacts.gate_row import GateRow, claim_rows, describe_lengths, gate_row
@@ -68,8 +71,11 @@ def print_table(
     console(width).print(table)
 
 
-def print_run(report: RunReport, *, is_shown: bool = False) -> None:
-    """Print a run's verdict table, each variant's reason, and the next command."""
+def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> None:
+    """Print a run's verdict table, each variant's reason, and the next command.
+
+    `store` is the command's option.
+    """
     from rich.text import Text
 
     from artifacts.run_outcome import attribution_lines, drafting_lines, serving_lines
@@ -90,16 +96,16 @@ def print_run(report: RunReport, *, is_shown: bool = False) -> None:
     last += [*serving_lines(report.options), *drafting_lines(report)]
     for line in [*last, *attribution_lines(report)]:
         print_line(out, Text(line))
-    print_ending(report, is_shown=is_shown)
+    print_ending(report, store, is_shown=is_shown)
 
 
-def print_ending(report: RunReport, *, is_shown: bool = False) -> None:
+def print_ending(report: RunReport, store: Path | None, *, is_shown: bool = False) -> None:
     """Why the run failed as a whole, where `prepare runs show` has it; and its last line."""
     from rich.text import Text
 
     if is_shown and report.error is not None:
         print_line(console(), Text(f"error: {from_dict(report.error)}"))
-    print_line(console(), Text(last_line(report, is_shown=is_shown)))
+    print_line(console(), Text(last_line(report, store, is_shown=is_shown)))
 
 
 def print_line(out: Console, text: Text) -> None:
@@ -239,7 +245,7 @@ def number_cells(row: GateRow) -> list[str]:
     ]
 
 
-def last_line(report: RunReport, *, is_shown: bool = False) -> str:
+def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = False) -> str:
     """How much was done, and what to look at next."""
     from artifacts.run_outcome import champion_of, headline, next_command, next_command_after_show
 
@@ -248,7 +254,18 @@ def last_line(report: RunReport, *, is_shown: bool = False) -> str:
     could = champion_of(report) is None and report.kind == "model"
     command = next_command_after_show(report) if is_shown else next_command(report)
     ended = f"Nothing was promoted: {headline(report)}. " if could else ""
-    return f"{done}{ended}Next: {command}"
+    return f"{done}{ended}Next: {command}{given_store(store)}"
+
+
+def given_store(store: Path | None) -> str:
+    """Return ` --store PATH` for a next command; '' if a variable names the store anyway."""
+    from pipeline.cli.options import parse_store
+    from pipeline.core.remote_store import remote_url
+
+    named = os.environ.get("PREPARE_STORE")
+    if store is None or (named and parse_store(named) == store):
+        return ""
+    return f" --store {shlex.quote(remote_url(store) or str(store))}"
 
 
 def print_stages(report: RunReport, store: Store) -> None:
@@ -262,6 +279,9 @@ def print_stages(report: RunReport, store: Store) -> None:
     ]
     if rows:
         print_table(["stage", "variant", "status", "time"], rows)
+    # Those of one variant follow one another.
+    if firsts := {each.partition(": ")[0]: each for each in reversed(report.running)}:
+        print(f"running: {log_line('; '.join(reversed(firsts.values())))}")
     found = [
         (stage, store.stage_folder(stage.stage, stage.key)) for stage in report.stages if stage.key
     ]

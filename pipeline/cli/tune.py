@@ -107,7 +107,7 @@ def tune(
         if as_json:
             print(report.model_dump_json(indent=1))
         else:
-            print_tuning(report)
+            print_tuning(report, store)
         if report.error is not None:
             print(f"error: {from_dict(report.error)}", file=sys.stderr)
         raise typer.Exit(report.exit_code or 0)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.cli.tables import print_table
+from pipeline.cli.tables import given_store, print_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from artifacts.run_record import RunReport
     from artifacts.tuning_report import ScreeningReport, TuningReport
 
 
-def print_tuning(report: RunReport) -> None:
+def print_tuning(report: RunReport, store: Path | None) -> None:
     """Print the tables of a run of `prepare tune`, and the next step."""
     tuning = report.tuning
     if tuning is None:
@@ -20,7 +22,7 @@ def print_tuning(report: RunReport) -> None:
     print_table(headings, [screening_row(each) for each in tuning.screening])
     parameters = [[name.replace("_", " "), words] for name, words in tuning.parameters.items()]
     print_table(["parameter", "what it did"], parameters)
-    for line in ending_lines(tuning, report):
+    for line in ending_lines(tuning, report, store):
         print(line)
 
 
@@ -38,7 +40,7 @@ def screening_row(each: ScreeningReport) -> list[str]:
     ]
 
 
-def ending_lines(tuning: TuningReport, report: RunReport) -> list[str]:
+def ending_lines(tuning: TuningReport, report: RunReport, store: Path | None) -> list[str]:
     """Print what was confirmed, and the next command."""
     if tuning.verdict is None:
         return []
@@ -59,5 +61,5 @@ def ending_lines(tuning: TuningReport, report: RunReport) -> list[str]:
     return [
         *lines,
         f"at least {tuning.min_gain:.3f} of the defaults' tokens/s; profile {tuning.profile}",
-        f"Next ({why}): prepare model {checkpoint} --profile {tuning.profile}",
+        f"Next ({why}): prepare model {checkpoint} --profile {tuning.profile}{given_store(store)}",
     ]

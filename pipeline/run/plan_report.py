@@ -159,6 +159,10 @@ class PlanReport:
     def form_line(self) -> str:
         return "asked as: " + ", ".join(f"{name} {form}" for name, form in self.forms.items())
 
+    def options_line(self) -> str:
+        """Name what decides the gates and how models are served."""
+        return f"policy {self.choices.policy.name}, profile {self.choices.profile.name}"
+
     def refusals(self) -> list[str]:
         """Reasons why `prepare model` would refuse to begin, one per line."""
         return [f"would be refused: {line(fault)}" for fault in self.faults]

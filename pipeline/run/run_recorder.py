@@ -79,7 +79,15 @@ class RunRecorder:
         self._update(tuning=tuning)
 
     def stage(self, stage: StageReport) -> None:
-        self._update(stages=[*self._report.stages, stage])
+        ended = f"{stage.variant}: {stage.name}"
+        running = [each for each in self._report.running if each != ended]
+        self._update(stages=[*self._report.stages, stage], running=running)
+
+    def note_running(self, stages: Sequence[str], *, over: bool = False) -> None:
+        others = [each for each in self._report.running if each not in stages]
+        running = others if over else [*others, *stages]
+        if running != self._report.running:
+            self._update(running=running)
 
     def note_variant(self, variant: VariantReport) -> None:
         self._variants[variant.recipe] = variant
@@ -92,7 +100,8 @@ class RunRecorder:
         self._update(notes=[*self._report.notes, text])
 
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
-        self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
+        told = error.to_dict() if error else None
+        self._update(status=status, exit_code=exit_code, error=told, running=[])
         self._over.set()
         if self._sender is not None:
             self._sender.join()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ class RemoteStageLog:
 
     def stage(self, stage: StageReport) -> None:
         self._events.write({"event": "stage", **stage.model_dump(mode="json")})
+
+    def note_running(self, stages: Sequence[str], *, over: bool = False) -> None:
+        """Write nothing: the run has recorded all stages of the task."""
 
 
 def run_serving_task(task: ServingTask, store: Store, events: EventWriter) -> None:

@@ -38,6 +38,23 @@ class StageLog(Protocol):
     def stage(self, stage: StageReport) -> None:
         """Record the end of a stage."""
 
+    def note_running(self, stages: Sequence[str], *, over: bool = False) -> None:
+        """Record that these have begun, or are over."""
+
+
+def title_of(spec: StageSpec) -> str:
+    """Return the stage's name for people, with its suite or speed gate."""
+    if spec.stage == EVALUATE.name:
+        return f"{spec.stage} {EVALUATE.runtime_of(spec).suite}"
+    if spec.stage == SPEED.name:
+        return f"{spec.stage} {SPEED.runtime_of(spec).claim}"
+    return spec.stage
+
+
+def describe(spec: StageSpec) -> str:
+    """Return variant and stage, as a run's record lists running stages."""
+    return f"{spec.variant}: {title_of(spec)}"
+
 
 class StageRunner:
     """Runs stages in this process, one after another, and only those that have to run.
@@ -77,6 +94,7 @@ class StageRunner:
         while record is None:
             ready = self.add_runtime(spec, extra_runtime() if extra_runtime else {})
             started = time.monotonic()
+            self.log.note_running([describe(spec)])
             try:
                 self._do(ready)
             except BaseException:
@@ -135,11 +153,13 @@ class StageRunner:
     def note_submitted(self, specs: Sequence[StageSpec]) -> None:
         """Mark these as running; `note_ended` must follow."""
         self._submitted.update(spec.key for spec in specs)
+        self.log.note_running([describe(spec) for spec in specs])
 
     def note_ended(self, specs: Sequence[StageSpec]) -> bool:
         """Their job has ended, in any way; whether the first is done, which was not before."""
         for spec in specs:
             self._submitted.discard(spec.key)
+            self.log.note_running([describe(spec)], over=True)
             if (record := self.find_reusable(spec)) is not None:
                 self._found[spec.key] = record
         return specs[0].key in self._found
@@ -155,11 +175,7 @@ class StageRunner:
 
     def report(self, spec: StageSpec, status: StageStatus, started: float) -> None:
         seconds = time.monotonic() - started
-        name = spec.stage
-        if name == EVALUATE.name:
-            name = f"{name} {EVALUATE.runtime_of(spec).suite}"
-        elif name == SPEED.name:
-            name = f"{name} {SPEED.runtime_of(spec).claim}"
+        name = title_of(spec)
         self.log.stage(
             StageReport(
                 stage=spec.stage,

@@ -47,7 +47,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         if source.kind == "folder" and folder is not None:
             rows = with_fields(rows, kind.folder_files(folder))
         rows = with_clusters(rows, cluster)
-    rows = without_copies(rows, progress)
+    files = kind.folder_files(folder) if source.kind == "folder" and folder is not None else []
+    rows = without_copies(rows, progress, ", ".join(map(str, files)))
     if cluster:
         facts["clusters"] = len({row["cluster"] for row in rows})
     write_rows(output / "questions.jsonl", shuffle(rows, spec["seed"]))
@@ -61,10 +62,15 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     }
 
 
-def without_copies(rows: Rows, progress: Progress) -> Rows:
+def without_copies(rows: Rows, progress: Progress, place: str = "") -> Rows:
     """Return the rows without copies, each of which would count as separate evidence.
 
     Copies within one cluster stay; they count as one value.
+
+    Args:
+        rows: the questions.
+        progress: for a note.
+        place: names of the files, for the error.
 
     Raises:
         EvaluationDataError: more than a few are copies, as if a folder has a file twice, or an id
@@ -75,7 +81,7 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
     if times > 1:
         raise EvaluationDataError(
             f"{times} questions have the id '{name}'",
-            where=f"question {name}",
+            where=f"{place or 'the suite'}, question {name}",
             hint="give each question a separate id, or leave the ids out",
         )
     first: dict[str, str] = {}
@@ -90,7 +96,7 @@ def without_copies(rows: Rows, progress: Progress) -> Rows:
     if copies > LARGEST_SHARE_OF_COPIES * len(rows):
         raise EvaluationDataError(
             f"{copies} of {len(rows)} questions are copies of others",
-            where=f"the suite's questions, one of them: {copied[:200]}",
+            where=f"{place or 'the suite'}, one of these questions: {copied[:200]}",
             hint="each would count as separate evidence: see whether a file lies there twice; "
             "several references of one text belong into one row",
         )

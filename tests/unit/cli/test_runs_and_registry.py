@@ -62,6 +62,26 @@ def put_run(store: Store, report: RunReport) -> None:
     write_atomically(RunFolders(store).make(report.run) / RUN_RECORD, report.model_dump_json())
 
 
+def test_the_running_stage_is_shown_and_the_next_command_has_the_store(tmp_path: Path) -> None:
+    store = tmp_path / "a store"
+    log = RunRecorder(Store(store), "model", dict(COMMAND))
+    log.note_running(["baseline: coherence", "baseline: evaluate mmlu", "fp8: quantize"])
+    lines = words("runs", "show", "--store", str(store))
+    assert any(line.startswith("running: baseline: coherence; fp8: quantize") for line in lines)
+    assert any(
+        line.endswith(f"Next: prepare runs attach {log.run_id} --store '{store}'") for line in lines
+    )
+    log.finish("finished", 5)
+
+
+def test_a_store_of_a_variable_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREPARE_STORE", str(tmp_path / "store"))
+    put_run(Store(tmp_path / "store"), run_report())
+    assert not any("--store" in line for line in words("runs", "show"))
+
+
 def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> None:
     log = RunRecorder(Store(tmp_path / "store"), "model", dict(COMMAND))
     log.note("before")

@@ -71,6 +71,18 @@ def test_every_step_is_on_disk_once_it_is_told(log: RunRecorder) -> None:
     assert data["seconds"] > 0
 
 
+def test_running_stages_are_on_disk(log: RunRecorder) -> None:
+    quantize = stage_report(name="quantize")
+    log.note_running([f"{quantize.variant}: quantize", "baseline: coherence"])
+    log.stage(quantize)
+    assert on_disk(log)["running"] == ["baseline: coherence"]
+    log.note_running(["baseline: evaluate mmlu"])
+    log.note_running(["baseline: coherence"], over=True)
+    assert on_disk(log)["running"] == ["baseline: evaluate mmlu"]
+    log.finish("finished", 0)
+    assert on_disk(log)["running"] == []
+
+
 def test_a_later_report_of_a_variant_takes_the_earliers_place(log: RunRecorder) -> None:
     log.note_variant(variant_report(promoted=False))
     log.note_variant(failed_variant_report())

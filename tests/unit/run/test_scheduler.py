@@ -111,6 +111,9 @@ class Log:
     def stage(self, stage: Any) -> None:
         self.ended.append(f"{stage.variant} {stage.status}")
 
+    def note_running(self, stages: Any, *, over: bool = False) -> None:
+        """Nothing to keep."""
+
 
 class Bench:
     """Work named by letters, each to be done once those before it are."""

@@ -337,6 +337,9 @@ class TestCopies:
         rows = [{"id": str(n), "question": str(n // 2)} for n in range(40)]
         with pytest.raises(EvaluationDataError, match=r"^20 of 40 "):
             without_copies(rows, Listener())
+        with pytest.raises(EvaluationDataError) as caught:
+            without_copies(rows, Listener(), "mine/mmlu.jsonl, mine/mmlu_2.jsonl")
+        assert caught.value.where.startswith("mine/mmlu.jsonl, mine/mmlu_2.jsonl, ")
 
     def test_a_few_are_said_aloud(self) -> None:
         rows = [{"id": str(n), "question": str(max(n, 1))} for n in range(40)]
