@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Packs what a machine without a network needs into parts that can be carried one at a time.
+# Packs what a machine without a network needs into parts that can be carried one at a time, in the
+# order of need: prepare, serve, demo. Each of the three is installed as soon as it is whole.
 #
-#   benchmarks/hopper/pack.sh BUILDER HAVE OUT [EVAL_DATA]
+#   benchmarks/hopper/pack.sh BUILDER HAVE OUT
 #
 # BUILDER   program that makes a wheelhouse: BUILDER --have HAVE --out FOLDER [--drop GLOB ...] REQUIREMENT ...
 #           leaves wheels in FOLDER/wheels, without the packages named in HAVE
 # HAVE      file with the packages that the machine has, one a line
-# OUT       gets part-00, part-01, ... of at most PART_MIB (default 56) MiB
-# EVAL_DATA folder with benchmarks' questions, as for prepare --eval-data
+# OUT       gets prepare.part-00, serve.part-00, ... of at most PART_MIB (default 56) MiB, and their sums
 #
 # A folder of wheels for each environment: their packages do not agree (docs/reference/settings.md). Versions
 # here fit torch 2.11 and Python 3.12: vLLM 0.24.0 is the last that pins that torch.
 set -euo pipefail
-builder=$1 have=$2 out=$(mkdir -p "$3" && cd "$3" && pwd) data=${4:-}
+builder=$1 have=$2 out=$(mkdir -p "$3" && cd "$3" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 build() {
   local name=$1
@@ -47,11 +47,12 @@ if [ ! -d "$out/demo/wheels" ]; then
   mv "$out/demo.new" "$out/demo"
 fi
 
-if [ -n "$data" ]; then
-  mkdir -p "$out/data" && cp "$data"/*.gz "$out/data"
-fi
-rm -f "$out"/part-*
-(cd "$out" && tar c $(ls -d serve quantize evaluate prepare demo data 2>/dev/null)) |
-  split -d -a 2 -b "${PART_MIB:-56}M" - "$out/part-"
-(cd "$out" && sha256sum part-* >SHA256SUMS)
-ls -l "$out"/part-*
+rm -f "$out"/*.part-* "$out"/*.sums
+pack() { # BUNDLE FOLDER...
+  (cd "$out" && tar c "${@:2}" | split -d -a 2 -b "${PART_MIB:-56}M" - "$1.part-" &&
+    sha256sum "$1".part-* >"$1.sums")
+}
+pack prepare prepare
+pack serve serve
+pack demo quantize evaluate demo
+ls -l "$out"/*.part-*
