@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Resolves the managed environments' locks again: pipeline/environments/locks/*.in -> *.txt, and
-# that of the server that the tests start, tests/e2e/mlflow_server/server.txt.
+# those of servers and checkers that the tests start, tests/e2e/{mlflow_server,exports}/*.txt.
 #
 #   scripts/lock-environments.sh                 keeps versions that still fit
 #   scripts/lock-environments.sh --upgrade       takes the newest (further options go to uv)
 #
-# A lock pins everything, for Python 3.11 on x86-64 Linux, and names no index. It carries no
-# hashes, because one version of torch has two builds: "+cpu", and the index's own.
+# A lock pins everything, for Python 3.11 on x86-64 Linux, and names no index. The product's
+# carry no hashes, because one version of torch has two builds: "+cpu", and the index's own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,3 +46,7 @@ lock evaluate "$@"
 
 cd ../../../tests/e2e/mlflow_server # not an environment of the product's
 lock server "$@"
+
+cd ../exports # by others, and one of them once stole credentials (litellm#24518): hashes
+lock validators --generate-hashes "$@"
+lock litellm --generate-hashes "$@"

@@ -22,6 +22,9 @@ def export(request: ExportRequest) -> dict[str, str]:
         deployments.append(_deployment(request, before, request.previous))
         fallbacks = [{version.app: [before]}]
     config = {
+        "general_settings": {
+            "master_key": Noted("The proxy's own key.", "os.environ/LITELLM_MASTER_KEY")
+        },
         "model_list": deployments,
         "router_settings": {
             "routing_strategy": Noted("It chooses by weight.", "simple-shuffle"),

@@ -18,12 +18,12 @@ from pathlib import Path
 import httpx
 import pytest
 from free_port import free_port
+from locked_environment import make_environment
 
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason
 from artifacts.registry.registry_address import check_registry, still_has
-from pipeline.environments.installer import installer_variables, run_uv
 
 # Who moves in a race is the same process as in the unit tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -38,20 +38,7 @@ processes = multiprocessing.get_context("fork")
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter that has the server, independent of the packages of the tests."""
-    folder = tmp_path_factory.mktemp("environment")
-    variables = installer_variables()
-    run_uv(
-        ["venv", "--no-project", "--python", sys.executable, str(folder / "venv")],
-        folder=folder,
-        variables=variables,
-    )
-    made = folder / "venv" / "bin" / "python"
-    run_uv(
-        ["pip", "install", "--python", str(made), "--no-deps", "-r", str(LOCK)],
-        folder=folder,
-        variables=variables,
-    )
-    return made
+    return make_environment(tmp_path_factory.mktemp("environment"), LOCK)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,12 @@ import yaml
 from fake_run import NAME, RECIPE, FakeRun, judged_run
 from typer.testing import CliRunner
 
+from artifacts.exports.exported_version import WEIGHTS, ExportRequest
 from pipeline.cli.main import app
 from pipeline.core.errors import PrepareError, RegistryError, UsageError
+from pipeline.environments.settings import load_settings
 from pipeline.release.deployment import pull_version
+from pipeline.release.export import read_version
 
 OCI = "oci://registry.example.com/models/some@sha256:" + "c" * 64
 
@@ -105,3 +112,26 @@ def test_a_pull_refuses_other_tags(run: FakeRun, tmp_path: Path) -> None:
     with pytest.raises(RegistryError):
         pull_version(run.registry, version, tmp_path / "two", None, {"prepare.weights": "0" * 64})
     assert not (tmp_path / "two").exists()
+
+
+def test_the_fetching_command_runs(run: FakeRun, tmp_path: Path) -> None:
+    """It fetches once, does nothing where the files are there, and refuses another digest."""
+    settings = load_settings(run.root)
+    (version,) = run.registry.versions(NAME)
+    exported = read_version(version, None, settings)
+    weights = tmp_path / "weights"
+
+    def fetch(made: ExportRequest) -> subprocess.CompletedProcess[bytes]:
+        words = [word.replace(WEIGHTS, str(weights)) for word in made.fetch]
+        path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        variables = {**os.environ, **path, "PREPARE_STORE": str(tmp_path / "store")}
+        return subprocess.run(words, env=variables, check=False, capture_output=True, timeout=60)
+
+    good = ExportRequest(exported, image="i", registry=run.uri, source=run.uri)
+    bad = replace(good, version=replace(exported, required_tags={"prepare.weights": "0" * 64}))
+    assert fetch(bad).returncode == 1
+    assert not weights.exists()
+    for _ in range(2):
+        done = fetch(good)
+        assert done.returncode == 0, done.stderr
+    assert (weights / "config.json").is_file()
