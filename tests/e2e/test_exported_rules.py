@@ -1,0 +1,164 @@
+"""A real Prometheus scrapes the real server under load: each exported expression has a series."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from free_port import free_port
+
+from artifacts.exports.kubernetes import VERSION_LABEL
+from artifacts.exports.signals import Signals
+from pipeline.core.events import NullProgress
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ResolvedSpeculativeConfig, ServingArguments
+from recipes.schema import ServingProfile
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from some_export import CERTIFIED, exported, files, request
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.of_everything,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
+]
+# What the load exceeds, so that the alert fires.
+VERSION = exported(certified=CERTIFIED.model_copy(update={"rate": 0.001}))
+FIRES = "PrepareAboveCertifiedRate"
+
+
+@pytest.fixture(scope="module")
+def drafting(
+    demo_model: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The demo model with speculative decoding, which has metrics of its drafts."""
+    base = ServingArguments.of(cpu_profile, is_baseline=True)
+    arguments = ServingArguments(
+        {**base.engine_arguments, "max-model-len": 1024},
+        base.environment,
+        speculative=ResolvedSpeculativeConfig(
+            method="ngram", num_speculative_tokens=3, prompt_lookup_max=3
+        ),
+    )
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    log = tmp_path_factory.mktemp("drafting") / "server.log"
+    server = Server(python, demo_model, arguments, log, port=free_port())
+    try:
+        server.start(cpu_profile.ready_timeout_seconds, NullProgress())
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    drafting: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """Prometheus with the exported job and rules, faster than in use, after some load."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    made = files("monitoring", request(VERSION))
+    rules = yaml.safe_load(made["rules.yaml"])
+    for rule in rules["groups"][0]["rules"]:
+        if "for" in rule:
+            rule["for"] = "1s"
+    (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
+    config = yaml.safe_load(made["scrape.yaml"])
+    (job,) = config["scrape_configs"]
+    job["static_configs"][0]["targets"] = [drafting.url.removeprefix("http://")]
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = ["rules.yaml"]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{free_port()}"
+    command = ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address={address}"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://{address}", trust_env=False, timeout=30) as client:
+            deadline = time.monotonic() + 60
+            while not is_ready(client):
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.5)
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda _: ask(drafting), range(24)))
+            time.sleep(3)  # two scrapes more, and an evaluation of the rules
+            yield client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/-/ready").is_success
+    except httpx.HTTPError:
+        return False
+
+
+def ask(server: Server) -> None:
+    """Ask for text that repeats, of which n-grams are found."""
+    body = {"model": "model", "prompt": "one two three " * 40, "max_tokens": 24, "temperature": 0}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300, trust_env=False)
+    answer.raise_for_status()
+
+
+def series(client: httpx.Client, expression: str) -> list[Any]:
+    answer = client.get("/api/v1/query", params={"query": expression})
+    answer.raise_for_status()
+    found: list[Any] = answer.json()["data"]["result"]
+    return found
+
+
+def test_every_expression_returns_a_series(prometheus: httpx.Client) -> None:
+    made = files("monitoring", request(VERSION))
+    rules = yaml.safe_load(made["rules.yaml"])["groups"][0]["rules"]
+    panels = json.loads(made["dashboard.json"])["panels"]
+    expressions = {rule["expr"] for rule in rules if "record" in rule}
+    expressions |= {rule["record"] for rule in rules if "record" in rule}
+    expressions |= {target["expr"] for panel in panels for target in panel["targets"]}
+    # Without their comparison, which is true only where something is wrong.
+    conditions = [each for alert in Signals(VERSION).alerts for each in alert.conditions]
+    expressions |= {condition.value for condition in conditions}
+    scaling = yaml.safe_load(files("kubernetes", request(VERSION))["scaling.yaml"])
+    expressions |= {each["metadata"]["query"] for each in scaling["spec"]["triggers"]}
+    empty = sorted(each for each in expressions if not series(prometheus, each))
+    assert not empty
+    assert len(expressions) > 40
+    assert any(VERSION_LABEL in each for each in expressions)
+
+
+def test_values_are_those_of_the_load(prometheus: httpx.Client) -> None:
+    def value(name: str) -> float:
+        ((_, text),) = [each["value"] for each in series(prometheus, f"prepare:{name}")]
+        return float(text)
+
+    assert 0 < value("prefix_cache_hit_ratio") < 1
+    assert value("requests_per_server") > 0.001
+    assert value("draft_acceptance_length") >= 1
+    assert value("ttft_seconds:p95") > 0
+    assert 0 <= value("ttft_p95_slo_0:excess_5m") <= 1
+
+
+def test_an_alert_fires_when_its_condition_is_true(prometheus: httpx.Client) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        alerts = prometheus.get("/api/v1/alerts").json()["data"]["alerts"]
+        firing = {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
+        if FIRES in firing:
+            break
+        assert time.monotonic() < deadline, alerts
+        time.sleep(1)
+    assert "PrepareServerDown" not in firing
