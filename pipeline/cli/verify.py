@@ -19,12 +19,14 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json, print_table
+from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, log_line
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
     from artifacts.evidence.recompute import VariantCheck
+    from artifacts.registry.registry import Version
 
 MAX_LINES = 50  # of one list
 
@@ -55,6 +57,16 @@ def verify(
             "of one, or 'latest'.",
         ),
     ] = "latest",
+    live: Annotated[
+        str | None,
+        option(
+            "--live",
+            "URL of a server: whether it is what NAME@ALIAS was judged as. Needs OPENAI_API_KEY "
+            "if the server has a key.",
+            metavar="URL",
+            parser=strip_credentials,
+        ),
+    ] = None,
     public_key: PublicKeyOption = None,
     identity: IdentityOption = None,
     identity_provider: ProviderOption = None,
@@ -79,7 +91,10 @@ def verify(
 
       prepare verify smollm2-135m@champion
 
+      prepare verify smollm2-135m@champion --live http://127.0.0.1:8000
+
     Exit codes: 0 everything as kept, 1 something differs, 2 usage.
+    With --live: 0 it is the judged tuple, 1 error, 4 it differs, 5 undecided.
     """
     parse_path(reference)
     if (identity is None) != (identity_provider is None):
@@ -88,8 +103,10 @@ def verify(
             where="--identity, --identity-provider",
             hint="give both",
         )
+    if live is not None:
+        raise typer.Exit(verify_live(reference, live, registry, store, public_key, as_json=as_json))
     if is_version(reference):
-        found, public_key = registered_folder(reference, registry, store, public_key)
+        found, public_key, _ = registered_folder(reference, registry, store, public_key)
         reference = str(found)
     if is_folder(reference):
         if not Path(reference).is_dir():
@@ -112,6 +129,53 @@ def verify(
     raise typer.Exit(ExitCode.SUCCESS if same else ExitCode.EXPECTED_ERROR)
 
 
+def verify_live(
+    reference: str,
+    url: str,
+    registry: str | None,
+    store: Path | None,
+    public_key: Path | None,
+    *,
+    as_json: bool,
+) -> ExitCode:
+    """Compare a running server with a registered version; return the exit code."""
+    from pipeline.release.live import check_live
+    from pipeline.release.recorded_verdict import read_past
+
+    if not is_version(reference):
+        raise UsageError(
+            "a server is compared with a registered version",
+            where=f"--live {url}",
+            hint="name it: prepare verify NAME@ALIAS --live URL",
+        )
+    folder, _, version = registered_folder(reference, registry, store, public_key)
+    check = check_live(read_past(version, folder), url)
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "name": version.name,
+                "version": version.version,
+                **check.model_dump(),
+            }
+        )
+    else:
+        print_clipped([f"differs: {each}" for each in check.differences])
+        print_clipped([f"unknown: {each}" for each in check.unknown])
+        words = {
+            "same": "it is the judged tuple, as far as the server shows",
+            "differs": "it is not the judged tuple",
+            "undecided": "undecided",
+        }
+        same = ", ".join(check.compared) or "nothing"
+        print(
+            f"{value(version.name)} version {version.version}: {words[check.verdict]}; "
+            f"as judged: {same}"
+        )
+    codes = {"differs": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
+    return codes.get(check.verdict, ExitCode.SUCCESS)
+
+
 def is_folder(reference: str) -> bool:
     """Whether this is meant as a path; runs have neither slashes nor folders of their name here."""
     return "/" in reference or Path(reference).is_dir()
@@ -124,11 +188,11 @@ def is_version(reference: str) -> bool:
 
 def registered_folder(
     reference: str, registry: str | None, store: Path | None, public_key: Path | None
-) -> tuple[Path, Path | None]:
+) -> tuple[Path, Path | None, Version]:
     """Return a registered version's folder, after checking its files.
 
     Returns:
-        the folder, and the public key that it must be signed with, if any.
+        the folder, the public key that it must be signed with, if any, and the version.
 
     Raises:
         UsageError: there is no such version.
@@ -143,7 +207,7 @@ def registered_folder(
     folder = folder_of(version, None, settings.store, "prepare verify FOLDER")
     # What is remembered of the weights will do: the check of the bundle reads them all.
     check_files(version, folder, settings.digests, public_key=key)
-    return folder, key
+    return folder, key, version
 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
