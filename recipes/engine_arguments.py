@@ -146,6 +146,10 @@ def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None
 
 def _fault_in_value(value: Any) -> str:
     """Return the fault of an argument's value, or ''."""
+    if isinstance(value, list):
+        if not value or not all(isinstance(word, str) for word in value):
+            return "is not a list of words"
+        return next(filter(None, map(_fault_in_value, value)), "")
     if isinstance(value, bool | int):
         return "" if abs(value) < 2**63 else "is too large"
     if isinstance(value, float):
@@ -163,7 +167,9 @@ def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
     """Return the fault of a value that depends on its argument, or ''."""
     if value not in words:
         return f"is none of {', '.join(words)}, so the engine would read it as a directory"
-    keys = [*name.split(".")[1:], *(_words(value, keys=True) if isinstance(value, str) else ())]
+    texts = value if isinstance(value, list) else [value]
+    keys = name.split(".")[1:]
+    keys += [key for text in texts if isinstance(text, str) for key in _words(text, keys=True)]
     if found := next((key for key in keys if _OF_A_FILE.fullmatch(key)), ""):
         return f"sets {ascii(found)[:80]}, which names something that the engine would load"
     return ""

@@ -107,9 +107,9 @@ class Quantization(ConfigModel):
         return "nearest"
 
     @property
-    def stores_kv_scales(self) -> bool:
-        """Whether the weights include scales of an FP8 KV cache."""
-        return False
+    def kv_cache_strategy(self) -> str | None:
+        """Unit of the stored scales of an FP8 KV cache, tensor or attn_head; None without any."""
+        return None
 
     # Whether unquantized tensors are stored in the source's types.
     keeps_types: ClassVar[bool] = True

@@ -132,7 +132,7 @@ class CalibrationLimit(ConfigModel):
         )
 
 
-EngineValue = bool | int | float | str
+EngineValue = bool | int | float | str | list[str]
 EngineName = Annotated[str, AfterValidator(lambda name: find_engine(name).name)]
 CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 
@@ -200,7 +200,9 @@ class ServingProfile(ConfigModel):
     kv_cache_dtype: Word = Field("fp8", description="for every variant")
     baseline_kv_cache_dtype: Word = Field("auto", description="for the baseline")
     engine_arguments: dict[str, EngineValue] = Field(
-        default={}, description="engine options without leading dashes; true is a bare flag"
+        default={},
+        description="engine options without leading dashes; true is a bare flag, a list is "
+        "several words",
     )
     environment: dict[str, str] = Field(default={}, description="variables of the server process")
     speculative: SpeculativeConfig | None = Field(

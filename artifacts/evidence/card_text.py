@@ -65,7 +65,7 @@ def describe_kv_cache(deployable: Deployable, quantization: Quantization) -> str
         return name
     scales = (
         "queries' scales are 1.0, keys' and values' are calibrated"
-        if quantization.stores_kv_scales
+        if quantization.kv_cache_strategy
         else "the scales of queries, keys and values are 1.0"
     )
     return f"{name}, and so is attention: queries are quantized as well; {scales}"

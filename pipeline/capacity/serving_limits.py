@@ -30,6 +30,7 @@ SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-
 # The reserve of MoE models is an upper estimate: it assumes a sorting sampler, which logs of
 # vLLM 0.10 without FlashInfer show at 36 to 39 bytes an entry. vLLM 0.33's sampler does not sort.
 SORTING_SAMPLER_BYTES = 39
+KV_SKIP = "kv-cache-dtype-skip-layers"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class ServingLimits:
     kv_dtype: str  # of variants
     baseline_kv_dtype: str
     model_bytes: int  # bytes of an element of the model's dtype
+    skips_layers: bool = False  # some layers' cache stays in 16 bits
     expert_parallel: bool | None = None  # None: not set, so that a plan may switch it on
 
     @classmethod
@@ -75,11 +77,15 @@ class ServingLimits:
             kv_dtype=profile.kv_cache_dtype if profile else kv_dtype,
             baseline_kv_dtype=profile.baseline_kv_cache_dtype if profile else "auto",
             model_bytes=4 if arguments.get("dtype") in ("float32", "float") else 2,
+            skips_layers=KV_SKIP in arguments,
             expert_parallel=_expert_parallel(arguments),
         )
 
-    def element_bytes(self, *, is_baseline: bool) -> int:
+    def element_bytes(self, *, is_baseline: bool) -> float:
+        """Return bytes of an element of the cache; with layers of another type, the larger one."""
         dtype = self.baseline_kv_dtype if is_baseline else self.kv_dtype
+        if self.skips_layers:
+            dtype = "auto"
         return element_bytes(dtype, self.model_bytes)
 
     def context(self, model_context: int) -> int:

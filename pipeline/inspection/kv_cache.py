@@ -18,7 +18,7 @@ from pipeline.inspection.layer_state import LayerState, layer_state
 from pipeline.inspection.model_shape import ModelShape, read_positive_int, text_level
 
 GIB = 2**30
-ELEMENT_BYTES = {
+ELEMENT_BYTES: dict[str, float] = {
     "auto": 2,
     "bfloat16": 2,
     "float16": 2,
@@ -26,6 +26,8 @@ ELEMENT_BYTES = {
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
     "fp8_inc": 1,
+    # With a 32-bit scale for each token's key and value of a head; fewer bytes above 64 elements.
+    "fp8_per_token_head": 1 + 4 / 64,
 }
 # Models whose latent projections the engine expands to full heads before caching.
 EXPANDED_LATENT = ("minicpm3",)
@@ -77,11 +79,11 @@ class LayerCache:
         """Return heads on each GPU; with more GPUs than heads they are replicated."""
         return max(1, self.heads // tensor_parallel)
 
-    def token_bytes(self, element_bytes: int, tensor_parallel: int = 1) -> int:
+    def token_bytes(self, element_bytes: float, tensor_parallel: int = 1) -> int:
         """Return bytes of one token on each GPU, without the index."""
         if element_bytes == 1 and self.fp8_bytes is not None:
             return self.fp8_bytes
-        return self.heads_on_gpu(tensor_parallel) * self.width * element_bytes
+        return math.ceil(self.heads_on_gpu(tensor_parallel) * self.width * element_bytes)
 
     def blocks(self, context: int, block_size: int, in_flight: int) -> int:
         """Return the blocks of a sequence of `context` tokens."""
@@ -108,7 +110,7 @@ class KvCacheSpec:
         """Windows of the layers with attention."""
         return tuple(each.window for each in self.layers)
 
-    def token_bytes(self, element_bytes: int, tensor_parallel: int = 1) -> int:
+    def token_bytes(self, element_bytes: float, tensor_parallel: int = 1) -> int:
         """Return bytes of one token in all layers on each GPU, inside every window."""
         return sum(
             each.token_bytes(element_bytes, tensor_parallel) + each.index_bytes
@@ -139,7 +141,7 @@ class KvCacheSpec:
         *,
         context: int,
         block_size: int,
-        element_bytes: int,
+        element_bytes: float,
         tensor_parallel: int = 1,
         in_flight: int = 2048,
         batches: int = BATCHES_IN_FLIGHT,
@@ -186,7 +188,7 @@ class KvCacheSpec:
         return KvCapacity(blocks=blocks, tokens=int(sequences * context), sequences=sequences)
 
 
-def element_bytes(dtype: str, model_bytes: int = 2) -> int:
+def element_bytes(dtype: str, model_bytes: int = 2) -> float:
     """Return bytes of an element for a kv-cache-dtype; `auto` is the model's type.
 
     Raises:

@@ -13,7 +13,7 @@ from recipes.schema import ServingProfile
 def max_length_of(profile: ServingProfile, checkpoint: Checkpoint) -> int:
     """Return the maximum tokens of prompt and answer: the engine's limit, or the model's."""
     limit = profile.engine_arguments.get("max-model-len")
-    return int(limit) if limit else checkpoint.max_position_embeddings
+    return limit if isinstance(limit, int) else checkpoint.max_position_embeddings
 
 
 def with_lengths(policy: Policy, max_length: int, note: Callable[[str], None]) -> Policy:

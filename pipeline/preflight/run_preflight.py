@@ -57,7 +57,7 @@ def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[Pr
         faults += preflight.pair_faults()
     source = preflight.source
     limit = choices.profile.engine_arguments.get("max-model-len")
-    length = int(limit) if limit else context_length(source.config)
+    length = limit if isinstance(limit, int) else context_length(source.config)
     faults += generation_faults(choices.policy, source.generation, length)
     faults += chat_faults(choices.policy, source.generation, choices.profile, source.config)
     reference = choices.reference

@@ -41,7 +41,7 @@ from pipeline.verification.unquantized_tensors import (
     check_equal,
     check_rescaled,
 )
-from pipeline.verification.weight_format import check_format, has_kv_cache_scales
+from pipeline.verification.weight_format import check_format, kv_cache_strategy
 from recipes.quantization import Quantization
 from recipes.weight_format import WeightFormat
 
@@ -103,12 +103,12 @@ def verify_variant(
 def _accounts(
     before: TensorFiles, after: TensorFiles, form: WeightFormat, recipe: Quantization
 ) -> TensorAccounting:
-    kv_scales = recipe.stores_kv_scales
-    config = read_json(after.folder / "config.json")
-    if kv_scales != has_kv_cache_scales(config):
+    wanted = recipe.kv_cache_strategy
+    found = kv_cache_strategy(read_json(after.folder / "config.json"))
+    if wanted != found:
         raise VerificationError(
-            f"config.json has {'no' if kv_scales else 'a'} scheme of the KV cache, and the "
-            f"recipe requires {'one' if kv_scales else 'none'}",
+            f"config.json has {found or 'no'} scales of the KV cache, and the recipe requires "
+            f"{wanted or 'none'}",
             where=f"{after.folder / 'config.json'}, key quantization_config.kv_cache_scheme",
         )
     return account(
@@ -117,7 +117,7 @@ def _accounts(
         form,
         recipe.ignore,
         tied=is_tied(read_json(before.folder / "config.json")),
-        kv_scales=kv_scales,
+        kv_scales=wanted is not None,
     )
 
 

@@ -181,9 +181,10 @@ def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) ->
     return found
 
 
-def has_kv_cache_scales(config: dict[str, Any]) -> bool:
-    """Return whether the variant has calibrated scales of an FP8 KV cache."""
-    return bool((config.get("quantization_config") or {}).get("kv_cache_scheme"))
+def kv_cache_strategy(config: dict[str, Any]) -> str | None:
+    """Return the unit of the variant's scales of an FP8 KV cache; None without any."""
+    scheme = (config.get("quantization_config") or {}).get("kv_cache_scheme")
+    return str(scheme.get("strategy")) if isinstance(scheme, dict) else None
 
 
 def block_name(name: str) -> str:

@@ -7,13 +7,11 @@ from typing import Any
 
 from pipeline.core.events import Progress
 from pipeline.workers.quantize_llm_compressor import (
-    MINMAX,
+    OBSERVERS,
+    kv_cache_scheme,
     quantize_whole_model,
     weights_in_groups,
 )
-
-# How a group's range is found. Both read the weights alone, again every time.
-OBSERVERS = {"minmax": MINMAX, "mse": "memoryless_mse"}
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -32,7 +30,11 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         )
         return [
             AWQModifier(n_grid=quantization["grid_points"]),
-            QuantizationModifier(config_groups=groups, ignore=quantization["ignore"]),
+            QuantizationModifier(
+                config_groups=groups,
+                ignore=quantization["ignore"],
+                kv_cache_scheme=kv_cache_scheme(quantization),
+            ),
         ]
 
     return quantize_whole_model(spec, progress, output, modifiers)

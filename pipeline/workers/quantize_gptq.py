@@ -1,4 +1,4 @@
-"""Worker: GPTQ, after SmoothQuant if the recipe requires it, by llm-compressor."""
+"""Worker: GPTQ, after AWQ or SmoothQuant if the recipe requires it, by llm-compressor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.events import Progress
-from pipeline.workers.quantize_llm_compressor import quantize_whole_model, weights_in_groups
+from pipeline.workers.quantize_llm_compressor import (
+    kv_cache_scheme,
+    quantize_whole_model,
+    weights_in_groups,
+)
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -14,7 +18,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     quantization = spec["quantization"]
 
     def modifiers(model: Any, group_size: int | None) -> list[Any]:
+        from compressed_tensors.quantization import preset_name_to_scheme
         from llmcompressor.modifiers.gptq import GPTQModifier
+        from llmcompressor.modifiers.transform.awq import AWQModifier
         from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
         made: list[Any] = []
@@ -22,11 +28,22 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         if strength is not None:
             mappings = smoothed_layers(model)
             made.append(SmoothQuantModifier(smoothing_strength=strength, mappings=mappings))
+        if quantization["awq_grid_points"] is not None:
+            made.append(AWQModifier(n_grid=quantization["awq_grid_points"]))
         how: dict[str, Any] = {"targets": "Linear", "scheme": quantization["scheme"]}
         if group_size is not None:
-            how = {"config_groups": weights_in_groups(4, group_size, symmetric=True)}
-        ignore = quantization["ignore"]
-        made.append(GPTQModifier(dampening_frac=quantization["dampening"], ignore=ignore, **how))
+            fp8 = quantization["scheme"] == "W4A8"
+            inputs = preset_name_to_scheme("W4AFP8", []).input_activations if fp8 else None
+            groups = weights_in_groups(4, group_size, symmetric=True, inputs=inputs)
+            how = {"config_groups": groups}
+        made.append(
+            GPTQModifier(
+                dampening_frac=quantization["dampening"],
+                ignore=quantization["ignore"],
+                kv_cache_scheme=kv_cache_scheme(quantization),
+                **how,
+            )
+        )
         return made
 
     return quantize_whole_model(spec, progress, output, modifiers)

@@ -28,6 +28,8 @@ from recipes.group_sizes import dividing_group_size
 # is None for a recipe without groups.
 Modifiers = Callable[[Any, int | None], list[Any]]
 MINMAX = "memoryless_minmax"  # the extremes of a group's weights, read again every time
+# How a group's range is found. Both read the weights alone, again every time.
+OBSERVERS = {"minmax": MINMAX, "mse": "memoryless_mse"}
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 """Those whose change can change the weights."""
 
@@ -113,9 +115,18 @@ def load_model(checkpoint: str, trust: bool) -> Any:
 
 
 def weights_in_groups(
-    bits: int, group_size: int | None, *, symmetric: bool, observer: str = MINMAX
+    bits: int,
+    group_size: int | None,
+    *,
+    symmetric: bool,
+    observer: str = MINMAX,
+    inputs: Any = None,
 ) -> dict[str, Any]:
-    """Return a scheme of integer weights that share a scale by groups of columns."""
+    """Return a scheme of integer weights that share a scale by groups of columns.
+
+    Args:
+        inputs: quantization of the activations, if any.
+    """
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     weights = QuantizationArgs(
@@ -126,7 +137,31 @@ def weights_in_groups(
         group_size=group_size,
         observer=observer,
     )
-    return {"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}
+    # With 8-bit activations the library would store each 4-bit number in 8 bits.
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=weights, input_activations=inputs, format="pack-quantized"
+    )
+    return {"group_0": scheme}
+
+
+def kv_cache_scheme(quantization: dict[str, Any]) -> Any:
+    """Return an FP8 KV cache with static scales, which vLLM reads as k_scale and v_scale.
+
+    llm-compressor calibrates after AWQ has scaled: each modifier has its own pass.
+    """
+    from compressed_tensors.quantization import QuantizationArgs
+
+    unit = quantization["kv_cache_scales"]
+    if unit is None:
+        return None
+    return QuantizationArgs(
+        num_bits=8,
+        type="float",
+        strategy="attn_head" if unit == "head" else "tensor",
+        symmetric=True,
+        dynamic=False,
+        observer="static_minmax",
+    )
 
 
 def calibrate(model: Any, modifiers: list[Any], blocks: list[list[int]], batch_size: int) -> None:

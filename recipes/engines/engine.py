@@ -157,8 +157,9 @@ class Engine(Protocol):
 
 
 def options(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield long options; true is a bare flag, false is omitted."""
+    """Yield long options; true is a bare flag, false is omitted, a list is several words."""
     for name, value in arguments.items():
         if value is not False:
             yield f"--{name}"
-            yield from [] if value is True else [str(value)]
+            words = value if isinstance(value, list) else [value]
+            yield from [] if value is True else map(str, words)

@@ -8,10 +8,11 @@ from pydantic import Field
 
 from recipes.quantization import Rounding
 from recipes.quantizers.in_groups import InGroups, awq_passes, groups_of
+from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat
 
 
-class AwqQuantization(InGroups):
+class AwqQuantization(InGroups, WithKvScales):
     """Activation-aware weight quantization (arXiv 2306.00978) by llm-compressor."""
 
     kind: Literal["awq"]

@@ -1,23 +1,25 @@
-"""GPTQ by llm-compressor: 4-bit weights in groups, or 8-bit weights and activations."""
+"""GPTQ by llm-compressor: 4-bit weights in groups, or 8-bit weights; 8-bit activations."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recipes.quantization import Rounding
 from recipes.quantizers.in_groups import InGroups, groups_of
+from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat
 
 
-class GptqQuantization(InGroups):
-    """GPTQ (arXiv 2210.17323), optionally after SmoothQuant (arXiv 2211.10438)."""
+class GptqQuantization(InGroups, WithKvScales):
+    """GPTQ (arXiv 2210.17323), optionally after AWQ or SmoothQuant (arXiv 2211.10438)."""
 
     kind: Literal["gptq"]
-    scheme: Literal["W4A16", "W8A8"] = Field(
-        description="W4A16: 4-bit weights in groups, symmetric. W8A8: 8-bit weights per channel "
-        "(no groups), 8-bit activations per token"
+    scheme: Literal["W4A16", "W4A8", "W8A8"] = Field(
+        description="W4A16: 4-bit weights in groups, symmetric. W4A8: the same with FP8 "
+        "activations per token. W8A8: 8-bit weights per channel (no groups), 8-bit activations "
+        "per token"
     )
     dampening: float = Field(
         0.01,
@@ -27,6 +29,13 @@ class GptqQuantization(InGroups):
     )
     smoothing_strength: float | None = Field(
         None, ge=1e-6, lt=1, description="strength of SmoothQuant; not used when absent"
+    )
+    # llm-compressor 0.14 divides by this less two.
+    awq_grid_points: int | None = Field(
+        None,
+        ge=3,
+        le=1_000,
+        description="candidate scales that AWQ tries per layer before GPTQ; not used when absent",
     )
 
     @property
@@ -44,13 +53,14 @@ class GptqQuantization(InGroups):
     @property
     def sqnr_floor_db(self) -> float:
         """Limits below the demo's lowest layers: 9.7 dB in 4 bits, 16.6 in 8 with SmoothQuant."""
-        if self.scheme == "W4A16":
+        if self.scheme != "W8A8":
             return 5.0 if self.smoothing_strength is None else 7.0
         return 12.0 if self.smoothing_strength is None else 10.0
 
     @property
     def rounding(self) -> Rounding:
-        return "compensated" if self.smoothing_strength is None else "rescaled"
+        scaled = self.smoothing_strength is not None or self.awq_grid_points is not None
+        return "rescaled" if scaled else "compensated"
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         return size if self.scheme == "W8A8" else super().bytes_on_cpu(size, wide=wide)
@@ -58,6 +68,8 @@ class GptqQuantization(InGroups):
     def format_description(self, group_size: int | None) -> str:
         if self.scheme == "W4A16":
             return f"4-bit weights, 16-bit activations{groups_of(group_size)}"
+        if self.scheme == "W4A8":
+            return f"4-bit weights{groups_of(group_size)}, FP8 activations (one scale a token)"
         return "8-bit weights (one scale an output channel), 8-bit activations (one scale a token)"
 
     @property
@@ -67,6 +79,14 @@ class GptqQuantization(InGroups):
             "GPTQ (arXiv 2210.17323), by llm-compressor: each rounding is compensated by the "
             "weights that follow."
         )
+        if self.awq_grid_points is not None:
+            words += " AWQ (arXiv 2306.00978) before it scales channels up that matter."
         if strength is None:
             return words
         return f"{words} SmoothQuant (arXiv 2211.10438) before it, strength {strength:g}."
+
+    @model_validator(mode="after")
+    def _one_scaling(self) -> GptqQuantization:
+        if self.smoothing_strength is not None and self.awq_grid_points is not None:
+            raise ValueError("SmoothQuant and AWQ both scale the columns: remove one of the two")
+        return self

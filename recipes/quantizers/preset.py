@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from recipes.quantization import Calibration, Quantization
+from recipes.quantization import Calibration
 from recipes.quantizers.in_groups import SEQUENTIAL_PASSES, widened_bytes
+from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat
 
 FP8_BYTES_ON_CPU = 4  # the serving plugin upcasts FP8 weights to 32 bits
@@ -66,7 +67,7 @@ SCHEMES = {
 }
 
 
-class PresetQuantization(Quantization):
+class PresetQuantization(WithKvScales):
     """Preset of compressed-tensors by llm-compressor, with weights rounded to nearest."""
 
     kind: Literal["preset"]
@@ -76,8 +77,9 @@ class PresetQuantization(Quantization):
         "in groups of 16, calibrated. NVFP4A16: the same with 16-bit activations. MXFP4: 4-bit "
         "floats in groups of 32"
     )
-    kv_cache_scales: bool = Field(
-        False, description="calibrate the scales of an FP8 KV cache and store them with the weights"
+    observer: Literal["minmax", "mse"] = Field(
+        "minmax",
+        description="how NVFP4 finds a group's range: its extremes, or the smallest error",
     )
     calibration: Calibration | None = Field(
         None, description="required if activations or KV cache have static scales, otherwise absent"
@@ -107,10 +109,6 @@ class PresetQuantization(Quantization):
         return SCHEMES[self.scheme].floor_db
 
     @property
-    def stores_kv_scales(self) -> bool:
-        return self.kv_cache_scales
-
-    @property
     def forward_passes(self) -> float | None:
         return SEQUENTIAL_PASSES if self.calibration else None
 
@@ -127,6 +125,8 @@ class PresetQuantization(Quantization):
 
     @model_validator(mode="after")
     def _static_scales_are_calibrated(self) -> PresetQuantization:
+        if self.observer != "minmax" and self.scheme != "NVFP4":
+            raise ValueError(f"{self.scheme} has no other observer: remove the key 'observer'")
         static = self.kv_cache_scales or SCHEMES[self.scheme].static
         if static and self.calibration is None:
             raise ValueError(f"{self.scheme} has static scales here: add the key 'calibration'")

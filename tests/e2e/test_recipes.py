@@ -50,6 +50,12 @@ QUERIES = f"{ATTENTION}.q_proj"
 WIDTH = 128
 # By recipe: types and shapes of what stands for a matrix of 128 x 128.
 PACKED = {"weight_packed": ("I32", (128, 16)), "weight_shape": ("I64", (2,))}
+NVFP4 = {
+    "weight_packed": ("U8", (128, 64)),
+    "weight_scale": ("F8_E4M3", (128, 8)),
+    "weight_global_scale": ("F32", (1,)),
+    "input_global_scale": ("F32", (1,)),
+}
 FORMATS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     "fp8-dynamic": {"weight": ("F8_E4M3", (128, 128)), "weight_scale": ("BF16", (128, 1))},
     "fp8-block": {"weight": ("F8_E4M3", (128, 128)), "weight_scale": ("BF16", (1, 1))},
@@ -60,6 +66,8 @@ FORMATS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     },
     "int8-w8a8": {"weight": ("I8", (128, 128)), "weight_scale": ("BF16", (128, 1))},
     "gptq-w4a16": PACKED | {"weight_scale": ("BF16", (128, 1))},
+    "awq-gptq-w4a16": PACKED | {"weight_scale": ("BF16", (128, 1))},
+    "w4a8": PACKED | {"weight_scale": ("BF16", (128, 1))},
     "awq-w4a16": PACKED
     | {"weight_scale": ("BF16", (128, 1)), "weight_zero_point": ("I32", (16, 1))},
     "awq-w4a16-mse": PACKED
@@ -67,12 +75,8 @@ FORMATS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     "awq-w4a16-g64": PACKED
     | {"weight_scale": ("BF16", (128, 2)), "weight_zero_point": ("I32", (16, 2))},
     "awq-w4a16-sym": PACKED | {"weight_scale": ("BF16", (128, 1))},
-    "nvfp4": {
-        "weight_packed": ("U8", (128, 64)),
-        "weight_scale": ("F8_E4M3", (128, 8)),
-        "weight_global_scale": ("F32", (1,)),
-        "input_global_scale": ("F32", (1,)),
-    },
+    "nvfp4": NVFP4,
+    "nvfp4-mse": NVFP4,
     "nvfp4a16": {
         "weight_packed": ("U8", (128, 64)),
         "weight_scale": ("F8_E4M3", (128, 8)),
@@ -128,7 +132,9 @@ class Workshop:
             self.made[model, name, compute] = self.quantize(model, name, compute)
         return self.made[model, name, compute]
 
-    def quantize(self, model: str, name: str, compute: str | None = None) -> Variant:
+    def quantize(
+        self, model: str, name: str, compute: str | None = None, kv_scales: str | None = None
+    ) -> Variant:
         recipe = load_recipe(name)
         digests = FileDigests(self.folder / "digests.json")
         source = inspect_folder(
@@ -141,6 +147,8 @@ class Workshop:
         if recipe.quantization.calibration is not None:
             few = {"dataset": "builtin", "column": "text", "samples": BLOCKS, "max_tokens": TOKENS}
             changes["calibration"] = recipe.quantization.calibration.model_copy(update=few)
+        if kv_scales is not None:
+            changes["kv_cache_scales"] = kv_scales
         spec = QUANTIZE.spec(
             name,
             QuantizeParameters(
@@ -220,6 +228,27 @@ class TestDenseModel:
             f"model.layers.{layer}.self_attn.{side}_scale" for layer in (0, 1) for side in "kv"
         }
         assert variant.config["kv_cache_scheme"]["num_bits"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "shape"),
+    [
+        ("gptq-w4a16", "head", (2, 1, 1)),
+        ("awq-w4a16", "tensor", (1,)),
+        ("nvfp4", "head", (2, 1, 1)),
+    ],
+)
+def test_scales_of_the_kv_cache_with_any_recipe(
+    workshop: Workshop, name: str, unit: str, shape: tuple[int, ...]
+) -> None:
+    variant = workshop.quantize("llama", name, kv_scales=unit)
+    shapes = {
+        tensor.shape
+        for name, tensor in variant.tensors.items()
+        if name.endswith((".k_scale", ".v_scale"))
+    }
+    assert shapes == {shape}
+    assert verified_layers(variant) == 2 * 7
 
 
 def test_every_variant_computes_what_its_source_does(workshop: Workshop) -> None:

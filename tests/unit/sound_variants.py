@@ -50,7 +50,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fp8-static": {
         "kind": "preset",
         "scheme": "FP8",
-        "kv_cache_scales": True,
+        "kv_cache_scales": "tensor",
         "calibration": CALIBRATION,
     },
     "nvfp4": {"kind": "preset", "scheme": "NVFP4", "calibration": CALIBRATION},

@@ -184,7 +184,7 @@ class TestBody:
         judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])
         gpu = {"accelerator": "cuda", "gpu": "H100"}
         quantization = judged.quantize.parameters.quantization.model_dump()
-        recipe = {**quantization, "kv_cache_scales": scales}
+        recipe = {**quantization, "kv_cache_scales": "head" if scales else None}
         changed = replace(
             judged,
             coherence=asked_otherwise(judged.coherence, hardware=gpu),

@@ -445,6 +445,11 @@ class TestLimits:
         assert limits.element_bytes(is_baseline=True) == 4
         assert limits.element_bytes(is_baseline=False) == 1
 
+    def test_a_cache_of_two_types_counts_as_the_larger(self) -> None:
+        skipping = with_arguments({"kv-cache-dtype-skip-layers": ["sliding_window"]})
+        limits = ServingLimits.of(catalog.load_gpu("h100"), skipping)
+        assert limits.element_bytes(is_baseline=False) == 2
+
     def test_profiles_that_do_not_go(self) -> None:
         gpu = catalog.load_gpu("h100")
         with pytest.raises(UsageError) as caught:

@@ -182,6 +182,7 @@ def test_latent_attention_that_is_expanded() -> None:
 def test_types_of_the_cache() -> None:
     assert element_bytes("auto", model_bytes=4) == 4
     assert element_bytes("fp8_e5m2") == 1
+    assert element_bytes("fp8_per_token_head") == 1.0625  # a scale of 4 bytes for 64 elements
     with pytest.raises(UsageError) as caught:
         element_bytes("nvfp4")
     assert caught.value.where == "profile key kv_cache_dtype"

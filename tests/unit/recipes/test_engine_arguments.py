@@ -86,6 +86,7 @@ def test_what_is_ours_or_unknown_is_refused(accelerator: str, name: str) -> None
         *("--host=0.0.0.0", "-x", "/etc/passwd", "evil.Middleware", "evil:load", "~/x", "a\nb"),
         *('{"inductor_passes": {"post": "os.system"}}', '{"cache_dir": "/tmp"}', "..", 10**400),
         *(math.nan, math.inf, [1], None, {"a": 1}, "\x1b[2J"),
+        *([], ["a", ["b"]], ["a", "--host=0.0.0.0"], ["/etc/passwd"], ["a", "evil:load"]),
     ],
 )
 def test_a_value_is_no_option_file_or_object(value: Any) -> None:
@@ -122,6 +123,7 @@ def test_what_tunes_an_engine_is_taken() -> None:
         "limit-mm-per-prompt": '{"image": 0}',
         "quantization": "fp8",
         "attention-backend": "FLASH_ATTN",
+        "kv-cache-dtype-skip-layers": ["sliding_window", "0"],
         "num-gpu-blocks-override": -1,
         "override-generation-config": '{"temperature": 0.2}',
         "generation-config": "vllm",

@@ -31,6 +31,11 @@ def test_zero_and_one_are_values_and_no_flags() -> None:
     assert list(options(arguments)) == ["--seed", "0", "--tensor-parallel-size", "1"]
 
 
+def test_lists() -> None:
+    arguments = {"kv-cache-dtype-skip-layers": ["sliding_window", "0"]}
+    assert list(options(arguments)) == ["--kv-cache-dtype-skip-layers", "sliding_window", "0"]
+
+
 @pytest.mark.parametrize("name", plugin_names(ENGINES))
 def test_an_engine_is_found_by_its_name(name: str) -> None:
     assert find_engine(name).name == name

@@ -27,7 +27,7 @@ SETTINGS = {
     "preset": [
         {"scheme": "FP8_DYNAMIC", "calibration": None},
         {"scheme": "FP8_BLOCK", "calibration": None},
-        {"scheme": "FP8_DYNAMIC", "kv_cache_scales": True},
+        {"scheme": "FP8_DYNAMIC", "kv_cache_scales": "tensor"},
         {"scheme": "FP8"},
         {"scheme": "NVFP4"},
         {"scheme": "NVFP4A16", "calibration": None},

@@ -64,7 +64,7 @@ def test_the_kind_chooses_the_quantization(data: dict[str, Any], kind: type) -> 
         {"kind": "none", "scheme": "FP8_DYNAMIC"},
         {"kind": "preset", "scheme": "NVFP4"},
         {"kind": "preset", "scheme": "FP8"},
-        {"kind": "preset", "scheme": "FP8_DYNAMIC", "kv_cache_scales": True},
+        {"kind": "preset", "scheme": "FP8_DYNAMIC", "kv_cache_scales": "tensor"},
         {"kind": "preset", "scheme": "FP8_DYNAMIC", "calibration": CALIBRATION},
         {"kind": "gptq", "scheme": "W4A16"},
         {"kind": "awq"},
