@@ -134,6 +134,7 @@ NOISE: dict[str, Loads] = {
     "skewed": skewed,
 }
 LIVES, KNOWN_LIVES = 0.015, 5
+SHARED_BLOCKS = 11  # of the default policy
 
 
 def blocks_of(loads: Loads, chance: Chance, runs: int, gain: float) -> Floats:
@@ -189,7 +190,7 @@ def ratio_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
         rows[f"baseline slowed, {100 * share:.0f} %"] = of_blocks(blocks, loads, chance)
     ties = np.where(chance.random((runs, WARM_UP + BLOCKS)) < 0.4, 0.0, blocks)
     rows["ties, 40 %"] = of_blocks(ties, loads, chance)
-    return rows | life_rows(chance, runs)
+    return rows | life_rows(chance, runs) | shared_rows(chance, runs)
 
 
 def of_blocks(blocks: Floats, loads: Loads, chance: Chance) -> dict[str, float]:
@@ -268,6 +269,42 @@ def life_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
             "paired t": paired_t(alternate),
         },
     }
+
+
+def shared_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
+    """Return false passes of the default policy's ratio with both servers on the same GPUs.
+
+    A GPU's own speed is in both loads of a block and cancels out. Starts are assumed to differ by
+    2 %; each server has one.
+    """
+    rule = RATIO.model_copy(
+        update={
+            "blocks": SHARED_BLOCKS,
+            "restart_allowance": restart_allowance(0.02, 1_000, ALPHA / 2),
+            "restart_allowance_alpha": ALPHA / 2,
+        }
+    )
+    rows = {}
+    for spread in (0.0, 0.01, 0.02, 0.03):
+        gpus = chance.normal(0, 0.05, (runs, 1))
+        starts = chance.normal(0, spread, (runs, 2))
+        noise = chance.normal(0, 0.01, (runs, WARM_UP + SHARED_BLOCKS, 2))
+        rates = noise + starts[:, None, :] + gpus[:, :, None]
+        blocks = rates[..., 0] - rates[..., 1]
+        rows[f"one start each, {100 * spread:.0f} % apart, {SHARED_BLOCKS} blocks"] = {
+            "ours": float(decided(rule, blocks).passed.mean()),
+            "one load": float((blocks[:, 0] >= 0).mean()),
+            "AAABBB": float(
+                (
+                    stats.ttest_ind(
+                        rates[:, 6:12, 0], rates[:, :6, 1], axis=1, alternative="greater"
+                    ).pvalue
+                    < ALPHA
+                ).mean()
+            ),
+            "paired t": paired_t(blocks),
+        }
+    return rows
 
 
 AT = np.arange(WARM_UP + BLOCKS)

@@ -54,6 +54,15 @@ EXPERT_PARALLEL = "enable-expert-parallel"  # experts are divided by number, on 
 _COUNTS = ("max-model-len", *DIVIDES_GPUS)
 
 
+MEMORY_SHARE = "gpu-memory-utilization"
+DEFAULT_MEMORY_SHARE = 0.92  # vLLM 0.33's
+
+
+def memory_share(arguments: Mapping[str, Any]) -> float:
+    """Return the part of each GPU's memory that a server with these checked arguments may use."""
+    return float(arguments.get(MEMORY_SHARE, DEFAULT_MEMORY_SHARE))
+
+
 def count_gpus(arguments: Mapping[str, Any]) -> int:
     """Return the number of GPUs of a server with these checked arguments."""
     return math.prod(int(arguments.get(name, 1)) for name in DIVIDES_GPUS)

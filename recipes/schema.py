@@ -214,12 +214,13 @@ class ServingProfile(ConfigModel):
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name; a policy's `speed` prefers these to the built-in ones"
     )
-    server_mode: Literal["concurrent", "interleaved"] = Field(
+    server_mode: Literal["auto", "concurrent", "interleaved"] = Field(
         "interleaved",
         description="how baseline and variant are served while their speeds are measured. "
-        "together: both servers run concurrently, which needs memory for both, and a pass is "
-        "about one start of each; alternate: one after the other, again and again, each time "
-        "started again, so that a pass is about starts in general",
+        "concurrent: both servers run, on GPUs with half of the memory each, and a pass is "
+        "about one start of each; interleaved: one after the other, again and again, each time "
+        "started again, so that a pass is about starts in general; auto: concurrent where both "
+        "and the load fit on the GPUs of one",
     )
     restart_stddev: float = Field(
         0.02,
@@ -253,12 +254,6 @@ class ServingProfile(ConfigModel):
     def _fallbacks_are_a_cpus(self) -> Self:
         if self.cpu_overrides and self.accelerator != "cpu":
             raise ValueError("'cpu_overrides' are for a profile with accelerator: cpu")
-        return self
-
-    @model_validator(mode="after")
-    def _a_gpu_has_no_room_for_two(self) -> Self:
-        if self.server_mode == "concurrent" and self.accelerator != "cpu":
-            raise ValueError("'server_mode: concurrent' is for a profile with accelerator: cpu")
         return self
 
     # Not a key: it depends on the machine.

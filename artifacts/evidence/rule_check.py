@@ -14,7 +14,7 @@ from eval_gates.gate_rule import gate_rule_of
 from eval_gates.speed.gate_rule import SpeedGateRule, apply_gate_rate, build_rule
 from pipeline.core.stage_record import StageRecord
 from pipeline.serving.served_model import ServedModel
-from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.serving.serving_arguments import ServingArguments, under_load
 from pipeline.stages.attempts import StartSpread
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JudgeParameters, cost_rules_of
@@ -64,7 +64,7 @@ def find_rule_mismatches(
     for role, record in records.items():
         if record.stage == SPEED.name:
             for side, served in SPEED.parameters_of(record).sides.items():
-                yield from find_served_otherwise(role, side, served, judge.profile)
+                yield from find_served_otherwise(role, side, served, judge.profile, loaded=True)
         if record.stage != EVALUATE.name:
             continue
         asked = EVALUATE.parameters_of(record)
@@ -113,14 +113,20 @@ def find_other_costs(judge: JudgeParameters, records: Mapping[str, StageRecord])
 
 
 def find_served_otherwise(
-    role: str, side: str, served: ServedModel, profile: ServingProfile | None
+    role: str,
+    side: str,
+    served: ServedModel,
+    profile: ServingProfile | None,
+    *,
+    loaded: bool = False,
 ) -> Iterator[str]:
     """Yield where a stage's serving differs from the profile."""
     if profile is None:
         return
     drafted = profile.speculative.model if profile.speculative is not None else None
     is_baseline = side != CANDIDATE.rstrip(".")
-    if served.serving != ServingArguments.of(profile, is_baseline=is_baseline, draft=drafted):
+    wanted = ServingArguments.of(profile, is_baseline=is_baseline, draft=drafted)
+    if served.serving != (under_load(wanted, profile) if loaded else wanted):
         yield f"{role}: its {side} was not served as the verdict's profile says"
 
 

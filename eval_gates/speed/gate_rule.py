@@ -71,7 +71,9 @@ def build_rule(
     rule: dict[str, Any] = {"alpha": alpha, "hit_rate": hits}
     # Prompts of a file may share something.
     rule["must_count_hits"] = hits == 0 and not isinstance(workload, RandomWorkload)
-    if server_mode == "interleaved":
+    of_gpu = profile is not None and profile.accelerator == "cuda"
+    if server_mode in ("interleaved", "auto") or (of_gpu and claim.kind == "slo"):
+        # On a GPU limits are about starts in general, and a candidate alone has all of the memory.
         # Rounds of one server run are not independent, so each round has its own server runs.
         loads = LOADS_PER_SERVER_RUN if claim.kind == "ratio" else 1
         rule |= {"server_mode": "interleaved", "loads_per_server_run": loads}

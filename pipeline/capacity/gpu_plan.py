@@ -19,6 +19,7 @@ from pipeline.checkpoint.folder import needs_own_code
 from pipeline.core.errors import UsageError
 from pipeline.inspection.inspection import CheckpointInspection
 from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.speed_power import PlannedGatePower
 from pipeline.plan.suitability import find_making_faults
 from recipes import catalog
 from recipes.gpu import GpuType
@@ -41,6 +42,7 @@ class CapacityPlan:
     minutes: tuple[StageDuration, ...] = ()
     seen: ObservedDurations = field(default_factory=ObservedDurations)
     timeline: Timeline | None = None  # None if a run is not possible on these GPUs
+    speed: tuple[PlannedGatePower, ...] = ()  # the policy's speed gates
 
     def best(self, variant: str) -> FitResult | None:
         """Return the fit with the fewest GPUs a replica that keeps enough concurrent sequences.
@@ -103,6 +105,7 @@ class CapacityPlan:
             "fits": [fit.to_dict() for fit in self.fits],
             "stages": self.stages(),
             "schedule": self.timeline.to_dict() if self.timeline else None,
+            **({"speed": [gate.to_dict() for gate in self.speed]} if self.speed else {}),
             "disk_bytes": self.disk_bytes(),
             "notes": list(self.notes),
         }

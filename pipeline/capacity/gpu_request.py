@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from pipeline.inspection.inspection import inspect
 from pipeline.plan.checkpoint_resolver import demo_stage_of
 from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.plan.server_mode import fits_twice, in_mode
 from pipeline.plan.serving_profile import draft_reference
+from pipeline.plan.speed_power import PlannedGatePower, claim_powers
 from recipes import catalog
 from recipes.engine_arguments import DIVIDES_GPUS
 from recipes.schema import ServingProfile
@@ -59,7 +62,34 @@ def answer(
     at_once = [recipe for recipe in choices.recipes if recipe.name not in choices.rungs[1:]]
     dry_run = is_worth_it(source.weights_bytes, request.dry_run)
     timeline = schedule_on_gpus(plan, at_once, choices.policy, dry_run=dry_run)
-    return replace(plan, timeline=timeline)
+    return replace(plan, timeline=timeline, speed=_speed_gates(plan, profile, choices))
+
+
+def _speed_gates(
+    plan: CapacityPlan, profile: ServingProfile | None, choices: ResolvedOptions
+) -> tuple[PlannedGatePower, ...]:
+    """Return the policy's speed gates on the plan's GPUs; none without a profile.
+
+    Raises:
+        UsageError: a workload is missing or invalid.
+    """
+    if profile is None:
+        return ()
+    profile = profile.spread_over(plan.gpus_a_copy, expert_parallel=plan.expert_parallel)
+    if profile.server_mode == "auto":
+        site = plan.site
+        fits = fits_twice(
+            profile, choices.policy, site.inspection, site.context, site.gpu.memory_gib
+        )
+        profile = in_mode(profile, concurrent=fits)
+    known = [plan.seen.minutes("serve", name) for name in plan.weights]
+    starts = [60 * minutes for minutes in known if minutes is not None]
+    return claim_powers(
+        choices.policy,
+        len(choices.recipes),
+        profile,
+        start_seconds=statistics.median(starts) if starts else None,
+    )
 
 
 def spread_over_gpus(choices: ResolvedOptions, settings: Settings) -> ResolvedOptions:

@@ -85,7 +85,7 @@ def _asked(
     # Both are medians of different runs, so `load` may exceed `measure`.
     rest = None if measure is None or load is None else max(0.0, measure - load)
     yield PendingStage(key, variant, "measure", rest, room, before, server_run=asked)
-    both = ResourceRequest(gpus=max(gpus[variant], gpus[BASELINE]), exclusive=True)
+    both = ResourceRequest(gpus=max(gpus[variant], gpus[BASELINE]))
     before = (key, _key("measure", BASELINE))
     key = _key("speed", variant)
     yield PendingStage(key, variant, "speed", load, room, before, server_run=asked, under_load=both)

@@ -50,7 +50,8 @@ def expected_pieces(
     """
     groups: dict[str, list[PendingStage]] = {}
     for each in sorted(stages, key=lambda stage: bool(stage.server_run)):
-        is_apart = each.under_load is not None and count_room(each.needs) > 1
+        alone = each.under_load is not None and each.under_load.exclusive
+        is_apart = alone and count_room(each.needs) > 1
         what = "loads" if is_apart else each.server_run or each.name
         groups.setdefault(f"{each.variant}: {what}", []).append(each)
     made_by = {each.key: name for name, group in groups.items() for each in group}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli.policy import print_claims
 from pipeline.cli.schedule_tables import print_schedule
 from pipeline.cli.tables import print_table
 
@@ -45,6 +46,7 @@ def print_capacity(plan: CapacityPlan) -> None:
         [stage_row(stage) for stage in plan.stages()],
     )
     print_schedule(plan.timeline)
+    print_claims(plan.speed)
     for line in (*refusals(plan), *hints(plan), *(f"note: {note}" for note in plan.notes)):
         print(line)
     print(f"disk: {gigabytes(plan.disk_bytes())} for the checkpoint and its variants")

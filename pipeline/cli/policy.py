@@ -188,6 +188,8 @@ def print_claims(claims: Sequence[PlannedGatePower]) -> None:
     print(SPEED_LEGEND.format(noise=100 * NOISE))
     for claim in claims:
         starts = f"; at most {claim.starts} starts of servers" * bool(claim.starts)
+        if claim.gpu_minutes is not None:
+            starts += f", {claim.gpu_minutes:.1f} GPU-minutes a variant"
         print(f"speed {claim.gate}: {claim.claim}{starts}")
 
 

@@ -23,6 +23,7 @@ from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ResolvedOptions
+from pipeline.plan.server_mode import with_server_mode
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.stages.attempts import Attempt, Remeasured
 from recipes.engines import find_engine
@@ -98,7 +99,7 @@ def make_planner(
     }
     return ModelPlanner(
         checkpoint=checkpoint,
-        profile=choices.profile,
+        profile=with_server_mode(choices.profile, fitted, checkpoint, choices.node),
         policy=fitted,
         recipes=choices.recipes,
         baseline=choices.baseline,

@@ -27,9 +27,10 @@ def needs_to_serve(
 
     Args:
         sides: at least one.
-        exclusive: whether their speed is measured.
+        exclusive: whether their speed is measured, on a CPU: cores are shared by all work. On GPUs
+            that nothing else uses it takes these.
     """
     if accelerator != "cuda":
         return ResourceRequest(cpus="all", exclusive=exclusive)
     gpus = max(count_gpus(side.engine_arguments) for side in sides)
-    return ResourceRequest(gpus=gpus, exclusive=exclusive)
+    return ResourceRequest(gpus=gpus)

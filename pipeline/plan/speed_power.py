@@ -16,6 +16,7 @@ from eval_gates.statistics.multiplicity import gate_level
 from pipeline.core.errors import UsageError
 from pipeline.plan.speed_plan import find_claims
 from recipes.catalog import load_workload
+from recipes.engine_arguments import count_gpus
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedGate, SpeedPolicy
@@ -40,7 +41,9 @@ class PlannedGatePower:
     # Maximum, with warm-up and server starts; None where the workload is a profile's.
     minutes: float | None
     chances: tuple[PassProbability, ...]
-    starts: int = 0  # server starts for `most` units, if servers are interleaved
+    # Server starts for `most` units: of servers that are interleaved, or of two on the same GPUs.
+    starts: int = 0
+    gpu_minutes: float | None = None  # of a variant; None without GPUs, or where minutes are
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -75,7 +78,9 @@ def claim_powers(
     if profile is not None:
         laid_out = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
         return tuple(
-            _power_of(claim, laid_out[claim.name].rule, laid_out[claim.name].workload, start)
+            _power_of(
+                claim, laid_out[claim.name].rule, laid_out[claim.name].workload, start, profile
+            )
             for claim in speed.claims_on(profile.accelerator)
         )
     some = next(iter(speed.ratio.min_ratio)) if speed.ratio is not None else None
@@ -90,10 +95,12 @@ def _power_of(
     rule: ClaimRule,
     workload: AnyWorkload | None,
     start: float,
+    profile: ServingProfile | None = None,
 ) -> PlannedGatePower:
     power = speed_power(rule)
     schedule = rule.schedule(SIDES if rule.compares else SIDES[1:])
-    starts = 0 if schedule.loads is None else len(schedule.sides) * rule.cap
+    on_gpus = profile is not None and profile.accelerator == "cuda"
+    starts = len(schedule.sides) * rule.cap if schedule.loads else 2 * on_gpus
     seconds = None
     if workload is not None:
         unit_seconds = schedule.unit * _seconds_of(workload)
@@ -110,6 +117,9 @@ def _power_of(
         minutes=None if seconds is None else seconds / 60,
         chances=power.chances,
         starts=starts,
+        gpu_minutes=count_gpus(profile.engine_arguments) * seconds / 60
+        if profile is not None and on_gpus and seconds is not None
+        else None,
     )
 
 

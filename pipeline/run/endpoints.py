@@ -16,6 +16,7 @@ from pipeline.core.private_files import private_umask
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from recipes.engines import find_engine
@@ -54,11 +55,14 @@ class LocalServers:
         self._caches_of = caches_of
         self._servers: dict[str, Server] = {}
         self._facts: dict[str, dict[str, Any]] = {}
+        self._arguments: dict[str, ServingArguments] = {}
         self._ask_version = cache(engine_version)
 
     def open(self, model: ServingSpec) -> dict[str, Any]:
         if model.endpoint is not None:
             return facts_of(model.endpoint)
+        if self._arguments.get(model.name, model.arguments) != model.arguments:
+            self._stop(model.name)
         if model.name not in self._facts:
             self._facts[model.name] = self._start(model)
         return self._facts[model.name]
@@ -77,6 +81,7 @@ class LocalServers:
 
     def _stop(self, name: str) -> None:
         self._facts.pop(name, None)
+        self._arguments.pop(name, None)
         self._servers.pop(name).stop()
 
     def _start(self, model: ServingSpec) -> dict[str, Any]:
@@ -98,6 +103,7 @@ class LocalServers:
         )
         # Kept before it starts, so that it is always stopped.
         self._servers[model.name] = server
+        self._arguments[model.name] = model.arguments
         ready = self._await(server, model)
         facts = {"ready_seconds": ready, "command": server.command[1:]}
         return {

@@ -250,7 +250,10 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         assert plan.attempt is not None
         policy = plan.policy
         attempt, level = plan.attempt.words, plan.attempt.level()
-        profile = with_measured_spread(choices.profile, plan.attempt.start_spread)
+        mode = {"server_mode": plan.profile.server_mode} if plan.profile else {}
+        profile = with_measured_spread(
+            choices.profile.model_copy(update=mode), plan.attempt.start_spread
+        )
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
         timeline = play_through(

@@ -168,8 +168,16 @@ class ServingTaskRunner:
         """Return the servers that the stage asks; a speed stage may have more than one."""
         if spec.stage != SPEED.name:
             return self._endpoints.open(task.model)
-        sides = {"baseline": task.baseline, "candidate": task.model}
-        wanted: Iterable[str] = SPEED.parameters_of(spec).sides
+        served = SPEED.parameters_of(spec).sides
+        sides = {
+            name: side.model_copy(update={"arguments": served[name].serving})
+            if side.endpoint is None and name in served
+            else side
+            for name, side in (("baseline", task.baseline), ("candidate", task.model))
+        }
+        # The candidate's server is up since the questions. If it is to share its GPUs, it starts
+        # again with less memory before the other one starts.
+        wanted: Iterable[str] = sorted(served, reverse=True)
         if alternates(spec):
             self._endpoints.check_alive()
             self._endpoints.close()

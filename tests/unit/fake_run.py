@@ -129,7 +129,9 @@ def policy(**changes: Any) -> Policy:
     )
 
 
-def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
+def profile(
+    serving: Mapping[str, Any], accelerator: Any, *, on_one_gpu: bool = False
+) -> ServingProfile:
     """Serves baseline and variants alike; what drafts, drafts for variants alone."""
     arguments = dict(serving["engine_arguments"])
     cache = arguments.pop("kv-cache-dtype")
@@ -137,7 +139,7 @@ def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
         name="cpu",
         summary="s",
         accelerator=accelerator,
-        server_mode="concurrent" if accelerator == "cpu" else "interleaved",
+        server_mode="concurrent" if accelerator == "cpu" or on_one_gpu else "interleaved",
         kv_cache_dtype=cache,
         baseline_kv_cache_dtype=serving.get("baseline_kv_cache_dtype", cache),
         speed_note="measured on a CPU",
@@ -202,6 +204,7 @@ class FakeRun:
     uri: str = ""
     ablate: bool = False
     rooms: int = 1
+    on_one_gpu: bool = False  # both sides, while their speeds are compared
     start_spread: StartSpread | None = None
     check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
     report: RunReport = field(init=False)
@@ -230,7 +233,7 @@ class FakeRun:
         """The real planner's."""
         return ModelPlanner(
             checkpoint=self.checkpoint,
-            profile=profile(self.serving, self.hardware["accelerator"]),
+            profile=profile(self.serving, self.hardware["accelerator"], on_one_gpu=self.on_one_gpu),
             policy=self.policy,
             recipes=tuple(recipe(name) for name in self.recipes),
             baseline=recipe("baseline"),

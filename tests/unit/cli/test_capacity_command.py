@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli.main import app
 from pipeline.core.errors import CheckpointError, UsageError
+from pipeline.core.resource_request import ResourceRequest
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -81,8 +82,7 @@ def test_the_schedule_of_a_run_on_them(model: str) -> None:
     assert schedule["wall_seconds"] is None
     assert schedule["gpu_minutes_at_least"] > 0
     work = {each["name"]: each for each in schedule["work"]}
-    assert work["fp8-dynamic: loads"]["needs"]["exclusive"]
-    assert "fp8-dynamic: asked" in work["fp8-dynamic: loads"]["waits_for"]
+    assert work["fp8-dynamic: asked"]["needs"] == ResourceRequest(gpus=1).model_dump()
 
 
 def test_no_schedule_where_nothing_can_be_served(model: str) -> None:

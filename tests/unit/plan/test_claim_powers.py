@@ -9,7 +9,7 @@ import pytest
 from eval_gates.speed.sequential_rule import WARM_UP_SECONDS
 from pipeline.core.errors import UsageError
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
-from recipes.catalog import load_profile
+from recipes.catalog import load_policy, load_profile
 from recipes.policy import Policy
 
 SLO = {"workload": "support", "rate": 4, "limits": {"ttft_ms_p95": 800}}
@@ -98,6 +98,33 @@ def test_starts_of_servers_are_in_the_minutes() -> None:
     assert (together.unit, together.starts) == ("blocks", 0)
     assert (claim.unit, claim.most, claim.starts) == ("pairs of server runs", 20, 40)
     assert claim.minutes == pytest.approx((40 * 100 + 20 * 2 * 3 * 1.2 * seconds) / 60)
+
+
+def test_the_default_gate_takes_at_most_20_minutes_of_a_gpu_that_has_room_for_two() -> None:
+    """By the assumed start of two minutes; 84 where each pair of starts is one value."""
+    mine, h100 = load_policy("default"), load_profile("h100")
+    minutes = {}
+    for mode in ("concurrent", "interleaved"):
+        (claim,) = claim_powers(mine, 2, h100.model_copy(update={"server_mode": mode}))
+        assert claim.fewest is not None
+        assert claim.fewest <= claim.most
+        minutes[mode] = claim.gpu_minutes
+    assert minutes["concurrent"] == pytest.approx(2 * 2 + 13 * 2 * 0.6)
+    assert minutes["interleaved"] == pytest.approx(11 * (2 * 2 + 6 * 0.6))
+    two = {"engine_arguments": {"tensor-parallel-size": 2}, "server_mode": "concurrent"}
+    (claim,) = claim_powers(mine, 2, h100.model_copy(update=two))
+    assert claim.gpu_minutes == pytest.approx(2 * minutes["concurrent"])
+    (claim,) = claim_powers(mine, 2, load_profile("cpu"))
+    assert claim.gpu_minutes is None
+
+
+@pytest.mark.parametrize("variants", [1, 2, 5, 8])
+def test_the_default_gate_can_decide_several_variants(variants: int) -> None:
+    for name in ("h100", "cpu"):
+        for mode in ("concurrent", "interleaved"):
+            profile = load_profile(name).model_copy(update={"server_mode": mode})
+            powers = claim_powers(load_policy("default"), variants, profile)
+            check_claims_decidable(load_policy("default"), powers)
 
 
 def test_the_warm_up_of_short_blocks_takes_its_time() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from loose_stage import stage_spec
-from pydantic import ValidationError
 
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
 from pipeline.core.errors import UsageError
@@ -244,10 +243,13 @@ def test_on_a_gpu_each_side_is_served_in_turn() -> None:
     assert together.rule.server_mode == "concurrent"
 
 
-def test_a_profile_of_a_gpu_cannot_say_that_it_has_room_for_two() -> None:
-    together = {**load_profile("h100").model_dump(), "server_mode": "concurrent"}
-    with pytest.raises(ValidationError, match="server_mode"):
-        ServingProfile.model_validate(together)
+def test_two_servers_on_one_gpu_have_an_allowance_and_limits_have_starts_of_their_own() -> None:
+    together = load_profile("h100").model_copy(update={"server_mode": "concurrent"})
+    claims = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]}, slo=[SLO])
+    ratio, limits = find_claims(claims, together)
+    assert isinstance(ratio.rule, ThroughputRatioRule)
+    assert (ratio.rule.server_mode, limits.rule.server_mode) == ("concurrent", "interleaved")
+    assert ratio.rule.restart_allowance > 0
 
 
 def side(tmp_path: Path, name: str) -> SpeedSide:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,21 @@ def test_both_sides_are_up_at_once_and_gone_at_the_end(
     for each in facts:
         assert not Path(each["socket"]).parent.exists()
     assert servers.open(sides[0])["server_log"].endswith("server.baseline.2.log")
+
+
+def test_a_server_starts_again_where_it_is_to_have_other_arguments(
+    servers: LocalServers, tmp_path: Path
+) -> None:
+    """As a candidate does that shares its GPU while its speed is measured."""
+    alone = model(tmp_path, "fp8")
+    assert alone.arguments is not None
+    half = {**alone.arguments.engine_arguments, "gpu-memory-utilization": 0.46}
+    shared = alone.model_copy(update={"arguments": replace(alone.arguments, engine_arguments=half)})
+    first, second = servers.open(alone), servers.open(shared)
+    assert not Path(first["socket"]).parent.exists()
+    assert ask(second) == 200
+    assert "0.46" in second["server"]["command"]
+    assert servers.open(shared) is second
 
 
 def test_both_sides_are_stopped_side_by_side(

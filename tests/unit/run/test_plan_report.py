@@ -488,7 +488,7 @@ class TestSchedule:
     def test_recipes_on_gpus(
         self, planning: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With room for several, loads wait for the whole node, and the rest goes side by side."""
+        """With room for several, all goes side by side; loads take their GPU, not the node."""
         two_h100(tmp_path, monkeypatch)
         recipes = (RECIPE, "int8-w8a8")
         found = planning.forecast(profile="h100", recipes=recipes)
@@ -496,12 +496,8 @@ class TestSchedule:
         assert found.to_dict()["schedule"]["gpus"] == 2
         for name in recipes:
             assert work[f"{name}: quantize"]["needs"]["gpus"] == 1
-            assert (
-                work[f"{name}: loads"]["needs"]
-                == ResourceRequest(gpus=1, exclusive=True).model_dump()
-            )
-            assert work[f"{name}: loads"]["concurrent_with"] == []
-            assert f"{name}: asked" in work[f"{name}: loads"]["waits_for"]
+            assert f"{name}: loads" not in work
+            assert work[f"{name}: asked"]["needs"] == ResourceRequest(gpus=1).model_dump()
         assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["concurrent_with"]
         assert found.to_dict()["schedule"]["max_concurrent"] >= 2
 
@@ -546,7 +542,7 @@ class TestSchedule:
         recipes, policy = [catalog.load_recipe(RECIPE)], catalog.load_policy("default")
         timeline = schedule_on_gpus(plan, recipes, policy, dry_run=False)
         assert timeline is not None
-        assert f"{RECIPE}: loads" in {each.piece.name for each in timeline.placed}
+        assert f"{RECIPE}: asked" in {each.piece.name for each in timeline.placed}
         assert all(each.start <= each.end for each in timeline.placed)
 
     def test_nothing_is_left_to_do(self, planning: Planning) -> None:

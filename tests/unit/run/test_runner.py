@@ -28,6 +28,7 @@ from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.attempts import StartSpread
+from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.speed import SPEED
 from recipes.catalog import load_policy
@@ -237,6 +238,22 @@ class TestSpeed:
         file.write_text("".join(format_lines(load for load in loads if load.block <= end)))
         (check,) = check_run(report, store)
         assert any("its record counts" in each for each in check.differences)
+
+    def test_two_servers_on_one_gpu_have_half_of_its_memory_under_load_alone(
+        self, fast: FakeRun
+    ) -> None:
+        """And verification knows it."""
+        fast.hardware, fast.on_one_gpu = {**fast.hardware, "accelerator": "cuda"}, True
+        fast.recipes = (ONE,)
+        report, store = fast.run(), Store(fast.root)
+        assert [check.differences for check in check_run(report, store)] == [()]
+        (record,) = store.records("speed")
+        sides = SPEED.parameters_of(record).sides
+        shares = {s.serving.engine_arguments.get("gpu-memory-utilization") for s in sides.values()}
+        assert shares == {0.46}
+        asked = [EVALUATE.parameters_of(each).serving for each in store.records("evaluate")]
+        assert all("gpu-memory-utilization" not in each.engine_arguments for each in asked)
+        assert SPEED.parameters_of(record).rule.server_mode == "concurrent"
 
     def test_verify_says_of_a_rule_beyond_numbers_what_is_wrong(self, fast: FakeRun) -> None:
         """Its bounds overflow."""

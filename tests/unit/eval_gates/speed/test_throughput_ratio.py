@@ -188,6 +188,32 @@ def test_two_lives_of_one_server_seldom_pass_for_two_servers() -> None:
         assert (without.max(axis=1) >= -math.log(0.05)).mean() > 0.15  # what the allowance is for
 
 
+@pytest.mark.parametrize(
+    ("differ", "most"), [(0.0, 0.05), (0.01, 0.05), (0.02, 0.05), (0.03, 0.05)]
+)
+def test_one_start_of_each_server_seldom_passes_equal_servers(differ: float, most: float) -> None:
+    """With the blocks of the default policy, and starts that are assumed to differ by 2 %.
+
+    Both servers are on the same GPUs, so a GPU's own speed is in both and cancels out. Where starts
+    differ by more than is assumed, more passes.
+    """
+    chance = np.random.default_rng(28)
+    rule = RULE.model_copy(
+        update={
+            **{"blocks": 11, "settled": 12, "restart_allowance_alpha": 0.025},
+            "restart_allowance": restart_allowance(0.02, 1_000, 0.025),
+        }
+    )
+    starts = chance.normal(0, differ, (4_000, 2)) @ [1, -1]
+    margins = starts[:, None] + chance.normal(0, 0.01 * math.sqrt(2), (4_000, 11))
+    evidence, _ = rule.log_evidence(margins)
+    needed = -math.log(rule.level)
+    passed = (evidence[:, rule.min_units - 1 :] >= needed).any(axis=1).mean()
+    assert passed <= most + 2 * math.sqrt(most / 4_000)
+    bare, _ = RULE.log_evidence(margins)
+    assert differ == 0 or (bare >= -math.log(0.05)).any(axis=1).mean() > 0.2
+
+
 @given(st.lists(st.integers(-3, 3), min_size=3, max_size=22), st.sampled_from([0.01, 0.05, 0.2]))
 def test_bounds_agree_with_the_verdict(tenths: list[int], alpha: float) -> None:
     """It passes only where the lower bound is above the minimum, and fails only below the upper."""
