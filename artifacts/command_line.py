@@ -57,6 +57,10 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         words = ["prepare", kind, _show_checkpoint(checkpoint) if public else checkpoint]
         for recipe in (asked.get("recipes") or []) if kind == "model" else ():
             words += ["--recipe", _show(recipe, public=public)]
+        for variant in asked.get("variants") or ():
+            words += ["--variant", _show_variant(variant) if public else variant]
+        for variant in asked.get("served_variants") or ():
+            words += ["--served-variant", variant]
         named = MODEL_OPTIONS if public else (*MODEL_OPTIONS, "registry")
     named = TUNE_OPTIONS if kind == "tune" else named
     for option in named:
@@ -85,6 +89,12 @@ def _show(value: Any, *, public: bool, path: bool = False) -> str:
     text = str(value)
     is_path = path or text.endswith((".yaml", ".yml"))
     return f"./{Path(text).name}" if public and is_path else text
+
+
+def _show_variant(text: str) -> str:
+    """As `_show_checkpoint`, with a name before it or not."""
+    name, equals, ref = text.partition("=")
+    return f"{name}={_show_checkpoint(ref)}" if equals else _show_checkpoint(text)
 
 
 def _show_checkpoint(ref: str) -> str:

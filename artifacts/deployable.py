@@ -21,8 +21,9 @@ from pipeline.core.record import Record
 from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.record import first_fault
 from pipeline.environments.definition import Accelerator
-from pipeline.serving.serving_arguments import KV_DTYPE, ServingArguments
+from pipeline.serving.serving_arguments import ServingArguments
 from recipes.engine_arguments import check_arguments, check_variables
+from recipes.schema import KV_DTYPE
 
 # Members that can differ where it is served, as people read them. What quantized is not there any
 # more, and weights have digests of their files.
@@ -159,6 +160,7 @@ def verdict_tags(
     verdict: str,
     override: str | None,
     trust_remote_code: bool,
+    made_by: str,
 ) -> dict[str, str]:
     """Return the version tags that also follow from the evidence, for comparison."""
     return {
@@ -168,6 +170,7 @@ def verdict_tags(
         "prepare.verdict": verdict,
         "prepare.override": override or "",
         "prepare.trust_remote_code": as_tag(trust_remote_code),
+        **({"prepare.made_by": made_by} if made_by else {}),
     }
 
 

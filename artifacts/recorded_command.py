@@ -24,6 +24,8 @@ class CommandOptions(CheckedCopyModel):
 
     checkpoint: str | None = None
     recipes: Names | None = None
+    variants: Names | None = None
+    served_variants: Names | None = None
     profile: str | None = None
     policy: str | None = None
     workload: str | None = None

@@ -10,13 +10,14 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import TypedStageRecord
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages.adopt import ADOPT
+from pipeline.stages.adopt import ADOPT, AdoptParameters
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
 from pipeline.stages.coherence import COHERENCE, CoherenceResult
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
 from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
+from recipes.quantizers.adopted import AdoptedQuantization
 
 Find = Callable[[str, str], StageRecord | None]
 
@@ -78,6 +79,12 @@ class VerdictInputs:
         return self.coherence.parameters.trust_remote_code
 
     @property
+    def made_by(self) -> str:
+        """Who made the weights; '' if a recipe did."""
+        quantization = self.quantize.parameters.quantization
+        return quantization.made_by if isinstance(quantization, AdoptedQuantization) else ""
+
+    @property
     def engine_version(self) -> str:
         return self.coherence.result.engine_version
 
@@ -121,10 +128,11 @@ class VerdictInputs:
     def has_auxiliary_files(self, files: str) -> bool:
         """Return whether the files next to the weights have the checked digest.
 
-        Adopted weights have no digest in their record, because adoption checks each file.
+        Linked weights have no digest in their record, because adoption checks each file.
         """
-        is_adopted = self.quantize.record.stage == ADOPT.name
-        return is_adopted or self.check_weights.result.auxiliary_files_digest == files
+        made = self.quantize.parameters
+        linked = isinstance(made, AdoptParameters) and not made.copied
+        return linked or self.check_weights.result.auxiliary_files_digest == files
 
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:

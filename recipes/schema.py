@@ -133,6 +133,8 @@ class CalibrationLimit(ConfigModel):
 
 
 EngineValue = bool | int | float | str | list[str]
+# A profile has its own key for it; the recorded arguments contain it.
+KV_DTYPE = "kv-cache-dtype"
 EngineName = Annotated[str, AfterValidator(lambda name: find_engine(name).name)]
 CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 
@@ -205,6 +207,9 @@ class ServingProfile(ConfigModel):
         "several words",
     )
     environment: dict[str, str] = Field(default={}, description="variables of the server process")
+    variant_arguments: dict[str, EngineValue] = Field(
+        default={}, description="engine options of every variant, over engine_arguments"
+    )
     speculative: SpeculativeConfig | None = Field(
         None, description="speculative decoding of every variant; the baseline has none"
     )
@@ -304,6 +309,16 @@ class ServingProfile(ConfigModel):
         changed._in_effect = dict(cpu_overrides)
         return changed
 
+    def serve_with(self, arguments: Mapping[str, EngineValue]) -> ServingProfile:
+        """Return the profile whose variants are served with these arguments, too."""
+        others = {name: value for name, value in arguments.items() if name != KV_DTYPE}
+        return self.model_copy(
+            update={
+                "variant_arguments": {**self.variant_arguments, **others},
+                "kv_cache_dtype": arguments.get(KV_DTYPE, self.kv_cache_dtype),
+            }
+        )
+
     def carried_out(self, draft: str | None = None) -> ServingProfile:
         """Return the profile for a verdict, without machine-specific values.
 
@@ -327,7 +342,7 @@ class ServingProfile(ConfigModel):
     def quantizes_in_float32(self) -> bool:
         return any(each.quantize_dtype is not None for each in self._in_effect.values())
 
-    @field_validator("engine_arguments")
+    @field_validator("engine_arguments", "variant_arguments")
     @classmethod
     def _the_engine_knows_them(
         cls, arguments: dict[str, EngineValue], profile: ValidationInfo

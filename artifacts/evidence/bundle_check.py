@@ -39,6 +39,7 @@ class BundleCheck:
     weights_checked: bool  # whether it lay next to weights, which were checked with it
     problems: tuple[str, ...]  # what is wrong with files, and what does not fit together
     variants: tuple[VariantCheck, ...]  # verdicts of all variants, computed again
+    made_by: str = ""  # who made the weights; '' if a recipe did
 
     @property
     def is_sound(self) -> bool:
@@ -78,7 +79,7 @@ def check_bundle(folder: Path) -> BundleCheck:
             where=str(folder / BUNDLE),
             hint="name a folder that `prepare pull` made, or its prepare-evidence/",
         )
-    manifest = read_manifest(bundle)
+    manifest, made_by = read_manifest(bundle), ""
     has_weights = bundle != folder
     problems = differences(bundle, manifest.evidence_files, (MANIFEST,))
     if has_weights:
@@ -93,6 +94,8 @@ def check_bundle(folder: Path) -> BundleCheck:
         )
         try:
             problems += find_bundle_mismatches(bundle, manifest, verdict, source)
+            if judge := verdict.judges.get(verdict.recipe):
+                made_by = VerdictInputs.load_by_key(source.find, judge).made_by
             if has_weights:
                 problems += find_other_weights(folder, manifest, verdict, source)
         except EvidenceError as error:  # a record is gone or damaged, which the checks report too
@@ -113,6 +116,7 @@ def check_bundle(folder: Path) -> BundleCheck:
         weights_checked=has_weights,
         problems=tuple(problems),
         variants=tuple(variants),
+        made_by=made_by,
     )
 
 

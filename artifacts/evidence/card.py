@@ -18,6 +18,7 @@ from artifacts.evidence.card_text import (
     describe_hardware,
     describe_kv_cache,
     describe_license,
+    describe_maker,
     describe_noise,
     describe_optimization,
     describe_speculation,
@@ -44,6 +45,7 @@ from pipeline.core.untrusted.text import (
 )
 from pipeline.stages.evaluate import EvaluateParameters, EvaluateResult
 from recipes.engines import LaunchSpec, find_engine
+from recipes.quantizers.adopted import AdoptedQuantization
 
 Evaluation = TypedStageRecord[EvaluateParameters, EvaluateResult]
 
@@ -171,7 +173,8 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "describe_license": describe_license(source),
         "gigabytes": f"{result.weights_bytes / 1e9:.3g}",
         "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
-        "quantization_description": quantization.format_description(result.group_size),
+        "quantization_description": markdown(quantization.format_description(result.group_size)),
+        "describe_maker": describe_maker(quantization, verdict.recipe),
         "describe_optimization": describe_optimization(quantization, result),
         "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.ignore),
         "describe_calibration": describe_calibration(quantization, result),
@@ -251,6 +254,7 @@ def creation(
     rows = [
         ("source", f"`{verdict.source.digest}`"),
         ("source's revision", verdict.source.revision and f"`{verdict.source.revision}`"),
+        *variant_rows(judged),
         ("prepare", __version__),
         *sorted((name, str(text)) for name, text in result.versions.items()),
         (find_engine(deployable.serving.engine).title, deployable.engine_version),
@@ -261,6 +265,20 @@ def creation(
         ("run", verdict.run),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def variant_rows(judged: VerdictInputs) -> list[tuple[str, str]]:
+    """Return what is known of weights that others made."""
+    quantization = judged.quantize.parameters.quantization
+    if not isinstance(quantization, AdoptedQuantization) or quantization.is_source:
+        return []
+    return [
+        ("variant's origin", markdown_code(quantization.origin)),
+        ("variant's revision", quantization.revision),
+        ("variant's digest", f"`{quantization.digest}`"),
+        ("variant's license", quantization.license or "not known: its folder does not name it"),
+        ("not compared with the source", judged.check_weights.result.not_compared),
+    ]
 
 
 def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:

@@ -6,10 +6,11 @@ from artifacts.deployable import Deployable
 from pipeline.checkpoint.source_info import SourceInfo
 from pipeline.core.hardware import Hardware
 from pipeline.core.untrusted.text import markdown, markdown_code, markdown_link
-from pipeline.serving.serving_arguments import KV_DTYPE
 from pipeline.stages.check_weights import CheckWeightsResult
 from pipeline.stages.quantize import QuantizeResult
 from recipes.quantization import Quantization
+from recipes.quantizers.adopted import AdoptedQuantization
+from recipes.schema import KV_DTYPE
 
 
 def percent(score: float) -> float:
@@ -34,8 +35,19 @@ def describe_license(source: SourceInfo) -> str:
     return f"{markdown(name)}, as the source's"
 
 
+def describe_maker(quantization: Quantization, recipe: str) -> str:
+    """Describe who quantized, as the end of a sentence on the weights."""
+    if not isinstance(quantization, AdoptedQuantization):
+        return f"quantized by the recipe `{markdown_code(recipe)}`"
+    if quantization.is_source:
+        return "quantized by the server while it loads them"
+    return f"quantized elsewhere ({markdown(quantization.made_by)})"
+
+
 def describe_optimization(quantization: Quantization, result: QuantizeResult) -> str:
     """Describe the quantization of the linear layers."""
+    if isinstance(quantization, AdoptedQuantization):
+        return markdown(quantization.method_description)
     modules = result.quantized_modules
     count = f" of {modules} linear layers" if modules else " of the linear layers"
     words = quantization.format_description(result.group_size)

@@ -17,8 +17,9 @@ from pipeline.capacity.timeline import Timeline
 from pipeline.checkpoint import unsupported
 from pipeline.checkpoint.folder import needs_own_code
 from pipeline.core.errors import UsageError
+from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.inspection import CheckpointInspection
-from pipeline.inspection.variant_size import VariantWeights
+from pipeline.inspection.variant_size import VariantWeights, stored_weights
 from pipeline.plan.speed_power import PlannedGatePower
 from pipeline.plan.suitability import find_making_faults
 from recipes import catalog
@@ -145,11 +146,13 @@ def capacity_plan(
     store: Path | None = None,
     draft_bytes: int = 0,
     gpus_a_copy: int | None = None,
+    adopted: Mapping[str, HeaderSource] | None = None,
 ) -> CapacityPlan:
     """Fit the baseline and the recipes' variants on the GPUs.
 
     Observed stage durations come from the directory `store`, if it is given. Without `gpus_a_copy`
-    and a number in the profile, every division of the GPUs is tried.
+    and a number in the profile, every division of the GPUs is tried. `adopted` has the headers of
+    variants that others quantized, by name.
 
     Raises:
         UsageError: the profile, the context or the number does not suit the model or the GPUs.
@@ -172,8 +175,16 @@ def capacity_plan(
     # Weights that cannot be converted to 16 bits can be served as they are, and no more.
     form = inspection.source.format
     is_open = form is None or form.converter is not None
-    wanted = [baseline, *(recipes if is_open else ())]
-    weights = {recipe.name: inspection.variant(recipe.quantization) for recipe in wanted}
+    headers = adopted or {}
+    made_here = [recipe for recipe in recipes if recipe.name not in headers]
+    others = [recipe for recipe in recipes if recipe.name in headers]
+    wanted = [baseline, *(made_here if is_open else ()), *others]
+    weights = {
+        recipe.name: stored_weights(inspection.source.tensors, headers[recipe.name].tensors)
+        if recipe.name in headers
+        else inspection.variant(recipe.quantization)
+        for recipe in wanted
+    }
     candidates = candidates_of(inspection, wanted, weights)
     fixed = gpus_a_copy or (profile and profile.gpus_a_copy)
     numbers = [fixed] if fixed else divisors(gpus)

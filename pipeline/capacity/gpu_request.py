@@ -58,6 +58,7 @@ def answer(
         store=settings.store,
         draft_bytes=read_draft_bytes(profile, settings) if profile else 0,
         gpus_a_copy=request.gpus_a_copy,
+        adopted={each.recipe.name: each.header for each in choices.adopted if each.header},
     )
     at_once = [recipe for recipe in choices.recipes if recipe.name not in choices.rungs[1:]]
     dry_run = is_worth_it(source.weights_bytes, request.dry_run)

@@ -18,15 +18,19 @@ from pipeline.cli.options import (
     RecipeOption,
     RegistryOption,
     RemeasureOption,
+    ServedVariantOption,
     SignOption,
     StoreOption,
     TrustOption,
+    VariantOption,
 )
 
 
 def model(
     checkpoint: CheckpointArgument,
     recipe: RecipeOption = None,
+    variant: VariantOption = None,
+    served_variant: ServedVariantOption = None,
     profile: ProfileOption = "auto",
     policy: PolicyOption = None,
     name: NameOption = None,
@@ -59,6 +63,11 @@ def model(
 
       prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
 
+      prepare model org/name --variant vendor/name-FP8 --variant ./name-AWQ
+
+    --variant judges weights that others quantized against the checkpoint,
+    and --served-variant the checkpoint's own weights with further engine arguments.
+
     With --no-promote nothing is registered; `prepare promote RUN` does it later.
     --ablate shows how much weights and KV cache contribute to the loss of a variant
     that failed or came close; it serves two more models. If a disturbed machine left
@@ -76,6 +85,8 @@ def model(
     request = ModelRequest(
         checkpoint=checkpoint,
         recipes=tuple(recipe or ()),
+        variants=tuple(variant or ()),
+        served_variants=tuple(served_variant or ()),
         profile=profile,
         policy=policy,
         name=name,

@@ -66,6 +66,25 @@ RecipeOption = Annotated[
         "-r",
     ),
 ]
+VariantOption = Annotated[
+    list[str] | None,
+    setting(
+        "--variant",
+        "Variant that others quantized: a folder or Hub id (org/name@revision), with NAME= "
+        "before it or not; repeatable. Without --recipe no recipe runs.",
+        parser=strip_credentials,
+        metavar="[NAME=]CHECKPOINT",
+    ),
+]
+ServedVariantOption = Annotated[
+    list[str] | None,
+    setting(
+        "--served-variant",
+        "The checkpoint's own weights, served with further engine arguments, such as "
+        "online='--quantization fp8'; repeatable.",
+        metavar="NAME=ARGUMENTS",
+    ),
+]
 ProfileOption = Annotated[
     str,
     setting("--profile", "auto, cpu, h100, h200 or a YAML file.", show_default=True),

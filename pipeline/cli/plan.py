@@ -21,8 +21,10 @@ from pipeline.cli.options import (
     ProfileOption,
     RecipeOption,
     RegistryOption,
+    ServedVariantOption,
     StoreOption,
     TrustOption,
+    VariantOption,
 )
 from pipeline.cli.policy import print_claims, print_power
 from pipeline.cli.schedule_tables import print_schedule
@@ -33,6 +35,8 @@ from pipeline.core.errors import UsageError
 def plan(
     checkpoint: CheckpointArgument,
     recipe: RecipeOption = None,
+    variant: VariantOption = None,
+    served_variant: ServedVariantOption = None,
     profile: ProfileOption = "auto",
     policy: PolicyOption = None,
     name: NameOption = None,
@@ -67,6 +71,8 @@ def plan(
 
       prepare plan ./my-checkpoint --recipe fp8-dynamic --json
 
+      prepare plan org/name --variant ./name-FP8
+
       prepare plan org/name --gpu h100 --gpus 8 --context 32768
 
     Exit codes: 0 it would begin, 1 or 2 it would be refused (as model), 3 unexpected error.
@@ -86,6 +92,8 @@ def plan(
     request = ModelRequest(
         checkpoint=checkpoint,
         recipes=tuple(recipe or ()),
+        variants=tuple(variant or ()),
+        served_variants=tuple(served_variant or ()),
         profile=profile,
         policy=policy,
         name=name,

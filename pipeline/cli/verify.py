@@ -298,6 +298,8 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
         f"{folder}: {value(check.recipe)}, run {value(check.run)}; {check.files} files {weights}, "
         + ("all as listed" if not check.problems else f"{len(check.problems)} problems")
     )
+    if check.made_by:
+        print(f"weights made by: {value(check.made_by)}")
     if check.override:
         print(f"promoted in spite of its verdict ({check.verdict}): {log_line(check.override)}")
     print(words[signature])

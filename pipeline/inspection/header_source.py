@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.folder import read_config
+from pipeline.checkpoint.folder import QUANTIZER_FILE, read_config
 from pipeline.checkpoint.hub import check_has_safetensors, explain_hub_errors, file_sizes, query_hub
 from pipeline.checkpoint.safetensors_header import TensorEntry, check_tensor
 from pipeline.checkpoint.source_format import SourceFormat, source_format
@@ -41,6 +41,7 @@ class HeaderSource:
     largest_file_bytes: int = 0  # size of the largest file
     names: frozenset[str] = frozenset()  # of all files next to config.json
     generation: ModelGeneration = field(default_factory=ModelGeneration)
+    quantizer: dict[str, Any] = field(default_factory=dict)  # content of hf_quant_config.json
 
     @property
     def architecture(self) -> str:
@@ -58,6 +59,7 @@ def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
     """Read config.json and the headers in a folder."""
     config = read_config(folder)
     headers = read_headers(folder)
+    quantizer = folder / QUANTIZER_FILE
     sizes = [file.stat().st_size for file in headers]
     return HeaderSource(
         name=name or str(folder),
@@ -68,6 +70,7 @@ def read_folder(folder: Path, name: str | None = None) -> HeaderSource:
         largest_file_bytes=max(sizes),
         names=frozenset(checkpoint_names(folder)),
         generation=folder_generation(folder),
+        quantizer=read_json(quantizer) if quantizer.is_file() else {},
     )
 
 
@@ -97,7 +100,12 @@ def read_hub(repo_id: str, revision: str | None) -> HeaderSource:
                 name, sizes, lambda file: _small_file(repo_id, file, info.sha)
             )
             names = frozenset(sizes)
-            return HeaderSource(name, where, config, tensors, total, largest, names, generation)
+            quantizer = {}
+            if QUANTIZER_FILE in names:
+                quantizer = read_json(_small_file(repo_id, QUANTIZER_FILE, info.sha))
+            return HeaderSource(
+                name, where, config, tensors, total, largest, names, generation, quantizer
+            )
         folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
     return read_folder(folder, name)
 

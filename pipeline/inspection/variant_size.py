@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,32 @@ def variant_weights(
         ),
         form=form,
         undivided=find_undivided_columns(quantization, columns),
+    )
+
+
+def stored_weights(
+    tensors: Mapping[str, TensorEntry], stored: Mapping[str, TensorEntry]
+) -> VariantWeights:
+    """Return the size of each tensor in a variant that exists already.
+
+    Args:
+        tensors: of the source.
+        stored: of the variant; what stands for a matrix has its module's name.
+    """
+    sizes: Counter[str] = Counter()
+    for name, tensor in stored.items():
+        module = name
+        while module and f"{module}.weight" not in tensors:
+            module = module.rpartition(".")[0]
+        sizes[name if name in tensors else f"{module}.weight" if module else name] += tensor.size
+    return VariantWeights(
+        tensors=tuple(
+            VariantTensor(name, tensor, sizes[name], sizes[name] < tensor.size)
+            for name, tensor in tensors.items()
+            if name in sizes
+        ),
+        form=None,
+        undivided=(),
     )
 
 

@@ -14,6 +14,7 @@ from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_generation
+from pipeline.plan.adopted_variants import with_facts
 from pipeline.plan.context_length import max_length_of, with_lengths
 from pipeline.plan.cost_power import check_costs_decidable, cost_powers
 from pipeline.plan.data_sources import SourceResolver
@@ -56,20 +57,26 @@ def make_plan(
     sources: SourceResolver,
     run: str = "",
     draft: Checkpoint | None = None,
+    adopted: Mapping[str, Checkpoint] | None = None,
 ) -> Plan:
     """Return the plan of these options.
 
     Args:
         run: id of the new run; '' to look ahead only.
         draft: the inspected draft checkpoint, if any.
+        adopted: the checkpoints of adopted variants, by name.
 
     Raises:
         PrepareError: calibration data is unavailable, or a suite cannot decide its margin at the
             level of this attempt.
     """
     remeasured = Remeasured(frozenset(choices.remeasured), frozenset({run}))
+    if adopted:
+        known = {each.recipe.name: each.recipe for each in with_facts(choices.adopted, adopted)}
+        recipes = tuple(known.get(recipe.name, recipe) for recipe in choices.recipes)
+        choices = replace(choices, recipes=recipes)
     planner = make_planner(choices, checkpoint, settings, sources, draft)
-    planner = replace(planner, run=run, remeasured=remeasured)
+    planner = replace(planner, run=run, remeasured=remeasured, adopted=adopted or {})
     if run:
         counts = sources.counts(choices.policy)
         check_attempt(planner.attempt, choices.policy, choices.recipes, counts)

@@ -15,6 +15,7 @@ from pipeline.checkpoint.unsupported import (
     own_code_error,
 )
 from pipeline.core.digest import digest_bytes
+from pipeline.core.errors import CheckpointError
 from pipeline.core.events import Progress
 from pipeline.core.stage import WorkerRuntime
 from pipeline.core.stage_record import StageSpec
@@ -25,6 +26,7 @@ from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
+from pipeline.verification.adopted_files import check_adopted_files
 from recipes.schema import ServingProfile
 
 
@@ -98,6 +100,34 @@ def locate_draft(
     if draft.needs_remote_code and not trust_remote_code:
         raise own_code_error(str(draft.path / "config.json"))
     return draft
+
+
+def locate_variants(
+    choices: ResolvedOptions, source: Checkpoint, settings: Settings, progress: Progress
+) -> dict[str, Checkpoint]:
+    """Fetch and inspect the adopted variants, by name; a served one's is the source.
+
+    Raises:
+        CheckpointError: one is missing or damaged, is the source itself, has untrusted code, or is
+            of another model or tokenizer.
+    """
+    found = {}
+    for variant in choices.adopted:
+        found[variant.recipe.name] = source
+        if variant.reference is None:
+            continue
+
+        def no_demo(spec: StageSpec) -> Path:
+            raise NotImplementedError(spec.stage)  # refused before
+
+        made = _fetch(variant.reference, choices.profile, settings, no_demo, progress)
+        if made.digest == source.digest:
+            raise CheckpointError("the variant is the source itself", where=str(made.path))
+        if made.needs_remote_code and not choices.trust_remote_code:
+            raise own_code_error(str(made.path / "config.json"))
+        check_adopted_files(source.path, made.path)
+        found[variant.recipe.name] = made
+    return found
 
 
 def demo_stage(choices: ResolvedOptions, settings: Settings) -> StageSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pipeline.core.store import Store
 from pipeline.environments.definition import environment_name
 from pipeline.inspection.header_source import HeaderSource, read_folder
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
+from pipeline.plan.adopted_variants import adopt_stage, served_profile
 from pipeline.plan.context_length import max_length_of
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import dry_run_stage
@@ -75,6 +76,7 @@ class ModelPlanner:
         run: id of the run; '' to look ahead only.
         remeasured: gates to measure again although they are finished.
         start_spread: of servers on that node, measured by the store; None: unknown.
+        adopted: checkpoints of variants that are not quantized here, by recipe.
     """
 
     checkpoint: Checkpoint
@@ -95,6 +97,7 @@ class ModelPlanner:
     run: str = ""
     remeasured: Remeasured = NOTHING
     start_spread: StartSpread | None = None
+    adopted: Mapping[str, Checkpoint] = field(default_factory=dict)
 
     @cached_property
     def attempt(self) -> Attempt:
@@ -162,7 +165,7 @@ class ModelPlanner:
                 self._measure_speed(self._variant(recipe, baseline), baseline)
                 for recipe in self.recipes
             ),
-            profile=self.measuring_profile.carried_out(self.draft.digest if self.draft else None),
+            profile=self._carried_out(self.measuring_profile),
             rungs=self.rungs,
             attempt=self.attempt,
         )
@@ -173,19 +176,26 @@ class ModelPlanner:
         made = {}
         for recipe in self.recipes:
             quantization = self._quantization(recipe)
-            quantize = self.made.get(recipe.name) or self._quantize_stage(recipe, quantization)
+            if checkpoint := self.adopted.get(recipe.name):
+                quantize = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
+            else:
+                made_before = self.made.get(recipe.name)
+                quantize = made_before or self._quantize_stage(recipe, quantization)
             made[recipe.name] = quantize, self._check_stage(recipe, quantization, quantize)
         return made
 
-    @cached_property
-    def _variants_arguments(self) -> ServingArguments:
-        """How every variant is served."""
+    def _arguments_of(self, recipe: Recipe) -> ServingArguments:
+        """How a variant is served."""
         draft = self.draft.digest if self.draft else None
-        return ServingArguments.of(self.profile, is_baseline=False, draft=draft)
+        profile = served_profile(self.profile, recipe)
+        return ServingArguments.of(profile, is_baseline=False, draft=draft)
+
+    def _carried_out(self, profile: ServingProfile) -> ServingProfile:
+        return profile.carried_out(self.draft.digest if self.draft else None)
 
     def _coherence_of(self, recipe: Recipe) -> StageSpec:
         _, check_weights = self._made_by[recipe.name]
-        arguments = self._variants_arguments
+        arguments = self._arguments_of(recipe)
         return self._coherence_stage(
             recipe, arguments, {"weights": check_weights, "baseline": self._first_heard}
         )
@@ -208,7 +218,7 @@ class ModelPlanner:
         return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages), rounds)
 
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
-        arguments = self._variants_arguments
+        arguments = self._arguments_of(recipe)
         quantize, check_weights = self._made_by[recipe.name]
         model = _output_of(quantize)
         rounds = self.evaluation.rounds(self._served_variant(recipe), baseline.rounds)
@@ -217,11 +227,15 @@ class ModelPlanner:
             **{name: specs[0] for name, specs in rounds.items()},
         }
         made = {"quantize": quantize, "check_weights": check_weights}
-        if self.dry_run and (dry_run := dry_run_stage(quantize, check_weights)):
+        makes = quantize.stage == QUANTIZE.name
+        if self.dry_run and makes and (dry_run := dry_run_stage(quantize, check_weights)):
             made["dry_run"] = dry_run
-        return self._variant_plan(
+        plan = self._variant_plan(
             recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
         )
+        profile = served_profile(self.measuring_profile, recipe)
+        is_other = profile is not self.measuring_profile
+        return replace(plan, profile=self._carried_out(profile)) if is_other else plan
 
     @cached_property
     def _served_baseline(self) -> EvaluationSide:
@@ -232,7 +246,9 @@ class ModelPlanner:
     def _served_variant(self, recipe: Recipe) -> EvaluationSide:
         quantize, check_weights = self._made_by[recipe.name]
         after = {"weights": check_weights, "coherence": self._coherence_of(recipe)}
-        return self._describe_served(recipe, self._variants_arguments, after, _output_of(quantize))
+        return self._describe_served(
+            recipe, self._arguments_of(recipe), after, _output_of(quantize)
+        )
 
     def _measure_speed(self, variant: VariantPlan, baseline: VariantPlan) -> VariantPlan:
         """Add the stages of the policy's speed gates, if it has any."""
@@ -253,7 +269,7 @@ class ModelPlanner:
             )
             for each, arguments in (
                 (baseline, ServingArguments.of(self.profile, is_baseline=True)),
-                (variant, self._variants_arguments),
+                (variant, self._arguments_of(variant.recipe)),
             )
         )
         measured = Sides(
@@ -334,6 +350,8 @@ class ModelPlanner:
 
     def _quantization(self, recipe: Recipe) -> Quantization:
         """Return the recipe's quantization, with its ignore list for the architecture."""
+        if not recipe.quantization.quantizes:
+            return recipe.quantization
         ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
         return recipe.quantization.model_copy(update={"ignore": ignore})
 

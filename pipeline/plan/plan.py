@@ -38,6 +38,7 @@ class VariantPlan:
         served: roles that the first run of the variant's server answers.
         rounds: by suite, all possible rounds of questions.
         draft: directory of the draft checkpoint, if any.
+        profile: as it is applied, if this variant has other arguments than the plan's.
     """
 
     recipe: Recipe
@@ -50,6 +51,7 @@ class VariantPlan:
     draft: Path | None = None
     ready_timeout_seconds: float = 0.0
     endpoint: ExternalEndpoint | None = None
+    profile: ServingProfile | None = None
 
     @property
     def to_serve(self) -> ServingSpec:
@@ -208,7 +210,7 @@ class Plan:
                 attempt=self.attempt.without_run,
                 family=variant.recipe.family,
                 gates=gates,
-                profile=self.profile,
+                profile=variant.profile or self.profile,
                 speed={
                     role.removeprefix(ROLE): SPEED.parameters_of(spec).decided_by
                     for role, spec in variant.stages.items()

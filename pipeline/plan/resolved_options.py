@@ -9,12 +9,14 @@ from typing import Any
 
 from artifacts.registry.registry_address import registry_class
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
+from pipeline.checkpoint.source_info import find_source
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo, this_node
 from pipeline.core.remote_store import remote_url
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
+from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
 from pipeline.plan.serving_profile import (
     check_told_gain,
     choose_profile,
@@ -27,6 +29,7 @@ from pipeline.stages.attempts import StartSpread
 from pipeline.stages.speed import SPEED
 from recipes import catalog
 from recipes.policy import Policy
+from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 REPOSITORY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
@@ -51,6 +54,8 @@ class ModelRequest:
     remeasured: tuple[str, ...] = ()  # gates
     sign: bool = False  # what is promoted
     gpus_a_copy: int | None = None  # None: the profile's number, or the plan's best
+    variants: tuple[str, ...] = ()  # folders or Hub ids that others quantized
+    served_variants: tuple[str, ...] = ()  # NAME='engine arguments'
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,16 @@ class RequestedOptions:
     profile: str
     policy: str
     gpus_a_copy: int | None = None
+    variants: tuple[str, ...] = ()
+    served_variants: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
+        others = {"variants": self.variants, "served_variants": self.served_variants}
         return {
             **{"recipes": list(self.recipes), "profile": self.profile, "policy": self.policy},
             **({"gpus_a_copy": self.gpus_a_copy} if self.gpus_a_copy else {}),
+            **{name: list(values) for name, values in others.items() if values},
         }
 
 
@@ -96,6 +105,7 @@ class ResolvedOptions:
     remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
     start_spread: StartSpread | None = None  # of servers here, as the store has measured it
     tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
+    adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
 
     @property
     def measuring_profile(self) -> ServingProfile:
@@ -161,7 +171,9 @@ def choose(
         check_folder(Path(reference.name).expanduser().absolute())
     policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
     policy = catalog.load_policy(policy_name)
-    wanted = () if request.recipes is None else request.recipes or DEFAULT_RECIPES
+    others = (*request.variants, *request.served_variants)
+    default = () if others else DEFAULT_RECIPES
+    wanted = () if request.recipes is None else request.recipes or default
     recipe_names = tuple(dict.fromkeys(wanted))
     recipes, rungs = choose_recipes(recipe_names)
     node = node or this_node()
@@ -172,6 +184,14 @@ def choose(
             where=f"--gpus-a-copy {request.gpus_a_copy}",
             hint="leave it out, or name a profile for GPUs with --profile",
         )
+    adopted = (
+        *map(read_variant, dict.fromkeys(request.variants)),
+        *(
+            read_served(each, find_source(reference.text, "", None).ref, profile)
+            for each in dict.fromkeys(request.served_variants)
+        ),
+    )
+    recipes = (*recipes, *(each.recipe for each in adopted))
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
@@ -193,6 +213,8 @@ def choose(
             profile=profile.name if request.profile == "auto" else request.profile,
             policy=policy_name,
             gpus_a_copy=request.gpus_a_copy,
+            variants=request.variants,
+            served_variants=request.served_variants,
         ),
         name=name,
         registry=request.registry,
@@ -209,6 +231,7 @@ def choose(
             node.measured_on(profile.accelerator),
         ),
         tuned_check=check_told_gain(profile, request.profile, settings, node),
+        adopted=adopted,
     )
 
 
@@ -248,6 +271,12 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
     for name in dict.fromkeys(names):
         found = catalog.load_recipe_or_ladder(name)
         if isinstance(found, Recipe):
+            if isinstance(found.quantization, AdoptedQuantization):
+                raise UsageError(
+                    "a recipe cannot adopt weights",
+                    where=f"--recipe {name}, key quantization.kind",
+                    hint="name the checkpoint: --variant FOLDER",
+                )
             recipes.append(found)
             continue
         if rungs:
@@ -281,14 +310,15 @@ def registry_uri(given: str | None, settings: Settings) -> str:
 
 
 def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
-    """Raise UsageError where two recipes, such as one and a changed copy, have one name."""
+    """Raise UsageError where two variants, such as a recipe and its changed copy, have one name."""
     names = [recipe.name for recipe in recipes]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
-                f"two of the recipes are called '{name}'",
-                where="--recipe",
-                hint="give the changed copy a separate name (its key 'name')",
+                f"two of the variants are called '{name}'",
+                where="--recipe, --variant or --served-variant",
+                hint="give a changed copy a separate name (its key 'name'), a variant by "
+                "--variant NAME=FOLDER",
             )
 
 

@@ -103,7 +103,7 @@ def find_unsuitable(
         check_servable(recipe, profile.accelerator, features)
     except PrepareError as fault:
         yield fault
-    if not made:
+    if not made and recipe.quantization.quantizes:
         yield from find_making_faults(recipe, source, weights)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
 from pipeline.inspection.dequantized_source import dequantized, planned_weights
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.inspection import CheckpointInspection, inspect
-from pipeline.inspection.variant_size import VariantWeights
+from pipeline.inspection.variant_size import VariantWeights, stored_weights
 from pipeline.preflight import checks
 from recipes import catalog
 from recipes.schema import Recipe, ServingProfile
@@ -43,6 +43,8 @@ class PreflightInput:
     # recipes whose weights exist already: checks of quantizing are skipped
     made: frozenset[str] = frozenset()
     draft_bytes: int = 0  # weights of the variants' draft model
+    # headers of variants that others quantized, by name
+    adopted: Mapping[str, HeaderSource] = field(default_factory=dict)
 
     def faults(self) -> list[PrepareError]:
         found = [
@@ -154,7 +156,9 @@ class PreflightInput:
     @cached_property
     def weights(self) -> dict[str, VariantWeights]:
         return {
-            recipe.name: planned_weights(self.source, recipe.quantization)
+            recipe.name: stored_weights(self.source.tensors, self.adopted[recipe.name].tensors)
+            if recipe.name in self.adopted
+            else planned_weights(self.source, recipe.quantization)
             for recipe in self._served
         }
 

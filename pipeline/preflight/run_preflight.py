@@ -42,6 +42,7 @@ def preflight_of(choices: ResolvedOptions, settings: Settings) -> PreflightInput
         store=settings.store,
         trust_remote_code=choices.trust_remote_code,
         draft_bytes=read_draft_bytes(choices.profile, settings),
+        adopted={each.recipe.name: each.header for each in choices.adopted if each.header},
     )
 
 

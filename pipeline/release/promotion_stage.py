@@ -86,6 +86,7 @@ def promotion_stage(
                 throughput_ratio=next((s.estimate for s in variant.speed if s.is_ratio), None),
                 verdict=variant.verdict,
                 trust_remote_code=judged.trust_remote_code,
+                made_by=judged.made_by,
                 deployable=deployable,
             )
         )

@@ -50,6 +50,7 @@ class RecordedVerdict:
             verdict=self.bundle.variant.verdict,
             override=self.bundle.override,
             trust_remote_code=self.judged.trust_remote_code,
+            made_by=self.judged.made_by,
         )
 
     @property

@@ -21,9 +21,9 @@ from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.run_recorder import RunRecorder
 from pipeline.run.serving_planner import ServingPlanner
 from pipeline.run.stage_runner import SubmittedStageRunner
-from pipeline.serving.serving_arguments import KV_DTYPE
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.questions import QUESTIONS
+from recipes.schema import KV_DTYPE
 
 DRAFTED = "speculative decoding counts with the weights"
 

@@ -13,7 +13,7 @@ from pipeline.core.events import Progress
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
-from pipeline.plan.checkpoint_resolver import locate, locate_draft
+from pipeline.plan.checkpoint_resolver import locate, locate_draft, locate_variants
 from pipeline.plan.generation_settings import form_notes
 from pipeline.plan.plan import Plan
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose, registry_uri
@@ -62,6 +62,7 @@ def run_choices(
     check_early(preflight, choices, progress, registry_faults(choices, settings))
     checkpoint = locate(choices, settings, stages.output_of, progress)
     session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
+    adopted = locate_variants(choices, checkpoint, settings, progress)
     draft = locate_draft(
         choices.profile,
         settings,
@@ -81,7 +82,7 @@ def run_choices(
 
     run_id = session.log.run_id
     plan = run_planned(
-        lambda: make_plan(choices, checkpoint, settings, sources, run_id, draft),
+        lambda: make_plan(choices, checkpoint, settings, sources, run_id, draft, adopted),
         run,
         session.log,
         progress,

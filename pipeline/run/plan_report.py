@@ -27,7 +27,7 @@ from pipeline.environments.definition import environments_for
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
 from pipeline.plan.build_plan import find_data, make_plan
-from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft
+from pipeline.plan.checkpoint_resolver import demo_stage, locate, locate_draft, locate_variants
 from pipeline.plan.cost_power import PlannedCost, cost_powers
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
 from pipeline.plan.generation_settings import resolve_generation
@@ -239,6 +239,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, find_demo, progress)
+        adopted = locate_variants(choices, checkpoint, settings, progress)
         draft = locate_draft(
             choices.profile,
             settings,
@@ -246,7 +247,7 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
             progress,
             trust_remote_code=choices.trust_remote_code,
         )
-        plan = make_plan(choices, checkpoint, settings, sources, draft=draft)
+        plan = make_plan(choices, checkpoint, settings, sources, draft=draft, adopted=adopted)
         assert plan.attempt is not None
         policy = plan.policy
         attempt, level = plan.attempt.words, plan.attempt.level()
@@ -341,7 +342,8 @@ def rounds_may_follow(plan: Plan, find: Find) -> bool:
 
 def check_downloaded(choices: ResolvedOptions) -> None:
     """Raise CheckpointNotLocalError for Hub checkpoints that are not completely cached."""
-    references = (choices.reference, draft_reference(choices.profile))
+    variants = (each.reference for each in choices.adopted)
+    references = (choices.reference, draft_reference(choices.profile), *variants)
     missing = sum(
         bytes_to_download(each.name, each.revision)
         for each in references

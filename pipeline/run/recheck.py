@@ -25,6 +25,7 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
+from pipeline.plan.adopted_variants import served_profile
 from pipeline.plan.checkpoint_resolver import locate_draft
 from pipeline.plan.resolved_options import find_gates, registry_uri
 from pipeline.plan.serving_profile import choose_profile, refuse_unfit
@@ -148,6 +149,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     else:
         profile = past.profile
         node = ask_node(executor, [needs_of(profile)], settings.store, progress)
+    profile = served_profile(profile, past.recipe)
     refuse_without_gpu(profile, node, request)
     if profile.accelerator == "cpu":
         check_processor(profile, node.cpu_features)

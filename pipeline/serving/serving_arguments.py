@@ -10,11 +10,8 @@ from pydantic.dataclasses import dataclass
 
 from recipes.engine_arguments import MEMORY_SHARE, memory_share
 from recipes.engines import DEFAULT, find_engine
-from recipes.schema import EngineName, EngineValue, ServingProfile
+from recipes.schema import KV_DTYPE, EngineName, EngineValue, ServingProfile
 from recipes.speculative import SpeculativeConfig
-
-# A profile has its own key for it; the recorded arguments contain it.
-KV_DTYPE = "kv-cache-dtype"
 
 
 class ResolvedSpeculativeConfig(SpeculativeConfig):
@@ -41,8 +38,9 @@ class ServingArguments:
         """Take the arguments of one side from a profile; only variants decode speculatively."""
         kv_dtype = profile.baseline_kv_cache_dtype if is_baseline else profile.kv_cache_dtype
         wanted = None if is_baseline else profile.speculative
+        own = {} if is_baseline else profile.variant_arguments
         return cls(
-            engine_arguments={**profile.engine_arguments, KV_DTYPE: kv_dtype},
+            engine_arguments={**profile.engine_arguments, **own, KV_DTYPE: kv_dtype},
             environment=dict(profile.environment),
             engine=profile.engine,
             speculative=ResolvedSpeculativeConfig(**{**wanted.to_dict(), "model": draft})

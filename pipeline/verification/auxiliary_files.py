@@ -25,7 +25,7 @@ QUANTIZER_KEYS = frozenset(
         "_attn_implementation_autoset",
     }
 )
-# Keys of transformers 4 and 5 for the same facts; compared by `_rope`.
+# Keys of transformers 4 and 5 for the same facts; compared by `rope_settings`.
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
 # transformers may drop other keys that have default values.
 REQUIRED_KEYS = frozenset(
@@ -112,7 +112,8 @@ def _check_level(
         if key not in after:
             if key in REQUIRED_KEYS and value is not None:
                 raise VerificationError(
-                    f"config.json lacks the key '{name}', which the source sets to {_clip(value)}",
+                    f"config.json lacks the key '{name}', "
+                    f"which the source sets to {clip_value(value)}",
                     where=f"{where}, key {name}",
                 )
             dropped.append(name)
@@ -120,32 +121,34 @@ def _check_level(
             dropped += _check_level(value, after[key], f"{name}.", where)
         elif value != after[key]:
             raise VerificationError(
-                f"config.json has {_clip(after[key])} for '{name}', "
-                f"the source's has {_clip(value)}",
+                f"config.json has {clip_value(after[key])} for '{name}', "
+                f"the source's has {clip_value(value)}",
                 where=f"{where}, key {name}",
                 hint="quantize again; the quantizer read the checkpoint as another model",
             )
-    if _rope(before) != _rope(after):
+    if rope_settings(before) != rope_settings(after):
         raise VerificationError(
-            f"config.json has {_clip(_rope(after))} for the rotary embedding, "
-            f"the source's has {_clip(_rope(before))}",
+            f"config.json has {clip_value(rope_settings(after))} for the rotary embedding, "
+            f"the source's has {clip_value(rope_settings(before))}",
             where=f"{where}, key {above}rope_parameters",
         )
     return dropped
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return the rotary embedding's settings in one form, without defaults."""
     found: dict[str, Any] = {}
     if config.get("rope_theta") is not None:
         found["rope_theta"] = config["rope_theta"]
     for key in ("rope_scaling", "rope_parameters"):
-        found |= config.get(key) or {}
+        settings = config.get(key)
+        found |= settings if isinstance(settings, dict) else {}
     kind = found.pop("rope_type", found.pop("type", "default"))
     found.pop("type", None)
     return found | ({} if kind in (None, "default") else {"rope_type": kind})
 
 
-def _clip(value: Any) -> str:
+def clip_value(value: Any) -> str:
+    """Return the value as short text."""
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

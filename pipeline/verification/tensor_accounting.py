@@ -7,11 +7,12 @@ the embedding). A variant tensor is one of these, or a scale of the KV cache.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import VerificationError
-from pipeline.inspection.linear_layers import is_head, is_quantizable
+from pipeline.inspection.linear_layers import is_head
 from pipeline.verification.dequantize import layer_parts
 from pipeline.verification.number_types import FLOATING
 from pipeline.verification.stored_part import SCALE_TYPES, StoredPart
@@ -20,6 +21,8 @@ from recipes.weight_format import WeightFormat
 
 KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
 KV_SCALES = ("k_scale", "v_scale")
+CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")  # on any module
+FREQUENCIES = ".rotary_emb.inv_freq"
 EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weight")
 
 
@@ -40,28 +43,32 @@ def account(
     source: TensorFiles,
     variant: TensorFiles,
     form: WeightFormat,
-    ignore: list[str],
+    chosen: Callable[[str, TensorEntry], bool],
     *,
     tied: bool,
-    kv_scales: bool,
+    kv_scales: bool | None,
 ) -> TensorAccounting:
     """Classify every tensor; raise VerificationError for missing or unexpected ones.
 
     Args:
+        chosen: whether the variant must have a source's tensor quantized.
         tied: the output head is the embedding, and need not be stored.
-        kv_scales: the recipe requires scales of the KV cache.
+        kv_scales: the recipe requires scales of the KV cache; None accepts what another program
+            stores besides: such scales, biases of zeros, and rotary frequencies.
     """
     found = TensorAccounting()
     left = dict(variant.tensors)
     for name, tensor in source.tensors.items():
         header = TensorEntry(tensor.dtype, tensor.shape, 0, tensor.size)
         head = tied and is_head(name)
-        if is_quantizable(name, header, ignore) and not (head and name not in variant.tensors):
+        if chosen(name, header) and not (head and name not in variant.tensors):
             _take_parts(tensor, form, variant, left)
             found.quantized.append(tensor)
         elif name in left:
             check_unquantized(tensor, left[name])
             found.kept.append((tensor, left.pop(name)))
+        elif kv_scales is None and name.endswith(FREQUENCIES):
+            continue
         elif head:
             embedding = _embedding(source)
             found.merged += [(tensor, embedding)] if embedding else []
@@ -69,7 +76,11 @@ def account(
             raise _missing(tensor, variant)
     if not found.quantized:
         raise VerificationError("nothing was quantized", where=str(variant.folder))
-    if kv_scales:
+    if kv_scales is None:
+        found.kv_scales = [left.pop(name) for name in list(left) if name.endswith(CACHE_SCALES)]
+        for name in [name for name, tensor in left.items() if _is_empty(tensor)]:
+            del left[name]
+    elif kv_scales:
         found.kv_scales = _take_kv_scales(source, variant, left)
     embedding = _embedding(source)
     if tied and embedding is not None:
@@ -80,6 +91,14 @@ def account(
             where=str(stranger.path),
         )
     return found
+
+
+def _is_empty(tensor: StoredTensor) -> bool:
+    """Return whether it is no part of the model: frequencies, or the zeros that GPTQ stores."""
+    if tensor.name.endswith(FREQUENCIES):
+        return True
+    is_bias = tensor.name.endswith(".bias") and tensor.dtype in FLOATING
+    return is_bias and not tensor.floats().any()
 
 
 def _embedding(source: TensorFiles) -> StoredTensor | None:

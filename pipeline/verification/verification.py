@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import VerificationError
-from pipeline.inspection.linear_layers import is_tied
+from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.inspection.variant_size import estimated_bytes
 from pipeline.verification import sqnr_floors
 from pipeline.verification.auxiliary_files import (
@@ -42,7 +42,7 @@ from pipeline.verification.unquantized_tensors import (
     check_rescaled,
 )
 from pipeline.verification.weight_format import check_format, kv_cache_strategy
-from recipes.quantization import Quantization
+from recipes.quantization import Quantization, Rounding
 from recipes.weight_format import WeightFormat
 
 # Relative to the planned size.
@@ -69,6 +69,8 @@ class VerificationResult:
     # Keys of config.json with default values that the variant lacks.
     dropped_keys: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes for the user
+    # Why the weights were not compared with the source's; empty if they were.
+    not_compared: str = ""
 
 
 def verify_variant(
@@ -96,7 +98,7 @@ def verify_variant(
     for scale in accounts.kv_scales:
         check_scale(scale, scale.floats())
     found.scales = len(accounts.kv_scales)
-    _WeightComparison(accounts, form, recipe, before, after, advance).run(found)
+    WeightComparison(accounts, form, recipe, before, after, advance).run(found)
     return found
 
 
@@ -115,7 +117,7 @@ def _accounts(
         before,
         after,
         form,
-        recipe.ignore,
+        lambda name, tensor: is_quantizable(name, tensor, recipe.ignore),
         tied=is_tied(read_json(before.folder / "config.json")),
         kv_scales=wanted is not None,
     )
@@ -158,7 +160,7 @@ def check_planned_size(
     return planned
 
 
-class _WeightComparison:
+class WeightComparison:
     """Comparison of all bytes in a few threads."""
 
     def __init__(
@@ -169,30 +171,33 @@ class _WeightComparison:
         before: TensorFiles,
         after: TensorFiles,
         advance: Advance,
+        rounding: Rounding | None = None,
     ) -> None:
         self.accounts, self.form, self.recipe, self.after = accounts, form, recipe, after
-        self.rounding = recipe.rounding
+        self.rounding = rounding or recipe.rounding
         self.where = str(after.folder)
         self.total = before.size
         self._done, self._advance, self._lock = 0, advance, threading.Lock()
 
     def run(self, found: VerificationResult) -> None:
         """Compare all tensors, check the results, and complete `found`."""
-        tasks: list[Callable[[], Any]] = [
-            *(partial(self._measure_layer, tensor) for tensor in self.accounts.quantized),
-            *(partial(self._check_unquantized, *pair) for pair in self.accounts.kept),
-            *(partial(self._check_merged, *pair) for pair in self.accounts.merged),
-        ]
-        results = _run_in_threads(tasks)
-        count, kept_count = len(self.accounts.quantized), len(self.accounts.kept)
-        layers: list[Layer] = results[:count]
-        kept: list[UnquantizedTensor] = results[count : count + kept_count]
+        accounts = self.accounts
+        layers: list[Layer] = _run_in_threads(
+            [partial(self._measure_layer, tensor) for tensor in accounts.quantized]
+        )
         found.layers = [fact for fact, _, _ in layers]
         found.floor_db = self.recipe.sqnr_floor_db
-        found.kept, found.merged = len(kept), len(self.accounts.merged)
-        found.altered = {tensor.name: tensor.altered for tensor in kept if tensor.altered}
-        found.scales += count
         self._check_layers(layers, found)
+        results = _run_in_threads(
+            [
+                *(partial(self._check_unquantized, *pair) for pair in accounts.kept),
+                *(partial(self._check_merged, *pair) for pair in accounts.merged),
+            ]
+        )
+        kept: list[UnquantizedTensor] = results[: len(accounts.kept)]
+        found.kept, found.merged = len(kept), len(accounts.merged)
+        found.altered = {tensor.name: tensor.altered for tensor in kept if tensor.altered}
+        found.scales += len(layers)
         if self.rounding == "rescaled":
             self._check_function(layers, kept)
         found.notes += _notes(found)
@@ -229,6 +234,8 @@ class _WeightComparison:
     def _check_unquantized(self, source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
         if self.rounding == "rescaled":
             found = check_rescaled(source, variant, rounds=not self.recipe.keeps_types)
+        elif source.dtype != variant.dtype and not self.recipe.keeps_types:
+            found = check_close(source, variant, exact=False)
         else:
             found = check_equal(source, variant)
         self._note_compared(source)

@@ -45,6 +45,7 @@ from pipeline.core.file_digests import FileDigests
 from pipeline.core.run_folders import RUN_RECORD
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store, write_atomically
+from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import write_evidence
@@ -188,6 +189,7 @@ class FakeRun:
         ablate: measure the loss by weights and by KV cache.
         rooms: pieces of work that can be done side by side.
         start_spread: of servers, as the store is to have measured it.
+        adopted: variants that are not quantized here.
         check_laid_out: sees what was laid out, before the first question.
     """
 
@@ -206,6 +208,7 @@ class FakeRun:
     rooms: int = 1
     on_one_gpu: bool = False  # both sides, while their speeds are compared
     start_spread: StartSpread | None = None
+    adopted: tuple[AdoptedVariant, ...] = ()
     check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
     report: RunReport = field(init=False)
 
@@ -229,13 +232,34 @@ class FakeRun:
             source, ref=str(source), kind="folder", revision=None, digests=digests
         )
 
+    @property
+    def fetched(self) -> dict[str, Checkpoint]:
+        """The checkpoints of adopted variants."""
+        digests = FileDigests(self.root.parent / "digests.json")
+        return {
+            each.recipe.name: inspect_folder(
+                Path(each.reference.name),
+                ref=each.reference.text,
+                kind="folder",
+                revision=None,
+                digests=digests,
+            )
+            if each.reference
+            else self.checkpoint
+            for each in self.adopted
+        }
+
     def plan(self, run: str = "", remeasured: Remeasured = NOTHING) -> Plan:
         """The real planner's."""
         return ModelPlanner(
             checkpoint=self.checkpoint,
             profile=profile(self.serving, self.hardware["accelerator"], on_one_gpu=self.on_one_gpu),
             policy=self.policy,
-            recipes=tuple(recipe(name) for name in self.recipes),
+            recipes=(
+                *(recipe(name) for name in self.recipes),
+                *(each.recipe for each in with_facts(self.adopted, self.fetched)),
+            ),
+            adopted=self.fetched,
             baseline=recipe("baseline"),
             identities=self.identities,
             node=node_of(self.hardware),
@@ -259,7 +283,7 @@ class FakeRun:
         command = {
             **COMMAND,
             "checkpoint": checkpoint.ref,
-            "recipes": list(self.recipes),
+            "recipes": [*self.recipes, *(each.recipe.name for each in self.adopted)],
             "name": NAME,
             "registry": self.uri,
         }
@@ -284,7 +308,7 @@ class FakeRun:
         )
         if self.ablate:
             AblationRun(plan, stages, log, "queries are quantized, too").run()
-        for served in ("baseline", *self.recipes):
+        for served in ("baseline", *command["recipes"]):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
         log.finish("finished", 0)
         self.report = log.report()
@@ -340,6 +364,7 @@ class FakeRun:
             verdict="pass",
             override=None,
             trust_remote_code=judged.trust_remote_code,
+            made_by=judged.made_by,
         )
         files = {EVIDENCE_TAG: folder.parent.name, FILES_TAG: digest_of_other_files(folder)}
         return Version(NAME, "1", ("champion",), str(folder), {**tags, **files, **changes})

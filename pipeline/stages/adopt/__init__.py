@@ -1,4 +1,4 @@
-"""The stage that links registered weights, instead of quantizing."""
+"""The stage that takes over weights that exist, instead of quantizing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class AdoptParameters(WeightsProvenance):
     """The weights, and how they were made."""
 
     files: dict[str, str] = Field(description="digest of each, by name")
-    made: QuantizeResult
+    made: QuantizeResult | None = Field(None, description="None for others' weights")
+    copied: bool = Field(False, description="so that they can be promoted")
 
 
 class AdoptRuntime(Record):
@@ -22,4 +23,4 @@ class AdoptRuntime(Record):
     folder: str
 
 
-ADOPT = Stage("adopt", 1, AdoptParameters, AdoptRuntime, QuantizeResult)
+ADOPT = Stage("adopt", 2, AdoptParameters, AdoptRuntime, QuantizeResult)

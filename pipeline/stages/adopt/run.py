@@ -1,18 +1,20 @@
-"""Links registered weights into `output/` instead of quantizing, and checks their digests.
+"""Takes weights that exist into `output/` instead of quantizing, and checks their digests.
 
-The files are hard links if the file system supports it, else symbolic links, so gigabytes are never
-copied. The record has the form of `quantize`'s, with the facts of the version's evidence.
+Registered weights that are measured again become hard links if the file system supports it, else
+symbolic links. Weights of others are copied, because their folder may change after a
+promotion. The record has the form of `quantize`'s.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
-from pipeline.core.errors import StageError, raise_as
+from pipeline.core.errors import StageError, StoreError, raise_as
 from pipeline.stages.adopt import AdoptParameters, AdoptRuntime
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeResult
@@ -22,25 +24,46 @@ NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOT
 
 
 def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
-    """Link every file of the registered checkpoint that counts.
+    """Link or copy every file of the checkpoint that counts.
 
     Raises:
-        StageError: a file is missing, or differs from the registered one.
+        StageError: a file is missing, or differs from what was registered or planned.
+        StoreError: the disk has no room.
     """
     folder = Path(context.runtime.folder)
     output = context.output_folder()
     wanted = context.parameters.files
     for number, (name, digest) in enumerate(sorted(wanted.items())):
         context.advance("adopt", number, len(wanted), "files")
-        link(folder / name, output / name)
+        if context.parameters.copied:
+            copy(folder / name, output / name)
+        else:
+            link(folder / name, output / name)
         check(output / name, digest, folder / name)
     context.advance("adopt", len(wanted), len(wanted), "files")
-    return context.parameters.made.model_copy(
+    made = context.parameters.made or QuantizeResult(weights_digest="", weights_bytes=0)
+    return made.model_copy(
         update={
             "weights_digest": weights_digest(output, lambda file: wanted[file.name]),
             "weights_bytes": sum(file.stat().st_size for file in weight_files(output)),
         }
     )
+
+
+def copy(source: Path, place: Path) -> None:
+    """Copy the file; the content of a link is copied."""
+    try:
+        shutil.copyfile(source, place)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(
+                "the disk has no room for the variant's weights",
+                where=str(place),
+                hint="free some space, or name another place with --store DIR",
+            ) from error
+        raise StageError(
+            f"a file of the variant cannot be copied: {error.strerror}", where=str(source)
+        ) from error
 
 
 def link(source: Path, place: Path) -> None:
@@ -62,7 +85,7 @@ def check(place: Path, digest: str, source: Path) -> None:
         found = digest_file(place)
     if found != digest:
         raise StageError(
-            "a registered file changed while it was looked at",
+            "a file of the weights changed while it was read",
             where=str(source),
-            hint="get the version again: prepare pull NAME@ALIAS FOLDER",
+            hint="run the command again; get registered weights again by prepare pull NAME@ALIAS",
         )

@@ -43,7 +43,7 @@ class CheckWeightsResult(Record):
     auxiliary_files_digest: str | None = Field(
         None,
         description="of every file next to the weights: config, tokenizer, chat template, code; "
-        "None for adopted weights, whose registered digests are checked instead",
+        "None for registered weights, whose digests are checked instead",
     )
     weights_bytes: int | None = None
     planned_bytes: int | None = None
@@ -55,8 +55,11 @@ class CheckWeightsResult(Record):
     scales_checked: int | None = None
     sqnr: Sqnr | None = None
     config_keys_dropped: list[str] = Field([], fail_fast=True)
+    not_compared: str = Field(
+        "", description="why adopted weights were not compared; empty if they were"
+    )
 
 
 CHECK_WEIGHTS = Stage(
-    "check_weights", 1, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
+    "check_weights", 2, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
 )

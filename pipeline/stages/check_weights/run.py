@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
+from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import (
     CheckWeightsParameters,
     CheckWeightsResult,
@@ -14,6 +15,7 @@ from pipeline.stages.check_weights import (
 )
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QUANTIZE
+from recipes.quantizers.adopted import AdoptedQuantization
 
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
@@ -25,19 +27,22 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         VerificationError: names the first wrong file or tensor.
     """
     # Imported here: numbers are for this stage alone, and every command imports the stages.
+    from pipeline.verification.adopted import verify_adopted
     from pipeline.verification.sqnr_floors import median_db, worst_layers
     from pipeline.verification.verification import verify_variant
 
     source, weights = context.runtime.checkpoint, context.input_record("weights")
     output = context.input_folder("weights") / "output"
-    # Before they are read: a later change is another digest. Adopted
-    # weights may be links and are not promoted; their registered digests are known.
-    made_here = weights.stage == QUANTIZE.name
-    carried = digest_auxiliary_files(output) if made_here else None
-    found = verify_variant(
+    # Before they are read: a later change is another digest. Registered weights that are measured
+    # again may be links; their digests are known.
+    linked = weights.stage == ADOPT.name and not ADOPT.parameters_of(weights).copied
+    carried = None if linked else digest_auxiliary_files(output)
+    quantization = context.parameters.quantization
+    is_adopted = isinstance(quantization, AdoptedQuantization)
+    found = (verify_adopted if is_adopted else verify_variant)(
         source.path,
         output,
-        context.parameters.quantization,
+        quantization,
         lambda done, total: context.advance("check_weights", done, total, "bytes"),
     )
     lines = [json.dumps(asdict(layer)) + "\n" for layer in found.layers]
@@ -46,6 +51,7 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         context.note(note)
     return CheckWeightsResult(
         quantized_tensors=len(found.layers),
+        not_compared=found.not_compared,
         unquantized_tensors=found.kept,
         merged_tensors=found.merged,
         altered_tensors=found.altered,

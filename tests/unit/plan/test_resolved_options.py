@@ -156,7 +156,7 @@ class TestUsage:
         ladder = tmp_path / "mine.yaml"
         ladder.write_text("name: mine\nsummary: s\nrecipes: [awq-w4a16, fp8-dynamic]\n")
         error = refused(request_for(recipes=("fp8-dynamic", str(ladder))), settings)
-        assert "two of the recipes are called 'fp8-dynamic'" in error.message
+        assert "two of the variants are called 'fp8-dynamic'" in error.message
 
     def test_two_recipes_of_one_name(self, settings: Settings, tmp_path: Path) -> None:
         import recipes
@@ -165,7 +165,7 @@ class TestUsage:
         copy = tmp_path / "copy.yaml"
         copy.write_text(text.replace("[lm_head]", "[]"))
         error = refused(request_for(recipes=("fp8-dynamic", str(copy))), settings)
-        assert "two of the recipes are called 'fp8-dynamic'" in error.message
+        assert "two of the variants are called 'fp8-dynamic'" in error.message
 
     @pytest.mark.parametrize("name", ["org/model", "model:1", " "])
     def test_a_name_that_the_registry_refuses(self, settings: Settings, name: str) -> None:

@@ -16,7 +16,7 @@ from recipes.schema import Recipe, ServingProfile
 from recipes.speed import ThroughputRatioGate
 
 # vLLM's own, whose bounds are the engine's; NaN and infinity are refused there too.
-UNBOUNDED = {"engine_arguments"}
+UNBOUNDED = {"engine_arguments", "variant_arguments", "served_with"}
 
 
 def numbers(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

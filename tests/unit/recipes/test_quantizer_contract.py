@@ -50,7 +50,7 @@ every_example = pytest.mark.parametrize(
 
 
 def test_every_kind_has_examples() -> None:
-    assert sorted([*SETTINGS, "none"]) == plugin_names(QUANTIZERS)
+    assert sorted([*SETTINGS, "none", "adopted"]) == plugin_names(QUANTIZERS)
 
 
 def test_every_kind_has_a_recipe() -> None:

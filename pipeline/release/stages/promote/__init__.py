@@ -18,6 +18,7 @@ class PromotionCandidate(Record, serialize_by_alias=True):
     throughput_ratio: float | None = Field(description="of the policy's first; None without one")
     verdict: str
     trust_remote_code: bool
+    made_by: str = Field("", description="who made the weights; '' if a recipe did")
     deployable: Deployable
 
 

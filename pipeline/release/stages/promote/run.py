@@ -201,6 +201,7 @@ def tags(context: Context, candidate: PromotionCandidate) -> dict[str, str]:
             verdict=candidate.verdict,
             override=parameters.override,
             trust_remote_code=candidate.trust_remote_code,
+            made_by=candidate.made_by,
         ),
         EVIDENCE_TAG: inputs[f"weights.{recipe}"].key,
         FILES_TAG: digest_of_other_files(weights_folder(context, recipe)),

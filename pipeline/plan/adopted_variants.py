@@ -1,0 +1,239 @@
+"""Variants that this project does not quantize: `--variant` and `--served-variant`.
+
+Another program made the one; the other has the source's weights, which the server quantizes. Both
+take the place of a recipe: the stage `adopt` copies their files instead of quantizing.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.checkpoint.folder import Checkpoint, check_folder
+from pipeline.checkpoint.reference import CheckpointReference, parse_reference
+from pipeline.checkpoint.source_info import find_source
+from pipeline.core.errors import CheckpointError, UsageError, VerificationError
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip, one_line
+from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
+from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
+from pipeline.verification.adopted import UNQUANTIZED, adopted_format, quantization_config
+from pipeline.verification.weight_format import NotComparableError
+from recipes.catalog import BASELINE
+from recipes.engine_arguments import check_arguments
+from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of
+from recipes.schema import KV_DTYPE, EngineValue, Family, Recipe, ServingProfile
+
+_NAMED = re.compile(r"([a-z0-9][a-z0-9._-]*)=(.+)", re.DOTALL)
+NAME_HINT = "write NAME=..., with lower-case letters, digits, '.', '_' and '-'"
+MAX_NAME = 60
+# Words in engine arguments, and the family whose margins apply; fp8's, the strictest, for others.
+_FAMILIES: tuple[tuple[str, Family], ...] = (
+    ("fp4", "fp4"),
+    ("int8", "int8"),
+    ("int4", "int4"),
+    ("bitsandbytes", "int4"),
+)
+
+
+@dataclass(frozen=True)
+class AdoptedVariant:
+    """A requested variant, before its weights are fetched.
+
+    Args:
+        recipe: that takes its place; its digest is not known yet.
+        reference: None for the source's own weights.
+        header: its config.json and headers; None for the source's own weights.
+    """
+
+    recipe: Recipe
+    reference: CheckpointReference | None = None
+    header: HeaderSource | None = None
+
+
+def read_variant(text: str) -> AdoptedVariant:
+    """Resolve a value of `--variant`: a folder or Hub id, with `NAME=` before it or not.
+
+    Raises:
+        UsageError: it is neither, or its name does not suit.
+        CheckpointError: its config or headers are missing or damaged.
+    """
+    named = _NAMED.fullmatch(text)
+    reference = parse_reference(named[2] if named else text)
+    if reference.kind == "demo":
+        raise UsageError("a demo is no variant", where=f"--variant {text}", hint="name a folder")
+    name = named[1] if named else _name_from(reference.short_name)
+    _check_name(name, f"--variant {text}")
+    if reference.kind == "folder":
+        folder = Path(reference.name).expanduser()
+        check_folder(folder.absolute())
+        header = read_folder(folder, reference.text)
+    else:
+        header = read_hub(reference.name, reference.revision)
+    config = quantization_config(header.config, header.quantizer)
+    where = f"{header.where}, key quantization_config"
+    try:
+        form, layout = adopted_format(config, where), ""
+    except NotComparableError as error:
+        form, layout = UNQUANTIZED, f"cannot be compared: {error.message}"
+    except VerificationError as error:
+        raise CheckpointError(error.message, where=error.where, hint=error.hint) from error
+    recipe = Recipe(
+        name=name,
+        summary=f"adopted from {find_source(reference.text, '', None).ref}",
+        family=family_of(form),
+        quantization=AdoptedQuantization(
+            kind="adopted",
+            origin=find_source(reference.text, "", None).ref.partition("@")[0],
+            digest="",
+            producer=_producer(config, header.quantizer),
+            layout=layout or str(form),
+            bits=form.bits,
+            number="int" if form.number == "int" else "float",
+        ),
+    )
+    return AdoptedVariant(recipe, reference, header)
+
+
+def _producer(config: object, quantizer: Mapping[str, object]) -> str:
+    """Return the method and program that the variant's files name, on one short line."""
+    found = config if isinstance(config, dict) else {}
+    producer = quantizer.get("producer") or found.get("producer")
+    program = producer if isinstance(producer, dict) else {}
+    version = program.get("version") or found.get("version")
+    words = [found.get("quant_method"), program.get("name"), version]
+    known = dict.fromkeys(str(word) for word in words if isinstance(word, str) and word)
+    return clip(one_line(" ".join(known)), MAX_NAME_CHARACTERS)
+
+
+def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVariant:
+    """Resolve a value of `--served-variant`: NAME='engine arguments'.
+
+    Args:
+        source: how reports name the source.
+
+    Raises:
+        UsageError: it has no name, or arguments that the engine does not have.
+    """
+    where = f"--served-variant {text}"
+    named = _NAMED.fullmatch(text)
+    if named is None:
+        raise UsageError("a served variant needs a name and arguments", where=where, hint=NAME_HINT)
+    _check_name(named[1], where)
+    try:
+        arguments = _parse_arguments(shlex.split(named[2]))
+        others = {name: value for name, value in arguments.items() if name != KV_DTYPE}
+        check_arguments(profile.accelerator, others, profile.engine)
+    except ValueError as error:
+        raise UsageError(
+            str(error), where=where, hint="give vLLM's long options, such as '--quantization fp8'"
+        ) from error
+    word = " ".join(map(str, arguments.values()))
+    recipe = Recipe(
+        name=named[1],
+        summary="the source's weights, served with other arguments",
+        family=next((family for part, family in _FAMILIES if part in word), "fp8"),
+        quantization=AdoptedQuantization(
+            kind="adopted",
+            origin=source,
+            digest="",
+            layout="as the source's",
+            bits=16,
+            number="float",
+            served_with=arguments,
+        ),
+    )
+    return AdoptedVariant(recipe)
+
+
+def _parse_arguments(words: list[str]) -> dict[str, EngineValue]:
+    """Parse `--name value`, `--name=value` and `--flag`; raise ValueError for anything else."""
+    found: dict[str, EngineValue] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            if name in found:
+                raise ValueError(f"--{name} is given twice")
+            found[name] = _value(value) if equals else True
+            name = "" if equals else name
+        elif name:
+            found[name], name = _value(word), ""
+        else:
+            raise ValueError(f"{word!r} is no option")
+    if not found:
+        raise ValueError("there are no arguments")
+    return found
+
+
+def _value(text: str) -> EngineValue:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _name_from(text: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:MAX_NAME]
+
+
+def _check_name(name: str, where: str) -> None:
+    if not name or name == BASELINE or len(name) > MAX_NAME:
+        raise UsageError(f"a variant cannot be called '{name:.80}'", where=where, hint=NAME_HINT)
+
+
+def complete(variant: AdoptedVariant, checkpoint: Checkpoint) -> Recipe:
+    """Return the recipe with the facts of the fetched checkpoint."""
+    known = find_source(checkpoint.ref, checkpoint.digest, checkpoint)
+    quantization = variant.recipe.quantization.model_copy(
+        update={
+            "revision": known.revision,
+            "digest": checkpoint.digest,
+            "license": clip(one_line(known.license_name or known.license), MAX_NAME_CHARACTERS),
+        }
+    )
+    return variant.recipe.model_copy(update={"quantization": quantization})
+
+
+def adopt_stage(recipe: Recipe, source: str, checkpoint: Checkpoint, store: Path) -> StageSpec:
+    """Return the stage that copies a variant's files; its key has their digests.
+
+    Args:
+        source: digest of the source checkpoint.
+        checkpoint: the variant's; the source's own for a served variant.
+    """
+    return ADOPT.spec(
+        recipe.name,
+        AdoptParameters(
+            checkpoint=source,
+            quantization=recipe.quantization,
+            environment=MADE_ELSEWHERE,
+            files={file.name: file.sha256 for file in checkpoint.files},
+            copied=True,
+        ),
+        {},
+        AdoptRuntime(folder=str(checkpoint.path)),
+        store,
+    )
+
+
+def served_profile(profile: ServingProfile, recipe: Recipe) -> ServingProfile:
+    """Return the profile with the recipe's own engine arguments, if it has any."""
+    quantization = recipe.quantization
+    if not isinstance(quantization, AdoptedQuantization) or not quantization.served_with:
+        return profile
+    return profile.serve_with(quantization.served_with)
+
+
+def with_facts(
+    variants: tuple[AdoptedVariant, ...], checkpoints: Mapping[str, Checkpoint]
+) -> tuple[AdoptedVariant, ...]:
+    """Return the variants, each with the facts of its checkpoint."""
+    return tuple(
+        replace(each, recipe=complete(each, checkpoints[each.recipe.name])) for each in variants
+    )

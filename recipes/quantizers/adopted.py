@@ -1,0 +1,100 @@
+"""Kind of variants that this project does not quantize: another program did, or the server does."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from recipes.quantization import Quantization, Rounding
+from recipes.quantizers.in_groups import widened_bytes
+from recipes.quantizers.preset import FP8_BYTES_ON_CPU
+from recipes.weight_format import BNB_4BIT, PLAIN, WeightFormat
+
+MADE_ELSEWHERE = "adopted"  # in place of the environment that quantizes
+
+
+class AdoptedQuantization(Quantization):
+    """Weights that others quantized, or the source's own, which the server quantizes."""
+
+    kind: Literal["adopted"]
+    ignore: list[str] = Field(default=[], max_length=0)
+    calibration: None = None
+    origin: str = Field(description="Hub id, or name of the folder; the source's for a served one")
+    revision: str = Field("", description="commit on the Hub")
+    digest: str = Field(description="of the checkpoint's files' digests")
+    license: str = Field("", description="as its model card names it")
+    producer: str = Field("", description="quantization method and program, by its config.json")
+    layout: str = Field(description="format of its weights, or why they cannot be compared")
+    bits: int = Field(ge=1, le=64, description="of a weight")
+    number: Literal["int", "float"] = Field(description="type of a weight")
+    served_with: dict[str, bool | int | float | str] = Field(
+        default={}, description="engine arguments that make a variant of the source's own weights"
+    )
+
+    quantizes: ClassVar[bool] = False
+    keeps_types: ClassVar[bool] = False
+    checked_bytes: ClassVar[float] = 5 / 8  # as AutoAWQ's; bitsandbytes' and GPTQ's are similar
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the weights are the source's own."""
+        return bool(self.served_with)
+
+    @property
+    def worker(self) -> str:
+        raise NotImplementedError("others quantized it")
+
+    @property
+    def weight_formats(self) -> tuple[WeightFormat, ...]:
+        return ()
+
+    @property
+    def rows_of_block(self) -> None:
+        return None
+
+    @property
+    def sqnr_floor_db(self) -> float:
+        """Limits below every recipe's of the same bits, since the method is unknown."""
+        if self.bits > 8:
+            return 5.0  # from a GGUF file of any type
+        return (20.0 if self.number == "float" else 10.0) if self.bits == 8 else 5.0
+
+    @property
+    def rounding(self) -> Rounding:
+        return "compensated"
+
+    def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
+        if self.bits > 8 or (self.bits == 8 and self.number == "int"):
+            return size
+        return FP8_BYTES_ON_CPU * size if self.bits == 8 else widened_bytes(size, wide=wide)
+
+    def format_description(self, group_size: int | None) -> str:
+        return self.layout
+
+    @property
+    def made_by(self) -> str:
+        """Return who made the weights, for cards, tags and reports."""
+        if self.is_source:
+            return "the source's maker; the server quantizes"
+        place = f"{self.origin}@{self.revision}" if self.revision else self.origin
+        return f"{place} ({self.producer})" if self.producer else place
+
+    @property
+    def method_description(self) -> str:
+        if not self.is_source:
+            return f"Quantized elsewhere: {self.made_by}."
+        arguments = " ".join(
+            f"--{name}" if value is True else f"--{name} {value}"
+            for name, value in self.served_with.items()
+        )
+        return f"The weights are the source's own, served with {arguments}."
+
+
+def family_of(form: WeightFormat) -> Literal["fp8", "int8", "int4", "fp4"]:
+    """Return the family whose margins apply; fp8's, the strictest, for 16-bit weights."""
+    if form.name == PLAIN or form.bits > 8:
+        return "fp8"
+    if form.bits > 4:
+        return "int8" if form.number == "int" else "fp8"
+    return "int4" if form.number == "int" or form.name == BNB_4BIT else "fp4"

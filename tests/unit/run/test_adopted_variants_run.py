@@ -1,0 +1,134 @@
+"""A run on weights that others quantized, and on the source's own, served otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import NAME, FakeRun, profile
+from foreign_variants import foreign_files, foreign_tensors
+from pretend_stages import PretendModels
+from small_checkpoint import write_files
+from sound_variants import source_files
+
+from artifacts.evidence.bundle_check import check_bundle
+from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
+from pipeline.release.recorded_verdict import read_past
+from recipes.quantizers.adopted import AdoptedQuantization
+
+LAYER = "model.layers.1.mlp.down_proj"
+CARD = b"---\nlicense: gemma\n---\n# FP8 by a vendor\n"
+
+
+def run_of(tmp_path: Path, *variants: AdoptedVariant) -> FakeRun:
+    write_files(tmp_path / "source", source_files())
+    made = FakeRun(tmp_path / "store", adopted=variants, recipes=())
+    made.run()
+    return made
+
+
+def vendor(tmp_path: Path, changes: dict[str, bytes] | None = None) -> AdoptedVariant:
+    files = foreign_files("modelopt-fp8") | {"README.md": CARD} | (changes or {})
+    return read_variant(str(write_files(tmp_path / "Vendor-FP8", files)))
+
+
+def online() -> AdoptedVariant:
+    serving: dict[str, Any] = {
+        "engine_arguments": {"dtype": "bfloat16", "kv-cache-dtype": "fp8"},
+        "environment": {},
+    }
+    words = "online=--quantization fp8 --kv-cache-dtype auto"
+    return read_served(words, "source", profile(serving, "cpu"))
+
+
+def test_a_sound_variant_is_promoted_with_its_maker(tmp_path: Path) -> None:
+    made = run_of(tmp_path, vendor(tmp_path))
+    (report,) = made.report.variants
+    assert (report.recipe, report.verdict) == ("vendor-fp8", "pass")
+    made.promote()
+    (version,) = made.registry.versions(NAME)
+    assert version.tags["prepare.made_by"] == "Vendor-FP8 (modelopt 0.33.0)"
+    folder = made.bundle("vendor-fp8")
+    check = check_bundle(folder)
+    assert (check.is_sound, check.made_by) == (True, "Vendor-FP8 (modelopt 0.33.0)")
+    card = (folder / "README.md").read_text()
+    assert "quantized elsewhere (Vendor-FP8 (modelopt 0.33.0))" in card
+    assert "| variant's license | gemma |" in card
+    assert (folder / "hf_quant_config.json").is_file()
+    past = read_past(version, folder)
+    assert past.recipe.family == "fp8"
+    assert isinstance(past.recipe.quantization, AdoptedQuantization)
+
+
+def test_the_promoted_files_are_copies(tmp_path: Path) -> None:
+    """Another program may write into the variant's folder later."""
+    made = run_of(tmp_path, vendor(tmp_path))
+    weights = tmp_path / "Vendor-FP8" / "model.safetensors"
+    content = weights.read_bytes()
+    with weights.open("r+b") as file:
+        file.write(b"other")
+    copied = made.folder("adopt", "vendor-fp8") / "output" / "model.safetensors"
+    assert copied.read_bytes() == content
+    assert not copied.is_symlink()
+
+
+def test_a_served_variant_has_the_sources_weights(tmp_path: Path) -> None:
+    made = run_of(tmp_path, online())
+    (report,) = made.report.variants
+    assert (report.recipe, report.verdict) == ("online", "pass")
+    made.promote()
+    (version,) = made.registry.versions(NAME)
+    serving = json.loads(version.tags["prepare.serving"])["engine_arguments"]
+    assert (serving["quantization"], serving["kv-cache-dtype"]) == ("fp8", "auto")
+    folder = made.bundle("online")
+    assert check_bundle(folder).is_sound
+    assert (folder / "model.safetensors").read_bytes() == source_files()["model.safetensors"]
+    assert "--quantization fp8" in (folder / "README.md").read_text()
+    past = read_past(version, folder)
+    assert past.profile.variant_arguments == {"quantization": "fp8"}
+
+
+def test_both_kinds_and_a_recipe_in_one_run(tmp_path: Path) -> None:
+    write_files(tmp_path / "source", source_files())
+    made = FakeRun(tmp_path / "store", adopted=(vendor(tmp_path), online()))
+    verdicts = {each.recipe: each.verdict for each in made.run().variants}
+    assert verdicts == dict.fromkeys(["one", "vendor-fp8", "online"], "pass")
+    assert made.plan().attempt is not None
+
+
+def test_doubled_scales_end_before_it_is_served(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    tensors = foreign_tensors("modelopt-fp8")
+    scale = tensors[f"{LAYER}.weight_scale"]
+    tensors[f"{LAYER}.weight_scale"] = replace(scale, array=scale.array * 2)
+    models = PretendModels(lambda *_: 1.0)
+    write_files(tmp_path / "source", source_files())
+    files = foreign_files("modelopt-fp8", tensors)
+    variant = read_variant(str(write_files(tmp_path / "variant", files)))
+    made = FakeRun(tmp_path / "store", models, adopted=(variant,), recipes=())
+    (report,) = made.run().variants
+    assert report.verdict == "error"
+    assert f"'{LAYER}' have an SQNR of" in report.reason
+    assert "variant" not in models.served
+
+
+def test_the_same_command_continues(tmp_path: Path) -> None:
+    made = run_of(tmp_path, vendor(tmp_path))
+    report = made.run()
+    assert {stage.status for stage in report.stages if stage.stage != "judge"} == {"reused"}
+
+
+@pytest.mark.parametrize("changed", ["model.safetensors", "tokenizer_config.json"])
+def test_other_files_are_another_variant(tmp_path: Path, changed: str) -> None:
+    before = run_of(tmp_path, vendor(tmp_path)).folder("adopt", "vendor-fp8").name
+    tensors = foreign_tensors("modelopt-fp8")
+    files = {"tokenizer_config.json": b'{"a": 1}'}
+    if changed == "model.safetensors":
+        del tensors["model.layers.0.self_attn.sinks"]
+        files = {changed: foreign_files("modelopt-fp8", tensors)[changed]}
+    made = FakeRun(tmp_path / "store", adopted=(vendor(tmp_path, files),), recipes=())
+    (variant,) = made.plan().variants
+    assert variant.stages["quantize"].key != before

@@ -1,0 +1,338 @@
+"""Weights that others quantized: sound ones pass in every format, others fail by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from foreign_variants import CONFIGS, foreign_files, foreign_tensors
+from narrow_numbers import Stored, bf16, from_bf16
+from small_checkpoint import write_files
+from sound_variants import (
+    LINEAR,
+    RECIPES,
+    WEIGHTS,
+    Tensors,
+    safetensors_of,
+    source_files,
+    source_tensors,
+    variant_files,
+    variant_tensors,
+)
+
+from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
+from pipeline.verification.adopted import verify_adopted
+from pipeline.verification.verification import VerificationResult
+from recipes.quantizers.adopted import AdoptedQuantization
+
+LAYER = "model.layers.1.mlp.down_proj"
+TOKENIZER = {
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+    "added_tokens": [{"id": 3, "content": "<eos>", "special": True}],
+    "pre_tokenizer": None,
+}
+BITS = {"fp8": 8, "modelopt-fp8": 8, "bnb-8": 8, "gguf": 16, "gptq_v2": 8}
+
+
+def verify(folder: Path, files: dict[str, bytes], bits: int = 4) -> VerificationResult:
+    write_files(folder / "source", source_files() | {"tokenizer.json": as_json(TOKENIZER)})
+    write_files(folder / "variant", {"tokenizer.json": as_json(TOKENIZER)} | files)
+    recipe = AdoptedQuantization(
+        kind="adopted", origin="org/name", digest="d", layout="", bits=bits, number="int"
+    )
+    return verify_adopted(folder / "source", folder / "variant", recipe, lambda done, total: None)
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def without_tokenizer(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: content for name, content in files.items() if name != "tokenizer.json"}
+
+
+def of_ours(kind: str, tensors: Tensors | None = None) -> dict[str, bytes]:
+    files = without_tokenizer(variant_files(kind))
+    return files if tensors is None else files | {WEIGHTS: safetensors_of(tensors)}
+
+
+def of_others(kind: str, tensors: Tensors | None = None) -> dict[str, bytes]:
+    return without_tokenizer(foreign_files(kind, tensors))
+
+
+@pytest.mark.parametrize("kind", list(RECIPES))
+def test_sound_variants_of_our_quantizers(tmp_path: Path, kind: str) -> None:
+    """As if another person had made them with the same libraries."""
+    found = verify(tmp_path, of_ours(kind), 8 if "8" in kind else 4)
+    assert [layer.name for layer in found.layers] == list(LINEAR)
+    assert not found.not_compared
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_sound_variants_of_other_programs(tmp_path: Path, kind: str) -> None:
+    found = verify(tmp_path, of_others(kind), BITS.get(kind, 4))
+    assert {*LINEAR} <= {layer.name for layer in found.layers}
+    assert len(found.layers) == len(LINEAR) + (kind == "gguf")
+
+
+SCALES = {
+    "fp8-dynamic": "weight_scale",
+    "gptq": "weight_scale",
+    "awq": "weight_scale",
+    "autoawq": "scales",
+    "nvfp4": "weight_scale",
+}
+FOREIGN_SCALES = {
+    "gptq": "scales",
+    "modelopt-fp8": "weight_scale",
+    "modelopt-nvfp4": "weight_scale_2",
+    "fp8": "weight_scale_inv",
+    "bnb-nf4": "weight.absmax",
+    "bnb-8": "SCB",
+    "gguf": "weight",
+}
+
+
+def doubled(tensors: Tensors, name: str) -> Tensors:
+    stored = tensors[name]
+    if stored.dtype == "F8_E4M3":  # one more in the exponent
+        changed: Stored = replace(stored, array=stored.array + np.uint8(8))
+    elif stored.dtype == "BF16":
+        changed = bf16(from_bf16(stored) * 2)
+    else:
+        changed = replace(stored, array=stored.array * np.asarray(2, stored.array.dtype))
+    return tensors | {name: changed}
+
+
+@pytest.mark.parametrize("kind", list(SCALES))
+def test_doubled_scales_of_a_layer(tmp_path: Path, kind: str) -> None:
+    tensors = doubled(variant_tensors(kind), f"{LAYER}.{SCALES[kind]}")
+    with pytest.raises(VerificationError) as caught:
+        verify(tmp_path, of_ours(kind, tensors), 8 if "8" in kind else 4)
+    # Where columns were rescaled, the factor may be in the layer before: up_proj feeds this one.
+    rescaled = kind in ("awq", "autoawq")
+    assert (LAYER.replace("down", "up") if rescaled else LAYER) in caught.value.message
+
+
+@pytest.mark.parametrize("kind", list(FOREIGN_SCALES))
+def test_doubled_scales_of_a_layer_by_others(tmp_path: Path, kind: str) -> None:
+    tensors = doubled(foreign_tensors(kind), f"{LAYER}.{FOREIGN_SCALES[kind]}")
+    with pytest.raises(VerificationError, match=f"'{LAYER}' have an SQNR of -?0[.][01] dB"):
+        verify(tmp_path, of_others(kind, tensors), BITS.get(kind, 4))
+
+
+def other_revision(kind: str) -> Tensors:
+    """The same layout, of weights that were trained further: each layer is another matrix."""
+    tensors = foreign_tensors(kind)
+    random = np.random.default_rng(5)
+    for name in LINEAR:
+        stored = tensors[f"{name}.weight"]
+        tensors[f"{name}.weight"] = replace(stored, array=random.permuted(stored.array))
+    return tensors
+
+
+@pytest.mark.parametrize("kind", ["modelopt-fp8", "modelopt-nvfp4", "fp8", "gguf"])
+def test_weights_of_another_revision(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(VerificationError, match=r"'model.layers.*under the floor.*12 are under"):
+        verify(tmp_path, of_others(kind, other_revision(kind)), BITS.get(kind, 4))
+
+
+@pytest.mark.parametrize("kind", ["fp8-dynamic", "gptq"])
+def test_an_embedding_of_another_revision(tmp_path: Path, kind: str) -> None:
+    name = "model.embed_tokens.weight"
+    tensors = variant_tensors(kind)
+    tensors[name] = bf16(from_bf16(tensors[name]) * 1.01)
+    with pytest.raises(VerificationError, match=f"'{name}' differs from the source's"):
+        verify(tmp_path, of_ours(kind, tensors), 8 if "8" in kind else 4)
+
+
+def other_tokenizer(change: Callable[[dict[str, Any]], None]) -> dict[str, bytes]:
+    tokenizer = json.loads(json.dumps(TOKENIZER))
+    change(tokenizer)
+    return {"tokenizer.json": as_json(tokenizer)}
+
+
+class TestTokenizer:
+    @pytest.mark.parametrize(
+        ("change", "what"),
+        [
+            (lambda t: t["model"]["vocab"].update(a=1, b=0), "vocabulary"),
+            (lambda t: t["model"].update(merges=["b a"]), "merges"),
+            (lambda t: t["added_tokens"][0].update(content="</s>"), "added tokens"),
+        ],
+    )
+    def test_another(
+        self, tmp_path: Path, change: Callable[[dict[str, Any]], None], what: str
+    ) -> None:
+        with pytest.raises(CheckpointError, match=f"not the source's: it has other {what}") as e:
+            verify(tmp_path, of_others("gptq") | other_tokenizer(change))
+        assert e.value.where.endswith("tokenizer.json")
+
+    def test_another_vocabulary_without_json(self, tmp_path: Path) -> None:
+        files = {"tokenizer.json": as_json(TOKENIZER)}
+        write_files(tmp_path / "source", {"vocab.txt": b"a\nb"})
+        (tmp_path / "source" / "tokenizer.json").unlink(missing_ok=True)
+        write_files(tmp_path / "variant", of_others("gptq") | {"vocab.txt": b"b\na"})
+        write_files(tmp_path / "source", source_files())
+        (tmp_path / "source" / "tokenizer.json").unlink()
+        recipe = AdoptedQuantization(
+            kind="adopted", origin="o", digest="d", layout="", bits=4, number="int"
+        )
+        with pytest.raises(CheckpointError, match="another vocabulary"):
+            verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, lambda *_: None)
+        (tmp_path / "variant" / "vocab.txt").unlink()
+        write_files(tmp_path / "variant", files)
+        with pytest.raises(CheckpointError, match="no tokenizer file"):
+            verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, lambda *_: None)
+
+    def test_saved_again_by_another_version(self, tmp_path: Path) -> None:
+        """Lists for merges, and a truncation of the calibration."""
+        saved = other_tokenizer(
+            lambda t: (
+                t.update(truncation={"max_length": 512}) or t["model"].update(merges=[["a", "b"]])
+            )
+        )
+        assert verify(tmp_path, of_others("gptq") | saved).layers
+
+    def test_another_splitting_is_for_the_gates(self, tmp_path: Path) -> None:
+        split = other_tokenizer(lambda t: t.update(pre_tokenizer={"type": "Whitespace"}))
+        notes = verify(tmp_path, of_others("gptq") | split).notes
+        assert "tokenizer.json differs from the source's in pre_tokenizer" in notes
+
+
+def changed_config(kind: str, **keys: Any) -> dict[str, bytes]:
+    files = of_others(kind)
+    return files | {"config.json": as_json(json.loads(files["config.json"]) | keys)}
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("hidden_size", 256),
+            ("vocab_size", 64),
+            ("architectures", ["MistralForCausalLM"]),
+            ("rope_theta", 500000.0),
+        ],
+    )
+    def test_of_another_model(self, tmp_path: Path, key: str, value: Any) -> None:
+        with pytest.raises(CheckpointError, match="of another model"):
+            verify(tmp_path, changed_config("gptq", **{key: value}))
+
+    def test_other_keys_are_for_the_gates(self, tmp_path: Path) -> None:
+        files = changed_config("gptq", max_position_embeddings=64, use_cache=False)
+        notes = verify(tmp_path, files).notes
+        assert "config.json differs from the source's in max_position_embeddings" in notes
+
+    def test_chat_template(self, tmp_path: Path) -> None:
+        files = of_others("gptq") | {"chat_template.jinja": b"{{ other }}"}
+        assert any("chat template" in note for note in verify(tmp_path, files).notes)
+
+
+def quantization_of(kind: str, **keys: Any) -> dict[str, bytes]:
+    config = CONFIGS[kind]
+    assert config is not None
+    return changed_config(kind, quantization_config=config | keys)
+
+
+class TestQuantizationConfig:
+    @pytest.mark.parametrize(
+        ("files", "words"),
+        [
+            (lambda: quantization_of("gptq", group_size=128), "has shape"),
+            (lambda: quantization_of("gptq", bits=8), "has shape"),
+            (lambda: quantization_of("gptq", quant_method="awq", version="gemm"), "has shape"),
+            (lambda: quantization_of("gptq", bits=None), "does not describe"),
+            (lambda: quantization_of("fp8", weight_block_size=[64, 64]), "has shape"),
+            (lambda: quantization_of("bnb-nf4", bnb_4bit_quant_type="fp4"), "is missing"),
+            (lambda: changed_config("gptq", quantization_config=None), "is missing"),
+        ],
+    )
+    def test_wrong(self, tmp_path: Path, files: Callable[[], dict[str, bytes]], words: str) -> None:
+        with pytest.raises(PrepareError, match=words):
+            verify(tmp_path, files())
+
+    @pytest.mark.parametrize(
+        ("ignore", "words"),
+        [
+            ([LAYER], f"'{LAYER}' is stored quantized"),
+            (["re:.*q_proj"], r"q_proj' is stored quantized.*; so are 2 more"),
+        ],
+    )
+    def test_ignored_layers_that_are_quantized(
+        self, tmp_path: Path, ignore: list[str], words: str
+    ) -> None:
+        with pytest.raises(VerificationError, match=words) as caught:
+            verify(tmp_path, self.with_ignore("gptq", ignore))
+        assert caught.value.where.endswith("quantization_config.ignore")
+
+    def test_a_layer_in_16_bits_that_is_not_ignored(self, tmp_path: Path) -> None:
+        tensors = variant_tensors("fp8-dynamic")
+        del tensors[f"{LAYER}.weight_scale"]
+        tensors[f"{LAYER}.weight"] = source_tensors()[f"{LAYER}.weight"]
+        files = of_ours("fp8-dynamic", tensors)
+        with pytest.raises(VerificationError, match=f"'{LAYER}' is stored in 16 bits"):
+            verify(tmp_path, files, 8)
+        ignored = self.with_ignore("fp8-dynamic", ["lm_head", LAYER])
+        found = verify(tmp_path, ignored | {WEIGHTS: files[WEIGHTS]}, 8)
+        assert len(found.layers) == len(LINEAR) - 1
+
+    def test_an_expression_without_end(self, tmp_path: Path) -> None:
+        with pytest.raises(PrepareError, match="takes more than"):
+            verify(tmp_path, self.with_ignore("gptq", [r"re:(.*)*x(.*)*y$"]))
+
+    @staticmethod
+    def with_ignore(kind: str, ignore: list[str]) -> dict[str, bytes]:
+        files = of_ours(kind)
+        config = json.loads(files["config.json"])
+        config["quantization_config"]["ignore"] = ignore
+        return files | {"config.json": as_json(config)}
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"quant_method": "aqlm"},
+            {"quant_method": "compressed-tensors", "config_groups": {}},
+            {"quant_method": "awq", "version": "gemv", "bits": 4},
+            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        ],
+        ids=lambda config: config["quant_method"],
+    )
+    def test_what_cannot_be_compared(self, tmp_path: Path, config: dict[str, Any]) -> None:
+        found = verify(tmp_path, changed_config("gptq", quantization_config=config))
+        assert found.not_compared
+        assert found.notes == [
+            f"the weights are not compared with the source's: {found.not_compared}"
+        ]
+
+
+def test_a_missing_shard(tmp_path: Path) -> None:
+    index = {"weight_map": dict.fromkeys(foreign_tensors("gptq"), "model-2.safetensors")}
+    files = of_others("gptq") | {"model.safetensors.index.json": as_json(index)}
+    with pytest.raises(CheckpointError, match=r"weight files are missing.*model-2.safetensors"):
+        verify(tmp_path, files)
+
+
+def test_a_missing_tensor(tmp_path: Path) -> None:
+    tensors = foreign_tensors("gptq")
+    del tensors[f"{LAYER}.scales"]
+    with pytest.raises(VerificationError, match=f"'{LAYER}.scales' is missing"):
+        verify(tmp_path, of_others("gptq", tensors))
+
+
+def test_what_other_programs_store_besides(tmp_path: Path) -> None:
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": bf16(np.ones(4)),
+        f"{LAYER}.bias": bf16(np.zeros(128)),
+        "model.layers.0.self_attn.k_proj.k_scale": bf16([0.5]),
+    }
+    tensors = foreign_tensors("gptq")
+    found = verify(tmp_path, of_others("gptq", tensors | extra))
+    assert found.scales == len(LINEAR) + 1
+    with pytest.raises(VerificationError, match="bias' is unexpected"):
+        verify(tmp_path, of_others("gptq", tensors | {f"{LAYER}.bias": bf16(np.ones(128))}))
