@@ -78,7 +78,7 @@ VariantOption = Annotated[
 ]
 ServedVariantOption = Annotated[
     list[str] | None,
-    setting(
+    option(
         "--served-variant",
         "The checkpoint's own weights, served with further engine arguments, such as "
         "online='--quantization fp8'; repeatable.",
