@@ -32,6 +32,7 @@ from recipes.quantization import Quantization, Rounding
 from recipes.weight_format import PLAIN, WeightFormat
 
 UNQUANTIZED = WeightFormat(PLAIN, 16, "float", "none")
+ROWS = 128  # of any layer
 HINT = "the files do not belong together, or a program wrote them wrongly: ask who made them"
 
 
@@ -58,7 +59,9 @@ def adopted_format(config: Any, where: str) -> WeightFormat:
         NotComparableError: verification does not read this format.
         VerificationError: it is no description of a format.
     """
-    return UNQUANTIZED if config is None else stored_format(config, where)
+    form = UNQUANTIZED if config is None else stored_format(config, where)
+    layer_parts(form, ROWS, ROWS)  # raises for a layout without a reader
+    return form
 
 
 def read_quantization(folder: Path) -> Any:

@@ -30,6 +30,7 @@ from pipeline.verification.stored_part import (
     group_of_columns,
 )
 from pipeline.verification.tensor_files import StoredTensor
+from pipeline.verification.weight_format import NotComparableError
 from recipes.weight_format import (
     AWQ_GEMM,
     BNB_4BIT,
@@ -54,7 +55,7 @@ class LayerDequantizer(Protocol):
 def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
     """Return the tensors that replace `X.weight`, with types and shapes."""
     if form.name not in READERS or (form.name == "pack-quantized" and form.bits not in (4, 8)):
-        raise VerificationError(
+        raise NotComparableError(
             f"verification cannot read the format '{form}'",
             hint=f"it reads {', '.join(READERS)}",
         )

@@ -30,6 +30,16 @@ from pipeline.verification.adopted import verify_adopted
 from pipeline.verification.verification import VerificationResult
 from recipes.quantizers.adopted import AdoptedQuantization
 
+CONFIG_24 = {
+    "quant_method": "compressed-tensors",
+    "format": "marlin-24",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": True},
+        }
+    },
+}
 LAYER = "model.layers.1.mlp.down_proj"
 TOKENIZER = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
@@ -298,6 +308,7 @@ class TestQuantizationConfig:
         [
             {"quant_method": "aqlm"},
             {"quant_method": "compressed-tensors", "config_groups": {}},
+            CONFIG_24,
             {"quant_method": "awq", "version": "gemv", "bits": 4},
             {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
         ],
