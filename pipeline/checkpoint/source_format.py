@@ -6,7 +6,7 @@ converters make from the weight files, without the model (`pipeline/workers/dequ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ class SourceFormat:
 
 def source_format(config: dict[str, Any], names: Collection[str]) -> SourceFormat | None:
     """Return the format by config.json and file names; None for unquantized weights."""
-    found = next(_quantization_configs(config), None)
+    found = next(quantization_configs(config), None)
     if found is None:
         return SourceFormat("ModelOpt") if QUANTIZER_FILE in names else None
     method = str(found.get("quant_method"))
@@ -56,7 +56,8 @@ def source_format(config: dict[str, Any], names: Collection[str]) -> SourceForma
     return SourceFormat(known.get(method, "quantized"))
 
 
-def _quantization_configs(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def quantization_configs(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the descriptions of quantized weights in a config.json; empty for malformed ones."""
     for level in (config, config.get("text_config")):
         for key in QUANTIZATION_KEYS:
             if isinstance(level, dict) and level.get(key):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.folder import QUANTIZER_FILE, read_config
+from pipeline.checkpoint.folder import read_config
 from pipeline.checkpoint.hub import check_has_safetensors, explain_hub_errors, file_sizes, query_hub
 from pipeline.checkpoint.safetensors_header import TensorEntry, check_tensor
-from pipeline.checkpoint.source_format import SourceFormat, source_format
+from pipeline.checkpoint.source_format import QUANTIZER_FILE, SourceFormat, source_format
 from pipeline.checkpoint.weight_files import (
     INDEX,
     are_weights,

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.checkpoint.folder import QUANTIZATION_KEYS, QUANTIZER_FILE
 from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry
+from pipeline.checkpoint.source_format import QUANTIZER_FILE, quantization_configs
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_head, is_linear_weight, is_tied
@@ -43,11 +43,8 @@ def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any])
         config: its config.json.
         quantizer: ModelOpt's hf_quant_config.json, empty without one.
     """
-    inner = config.get("text_config")
-    for level in (config, inner if isinstance(inner, dict) else {}):
-        for key in QUANTIZATION_KEYS:
-            if level.get(key):
-                return level[key]
+    for found in quantization_configs(config):
+        return found
     described = quantizer.get("quantization")
     return {**described, "quant_method": "modelopt"} if isinstance(described, dict) else None
 

@@ -38,7 +38,7 @@ FAMILIES = {
     "bnb-8": "int8",
     "gguf": "fp8",
 }
-OURS = {"int8": "int8", "nvfp4": "fp4", "awq-8": "int8"}
+OURS = {"int8": "int8", "nvfp4": "fp4", "mxfp4": "fp4", "awq-8": "int8"}
 
 
 def quantization_of(recipe: Any) -> AdoptedQuantization:
