@@ -83,11 +83,11 @@ def read_variant(text: str) -> AdoptedVariant:
         raise CheckpointError(error.message, where=error.where, hint=error.hint) from error
     recipe = Recipe(
         name=name,
-        summary=f"adopted from {find_source(reference.text, '', None).ref}",
+        summary="weights that others quantized",
         family=family_of(form),
         quantization=AdoptedQuantization(
             kind="adopted",
-            origin=find_source(reference.text, "", None).ref.partition("@")[0],
+            origin=reference.name if reference.kind == "hub" else reference.short_name,
             digest="",
             producer=_producer(config, header.quantizer),
             layout=layout or str(form),

@@ -21,7 +21,7 @@ from pipeline.inspection.linear_layers import is_head, is_linear_weight, is_tied
 from pipeline.inspection.regex_safety import check_expressions
 from pipeline.verification.adopted_files import check_adopted_files
 from pipeline.verification.auxiliary_files import check_only_safetensors
-from pipeline.verification.dequantize import layer_parts
+from pipeline.verification.dequantize import check_readable, layer_parts
 from pipeline.verification.number_types import FLOATING
 from pipeline.verification.stored_part import check_scale
 from pipeline.verification.tensor_accounting import TensorAccounting, account
@@ -32,7 +32,6 @@ from recipes.quantization import Quantization, Rounding
 from recipes.weight_format import PLAIN, WeightFormat
 
 UNQUANTIZED = WeightFormat(PLAIN, 16, "float", "none")
-ROWS = 128  # of any layer
 HINT = "the files do not belong together, or a program wrote them wrongly: ask who made them"
 
 
@@ -57,7 +56,7 @@ def adopted_format(config: Any, where: str) -> WeightFormat:
         VerificationError: it is no description of a format.
     """
     form = UNQUANTIZED if config is None else stored_format(config, where)
-    layer_parts(form, ROWS, ROWS)  # raises for a layout without a reader
+    check_readable(form)
     return form
 
 
@@ -138,11 +137,9 @@ def check_targets(config: dict[str, Any], accounts: TensorAccounting, where: str
         VerificationError: the config's targets and ignore list differ from the tensors.
         UsageError: one of their expressions does not end.
     """
-    (group,) = config["config_groups"].values()
-    targets, ignore = (
-        [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
-        for value in (group.get("targets"), config.get("ignore"))
-    )
+    groups = config["config_groups"].values()
+    targets = [word for group in groups for word in _words(group.get("targets"))]
+    ignore = _words(config.get("ignore"))
     quantized = [tensor.name.removesuffix(".weight") for tensor in accounts.quantized]
     kinds = {name.rpartition(".")[2] for name in quantized}
     plain = [tensor.name.removesuffix(".weight") for tensor, _ in accounts.kept]
@@ -164,6 +161,10 @@ def check_targets(config: dict[str, Any], accounts: TensorAccounting, where: str
                 where=f"{where}, key quantization_config.ignore",
                 hint=HINT,
             )
+
+
+def _words(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def find_rounding(accounts: TensorAccounting) -> Rounding:

@@ -52,12 +52,21 @@ class LayerDequantizer(Protocol):
         """Return rows `begin` (a multiple of chunk_size.ROW_STEP) to `end` as float32."""
 
 
-def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
-    """Return the tensors that replace `X.weight`, with types and shapes."""
+def check_readable(form: WeightFormat) -> None:
+    """Raise NotComparableError for a format without a reader."""
     if form.name not in READERS or (form.name == "pack-quantized" and form.bits not in (4, 8)):
         raise NotComparableError(
             f"verification cannot read the format '{form}'",
             hint=f"it reads {', '.join(READERS)}",
+        )
+
+
+def layer_parts(form: WeightFormat, rows: int, columns: int) -> list[StoredPart]:
+    """Return the tensors that replace `X.weight`, with types and shapes."""
+    check_readable(form)
+    if form.group and columns % form.group and form.name in WHOLE_GROUPS:
+        raise VerificationError(
+            f"groups of {form.group} do not divide a layer of {columns} columns"
         )
     return READERS[form.name].parts(form, rows, columns)
 
@@ -100,12 +109,13 @@ class EightBitWeights:
         """Implement :class:`LayerDequantizer`."""
         values = self.weight.floats(begin, end)
         _check_numbers(self.weight, values)
-        if self.form.block is None:
-            per_row = self.form.strategy == "channel"
+        block = self.form.block or ((1, self.form.group) if self.form.group else None)
+        if block is None:
+            per_row = self.form.strategy != "tensor"
             scale = self.scale.floats(*((begin, end) if per_row else ()))
             values *= check_scale(self.scale, scale)
             return values
-        height, width = self.form.block
+        height, width = block
         blocks = check_scale(self.scale, self.scale.floats(begin // height, -(-end // height)))
         by_row = np.repeat(blocks, height, axis=0)[: len(values)]
         for block in range(by_row.shape[1]):
@@ -298,6 +308,10 @@ READERS: dict[str, type[Reader]] = {
     BNB_8BIT: BitsAndBytes8,
     PLAIN: PlainWeights,
 }
+
+
+# Layouts whose groups fill the columns.
+WHOLE_GROUPS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", AWQ_GEMM, MODELOPT_NVFP4)
 
 
 def _check_numbers(tensor: StoredTensor, values: Floats) -> None:

@@ -6,12 +6,12 @@ and bitsandbytes (`functional.QuantState`).
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
 from pipeline.core.errors import VerificationError
+from pipeline.core.untrusted.json import parse_json
 from pipeline.verification.number_types import FLOATING, Floats, unpack_fp4, unpack_unsigned
 from pipeline.verification.stored_part import (
     SCALAR,
@@ -115,18 +115,17 @@ class BitsAndBytes4:
         self.columns, self.packed = shape[1], parts["weight"].read()
         state = _read_state(parts[f"weight.quant_state.bitsandbytes__{form.number}"], shape)
         self.code = parts["weight.quant_map"].floats()
-        block = int(state["blocksize"])
+        if shape[0] * shape[1] % 2:
+            raise VerificationError(f"two weights of {shape[0]} x {shape[1]} do not fill each byte")
+        block, nested = state["blocksize"], state["nested_blocksize"]
+        _check_count(parts["weight.absmax"], shape[0] * shape[1], block)
         self.maxima = parts["weight.absmax"].floats()
         if form.strategy == "nested":
             levels = parts["weight.nested_quant_map"].floats()
+            _check_count(parts["weight.nested_absmax"], len(self.maxima), nested)
             above = parts["weight.nested_absmax"].floats()
-            each = np.repeat(above, int(state["nested_blocksize"]))[: len(self.maxima)]
+            each = np.repeat(above, nested)[: len(self.maxima)]
             self.maxima = levels[self.maxima.astype(np.intp)] * each + state["nested_offset"]
-        if len(self.maxima) * block < shape[0] * shape[1]:
-            raise VerificationError(
-                f"'{parts['weight.absmax'].name}' does not cover the layer {shape[0]} x {shape[1]}",
-                where=str(parts["weight.absmax"].path),
-            )
         self.block = block
 
     @staticmethod
@@ -157,8 +156,8 @@ def _read_state(tensor: StoredTensor, shape: Shape) -> dict[str, Any]:
     try:
         if tensor.size > MAX_STATE_BYTES:
             raise ValueError(f"{tensor.size} bytes")
-        state: dict[str, Any] = json.loads(tensor.read().tobytes())
-        numbers = [state["blocksize"], state.get("nested_blocksize", 1)]
+        state: dict[str, Any] = {"nested_blocksize": 1, **parse_json(tensor.read().tobytes())}
+        numbers = [state["blocksize"], state["nested_blocksize"]]
         if not all(type(n) is int and 0 < n <= 2**20 for n in numbers):
             raise ValueError(f"blocks of {numbers}")
         if list(state["shape"]) != list(shape):
@@ -169,6 +168,14 @@ def _read_state(tensor: StoredTensor, shape: Shape) -> dict[str, Any]:
             f"'{tensor.name}' does not describe this layer ({error})", where=str(tensor.path)
         ) from error
     return state
+
+
+def _check_count(maxima: StoredTensor, values: int, block: int) -> None:
+    if maxima.shape != (-(-values // block),):
+        raise VerificationError(
+            f"'{maxima.name}' has shape {maxima.shape} for {values} values in blocks of {block}",
+            where=str(maxima.path),
+        )
 
 
 class BitsAndBytes8:

@@ -26,6 +26,10 @@ from recipes.weight_format import (
     WeightFormat,
 )
 
+MAX_SIZE, MAX_WORD = 2**20, 40
+# Errors of a config of another shape, which may come from anyone.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
 
 class NotComparableError(VerificationError):
     """Weights whose layout verification cannot read; that does not mean that they are defective."""
@@ -38,20 +42,30 @@ def stored_format(config: Any, where: str) -> WeightFormat:
         NotComparableError: verification does not read this format.
         VerificationError: it is no description of a format.
     """
-    method = config.get("quant_method") if isinstance(config, dict) else None
-    if method == "compressed-tensors":
-        return _compressed_tensors_format(config, where)
-    if method not in OTHER_METHODS:
+    method = str(config.get("quant_method") or "") if isinstance(config, dict) else ""
+    if method not in METHODS:
         raise NotComparableError(
-            f"verification does not read weights of the method '{method}'"
+            f"verification does not read weights of the method '{method:.40}'"
             if method
             else "config.json does not mark the weights as quantized",
             where=where,
         )
     try:
-        return OTHER_METHODS[method](config, where)
-    except (KeyError, TypeError, ValueError) as error:
+        form = METHODS[method](config, where)
+        _check_values(form)
+    except MALFORMED as error:
         raise _undescribed(error, where) from error
+    return form
+
+
+def _check_values(form: WeightFormat) -> None:
+    """Raise ValueError for values that no program writes."""
+    sizes = [form.bits, *(form.block or ()), *([] if form.group is None else [form.group])]
+    if not all(type(size) is int and 1 <= size <= MAX_SIZE for size in sizes):
+        raise ValueError(f"sizes {sizes}")
+    words = (form.name, form.number, form.strategy)
+    if not all(isinstance(word, str) and len(word) <= MAX_WORD for word in words):
+        raise ValueError("its names are no words")
 
 
 def _compressed_tensors_format(config: dict[str, Any], where: str) -> WeightFormat:
@@ -125,7 +139,8 @@ def _bitsandbytes_format(config: dict[str, Any], where: str) -> WeightFormat:
     return WeightFormat(BNB_4BIT, 4, number, "nested" if nested else "blocks")
 
 
-OTHER_METHODS: dict[str, Callable[[dict[str, Any], str], WeightFormat]] = {
+METHODS: dict[str, Callable[[dict[str, Any], str], WeightFormat]] = {
+    "compressed-tensors": _compressed_tensors_format,
     "awq": _awq_format,
     "gptq": _gptq_format,
     "fp8": _fp8_format,
@@ -156,7 +171,7 @@ def _group_format(group: dict[str, Any], whole: Any, where: str) -> WeightFormat
             reordered=weights.get("actorder") == "group",
             static_input=bool(inputs) and inputs.get("dynamic") in (False, "local"),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise _undescribed(error, f"{where}.config_groups") from error
 
 

@@ -48,6 +48,7 @@ from pipeline.inspection.inspection import inspect
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
 from pipeline.run.executors.node_probe import parse_description
 from pipeline.stages.coherence import COHERENCE
+from pipeline.verification.adopted import adopted_format, read_quantization
 from recipes.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
@@ -73,6 +74,24 @@ CONFIG = {
     "qk_rope_head_dim": 2,
     "num_local_experts": 2,
     "torch_dtype": "bfloat16",
+}
+QUANTIZED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {
+            "format": "pack-quantized",
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "strategy": "group",
+                "group_size": 128,
+                "symmetric": True,
+            },
+            "input_activations": None,
+        }
+    },
+    "ignore": ["lm_head"],
 }
 HEADER = json.dumps(
     {
@@ -283,6 +302,11 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         settings_of,
     ),
     "safetensors": ("a.safetensors", SAFETENSORS, read_header),
+    "quantization": (
+        "config.json",
+        json.dumps({"quantization_config": QUANTIZED}).encode(),
+        lambda p: adopted_format(read_quantization(p.parent), str(p)),
+    ),
     "index": (
         "model.safetensors.index.json",
         json.dumps({"metadata": {}, "weight_map": {"a": "a.safetensors"}}).encode(),

@@ -18,6 +18,7 @@ from sound_variants import (
     RECIPES,
     WEIGHTS,
     Tensors,
+    quantization_config,
     safetensors_of,
     source_files,
     source_tensors,
@@ -26,7 +27,8 @@ from sound_variants import (
 )
 
 from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
-from pipeline.verification.adopted import verify_adopted
+from pipeline.verification.adopted import adopted_format, verify_adopted
+from pipeline.verification.dequantize import layer_parts
 from pipeline.verification.verification import VerificationResult
 from recipes.quantizers.adopted import AdoptedQuantization
 
@@ -320,6 +322,43 @@ class TestQuantizationConfig:
         assert found.notes == [
             f"the weights are not compared with the source's: {found.not_compared}"
         ]
+
+
+ODD: list[Any] = [None, -1, 0, 1.5, float("inf"), 2**70, "x", "9" * 5000, [], {}, True]
+
+
+@pytest.mark.parametrize("kind", [*RECIPES, *(kind for kind, each in CONFIGS.items() if each)])
+def test_odd_configs_end_in_an_expected_error_or_are_not_compared(kind: str) -> None:
+    config = CONFIGS.get(kind) or quantization_config(kind)
+    for path in paths(config):
+        for value in ODD:
+            changed = json.loads(json.dumps(config))
+            level = changed
+            for key in path[:-1]:
+                level = level[key]
+            level[path[-1]] = value
+            try:
+                form = adopted_format(changed, "config.json")
+                layer_parts(form, 128, 128)
+            except PrepareError:
+                continue
+
+
+def paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every key below the value."""
+    found = [above] if above else []
+    for key, each in value.items() if isinstance(value, dict) else ():
+        found += paths(each, (*above, key))
+    return found
+
+
+def test_two_groups_of_one_format(tmp_path: Path) -> None:
+    files = of_ours("fp8-dynamic")
+    config = json.loads(files["config.json"])
+    groups = config["quantization_config"]["config_groups"]
+    groups["group_1"] = groups["group_0"] | {"targets": ["re:.*mlp.*"]}
+    groups["group_0"]["targets"] = ["re:.*self_attn.*"]
+    assert verify(tmp_path, files | {"config.json": as_json(config)}, 8).layers
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:
