@@ -24,7 +24,7 @@ from pipeline.verification.adopted import UNQUANTIZED, adopted_format, quantizat
 from pipeline.verification.weight_format import NotComparableError
 from recipes.catalog import BASELINE
 from recipes.engine_arguments import check_arguments
-from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of
+from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of, words_of
 from recipes.schema import KV_DTYPE, EngineValue, Family, Recipe, ServingProfile
 
 _NAMED = re.compile(r"([a-z0-9][a-z0-9._-]*)=(.+)", re.DOTALL)
@@ -127,11 +127,13 @@ def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVaria
         arguments = _parse_arguments(shlex.split(named[2]))
         others = {name: value for name, value in arguments.items() if name != KV_DTYPE}
         check_arguments(profile.accelerator, others, profile.engine)
+        if not re.fullmatch(r"\w+", str(arguments.get(KV_DTYPE, "auto"))):
+            raise ValueError(f"'{KV_DTYPE}' is no word")
     except ValueError as error:
         raise UsageError(
             str(error), where=where, hint="give vLLM's long options, such as '--quantization fp8'"
         ) from error
-    word = " ".join(map(str, arguments.values()))
+    word = " ".join(map(words_of, arguments.values()))
     recipe = Recipe(
         name=named[1],
         summary="the source's weights, served with other arguments",
@@ -160,8 +162,11 @@ def _parse_arguments(words: list[str]) -> dict[str, EngineValue]:
                 raise ValueError(f"--{name} is given twice")
             found[name] = _value(value) if equals else True
             name = "" if equals else name
-        elif name:
-            found[name], name = _value(word), ""
+        elif name and found[name] is True:
+            found[name] = _value(word)
+        elif name:  # an option of several words
+            first = found[name]
+            found[name] = [*(first if isinstance(first, list) else [str(first)]), word]
         else:
             raise ValueError(f"{word!r} is no option")
     if not found:

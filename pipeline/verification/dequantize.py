@@ -109,13 +109,13 @@ class EightBitWeights:
         """Implement :class:`LayerDequantizer`."""
         values = self.weight.floats(begin, end)
         _check_numbers(self.weight, values)
-        block = self.form.block or ((1, self.form.group) if self.form.group else None)
-        if block is None:
+        shared = self.form.block or ((1, self.form.group) if self.form.group else None)
+        if shared is None:
             per_row = self.form.strategy != "tensor"
             scale = self.scale.floats(*((begin, end) if per_row else ()))
             values *= check_scale(self.scale, scale)
             return values
-        height, width = block
+        height, width = shared
         blocks = check_scale(self.scale, self.scale.floats(begin // height, -(-end // height)))
         by_row = np.repeat(blocks, height, axis=0)[: len(values)]
         for block in range(by_row.shape[1]):

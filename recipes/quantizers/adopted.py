@@ -28,7 +28,7 @@ class AdoptedQuantization(Quantization):
     layout: str = Field(description="format of its weights, or why they cannot be compared")
     bits: int = Field(ge=1, le=64, description="of a weight")
     number: Literal["int", "float"] = Field(description="type of a weight")
-    served_with: dict[str, bool | int | float | str] = Field(
+    served_with: dict[str, bool | int | float | str | list[str]] = Field(
         default={}, description="engine arguments that make a variant of the source's own weights"
     )
 
@@ -85,10 +85,15 @@ class AdoptedQuantization(Quantization):
         if not self.is_source:
             return f"Quantized elsewhere: {self.made_by}."
         arguments = " ".join(
-            f"--{name}" if value is True else f"--{name} {value}"
+            f"--{name}" if value is True else f"--{name} {words_of(value)}"
             for name, value in self.served_with.items()
         )
         return f"The weights are the source's own, served with {arguments}."
+
+
+def words_of(value: bool | int | float | str | list[str]) -> str:
+    """Return an argument's value as on a command line."""
+    return " ".join(value) if isinstance(value, list) else str(value)
 
 
 def family_of(form: WeightFormat) -> Literal["fp8", "int8", "int4", "fp4"]:

@@ -132,6 +132,7 @@ class TestServed:
             "online=--quantization 'fp8",
             "online=--model other",
             "online=--quantization ./file",
+            "online=--kv-cache-dtype ./file",
             "baseline=--quantization fp8",
         ],
     )
