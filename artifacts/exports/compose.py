@@ -42,6 +42,10 @@ def export(request: ExportRequest) -> dict[str, str]:
         ),
         "user": Noted("A new volume belongs to root.", "0:0"),
         "environment": {"PREPARE_STORE": "/tmp/store"},  # noqa: S108
+        "env_file": Noted(
+            "Credentials of the registry, if it needs any.",
+            [{"path": "registry.env", "required": False}],
+        ),
         "volumes": [f"weights:{VOLUME}"],
         "tmpfs": ["/tmp"],  # noqa: S108
         "restart": "no",

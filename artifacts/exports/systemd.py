@@ -21,6 +21,7 @@ After=network-online.target
 
 [Service]
 Type=exec
+# useradd --system --home-dir {state} prepare
 User=prepare
 StateDirectory=prepare
 Environment=PREPARE_HOME={state} HOME={state}
@@ -31,10 +32,10 @@ ExecStartPre=/bin/sh -c "test -d \\"$$0\\" || exec \\"$$@\\"" {weights} {pull}
 # It checks digests, evidence, this machine and the engine, and refuses what was not judged.
 ExecStart={serve}
 TimeoutStartSec=infinity
-# 1 and 2: the same start would end so again.
 Restart=on-failure
-RestartPreventExitStatus=1 2
-RestartSec=10
+# Wrong usage.
+RestartPreventExitStatus=2
+RestartSec=30
 KillMode=mixed
 TimeoutStopSec=60
 NoNewPrivileges=yes

@@ -31,8 +31,8 @@ from pipeline.release.recorded_verdict import (
 from recipes.workload import read_pinned
 
 MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_ms": "latency"}
-# A registry in a file or folder of this machine; containers elsewhere cannot read it.
-_LOCAL = ("sqlite:", "file:", "/", ".", "oci:///")
+# A registry in a file or folder of this machine; containers cannot read it.
+_LOCAL = ("sqlite:", "file:", "oci:///")
 
 
 def read_version(
@@ -102,7 +102,8 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
         UsageError: the folder is not empty; or containers would fetch from a registry of this
             machine.
     """
-    if target in FETCHING and request.source.startswith(_LOCAL):
+    is_local = "://" not in request.source or request.source.startswith(_LOCAL)
+    if target in FETCHING and is_local and not request.source.startswith("databricks"):
         reference = f"{request.version.name}@{request.version.version}"
         raise UsageError(
             "the cluster cannot fetch the files: the registry is on this machine",

@@ -19,7 +19,7 @@ from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.text import log_line
 from pipeline.release.recorded_verdict import RecordedVerdict
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
-from pipeline.stages.coherence.run import CoherenceProbe
+from pipeline.stages.coherence.run import CoherenceProbe, UnsupportedRequestError
 from recipes.engines import find_engine
 
 REPEATS = 3
@@ -61,9 +61,9 @@ def check_live(past: RecordedVerdict, url: str, model: str | None = None) -> Liv
             (unknown if recorded == AUTO else differences).append(words)
     judged = past.judged.coherence.result
     probe = CoherenceProbe(endpoint.url, endpoint.model)
-    found = [probe.passage_perplexity() for _ in range(REPEATS)]
-    logs = [math.log(each) for each in found if each is not None]
-    if judged.perplexity is None or len(logs) < REPEATS:
+    found = _perplexities(probe)
+    logs = [math.log(each) for each in found]
+    if not judged.perplexity or len(logs) < REPEATS:
         unknown.append("log-probabilities: the evidence or the server has none of the passage")
     else:
         distance = abs(logs[0] - math.log(judged.perplexity))
@@ -82,6 +82,14 @@ def check_live(past: RecordedVerdict, url: str, model: str | None = None) -> Liv
         unknown.append("greedy answer: other words than judged")
     verdict: Any = "differs" if differences else "undecided" if unknown else "same"
     return LiveCheck(verdict=verdict, differences=differences, unknown=unknown, compared=compared)
+
+
+def _perplexities(probe: CoherenceProbe) -> list[float]:
+    """Return the passage's perplexity by each request that gave a positive number."""
+    try:
+        return [each for _ in range(REPEATS) if (each := probe.passage_perplexity())]
+    except UnsupportedRequestError:
+        return []
 
 
 def _settings(judged: Deployable, endpoint: OpenAIEndpoint) -> dict[str, tuple[str, str]]:

@@ -244,7 +244,7 @@ class Vllm(Engine):
         return {"speculative-config": json.dumps({**told, **({"model": draft} if draft else {})})}
 
     def settings_in(self, metrics: str) -> dict[str, str]:
-        line = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
+        line = re.search(r"^vllm:cache_config_info\{(.{1,9999})\}", metrics, re.MULTILINE)
         labels = dict(re.findall(r'(\w+)="([^"\\]*)"', line[1])) if line else {}
         found = self.reported_settings.items()
         return {name: labels[label] for label, name in found if label in labels}

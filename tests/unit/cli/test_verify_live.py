@@ -52,7 +52,12 @@ class Server(HttpStandIn):
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 scores = {}
                 if asked.get("echo"):
-                    scores = {"token_logprobs": [None, -math.log(next(perplexities)), -1.0]}
+                    value = next(perplexities, None)
+                    if value is None:
+                        self.send(400, b"{}")
+                        return
+                    score = -math.log(value) if value > 1e-300 else 1e300
+                    scores = {"token_logprobs": [None, score, -1.0]}
                 choice = {"text": served.sample, "logprobs": scores}
                 self.send(200, json.dumps({"choices": [choice]}).encode())
 
@@ -118,6 +123,8 @@ def test_a_difference_is_named(run: FakeRun, name: str, changes: dict[str, Any])
         ("kv-cache-dtype", {"metrics": ""}),
         ("log-probabilities", {"perplexities": [10.02, 10.02, 10.02]}),
         ("log-probabilities", {"perplexities": [10.3, 10.2, 10.3]}),
+        ("log-probabilities", {"perplexities": [1e-320, 10.0, 10.0]}),
+        ("log-probabilities", {"perplexities": []}),
         ("greedy answer", {"sample": " Rome."}),
     ],
 )

@@ -127,9 +127,10 @@ class TestSystemd:
             assert read == text
         assert "\n" not in word
 
-    def test_a_server_stops_trying_after_a_refusal(self) -> None:
+    def test_an_engine_that_ends_is_started_again(self) -> None:
+        """`prepare serve` ends with 1 then, and with 2 where its options are wrong."""
         unit = files("systemd")[self.NAME]
-        assert "RestartPreventExitStatus=1 2" in unit
+        assert "RestartPreventExitStatus=2\n" in unit
         assert "--registry=http://mlflow.example.com:5000" in unit
 
 
