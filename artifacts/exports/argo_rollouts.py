@@ -23,15 +23,7 @@ def export(request: ExportRequest) -> dict[str, str]:
         "data": {"policy.yaml": policy},
     }
     services = [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": f"{app}-{role}"},
-            "spec": {
-                "selector": {"app.kubernetes.io/name": app},
-                "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
-            },
-        }
+        kubernetes.service(f"{app}-{role}", {"app.kubernetes.io/name": app})
         for role in ("stable", "canary")
     ]
     return {
@@ -49,32 +41,27 @@ def export(request: ExportRequest) -> dict[str, str]:
 def _rollout(request: ExportRequest) -> dict[str, Any]:
     app = request.version.app
     gate = {"analysis": {"templates": [{"templateName": f"{app}-gate"}]}}
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Rollout",
-        "metadata": {"name": app},
-        "spec": {
-            "replicas": 2,
-            "selector": {"matchLabels": {"app.kubernetes.io/name": app}},
-            "workloadRef": {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "name": Noted(
-                    "A Deployment of `--for kubernetes`. Naming that of the next version starts "
-                    "its canary.",
-                    request.version.service,
-                ),
-                "scaleDown": "onsuccess",
-            },
-            "strategy": {
-                "canary": {
-                    "stableService": f"{app}-stable",
-                    "canaryService": f"{app}-canary",
-                    "steps": [{"setWeight": request.canary_weight}, gate, {"setWeight": 100}],
-                }
-            },
-        },
+    workload = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": Noted(
+            "A Deployment of `--for kubernetes`; naming the next version's starts its canary.",
+            request.version.service,
+        ),
+        "scaleDown": "onsuccess",
     }
+    canary = {
+        "stableService": f"{app}-stable",
+        "canaryService": f"{app}-canary",
+        "steps": [{"setWeight": request.canary_weight}, gate, {"setWeight": 100}],
+    }
+    spec = {
+        "replicas": 2,
+        "selector": {"matchLabels": {"app.kubernetes.io/name": app}},
+        "workloadRef": workload,
+        "strategy": {"canary": canary},
+    }
+    return kubernetes.manifest("argoproj.io/v1alpha1", "Rollout", app, spec)
 
 
 def _analysis(request: ExportRequest) -> dict[str, Any]:
@@ -115,9 +102,5 @@ def _analysis(request: ExportRequest) -> dict[str, Any]:
         "failureLimit": 0,
         "provider": {"job": {"spec": {"backoffLimit": 0, "template": {"spec": job}}}},
     }
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "AnalysisTemplate",
-        "metadata": {"name": f"{app}-gate"},
-        "spec": {"metrics": [metric]},
-    }
+    spec = {"metrics": [metric]}
+    return kubernetes.manifest("argoproj.io/v1alpha1", "AnalysisTemplate", f"{app}-gate", spec)

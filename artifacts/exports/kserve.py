@@ -16,27 +16,23 @@ def export(request: ExportRequest) -> dict[str, str]:
     note = "Relative to the group's other versions."
     if request.canary is not None:
         note += f" Give version {request.canary} the weight {request.canary_weight} in its export."
-    service = {
-        "apiVersion": "serving.kserve.io/v1alpha2",
-        "kind": "LLMInferenceService",
-        "metadata": kubernetes.metadata(request),
-        "spec": {
-            "model": {
-                "uri": Noted("A name; the initial container below fetches and checks the files.",
-                             f"hf://prepare/{version.service}"),
-                "name": SERVED_NAME,
-            },
-            "storageInitializer": {"enabled": False},
-            "replicas": 1,
-            "router": {
-                "gateway": {},
-                "route": {
-                    "group": Noted("Versions of one group share its requests.", version.app),
-                    "weight": Noted(note, request.shares[version.version]),
-                },
-            },
-            "template": kubernetes.pod_spec(request, CONTAINER),
-        },
-    }  # fmt: skip
+    uri = Noted(
+        "A name; the initial container below fetches and checks the files.",
+        f"hf://prepare/{version.service}",
+    )
+    route = {
+        "group": Noted("Versions of one group share its requests.", version.app),
+        "weight": Noted(note, request.shares[version.version]),
+    }
+    spec = {
+        "model": {"uri": uri, "name": SERVED_NAME},
+        "storageInitializer": {"enabled": False},
+        "replicas": 1,
+        "router": {"gateway": {}, "route": route},
+        "template": kubernetes.pod_spec(request, CONTAINER),
+    }
+    service = kubernetes.manifest(
+        "serving.kserve.io/v1alpha2", "LLMInferenceService", kubernetes.metadata(request), spec
+    )
     purpose = "One version of the model, for KServe 0.21"
     return {"llm-inference-service.yaml": to_yaml(service, header=request.header(purpose))}

@@ -34,10 +34,9 @@ OPTIONAL = {
 
 def export(request: ExportRequest) -> dict[str, str]:
     """Return the files by name."""
-    service = request.version.service
     files = {
         "deployment.yaml": (_deployment(request), "One server of the judged tuple"),
-        "service.yaml": (_service(request), "Address inside the cluster"),
+        "service.yaml": (service(metadata(request), labels(request)), "Address inside the cluster"),
         "disruption-budget.yaml": (_budget(request), "Drains take one server at a time"),
         "podmonitor.yaml": (_monitor(request), "Scrapes /metrics; rules: `--for monitoring`"),
         "scaling.yaml": (_scaling(request), "Servers by load"),
@@ -51,10 +50,11 @@ def export(request: ExportRequest) -> dict[str, str]:
     )
     needed = [f"- {name}" for name in texts if name not in OPTIONAL]
     more = [f"# - {name}  # {why}" for name, why in OPTIONAL.items()]
+    secret = f"{request.version.service}-key"
     head = to_yaml(
         {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"},
         header=request.header("`kubectl kustomize .` shows it, `kubectl apply -k .` applies it")
-        + f"\nFirst: kubectl create secret generic {service}-key --from-literal=key=...",
+        + f"\nFirst: kubectl create secret generic {secret} --from-literal=key=...",
     )
     texts["kustomization.yaml"] = head + "\n".join(["resources:", *needed, *more]) + "\n"
     return texts
@@ -156,6 +156,12 @@ def pod_spec(request: ExportRequest, container: str = "server") -> dict[str, Any
     }
 
 
+def manifest(api: str, kind: str, name: str | dict[str, Any], spec: Any) -> dict[str, Any]:
+    """Return an object of Kubernetes; a name or all metadata."""
+    facts = {"name": name} if isinstance(name, str) else name
+    return {"apiVersion": api, "kind": kind, "metadata": facts, "spec": spec}
+
+
 def metadata(request: ExportRequest) -> dict[str, Any]:
     """Return name, labels and the tuple's digest, by which a running pod can be identified."""
     version = request.version
@@ -167,19 +173,13 @@ def metadata(request: ExportRequest) -> dict[str, Any]:
 
 
 def _deployment(request: ExportRequest) -> dict[str, Any]:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata(request),
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": labels(request)},
-            "template": {
-                "metadata": {key: metadata(request)[key] for key in ("labels", "annotations")},
-                "spec": pod_spec(request),
-            },
-        },
+    described = {key: metadata(request)[key] for key in ("labels", "annotations")}
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": labels(request)},
+        "template": {"metadata": described, "spec": pod_spec(request)},
     }
+    return manifest("apps/v1", "Deployment", metadata(request), spec)
 
 
 def _literal(text: str) -> str:
@@ -212,39 +212,25 @@ def _resources(request: ExportRequest) -> dict[str, Any]:
     return {"requests": {"cpu": cores}, "limits": {"cpu": cores}}
 
 
-def _service(request: ExportRequest) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(request),
-        "spec": {
-            "selector": labels(request),
-            "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
-        },
-    }
+def service(name: str | dict[str, Any], selector: dict[str, str]) -> dict[str, Any]:
+    """Return a Service of the servers with these labels."""
+    ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
+    return manifest("v1", "Service", name, {"selector": selector, "ports": ports})
 
 
 def _budget(request: ExportRequest) -> dict[str, Any]:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(request),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(request)}},
-    }
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(request)}}
+    return manifest("policy/v1", "PodDisruptionBudget", metadata(request), spec)
 
 
 def _monitor(request: ExportRequest) -> dict[str, Any]:
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": metadata(request),
-        "spec": {
-            "selector": {"matchLabels": labels(request)},
-            "jobLabel": Noted("Rules select this job and version.", "app.kubernetes.io/name"),
-            "podTargetLabels": [VERSION_LABEL],
-            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
-        },
+    spec = {
+        "selector": {"matchLabels": labels(request)},
+        "jobLabel": Noted("Rules select this job and version.", "app.kubernetes.io/name"),
+        "podTargetLabels": [VERSION_LABEL],
+        "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
     }
+    return manifest("monitoring.coreos.com/v1", "PodMonitor", metadata(request), spec)
 
 
 def _scaling(request: ExportRequest) -> dict[str, Any]:
@@ -274,26 +260,15 @@ def _scaling(request: ExportRequest) -> dict[str, Any]:
         note = "Requests in flight on one server, as certified."
         triggers.append(Noted(note, _trigger(in_flight, f"{version.certified.concurrency}")))
     quiet = max(300, math.ceil(2 * version.ready_seconds))
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": metadata(request),
-        "spec": {
-            "scaleTargetRef": {"name": version.service},
-            "minReplicaCount": 1,
-            "maxReplicaCount": MAX_REPLICAS,
-            "advanced": {
-                "horizontalPodAutoscalerConfig": {
-                    "behavior": {
-                        "scaleDown": {
-                            "stabilizationWindowSeconds": Noted("Starts are slow.", quiet)
-                        }
-                    }
-                }
-            },
-            "triggers": triggers,
-        },
+    behavior = {"scaleDown": {"stabilizationWindowSeconds": Noted("Starts are slow.", quiet)}}
+    spec = {
+        "scaleTargetRef": {"name": version.service},
+        "minReplicaCount": 1,
+        "maxReplicaCount": MAX_REPLICAS,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
+        "triggers": triggers,
     }
+    return manifest("keda.sh/v1alpha1", "ScaledObject", metadata(request), spec)
 
 
 def _trigger(query: str, threshold: str) -> dict[str, Any]:
@@ -303,39 +278,17 @@ def _trigger(query: str, threshold: str) -> dict[str, Any]:
 
 
 def _routes(request: ExportRequest) -> list[dict[str, Any]]:
-    version = request.version
-    pools = [
-        {
-            "apiVersion": "inference.networking.k8s.io/v1",
-            "kind": "InferencePool",
-            "metadata": {"name": service_of(version.name, number)},
-            "spec": {
-                "targetPorts": [{"number": PORT}],
-                "selector": {"matchLabels": {**labels(request), VERSION_LABEL: number}},
-                "endpointPickerRef": {
-                    "name": f"{service_of(version.name, number)}-epp",
-                    "port": {"number": 9002},
-                },
-            },
+    version, group = request.version, "inference.networking.k8s.io"
+    pools, backends = [], []
+    for number, share in request.shares.items():
+        name = service_of(version.name, number)
+        spec = {
+            "targetPorts": [{"number": PORT}],
+            "selector": {"matchLabels": {**labels(request), VERSION_LABEL: number}},
+            "endpointPickerRef": {"name": f"{name}-epp", "port": {"number": 9002}},
         }
-        for number in request.shares
-    ]
-    backends = [
-        {
-            "group": "inference.networking.k8s.io",
-            "kind": "InferencePool",
-            "name": service_of(version.name, number),
-            "weight": share,
-        }
-        for number, share in request.shares.items()
-    ]
-    route = {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": "HTTPRoute",
-        "metadata": {"name": version.app},
-        "spec": {
-            "parentRefs": [{"name": Noted("The cluster's own gateway.", "inference-gateway")}],
-            "rules": [{"backendRefs": backends}],
-        },
-    }
-    return [*pools, route]
+        pools.append(manifest(f"{group}/v1", "InferencePool", name, spec))
+        backends.append({"group": group, "kind": "InferencePool", "name": name, "weight": share})
+    gateway = {"name": Noted("The cluster's own gateway.", "inference-gateway")}
+    route = {"parentRefs": [gateway], "rules": [{"backendRefs": backends}]}
+    return [*pools, manifest("gateway.networking.k8s.io/v1", "HTTPRoute", version.app, route)]
