@@ -63,8 +63,10 @@ def find_rule_mismatches(
             )
     for role, record in records.items():
         if record.stage == SPEED.name:
-            for side, served in SPEED.parameters_of(record).sides.items():
-                yield from find_served_otherwise(role, side, served, judge.profile, loaded=True)
+            loaded = SPEED.parameters_of(record)
+            for side, served in loaded.sides.items():
+                mode = loaded.rule.server_mode
+                yield from find_served_otherwise(role, side, served, judge.profile, mode)
         if record.stage != EVALUATE.name:
             continue
         asked = EVALUATE.parameters_of(record)
@@ -117,16 +119,15 @@ def find_served_otherwise(
     side: str,
     served: ServedModel,
     profile: ServingProfile | None,
-    *,
-    loaded: bool = False,
+    server_mode: str = "",
 ) -> Iterator[str]:
-    """Yield where a stage's serving differs from the profile."""
+    """Yield where a stage's serving differs from the profile; the mode is a speed gate's."""
     if profile is None:
         return
     drafted = profile.speculative.model if profile.speculative is not None else None
     is_baseline = side != CANDIDATE.rstrip(".")
     wanted = ServingArguments.of(profile, is_baseline=is_baseline, draft=drafted)
-    if served.serving != (under_load(wanted, profile) if loaded else wanted):
+    if served.serving != under_load(wanted, profile.accelerator, server_mode):
         yield f"{role}: its {side} was not served as the verdict's profile says"
 
 

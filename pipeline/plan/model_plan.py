@@ -32,7 +32,7 @@ from pipeline.plan.speed_plan import (
 )
 from pipeline.plan.start_spread import takes_measured_spread, with_measured_spread
 from pipeline.serving.served_model import ServedModel, ServerRuntime
-from pipeline.serving.serving_arguments import ServingArguments, under_load
+from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import (
     NOTHING,
     Attempt,
@@ -262,11 +262,7 @@ class ModelPlanner:
             )
 
         before, after = (
-            SpeedSide(
-                each.recipe.name,
-                self._identity(under_load(arguments, self.profile)),
-                each.stages["coherence"],
-            )
+            SpeedSide(each.recipe.name, self._identity(arguments), each.stages["coherence"])
             for each, arguments in (
                 (baseline, ServingArguments.of(self.profile, is_baseline=True)),
                 (variant, self._arguments_of(variant.recipe)),

@@ -36,6 +36,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.serving.served_model import ServedModel
+from pipeline.serving.serving_arguments import under_load
 from pipeline.stages.attempts import NOTHING, Attempt, AttemptLedger, Counted, Remeasured
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from recipes.catalog import load_workload
@@ -324,7 +325,9 @@ class Sides:
                 name=claim.name,
                 workload=workload,
                 rule=rule,
-                sides={name: side.identity for name, side in sides.items()},
+                sides={
+                    name: _loaded(side.identity, rule.server_mode) for name, side in sides.items()
+                },
                 environment=self.environment,
                 machine=self.machine,
                 other_weights=list(self.other_weights),
@@ -336,6 +339,11 @@ class Sides:
             ),
             Path(self.candidate.coherence.store),
         )
+
+
+def _loaded(model: ServedModel, server_mode: str) -> ServedModel:
+    serving = under_load(model.serving, model.hardware.accelerator, server_mode)
+    return model.model_copy(update={"serving": serving})
 
 
 def speed_stages(

@@ -67,13 +67,19 @@ class ServingArguments:
         return plain if self.engine == DEFAULT else {"engine": self.engine, **plain}
 
 
-def under_load(serving: ServingArguments, profile: ServingProfile) -> ServingArguments:
-    """Return how a side is served while speeds are compared.
+def under_load(
+    serving: ServingArguments, accelerator: str | None, server_mode: str
+) -> ServingArguments:
+    """Return how a side is served while its speed is measured.
 
     Two servers on the same GPUs get half of the memory each, so that neither has more than the
     other.
+
+    Args:
+        accelerator: of the server; None for an endpoint.
+        server_mode: of the gate's rule.
     """
-    if profile.accelerator != "cuda" or profile.server_mode != "concurrent":
+    if accelerator != "cuda" or server_mode != "concurrent":
         return serving
     arguments = serving.engine_arguments
     share = round(memory_share(arguments) / 2, 4)

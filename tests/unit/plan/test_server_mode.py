@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loose_stage import stage_spec
 from published_models import LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B_V01, inspected
 from small_checkpoint import checkpoint_files, write_files
 from some_node import node_of
 
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.plan.server_mode import fits_twice, with_server_mode
+from pipeline.core.hardware import Hardware
+from pipeline.plan.server_mode import fits_twice, in_mode, with_server_mode
+from pipeline.plan.speed_plan import Sides, SpeedSide, find_claims
+from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments, under_load
+from pipeline.stages.speed import SPEED
 from recipes.catalog import gpu_of_driver, load_policy, load_profile
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
@@ -98,12 +103,33 @@ def test_the_report_names_what_was_not_kept_quiet(
 
 @pytest.mark.parametrize(("given", "half"), [({}, 0.46), ({"gpu-memory-utilization": 0.8}, 0.4)])
 def test_each_side_has_the_same_half_of_the_memory(given: dict[str, Any], half: float) -> None:
-    together = served(**given).model_copy(update={"server_mode": "concurrent"})
     for is_baseline in (True, False):
-        alone = ServingArguments.of(together, is_baseline=is_baseline)
-        found = under_load(alone, together)
+        alone = ServingArguments.of(served(**given), is_baseline=is_baseline)
+        found = under_load(alone, "cuda", "concurrent")
         assert found.engine_arguments == {**alone.engine_arguments, "gpu-memory-utilization": half}
-        assert under_load(alone, served(**given)) == alone
-    cpu = load_profile("cpu")
-    ours = ServingArguments.of(cpu, is_baseline=False)
-    assert under_load(ours, cpu) == ours
+        assert under_load(alone, "cuda", "interleaved") == alone
+        assert under_load(alone, "cpu", "concurrent") == alone
+        assert under_load(alone, None, "concurrent") == alone
+
+
+def test_limits_are_measured_with_all_of_the_memory(tmp_path: Path) -> None:
+    """A candidate has a start for each round, and the GPU for itself."""
+    speed = {
+        "ratio": {"min_ratio": 1.0, "workloads": ["chat"]},
+        "slo": [{"workload": "chat", "rate": 4.0, "limits": {"ttft_ms_p50": 900.0}}],
+    }
+    mine = Policy.model_validate({**DEFAULT.model_dump(), "speed": speed})
+    profile = in_mode(served(), concurrent=True)
+    model = ServedModel(
+        serving=ServingArguments.of(profile, is_baseline=False),
+        hardware=Hardware(accelerator="cuda", gpu=H100),
+    )
+    side = SpeedSide("fp8", model, stage_spec("coherence", "fp8", {}, {}, {}, tmp_path))
+    both = Sides(side, side, tokenizer=tmp_path, environment="e", machine="m")
+    shares = {
+        claim.gate: SPEED.parameters_of(both.stage(claim))
+        .sides["candidate"]
+        .serving.engine_arguments.get("gpu-memory-utilization")
+        for claim in find_claims(mine, profile)
+    }
+    assert shares == {"ratio.chat": 0.46, "slo.0": None}
