@@ -92,7 +92,7 @@ def test_all_at_once(settings: Settings, tmp_path: Path, monkeypatch: pytest.Mon
     assert report.error is not None
     what = report.error["message"]
     for words in (
-        "already quantized",
+        "recipes need 16-bit weights",
         "layers of 40",
         "'quantize' of 'awq-w4a16' needs",
         "'serve'",
@@ -110,7 +110,7 @@ def test_what_the_checkpoint_says_of_itself_is_told_before_it_is_hashed(
     (tmp_path / "model" / "hf_quant_config.json").write_text("{}")
     report = run_model(request(name), settings, Listener())
     assert report.error is not None
-    for words in ("already quantized", "its own Python code", "layers of 40"):
+    for words in ("recipes need 16-bit weights", "its own Python code", "layers of 40"):
         assert words in report.error["message"]
 
 

@@ -56,6 +56,7 @@ def run_to(
     object.__setattr__(checkpoint, "ref", "c")
     object.__setattr__(checkpoint, "digest", "0" * 64)
     object.__setattr__(checkpoint, "kind", "folder")
+    object.__setattr__(checkpoint, "quantized", "")
     object.__setattr__(checkpoint, "path", folder)
     monkeypatch.setattr(whole_run, "find_data", lambda *_: None)
     monkeypatch.setattr(whole_run, "locate", lambda *_: checkpoint)
