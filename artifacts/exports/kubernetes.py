@@ -50,7 +50,7 @@ def export(request: ExportRequest) -> dict[str, str]:
     )
     needed = [f"- {name}" for name in texts if name not in OPTIONAL]
     more = [f"# - {name}  # {why}" for name, why in OPTIONAL.items()]
-    secret = f"{request.version.service}-key"
+    secret = f"{request.version.app}-key"
     head = to_yaml(
         {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"},
         header=request.header("`kubectl kustomize .` shows it, `kubectl apply -k .` applies it")
@@ -71,7 +71,7 @@ def pod_spec(request: ExportRequest, container: str = "server") -> dict[str, Any
     version = request.version
     start = max(START_MARGIN * version.ready_seconds, START_MIN_SECONDS)
     probe = {"httpGet": {"path": version.engine.health, "port": PORT}}
-    key = {"secretKeyRef": {"name": f"{version.service}-key", "key": "key"}}
+    key = {"secretKeyRef": {"name": f"{version.app}-key", "key": "key"}}
     variables = [
         {"name": name, "value": _literal(value)} for name, value in version.variables.items()
     ]

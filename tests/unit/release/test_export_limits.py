@@ -1,0 +1,71 @@
+"""Limits, rates and knees of exports: those of gates on absolute limits that passed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from sample_reports import speed_claim
+
+from artifacts.exports.exported_version import Certified, CertifiedLimit
+from eval_gates.speed.gate_rule import SpeedGateRule, build_rule
+from pipeline.release.export import certified_by
+from recipes.speed import SloGate, SpeedGate
+
+LIMITS = {"ttft_ms_p95": 200, "tpot_ms_p50": 30, "errors": 0}
+
+
+def certified(*gates: tuple[dict[str, Any], dict[str, Any], str]) -> Certified:
+    """What gates show, each by its changes, arrivals and verdict."""
+    rules, reports = {}, []
+    for number, (changes, arrivals, verdict) in enumerate(gates):
+        name = f"slo.{number}"
+        keys = {"workload": "chat", "limits": LIMITS, **changes}
+        claim = SpeedGate(name, "chat", SloGate.model_validate(keys))
+        workload = {"kind": "random", "input_tokens": 9, "output_tokens": 9, "arrivals": arrivals}
+        rule = build_rule(claim, 0.05, "cpu")
+        rules[name] = SpeedGateRule.model_validate(
+            {"name": "chat", "workload": workload, "rule": rule}
+        )
+        reports.append(speed_claim(gate=name, kind="slo", verdict=verdict))
+    parameters = SimpleNamespace(speed=rules)
+    past: Any = SimpleNamespace(
+        bundle=SimpleNamespace(variant=SimpleNamespace(speed=[*reports, speed_claim()])),
+        judged=SimpleNamespace(judge=SimpleNamespace(parameters=parameters)),
+    )
+    return certified_by(past)
+
+
+def test_the_limits_of_a_gate_that_passed() -> None:
+    found = certified(({}, {"rate": 3}, "pass"))
+    assert found.limits == (
+        CertifiedLimit(gate="slo.0", measure="ttft", percentile=95, seconds=0.2),
+        CertifiedLimit(gate="slo.0", measure="tpot", percentile=50, seconds=0.03),
+    )
+    assert (found.rate, found.concurrency) == (3, None)
+
+
+def test_nothing_of_a_gate_that_did_not_pass() -> None:
+    for verdict in ("fail", "undecided"):
+        assert certified(({}, {"rate": 3}, verdict)) == Certified()
+
+
+def test_the_highest_of_several_and_the_smallest_acceptance() -> None:
+    found = certified(
+        ({}, {"rate": 3}, "pass"),
+        ({}, {"rate": 5}, "pass"),
+        ({}, {"rate": 9}, "fail"),
+        ({"min_acceptance_length": 1.5}, {"concurrency": 64}, "pass"),
+    )
+    assert (found.rate, found.concurrency, found.acceptance_length) == (5, 64, 1.5)
+
+
+def test_limits_over_the_baseline_are_no_times() -> None:
+    found = certified(
+        ({"compare": "baseline", "limits": {"ttft_ms_p95": 1.1}}, {"rate": 3}, "pass")
+    )
+    assert found == Certified()
+
+
+def test_no_gates() -> None:
+    assert certified() == Certified()
