@@ -30,6 +30,14 @@ def verdict_of(report: RunReport) -> RunVerdict:
     return VERDICTS[report.exit_code]
 
 
+def baseline_lines(report: RunReport) -> list[str]:
+    """Return a note on a baseline that was released quantized; [] for others."""
+    source = report.checkpoint.source if report.checkpoint is not None else None
+    if source is None or not source.quantized:
+        return []
+    return [f"the baseline is as released: verdicts are against {source.as_baseline}"]
+
+
 def serving_lines(options: RecordedCommand) -> list[str]:
     """Return notes on how the variants were served."""
     lines = [f"CPU override {name}: {why}" for name, why in (options.cpu_overrides or {}).items()]

@@ -11,6 +11,7 @@ from artifacts.ci.case import Case, cases_of_run, show_tier
 from artifacts.gate_row import GateRow, claim_rows, gate_row
 from artifacts.run_outcome import (
     attribution_lines,
+    baseline_lines,
     describe_weights,
     drafting_lines,
     headline,
@@ -56,6 +57,7 @@ def blocks(report: RunReport) -> Iterator[str]:
         yield f"- {markdown_with_code(step)}\n"
     yield from table(report)
     told = (
+        *baseline_lines(report),
         *serving_lines(report.options),
         *drafting_lines(report),
         *attribution_lines(report),

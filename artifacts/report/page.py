@@ -50,6 +50,7 @@ def run_page(evidence: RunEvidence) -> str:
         outcome=word,
         sentence=run_outcome.headline(evidence.report),
         serving=[
+            *run_outcome.baseline_lines(evidence.report),
             *run_outcome.serving_lines(evidence.report.options),
             *run_outcome.drafting_lines(evidence.report),
             *run_outcome.attribution_lines(evidence.report),

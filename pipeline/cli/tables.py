@@ -78,7 +78,12 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
     """
     from rich.text import Text
 
-    from artifacts.run_outcome import attribution_lines, drafting_lines, serving_lines
+    from artifacts.run_outcome import (
+        attribution_lines,
+        baseline_lines,
+        drafting_lines,
+        serving_lines,
+    )
 
     out = console()
     if report.variants:
@@ -93,7 +98,7 @@ def print_run(report: RunReport, store: Path | None = None, *, is_shown: bool = 
         *speed_lines(report),
         *cost_lines(report),
     ]
-    last += [*serving_lines(report.options), *drafting_lines(report)]
+    last += [*baseline_lines(report), *serving_lines(report.options), *drafting_lines(report)]
     for line in [*last, *attribution_lines(report)]:
         print_line(out, Text(line))
     print_ending(report, store, is_shown=is_shown)

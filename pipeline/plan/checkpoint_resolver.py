@@ -53,7 +53,9 @@ def locate(
     if form is None or not to_quantize:
         return checkpoint
     if fault := dequantization_error(str(checkpoint.path / "config.json"), form):
-        raise fault
+        if any(recipe.quantization.quantizes for recipe in choices.recipes):
+            raise fault
+        return checkpoint
     folder = make(dequantize_stage(checkpoint, form, choices.profile, settings))
     made = inspect_folder(
         folder,

@@ -181,7 +181,8 @@ class PreflightInput:
     def _find_checkpoint_faults(self) -> Iterator[PrepareError | None]:
         source, where = self.source, self.source.where
         yield unsupported.architecture_error(self.architecture, where)
-        if any(recipe.name not in self.made for recipe in self.recipes):
+        to_make = (each for each in self.recipes if each.quantization.quantizes)
+        if any(recipe.name not in self.made for recipe in to_make):
             yield unsupported.dequantization_error(where, source.format)
         yield checks.find_released_fault(source, self.profile, self.machine.cpu_features)
         if needs_own_code(source.config) and not self.trust_remote_code:

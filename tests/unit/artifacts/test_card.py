@@ -93,6 +93,10 @@ class TestFrontMatter:
         assert result.metric_type == "pass@1"
         assert result.metric_value == 50.0
 
+    def test_what_the_verdict_is_against(self, run: FakeRun) -> None:
+        assert "against the unquantized model" in card_of(run).content
+        assert "against the released FP8 weights" in card_of(run, quantized="FP8").content
+
     def test_an_unknown_base_is_left_out(self, run: FakeRun) -> None:
         data = card_of(run).data.to_dict()
         assert "base_model" not in data
