@@ -287,7 +287,7 @@ def quantization_config(kind: str) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "config_groups": {"group_0": group | {"input_activations": {"dynamic": dynamic}}},
         "ignore": ["lm_head"],
-        "kv_cache_scheme": {"num_bits": 8} if kind == "fp8-static" else None,
+        "kv_cache_scheme": {"num_bits": 8, "strategy": "tensor"} if kind == "fp8-static" else None,
     }
 
 
