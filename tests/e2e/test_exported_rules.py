@@ -1,14 +1,17 @@
-"""A real Prometheus scrapes the real server under load: each exported expression has a series."""
+"""The exported command serves; a real Prometheus finds a series for each exported expression."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +20,17 @@ import pytest
 import yaml
 from free_port import free_port
 
+from artifacts.exports.exported_version import CACHES, WEIGHTS, ExportedVersion
 from artifacts.exports.kubernetes import VERSION_LABEL
 from artifacts.exports.signals import Signals
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.serving.server import Server
-from pipeline.serving.serving_arguments import ResolvedSpeculativeConfig, ServingArguments
+from pipeline.serving.serving_arguments import ServingArguments
 from recipes.schema import ServingProfile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from some_export import CERTIFIED, exported, files, request
+from some_export import CERTIFIED, deployable, exported, files, request
 
 pytestmark = [
     pytest.mark.e2e,
@@ -35,41 +38,75 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
 ]
-# What the load exceeds, so that the alert fires.
-VERSION = exported(certified=CERTIFIED.model_copy(update={"rate": 0.001}))
 FIRES = "PrepareAboveCertifiedRate"
+KEY = "a key"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A version, and the server that its export starts."""
+
+    version: ExportedVersion
+    url: str
 
 
 @pytest.fixture(scope="module")
-def drafting(
+def served(
     demo_model: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    """The demo model with speculative decoding, which has metrics of its drafts."""
-    base = ServingArguments.of(cpu_profile, is_baseline=True)
-    arguments = ServingArguments(
-        {**base.engine_arguments, "max-model-len": 1024},
-        base.environment,
-        speculative=ResolvedSpeculativeConfig(
-            method="ngram", num_speculative_tokens=3, prompt_lookup_max=3
-        ),
-    )
+) -> Iterator[Exported]:
+    """The demo model by the exported command and variables alone, with drafts by n-grams."""
+    profile = cpu_profile.model_copy(update={"kv_cache_dtype": cpu_profile.baseline_kv_cache_dtype})
+    serving = ServingArguments.of(profile, is_baseline=False).to_dict()
+    serving["engine_arguments"]["max-model-len"] = 1024
+    speculative = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    judged = deployable("cpu", **{**serving, "speculative": speculative})
+    # The load exceeds the rate, so that the alert fires.
+    version = exported(judged, certified=CERTIFIED.model_copy(update={"rate": 0.001}))
+    folder, port = tmp_path_factory.mktemp("served"), free_port()
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
-    log = tmp_path_factory.mktemp("drafting") / "server.log"
-    server = Server(python, demo_model, arguments, log, port=free_port())
+    here = {
+        str(version.python.parent): str(python.parent),
+        WEIGHTS: str(demo_model),
+        CACHES: str(folder),
+        "0.0.0.0": "127.0.0.1",
+        "8000": str(port),
+    }
+
+    def localize(text: str) -> str:
+        for theirs, ours in here.items():
+            text = text.replace(theirs, ours)
+        return text.replace("$$", "$")
+
+    service = yaml.safe_load(files("compose", request(version))["compose.yaml"])["services"]
+    made = service[version.service]
+    variables = {name: localize(value) for name, value in made["environment"].items()}
+    # The image has this one.
+    environment = {**variables, "VLLM_API_KEY": KEY, "HOME": str(folder)}
+    url = f"http://127.0.0.1:{port}"
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [localize(word) for word in made["entrypoint"]],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
     try:
-        server.start(cpu_profile.ready_timeout_seconds, NullProgress())
-        yield server
+        with httpx.Client(base_url=url, trust_env=False, timeout=10) as client:
+            wait_for(client, "/health", server, folder / "log", 600)
+        yield Exported(version, url)
     finally:
-        server.stop()
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
 
 
 @pytest.fixture(scope="module")
 def prometheus(
-    drafting: Server, tmp_path_factory: pytest.TempPathFactory
+    served: Exported, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
     """Prometheus with the exported job and rules, faster than in use, after some load."""
     folder = tmp_path_factory.mktemp("prometheus")
-    made = files("monitoring", request(VERSION))
+    made = files("monitoring", request(served.version))
     rules = yaml.safe_load(made["rules.yaml"])
     for rule in rules["groups"][0]["rules"]:
         if "for" in rule:
@@ -77,7 +114,7 @@ def prometheus(
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
     config = yaml.safe_load(made["scrape.yaml"])
     (job,) = config["scrape_configs"]
-    job["static_configs"][0]["targets"] = [drafting.url.removeprefix("http://")]
+    job["static_configs"][0]["targets"] = [served.url.removeprefix("http://")]
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = ["rules.yaml"]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -87,13 +124,9 @@ def prometheus(
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
         with httpx.Client(base_url=f"http://{address}", trust_env=False, timeout=30) as client:
-            deadline = time.monotonic() + 60
-            while not is_ready(client):
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline, (folder / "log").read_text()
-                time.sleep(0.5)
+            wait_for(client, "/-/ready", process, folder / "log", 60)
             with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda _: ask(drafting), range(24)))
+                list(pool.map(lambda _: ask(served.url), range(24)))
             time.sleep(3)  # two scrapes more, and an evaluation of the rules
             yield client
     finally:
@@ -101,17 +134,28 @@ def prometheus(
         process.wait(30)
 
 
-def is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/-/ready").is_success
-    except httpx.HTTPError:
-        return False
+def wait_for(
+    client: httpx.Client, path: str, process: subprocess.Popen[bytes], log: Path, seconds: float
+) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if client.get(path).is_success:
+                return
+        except httpx.HTTPError:
+            pass
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)
 
 
-def ask(server: Server) -> None:
+def ask(url: str) -> None:
     """Ask for text that repeats, of which n-grams are found."""
     body = {"model": "model", "prompt": "one two three " * 40, "max_tokens": 24, "temperature": 0}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300, trust_env=False)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    answer = httpx.post(
+        f"{url}/v1/completions", json=body, headers=headers, timeout=300, trust_env=False
+    )
     answer.raise_for_status()
 
 
@@ -122,17 +166,17 @@ def series(client: httpx.Client, expression: str) -> list[Any]:
     return found
 
 
-def test_every_expression_returns_a_series(prometheus: httpx.Client) -> None:
-    made = files("monitoring", request(VERSION))
+def test_every_expression_returns_a_series(prometheus: httpx.Client, served: Exported) -> None:
+    made = files("monitoring", request(served.version))
     rules = yaml.safe_load(made["rules.yaml"])["groups"][0]["rules"]
     panels = json.loads(made["dashboard.json"])["panels"]
     expressions = {rule["expr"] for rule in rules if "record" in rule}
     expressions |= {rule["record"] for rule in rules if "record" in rule}
     expressions |= {target["expr"] for panel in panels for target in panel["targets"]}
     # Without their comparison, which is true only where something is wrong.
-    conditions = [each for alert in Signals(VERSION).alerts for each in alert.conditions]
+    conditions = [each for alert in Signals(served.version).alerts for each in alert.conditions]
     expressions |= {condition.value for condition in conditions}
-    scaling = yaml.safe_load(files("kubernetes", request(VERSION))["scaling.yaml"])
+    scaling = yaml.safe_load(files("kubernetes", request(served.version))["scaling.yaml"])
     expressions |= {each["metadata"]["query"] for each in scaling["spec"]["triggers"]}
     empty = sorted(each for each in expressions if not series(prometheus, each))
     assert not empty
