@@ -17,7 +17,7 @@ from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, Version
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import Hardware
-from pipeline.core.record import Record
+from pipeline.core.record import SparseRecord
 from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.record import first_fault
 from pipeline.environments.definition import Accelerator
@@ -54,8 +54,12 @@ class TupleDifference:
         return dict(vars(self))
 
 
-class Deployable(Record, serialize_by_alias=True):
-    """The deployable tuple; its digest covers all members."""
+class Deployable(SparseRecord, serialize_by_alias=True):
+    """The deployable tuple; its digest covers all members.
+
+    The kernels are no member: they follow from engine, serving and hardware, and are known only
+    once a server has started.
+    """
 
     weights: str = Field(description="digest of the names and contents of the weight files")
     engine_version: str = Field(description="as the engine reports it")
@@ -64,6 +68,10 @@ class Deployable(Record, serialize_by_alias=True):
     evaluate_environment: str = Field(alias="environment.evaluate", description="identity")
     serving: ServingArguments
     hardware: Hardware
+    kernels: dict[str, str] | None = Field(
+        None,
+        description="kernels and fusions that the engine chose, from its log; not in the digest",
+    )
 
     @field_validator("hardware")
     @classmethod
@@ -76,8 +84,9 @@ class Deployable(Record, serialize_by_alias=True):
         """Parse a version's tags; raises RegistryError if they are malformed."""
         try:
             names = [field.alias or name for name, field in cls.model_fields.items()]
-            texts = {name: version.tags[f"prepare.{name}"] for name in names}
-            parsed = {name: parse_json(texts[name]) for name in ("serving", "hardware")}
+            known = {"prepare.kernels": "null", **version.tags}
+            texts = {name: known[f"prepare.{name}"] for name in names}
+            parsed = {name: parse_json(texts[name]) for name in ("serving", "hardware", "kernels")}
             return cls.model_validate(texts | parsed)
         except (LookupError, ValueError) as error:
             raise RegistryError(
@@ -89,7 +98,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @property
     def members(self) -> dict[str, Any]:
-        return self.model_dump()
+        return self.model_dump(exclude={"kernels"})
 
     @property
     def digest(self) -> str:
@@ -112,7 +121,7 @@ class Deployable(Record, serialize_by_alias=True):
         """Return the digest and each member as text tags of a registered version."""
         return {
             TUPLE_TAG: self.digest,
-            **{f"prepare.{name}": as_tag(member) for name, member in self.members.items()},
+            **{f"prepare.{name}": as_tag(member) for name, member in self.model_dump().items()},
         }
 
     def differences(self, here: Deployable) -> list[TupleDifference]:

@@ -17,6 +17,7 @@ from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResul
 from pipeline.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
+from recipes.engines import KERNELS
 from recipes.quantizers.adopted import AdoptedQuantization
 
 Find = Callable[[str, str], StageRecord | None]
@@ -115,6 +116,12 @@ class VerdictInputs:
                     "environment.evaluate": evaluated.parameters.environment,
                     "serving": served.serving,
                     "hardware": served.hardware,
+                    "kernels": {
+                        name: fact
+                        for name, fact in self.coherence.result.server.__pydantic_extra__.items()
+                        if name in KERNELS
+                    }
+                    or None,
                 }
             )
         except (ValueError, LookupError) as error:

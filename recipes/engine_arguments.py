@@ -23,16 +23,18 @@ _OBJECT = re.compile(r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$")
 _OF_A_FILE = re.compile(
     r"(.*[_-])?(dir|path|file|folder|plugin|cls|module|qualname)s?", re.IGNORECASE
 )
+# Lets a server compile kernels with the nvcc of its environment; without it there is none.
+COMPILES = "PREPARE_NVCC"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A process reads more, such as CC, CXX and OPENSSL_CONF; allowed is what tunes the engine and the
 # libraries that compute for it.
 _TUNES = re.compile(
     r"(OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|CUDA|CUBLAS|NVIDIA"
-    r"|NCCL|GLOO|FLASHINFER|MALLOC)_.*|TOKENIZERS_PARALLELISM|PREPARE_CPU_FEATURES"
+    r"|NCCL|GLOO|FLASHINFER|MALLOC)_.*|TOKENIZERS_PARALLELISM|PREPARE_(CPU_FEATURES|NVCC)"
 )
 # Variables that load code or settings, open connections, or hold a credential.
 _VARIABLES_OF_OURS = re.compile(
-    r"LD_.*|PYTHON.*|GLIBC_TUNABLES|PATH|HOME|BASH_ENV|ENV|.*_PROXY|PREPARE_(?!CPU_FEATURES$).*"
+    r"LD_.*|PYTHON.*|GLIBC_TUNABLES|PATH|HOME|BASH_ENV|ENV|.*_PROXY|PREPARE_(?!(CPU_FEATURES|NVCC)$).*"
     r"|.*(TOKEN|PASSW|SECRET|CREDENTIAL|API_?KEY|ACCESS_KEY).*"
     r"|OMP_TOOL.*|.*PLUGIN.*"
     r"|.*_(DIR|ROOT|HOME|FOLDER|PATH|FILE|LIBS?|LIBRARY|LIBRARIES|URL|URI)",

@@ -184,6 +184,9 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
         "cpu_overrides": judge.profile.cpu_overrides if judge.profile is not None else {},
         "hardware": describe_hardware(deployable.hardware),
         "engine_version": deployable.engine_version,
+        "kernels": "; ".join(
+            f"{n.replace('_', ' ')} {k}" for n, k in (deployable.kernels or {}).items()
+        ),
         "engine": engine,
         "engine_package": engine.package(deployable.accelerator),
         "serve_command": serve_command(deployable, trust_remote_code=judged.trust_remote_code),

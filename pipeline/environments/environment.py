@@ -18,6 +18,7 @@ from pathlib import Path
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
 from pipeline.environments.build import build
+from pipeline.environments.cuda_home import make_cuda_home
 from pipeline.environments.definition import (
     Accelerator,
     EnvironmentDefinition,
@@ -134,6 +135,8 @@ def ensure_defined(
         record = _usable_record(definition, folder, progress)
         if record is None:
             record = build(definition, folder, progress)
+        if is_buildable(folder):
+            make_cuda_home(folder)
         # Time of last use, for `prepare env gc`.
         with suppress(OSError):
             os.utime(folder / RECORD_NAME)

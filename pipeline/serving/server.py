@@ -12,6 +12,7 @@ from pipeline.core.events import Progress
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
 from pipeline.core.supervised_process import SupervisedProcess
+from pipeline.environments.cuda_home import compiler_variables
 from pipeline.serving.listening_host import HOST
 from pipeline.serving.server_address import ServerAddress, private_socket
 from pipeline.serving.server_log import engine_facts, find_reason, hint_for
@@ -53,7 +54,8 @@ class Server:
         self._arguments = arguments.for_engine(str(draft or ""))
         self._trust_remote_code = trust_remote_code
         given = server_environment(os.environ, arguments.environment, python=python)
-        self._environment = {**(caches or {}), **given}
+        compiler = compiler_variables(python, arguments.environment)
+        self._environment = {**(caches or {}), **given, **compiler}
         # In a variable, because all users can read command lines.
         key = os.environ.get(self._engine.key_variable, "") if port is not None else ""
         if key:

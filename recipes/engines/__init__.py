@@ -9,6 +9,7 @@ from functools import cache
 
 from pipeline.core.plugins import ENGINES, load_class
 from recipes.engines.engine import (
+    KERNELS,
     AcceptanceRule,
     ApiCapabilities,
     DraftMethod,
@@ -21,6 +22,7 @@ from recipes.engines.vllm import Vllm
 
 __all__ = [
     "DEFAULT",
+    "KERNELS",
     "AcceptanceRule",
     "ApiCapabilities",
     "DraftMethod",

@@ -61,6 +61,9 @@ class AcceptanceRule:
     on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that support it
 
 
+KERNELS = ("linear_kernel", "moe_kernel", "attention", "fusions")  # facts that a tuple records
+
+
 class Engine(Protocol):
     """OpenAI-compatible server; attributes with a default are optional."""
 

@@ -187,6 +187,7 @@ class Vllm(Engine):
         "linear_kernel": r"(?:Selected (?=\w+ for)|Using (?=\w+Kernel for))(\w+)",
         "moe_kernel": r"Using '?(\w[\w -]*?)'? (?:\w+ )?MoE backend",
         "attention": r"Using (\w+) attention backend",
+        "fusions": r"Enabled custom fusions: ([\w, ]+)",
     }
     ours = OURS
     drafting = DRAFTING

@@ -2,7 +2,8 @@
 
     engine_answers.py QUESTIONS.json ANSWERS.json
 
-Questions: `commands` (argument lists; the model's folder is the word after --model), `models`
+Questions: `commands` (argument lists; the model's folder is the word after --model), `candidates`
+(the same, by name, for the first model), `models`
 (folder by name), `caches` (folders of further models by name, and a command by type of cache),
 `bodies` (completion requests by name), `memory` (bytes of KV cache), `experts`
 (tokens, experts a token, hidden and inner width). Answers: for each command the error or null, for
@@ -215,6 +216,10 @@ def main(questions_path, answers_path):
             f"{name} {number}": error_of(configured, parser, placed(words, folder))
             for name, folder in models.items()
             for number, words in enumerate(commands)
+        },
+        "candidates": {
+            name: error_of(configured, parser, placed(words, next(iter(models.values()))))
+            for name, words in questions["candidates"].items()
         },
         "sampler": flashinfer_sampler_supported(),
         "workspaces": [workspaces(*each) for each in questions["experts"]],

@@ -17,13 +17,17 @@ from eval_gates.suites.completions_model import OneTokenItem, payload
 from pipeline.capacity.serving_limits import ServingLimits
 from pipeline.core.events import NullProgress
 from pipeline.core.process_environment import server_environment
+from pipeline.environments.cuda_home import compiler_variables
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.kv_cache import kv_cache
 from pipeline.inspection.model_shape import model_shape
+from pipeline.plan.tuning_plan import make_defaults, make_screened
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes import catalog
+from recipes.schema import ServingProfile
+from recipes.tuning_candidates import load_candidates
 
 pytestmark = [pytest.mark.cuda_build, pytest.mark.timeout(3600)]
 
@@ -31,6 +35,7 @@ HERE = Path(__file__).parent
 PUBLISHED, ENGINE_TOKENS = HERE / "published_configs.jsonl", HERE / "engine_kv_tokens.json"
 CACHE_MEMORY = 2**40  # every model has room for a sequence of its whole context
 MEMORY = 40 * 2**30
+NVCC = {"PREPARE_NVCC": "1"}
 STEP_TOKENS = 8192  # vLLM's default on an H100
 CUDA_PROFILES = [
     n for n in catalog.profile_names() if catalog.load_profile(n).accelerator == "cuda"
@@ -132,27 +137,43 @@ BODIES = {
 }
 
 
+def command_of(profile: ServingProfile, *, is_baseline: bool, trust: bool = False) -> list[str]:
+    """What a server of the profile is started with, without the interpreter and the module."""
+    server = Server(
+        Path("python"),
+        Path("/M"),
+        ServingArguments.of(profile, is_baseline=is_baseline),
+        Path("log"),
+        trust_remote_code=trust,
+        port=8000,
+    )
+    return server.command[3:]
+
+
 def commands() -> list[list[str]]:
     """Every command line that the carried profiles make; the first is the baseline's on an H100."""
-    found = []
-    for name in sorted(CUDA_PROFILES, key=lambda name: name != "h100"):
-        profile = catalog.load_profile(name)
-        for gpus in (1, 2, 4):  # what all of the models' heads divide into
-            wider = {**profile.engine_arguments, "tensor-parallel-size": gpus}
-            spread = profile.model_copy(update={"engine_arguments": wider})
-            for is_baseline in (True, False):
-                arguments = ServingArguments.of(spread, is_baseline=is_baseline)
-                for trust in (False, True):
-                    server = Server(
-                        Path("python"),
-                        Path("/M"),
-                        arguments,
-                        Path("log"),
-                        trust_remote_code=trust,
-                        port=8000,
-                    )
-                    found.append(server.command[3:])
-    return found
+    return [
+        command_of(spread, is_baseline=is_baseline, trust=trust)
+        for name in sorted(CUDA_PROFILES, key=lambda name: name != "h100")
+        for gpus in (1, 2, 4)  # what all of the models' heads divide into
+        for spread in (catalog.load_profile(name).spread_over(gpus, expert_parallel=False),)
+        for is_baseline in (True, False)
+        for trust in (False, True)
+    ]
+
+
+def candidates() -> dict[str, list[str]]:
+    """The command line of each carried candidate of `prepare tune` on H100s, by name."""
+    found = load_candidates("standard")
+    defaults = make_defaults(
+        catalog.load_profile("h100").spread_over(2, expert_parallel=False), found
+    )
+    return {
+        name: command_of(make_screened(name, each, defaults).profile, is_baseline=False)
+        for name, each in found.candidates.items()
+        # A llama has no layers that predict several tokens; the method itself is checked by ours.
+        if each.accelerator == "cuda" and not name.startswith("mtp")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +183,19 @@ def serve() -> Environment:
     found = ensure("serve", Accelerator.CUDA, load_settings(), NullProgress())
     print(f"serve-cuda is ready after {time.monotonic() - started:.0f} s")
     return found
+
+
+def variables_of(serve: Environment, profile: str, folder: Path) -> dict[str, str]:
+    """A server's variables; the driver is in `folder`, and the host may have nvcc."""
+    own = catalog.load_profile(profile).environment
+    return {
+        **server_environment(
+            {"PATH": "/usr/local/cuda/bin:/usr/bin:/bin", "HOME": str(folder)},
+            {**own, "LD_LIBRARY_PATH": str(folder)},
+            python=serve.python,
+        ),
+        **compiler_variables(serve.python, own),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +222,7 @@ def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dic
     lines = commands()
     questions = {
         "commands": lines,
+        "candidates": candidates(),
         "models": {name: str(folder / name) for name in MODELS},
         "caches": {
             "models": published,
@@ -202,22 +237,17 @@ def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dic
         ],
     }
     (folder / "questions.json").write_text(json.dumps(questions))
-    # As on a host with a driver, and neither nvcc nor ninja.
-    variables = server_environment(
-        {"PATH": "/usr/bin:/bin", "HOME": str(folder)},
-        {**catalog.load_profile("h100").environment, "LD_LIBRARY_PATH": str(folder)},
-        python=serve.python,
-    )
     subprocess.run(
         [
             *(serve.python, HERE / "engine_answers.py"),
             *(folder / "questions.json", folder / "answers.json"),
         ],
-        env=variables,
+        env=variables_of(serve, "h100", folder),
         cwd=folder,
         check=True,
     )
     said: dict[str, Any] = json.loads((folder / "answers.json").read_text())
+    said["llama"] = str(folder / "llama")
     print(f"{len(said['parser'])} command lines, {len(said['configurations'])} configurations")
     return said
 
@@ -240,6 +270,54 @@ def test_every_command_line_is_read(answers: dict[str, Any]) -> None:
 
 def test_every_configuration_is_made(answers: dict[str, Any]) -> None:
     assert {key: error for key, error in answers["configurations"].items() if error} == {}
+
+
+def test_every_candidate_of_tune_is_served(answers: dict[str, Any]) -> None:
+    assert {name: error for name, error in answers["candidates"].items() if error} == {}
+
+
+@pytest.mark.parametrize(
+    ("profile", "uses_flashinfer", "fusion"),
+    [("h100", False, [False, False]), ("h100-flashinfer", True, [False, True])],
+)
+def test_the_profile_decides_on_kernels_and_not_the_host(
+    serve: Environment,
+    answers: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    profile: str,
+    uses_flashinfer: bool,
+    fusion: list[bool],
+) -> None:
+    """This very host may have nvcc; the toolkit of the environment compiles and links."""
+    folder = tmp_path_factory.mktemp(profile)
+    base = catalog.load_profile(profile)
+    lines = [
+        command_of(base.spread_over(gpus, expert_parallel=False), is_baseline=False)
+        for gpus in (1, 2)
+    ]
+    (folder / "questions.json").write_text(
+        json.dumps(
+            {"commands": lines, "model": answers["llama"], "compile": base.environment == NVCC}
+        )
+    )
+    variables = variables_of(serve, profile, Path(answers["llama"]).parent) | {
+        "FLASHINFER_WORKSPACE_BASE": str(folder),
+        "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
+        "LIBRARY_PATH": str(Path(answers["llama"]).parent),  # of the driver, for the linker
+    }
+    subprocess.run(
+        [
+            *(serve.python, HERE / "compiler_answers.py"),
+            *(folder / "questions.json", folder / "answers.json"),
+        ],
+        env=variables,
+        cwd=folder,
+        check=True,
+    )
+    said = json.loads((folder / "answers.json").read_text())
+    assert said["flashinfer"] is uses_flashinfer
+    assert said["fuse_allreduce_rms"] == fusion
+    assert said["compiled"] is uses_flashinfer
 
 
 def test_every_request_is_taken(answers: dict[str, Any]) -> None:

@@ -474,8 +474,12 @@ CUDA_PROFILES = [
 @pytest.mark.parametrize("name", CUDA_PROFILES)
 def test_a_gpu_needs_no_compiler_and_keeps_the_engines_defaults(name: str) -> None:
     profile = catalog.load_profile(name)
-    for variable in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_DEEP_GEMM"):
-        assert profile.environment[variable] == "0"
+    if name == "h100-flashinfer":
+        assert profile.environment == {"PREPARE_NVCC": "1"}
+    else:
+        assert "PREPARE_NVCC" not in profile.environment
+        for variable in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_DEEP_GEMM"):
+            assert profile.environment[variable] == "0"
     # vLLM's own are larger, and a baseline is served as the engine serves it.
     assert not {"max-num-seqs", "gpu-memory-utilization"} & profile.engine_arguments.keys()
 

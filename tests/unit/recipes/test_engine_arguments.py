@@ -180,7 +180,7 @@ def test_variables_that_are_refused(name: str, value: Any) -> None:
         *("VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_FLASHINFER_SAMPLER", "OMP_WAIT_POLICY"),
         *("TOKENIZERS_PARALLELISM", "VLLM_DISABLED_KERNELS", "ATEN_CPU_CAPABILITY", "VLLM_X"),
         *("VLLM_MAX_TOKENS_PER_EXPERT_FUSED_MOE", "NCCL_P2P_DISABLE", "CUDA_MODULE_LOADING"),
-        "PREPARE_CPU_FEATURES",
+        *("PREPARE_CPU_FEATURES", "PREPARE_NVCC"),
     ],
 )
 def test_variables_that_tune_an_engine_are_taken(name: str) -> None:

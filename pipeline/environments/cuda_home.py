@@ -1,0 +1,60 @@
+"""The CUDA_HOME of servers: a managed environment's own toolkit, or none, never the host's.
+
+vLLM 0.33 decides by `$CUDA_HOME/bin/nvcc`, else by that of PATH or /usr/local/cuda, whether
+FlashInfer's kernels and the fusion of all-reduce and RMSNorm are used. So the kernels of a server
+would depend on what else the host has. The CUDA lock has a compiler, but not in a toolkit's layout.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from recipes.engine_arguments import COMPILES
+
+FOLDER, TOOLKIT, WITHOUT_COMPILER = "cuda", "toolkit", "none"
+PARTS = ("bin", "include", "nvvm")
+# Found when something is linked, because the driver belongs to the host.
+DRIVER_LINKS = "/* GNU ld script: the driver of this host */\nINPUT(-l:libcuda.so.1)\n"
+
+
+def make_cuda_home(environment: Path) -> None:
+    """Lay out the environment's compiler as a toolkit; nothing without a compiler, or if done.
+
+    Libraries also get the names without a version, which linkers look for.
+    """
+    place = environment / FOLDER
+    compiler = next(environment.glob("lib/python*/site-packages/nvidia/cu*/bin/nvcc"), None)
+    if compiler is None or place.exists():
+        return
+    packages = compiler.parent.parent
+    made = environment / f"{FOLDER}.partial"
+    shutil.rmtree(made, ignore_errors=True)
+    libraries = made / TOOLKIT / "lib64"
+    (libraries / "stubs").mkdir(parents=True)
+    (made / WITHOUT_COMPILER).mkdir()
+    for part in PARTS:
+        (made / TOOLKIT / part).symlink_to(packages / part)
+    for library in sorted((packages / "lib").iterdir()):
+        (libraries / library.name).symlink_to(library)
+        short = f"{library.name.partition('.so.')[0]}.so"
+        if ".so." in library.name and not (packages / "lib" / short).exists():
+            (libraries / short).unlink(missing_ok=True)
+            (libraries / short).symlink_to(library)
+    (libraries / "stubs" / "libcuda.so").write_text(DRIVER_LINKS)
+    made.rename(place)
+
+
+def compiler_variables(python: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return CUDA_HOME for a server; {} if its environment has no such folder.
+
+    Args:
+        python: the server's interpreter.
+        variables: the profile's; `PREPARE_NVCC=1` lets the engine compile kernels.
+    """
+    place = python.parent.parent / FOLDER
+    if not place.is_dir():
+        return {}
+    chosen = TOOLKIT if variables.get(COMPILES) == "1" else WITHOUT_COMPILER
+    return {"CUDA_HOME": str(place / chosen)}
