@@ -21,6 +21,7 @@ Lever = Literal[
     "parallelism",
     "speculation",
     "compilation",
+    "kernels",
 ]
 Option = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 

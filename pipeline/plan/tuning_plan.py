@@ -37,6 +37,7 @@ from pipeline.stages.attempts import Attempt, AttemptLedger, AttemptScope
 from pipeline.stages.coherence import COHERENCE
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (
+    COMPILES,
     DIVIDES_GPUS,
     EXPERT_PARALLEL,
     check_arguments,
@@ -59,6 +60,9 @@ from recipes.tuning_candidates import (
 
 NO_GAIN = 1.0  # ratio to the engine defaults that must be exceeded
 SCREENING = "screening"
+# The profile sets the number of GPUs and what their division needs, and a backend that needs no
+# download where the engine's own does.
+NEVER_MOVED = (*DIVIDES_GPUS, EXPERT_PARALLEL, "attention-backend")
 
 
 @dataclass(frozen=True)
@@ -81,21 +85,27 @@ class ScreeningCandidate:
 def make_defaults(
     profile: ServingProfile, candidates: CandidateFile, node: NodeInfo | None = None
 ) -> ScreeningCandidate:
-    """Return the profile with engine defaults for every option that a candidate sets.
+    """Return the profile with engine defaults for every option or variable that a candidate sets.
+
+    If a candidate sets whether kernels are compiled, they are, as the engine would by itself.
 
     Args:
         node: that serves; None: this machine.
     """
     parameters = candidates.candidates.values()
     moved = {subject_of(name) for each in parameters for name in each.engine_arguments}
-    kept = {  # the profile sets the number of GPUs, and what their division needs
+    kept = {
         name: value
         for name, value in profile.engine_arguments.items()
-        if subject_of(name) not in moved or name in (*DIVIDES_GPUS, EXPERT_PARALLEL)
+        if subject_of(name) not in moved or name in NEVER_MOVED
     }
+    switches = {name for each in parameters for name in each.environment}
+    environment = {n: value for n, value in profile.environment.items() if n not in switches}
+    if COMPILES in switches and profile.accelerator == "cuda":
+        environment[COMPILES] = "1"
     bare = profile.model_copy(
         update={
-            **{"engine_arguments": kept, "kv_cache_dtype": "auto"},
+            **{"engine_arguments": kept, "environment": environment, "kv_cache_dtype": "auto"},
             **{"kv_cache_note": None, "tuned": None, "speculative": None},
         }
     )
@@ -141,11 +151,12 @@ def make_screened(
 
 def make_profiled(profile: ServingProfile, defaults: ScreeningCandidate) -> ScreeningCandidate:
     """Return the unchanged profile as a candidate."""
-    arguments = profile.engine_arguments.items() - defaults.profile.engine_arguments.items()
+    before = defaults.profile.engine_arguments
+    changed = (n for n, value in profile.engine_arguments.items() if before.get(n) != value)
     changes = (
         profile.speculative is not None
         or profile.kv_cache_dtype != defaults.profile.kv_cache_dtype
-        or change_answers(name for name, _ in arguments)
+        or change_answers(changed)
     )
     return _screened(AS_PROFILED, AS_PROFILED, profile, defaults.node, changes_outputs=changes)
 

@@ -3,13 +3,12 @@
     engine_answers.py QUESTIONS.json ANSWERS.json
 
 Questions: `commands` (argument lists; the model's folder is the word after --model), `candidates`
-(the same, by name, for the first model), `models`
-(folder by name), `caches` (folders of further models by name, and a command by type of cache),
-`bodies` (completion requests by name), `memory` (bytes of KV cache), `experts`
-(tokens, experts a token, hidden and inner width). Answers: for each command the error or null, for
-each model and command the engine configuration's error or null, KV tokens by model, the same by
-type of cache with the context, the requests' errors, whether the FlashInfer sampler would be used,
-and elements of the experts' workspaces.
+(the same, by name), `models` (folder by name), `caches` (folders of further models by name, and a
+command by type of cache), `bodies` (completion requests by name), `memory` (bytes of KV cache),
+`experts` (tokens, experts a token, hidden and inner width). Answers: for each command and candidate
+the error or null, for each model and command the engine configuration's error or null, KV tokens by
+model, the same by type of cache with the context, the requests' errors, whether the FlashInfer
+sampler would be used, and elements of the experts' workspaces.
 """
 
 import contextlib
@@ -218,7 +217,11 @@ def main(questions_path, answers_path):
             for number, words in enumerate(commands)
         },
         "candidates": {
-            name: error_of(configured, parser, placed(words, next(iter(models.values()))))
+            name: error_of(
+                configured,
+                parser,
+                placed(words, models["gpt-oss-20b" if "expert" in name else "llama"]),
+            )
             for name, words in questions["candidates"].items()
         },
         "sampler": flashinfer_sampler_supported(),
