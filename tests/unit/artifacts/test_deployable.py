@@ -221,7 +221,7 @@ class TestEvidence:
                 ("trust-remote-code", True),
                 ("x\n--host", "0.0.0.0"),
                 ("--host", "0.0.0.0"),
-                ("dtype", ["a"]),
+                ("dtype", [5]),
                 ("dtype", None),
                 ("max-model-len", float("inf")),
                 ("middleware", "evil.Middleware"),
