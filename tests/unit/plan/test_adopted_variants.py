@@ -14,7 +14,9 @@ from small_checkpoint import write_files
 from sound_variants import RECIPES, source_files, variant_files
 
 from artifacts.command_line import command_line
+from pipeline.capacity.gpu_request import answer
 from pipeline.checkpoint.folder import Checkpoint
+from pipeline.cli.capacity_tables import treatment
 from pipeline.core.errors import CheckpointError, PrepareError, UsageError
 from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import read_folder
@@ -232,6 +234,17 @@ class TestChoices:
         size = sum(tensor.size for tensor in stored.tensors.values())
         assert preflight.weights["vendor"].bytes == size
         assert preflight.faults() == []
+
+    def test_what_fits_on_a_gpu(self, settings: Settings) -> None:
+        path = self.folder / "source" / "config.json"
+        shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "head_dim": 64}
+        path.write_text(json.dumps(json.loads(path.read_text()) | shape))
+        vendor = self.folder / "vendor" / "config.json"
+        vendor.write_text(json.dumps(json.loads(vendor.read_text()) | shape))
+        asked = {"variants": (str(self.folder / "vendor"),), "profile": "h100"}
+        request = request_for(str(self.folder / "source"), **asked)
+        plan = answer(request, settings, "h100", 1, None)
+        assert treatment(plan, "mlp") == ["as it is", "quantized; in part"]  # biases are left
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
