@@ -1,0 +1,126 @@
+"""A variant that answers as well, in more tokens: its suite passes it, and `cost` fails it.
+
+A logits processor lowers the end token's logit on the candidate's server. Both sides have the demo
+model. With a difference of 0 the same server passes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from free_port import free_port
+from prepare_command import prepare
+
+from pipeline.core.events import NullProgress
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.serving.serving_names import SERVED_NAME
+from recipes.schema import ServingProfile
+
+pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
+
+PLUGIN = Path(__file__).parent / "longer_answers"
+LOWER = 3.6  # measured: answers have 24 % more tokens
+THINGS = (
+    *("cat", "dog", "horse", "bird", "fish", "river", "mountain", "forest", "city", "house"),
+    *("garden", "flower", "tree", "car", "train", "ship", "book", "song", "teacher", "farmer"),
+)
+KINDS = (
+    *("small", "big", "old", "young", "red", "blue", "green", "quiet", "loud", "fast", "slow"),
+    *("happy", "sad", "cold", "warm"),
+)
+POLICY = {
+    "name": "work",
+    "summary": "sentences with a word in them, and the tokens that they take",
+    "suites": {
+        "sentences": {
+            **{"kind": "ifeval", "prompt_format": "chat", "max_tokens": 64, "test": "fixed"},
+            **{"margins": {"fp8": 0.05}, "batch": 300},
+        }
+    },
+    "cost": {"suites": ["sentences"], "max_ratio": {"fp8": 1.1}, "expected_tokens": 40},
+}
+
+
+class Candidate(NamedTuple):
+    """A server, and the file that holds the difference."""
+
+    server: Server
+    lower: Path
+
+
+@pytest.fixture(scope="module")
+def candidate(
+    demo_model: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Candidate]:
+    """The demo model as the shared server has it, with the processor."""
+    folder = tmp_path_factory.mktemp("longer_answers")
+    lower = folder / "lower"
+    lower.write_text("0")
+    arguments = ServingArguments.of(cpu_profile, is_baseline=True)
+    exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
+    own = {"logits-processors": "longer_answers:LongerAnswers"}
+    arguments.engine_arguments.update({**exact, **own})
+    arguments.environment.update({"PYTHONPATH": str(PLUGIN), "LONGER_ANSWERS": str(lower)})
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    server = Server(python, demo_model, arguments, folder / "server.log", port=free_port())
+    try:
+        server.start(cpu_profile.ready_timeout_seconds, NullProgress())
+        yield Candidate(server, lower)
+    finally:
+        server.stop()
+
+
+def test_longer_answers_fail_cost_alone(
+    server: Server, candidate: Candidate, demo_model: Path, tmp_path: Path
+) -> None:
+    off = judge(server, candidate, 0.0, demo_model, tmp_path / "off")
+    assert off["sentences"]["verdict"] == "pass"
+    assert off["cost sentences"]["verdict"] == "pass"
+    assert off["cost sentences"]["ratio"] == pytest.approx(1, abs=0.02)
+
+    on = judge(server, candidate, LOWER, demo_model, tmp_path / "on")
+    assert on["sentences"]["verdict"] == "pass"
+    cost = on["cost sentences"]
+    assert cost["verdict"] == "fail"
+    assert cost["candidate"]["tokens"] / cost["baseline"]["tokens"] == pytest.approx(1.25, abs=0.1)
+
+
+def judge(
+    baseline: Server, candidate: Candidate, lower: float, tokenizer: Path, store: Path
+) -> dict[str, Any]:
+    """Return the reports of all gates by name."""
+    candidate.lower.write_text(str(lower))
+    store.mkdir()
+    data, policy = store / "data", store / "policy.yaml"
+    data.mkdir()
+    rows = [
+        {
+            "prompt": f"Write one short sentence about a {kind} {thing}.",
+            "instruction_id_list": ["keywords:existence"],
+            "kwargs": [{"keywords": [thing]}],
+        }
+        for thing in THINGS
+        for kind in KINDS
+    ]
+    (data / "ifeval_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policy.write_text(yaml.safe_dump(POLICY))
+    answer = prepare(
+        store,
+        "gate",
+        *("--baseline", baseline.url, "--baseline-model", SERVED_NAME),
+        *("--candidate", candidate.server.url, "--candidate-model", SERVED_NAME),
+        *("--tokenizer", str(tokenizer), "--policy", str(policy)),
+        *("--eval-data", str(data), "--json"),
+    )
+    assert answer.returncode == (4 if lower else 0), answer.stderr[-3000:]
+    (variant,) = json.loads(answer.stdout)["variants"]
+    found = {gate["suite"]: gate for gate in variant["gates"]}
+    return found | {f"cost {gate['suite']}": gate for gate in variant["cost"]}
