@@ -115,4 +115,5 @@ def _text(endpoint: OpenAIEndpoint, path: str) -> str:
         answer = endpoint.request("GET", path, seconds=ANSWER_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServingError(f"the server did not answer: {error}", where=endpoint.url) from error
-    return answer.text if answer.status == 200 else ""
+    # All of it: `text` is the beginning alone.
+    return answer.content.decode(errors="replace") if answer.status == 200 else ""

@@ -30,7 +30,11 @@ class Served:
 
     version: str = ENGINE_VERSION
     length: int = 2048
-    metrics: str = 'vllm:cache_config_info{block_size="32",cache_dtype="fp8",engine="0"} 1.0\n'
+    # A real server's are long.
+    metrics: str = (
+        "# HELP of another metric\n" * 999
+        + 'vllm:cache_config_info{block_size="32",cache_dtype="fp8",engine="0"} 1.0\n'
+    )
     perplexities: list[float] = field(default_factory=lambda: [10.0, 10.0, 10.0])
     sample: str = ""  # as of the pretended model
 
