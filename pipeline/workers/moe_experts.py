@@ -16,6 +16,15 @@ def expert_count(config: Any) -> int:
     return max((count for count in found if isinstance(count, int)), default=0)
 
 
+def model_class(config: Any) -> Any:
+    """Return transformers' class that loads such a model: of text, or of images and text."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
 def check_experts(config: Any, trust: bool, *, where: str) -> None:
     """Check, without the weights, that llm-compressor can separate the model's experts.
 
@@ -29,12 +38,11 @@ def check_experts(config: Any, trust: bool, *, where: str) -> None:
     """
     import torch
     from llmcompressor.modeling.moe.linearize import get_non_linearized_moes
-    from transformers import AutoModelForCausalLM
 
     if expert_count(config) <= 1:
         return
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+        model = model_class(config).from_config(config, trust_remote_code=trust)
     if not get_non_linearized_moes(model):
         raise StageError(
             f"llm-compressor cannot calibrate the experts of {type(model).__name__}",
@@ -50,9 +58,8 @@ def load_with_separate_experts(checkpoint: str, config: Any, trust: bool) -> Any
     images need torchvision, which the environment lacks.
     """
     from llmcompressor.modeling.moe.linearize import get_linearized_moes, linearize_moe
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", trust_remote_code=trust)
+    model = model_class(config).from_pretrained(checkpoint, dtype="auto", trust_remote_code=trust)
     linearize_moe(model)
     if get_linearized_moes(model):
         save_under_numbered_names(model)

@@ -12,6 +12,7 @@ from pipeline.workers.quantize_llm_compressor import (
     quantize_whole_model,
     weights_in_groups,
 )
+from pipeline.workers.text_mappings import awq_mappings
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
             observer=OBSERVERS[quantization["observer"]],
         )
         return [
-            AWQModifier(n_grid=quantization["grid_points"]),
+            AWQModifier(mappings=awq_mappings(model), n_grid=quantization["grid_points"]),
             QuantizationModifier(
                 config_groups=groups,
                 ignore=quantization["ignore"],

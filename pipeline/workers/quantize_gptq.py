@@ -11,6 +11,7 @@ from pipeline.workers.quantize_llm_compressor import (
     quantize_whole_model,
     weights_in_groups,
 )
+from pipeline.workers.text_mappings import awq_mappings, smoothquant_mappings
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -26,10 +27,12 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         made: list[Any] = []
         strength = quantization["smoothing_strength"]
         if strength is not None:
-            mappings = smoothed_layers(model)
+            mappings = smoothquant_mappings(model)
             made.append(SmoothQuantModifier(smoothing_strength=strength, mappings=mappings))
         if quantization["awq_grid_points"] is not None:
-            made.append(AWQModifier(n_grid=quantization["awq_grid_points"]))
+            made.append(
+                AWQModifier(mappings=awq_mappings(model), n_grid=quantization["awq_grid_points"])
+            )
         how: dict[str, Any] = {"targets": "Linear", "scheme": quantization["scheme"]}
         if group_size is not None:
             fp8 = quantization["scheme"] == "W4A8"
@@ -47,18 +50,3 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         return made
 
     return quantize_whole_model(spec, progress, output, modifiers)
-
-
-def smoothed_layers(model: Any) -> list[tuple[list[str], str]] | None:
-    """Return SmoothQuant's mappings where llm-compressor's table is wrong; else None.
-
-    Gemma 2 and 3 have a separate norm before the MLP; the table takes `post_attention_layernorm`
-    for it, which comes after the attention.
-    """
-    before_mlp = "pre_feedforward_layernorm"
-    if not any(name.endswith(f".{before_mlp}") for name, _ in model.named_modules()):
-        return None
-    return [
-        (["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$"], "re:.*input_layernorm$"),
-        (["re:.*gate_proj$", "re:.*up_proj$"], f"re:.*{before_mlp}$"),
-    ]

@@ -75,7 +75,7 @@ def quantize_whole_model(
         leave_memory_unpinned()
     blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
     tokens = ExpertTokenCounter(model)
-    calibrate(model, chosen, blocks, calibration["batch_size"])
+    calibrate(model, tokenizer, chosen, blocks, calibration["batch_size"])
     facts |= {**block_facts(blocks), **tokens.check_counts()}
     compute.narrow(model)
     progress.note("saving the quantized checkpoint")
@@ -164,7 +164,9 @@ def kv_cache_scheme(quantization: dict[str, Any]) -> Any:
     )
 
 
-def calibrate(model: Any, modifiers: list[Any], blocks: list[list[int]], batch_size: int) -> None:
+def calibrate(
+    model: Any, tokenizer: Any, modifiers: list[Any], blocks: list[list[int]], batch_size: int
+) -> None:
     """Run the modifiers, layer by layer, over the blocks."""
     from datasets import Dataset
     from llmcompressor import oneshot
@@ -172,6 +174,7 @@ def calibrate(model: Any, modifiers: list[Any], blocks: list[list[int]], batch_s
     samples = [{"input_ids": block, "attention_mask": [1] * len(block)} for block in blocks]
     oneshot(
         model=model,
+        processor=tokenizer,  # else it loads one, which needs torchvision for a model of images
         dataset=Dataset.from_list(samples),
         recipe=modifiers,
         max_seq_length=len(blocks[0]),

@@ -19,8 +19,8 @@ CONFIGS = ("config.json", "generation_config.json")
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write the quantized checkpoint into `output`, which is emptied first.
 
-    The library decides by names what is a linear layer. So everything else that has two dimensions
-    is on its list of what to ignore.
+    The library takes every weight for a linear layer's, so all others are on its list of what to
+    ignore.
 
     Args:
         spec: as in `Quantization.worker`.
@@ -43,8 +43,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     chosen = {name for name, tensor in tensors.items() if is_quantizable(name, tensor, ignore)}
     kept = [
         name.removesuffix(WEIGHT)
-        for name, tensor in tensors.items()
-        if name.endswith(WEIGHT) and len(tensor.shape) > 1 and name not in chosen
+        for name in tensors
+        if name.endswith(WEIGHT) and name not in chosen
     ]
     heads = ["lm_head"] if is_tied(config) and "lm_head" not in kept else []
     shutil.rmtree(output)

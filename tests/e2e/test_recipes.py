@@ -26,6 +26,7 @@ from pipeline.core.stage_record import StageRecord
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.header_source import read_folder
+from pipeline.inspection.module_kind import module_kind
 from pipeline.inspection.unquantized_modules import ignore_list
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import execute
@@ -341,6 +342,23 @@ def test_experts_in_stacks_stay_and_the_rest_is_quantized(workshop: Workshop, na
     output = str(variant.output)
     found = json.loads(workshop.script("compare", str(workshop.folder / "gpt_oss"), output))
     assert 0 < found[output] < DIFFERENCE["fp8"]
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic", "awq-w4a16", "int8-w8a8", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("model", ["qwen2_5_vl", "gemma3", "mistral3"])
+def test_models_of_images_are_quantized_in_their_text_alone(
+    workshop: Workshop, model: str, name: str
+) -> None:
+    """Towers and projectors equal the source's, bit by bit: verification compares them."""
+    variant = workshop.variant(model, name)
+    source = read_folder(workshop.folder / model).tensors
+    towers = {tensor for tensor in source if module_kind(tensor, 2, 2) == "vision"}
+    assert len(towers) > 20
+    for tensor in towers:
+        assert variant.tensors[tensor].dtype == "BF16"
+        assert variant.tensors[tensor].shape == source[tensor].shape
+    assert variant.record.result["quantized_modules"] == 2 * 7
+    assert verified_layers(variant) == 2 * 7
 
 
 def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:

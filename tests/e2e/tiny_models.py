@@ -2,7 +2,8 @@
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
 qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe, gpt_oss
-and jetmoe, with a tokenizer trained on the texts.
+and jetmoe, and models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer trained
+on the texts.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
 differ from the source's, relative to their size.
 """
@@ -38,14 +39,22 @@ def make(folder: Path, texts: Path) -> None:
     from transformers import (
         Gemma2Config,
         Gemma2ForCausalLM,
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
         GptOssConfig,
         GptOssForCausalLM,
         JetMoeConfig,
         JetMoeForCausalLM,
         LlamaConfig,
         LlamaForCausalLM,
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        MistralConfig,
         MixtralConfig,
         MixtralForCausalLM,
+        PixtralVisionConfig,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
         Qwen2Config,
         Qwen2ForCausalLM,
         Qwen3MoeConfig,
@@ -77,6 +86,55 @@ def make(folder: Path, texts: Path) -> None:
                 num_key_value_heads=4,
                 kv_channels=32,
                 num_local_experts=4,
+            )
+        ),
+    }
+    tower = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "image_size": 56,
+        "patch_size": 14,
+    }
+    rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0}
+    models |= {
+        "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration(
+            Qwen2_5_VLConfig(
+                text_config=SHAPE | {"rope_parameters": rope},
+                vision_config={
+                    "depth": 2,
+                    "hidden_size": 64,
+                    "intermediate_size": 128,
+                    "num_heads": 4,
+                    "out_hidden_size": 128,
+                    "window_size": 56,
+                    "fullatt_block_indexes": [1],
+                },
+                image_token_id=500,
+                video_token_id=501,
+                vision_start_token_id=502,
+                vision_end_token_id=503,
+                tie_word_embeddings=False,
+            )
+        ),
+        "gemma3": Gemma3ForConditionalGeneration(
+            Gemma3Config(
+                text_config=SHAPE | {"sliding_window": 128},
+                vision_config=tower,
+                mm_tokens_per_image=4,
+                boi_token_index=500,
+                eoi_token_index=501,
+                image_token_index=502,
+                tie_word_embeddings=False,
+            )
+        ),
+        "mistral3": Mistral3ForConditionalGeneration(
+            Mistral3Config(
+                text_config=MistralConfig(**SHAPE),
+                vision_config=PixtralVisionConfig(**tower, head_dim=16),
+                image_token_index=500,
+                tie_word_embeddings=False,
             )
         ),
     }
