@@ -1,4 +1,4 @@
-"""Mappings of AWQ and SmoothQuant, limited to the text model of a model that also sees or hears."""
+"""Mappings of AWQ and SmoothQuant, limited to the text model of a model of images or sound."""
 
 from __future__ import annotations
 
