@@ -119,7 +119,7 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
 
 
 def check_counts(arguments: Mapping[str, Any]) -> None:
-    """Check that counts for plans are integers from 1; raises EngineArgumentError."""
+    """Check the numbers that plans compute with; raises EngineArgumentError."""
     for name in _COUNTS:
         value = arguments.get(name, 1)
         if type(value) is not int or value < 1:
@@ -127,6 +127,11 @@ def check_counts(arguments: Mapping[str, Any]) -> None:
                 f"the value of '{name}' is {value!r:.80}, but must be an integer from 1, "
                 "without quotes"
             )
+    share = arguments.get(MEMORY_SHARE, DEFAULT_MEMORY_SHARE)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise EngineArgumentError(
+            f"the value of '{MEMORY_SHARE}' is {share!r:.80}, but must be a number up to 1"
+        )
 
 
 def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:

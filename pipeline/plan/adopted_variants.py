@@ -23,7 +23,7 @@ from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from pipeline.verification.adopted import UNQUANTIZED, adopted_format, quantization_config
 from pipeline.verification.weight_format import NotComparableError
 from recipes.catalog import BASELINE
-from recipes.engine_arguments import check_arguments
+from recipes.engine_arguments import check_arguments, check_counts
 from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of, words_of
 from recipes.schema import KV_DTYPE, EngineValue, Family, Recipe, ServingProfile
 
@@ -127,7 +127,9 @@ def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVaria
         arguments = _parse_arguments(shlex.split(named[2]))
         others = {name: value for name, value in arguments.items() if name != KV_DTYPE}
         check_arguments(profile.accelerator, others, profile.engine)
-        if not re.fullmatch(r"\w+", str(arguments.get(KV_DTYPE, "auto"))):
+        check_counts(others)
+        kind = arguments.get(KV_DTYPE, "auto")
+        if not isinstance(kind, str) or not re.fullmatch(r"\w+", kind):
             raise ValueError(f"'{KV_DTYPE}' is no word")
     except ValueError as error:
         raise UsageError(

@@ -135,6 +135,10 @@ class TestServed:
             "online=--model other",
             "online=--quantization ./file",
             "online=--kv-cache-dtype ./file",
+            "online=--kv-cache-dtype",
+            "online=--max-model-len 4k",
+            "online=--tensor-parallel-size two",
+            "online=--gpu-memory-utilization most",
             "baseline=--quantization fp8",
         ],
     )
