@@ -30,19 +30,23 @@ for word in words:
 """
 
 
-def check_expressions(ignore: Sequence[str], modules: Iterable[str]) -> None:
+def check_expressions(
+    ignore: Sequence[str],
+    modules: Iterable[str],
+    where: str = "recipe key quantization.ignore",
+) -> None:
     """Match every expression against every module, with a CPU time limit.
 
     Raises:
-        UsageError: the limit was exceeded; the message has the expression.
+        UsageError: one takes longer, or is no expression; the message has it.
     """
     expressions = tuple(e for word in ignore if (e := to_expression(word)) is not None)
     if expressions:
-        _check(expressions, tuple(modules))
+        _check(expressions, tuple(modules), where)
 
 
 @lru_cache(maxsize=16)
-def _check(expressions: tuple[str, ...], modules: tuple[str, ...]) -> None:
+def _check(expressions: tuple[str, ...], modules: tuple[str, ...], where: str) -> None:
     try:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _TRY],
@@ -56,8 +60,8 @@ def _check(expressions: tuple[str, ...], modules: tuple[str, ...]) -> None:
         started = (error.stdout or b"").decode(errors="replace").split("\0")[:-1]
         slow = started[-1] if started else expressions[0]
         raise UsageError(
-            f"the ignore list takes more than {CPU_LIMIT_S} s to match this checkpoint's "
-            f"{len(modules)} modules; it stopped at {slow[:80]!r}",
-            where="recipe key quantization.ignore",
+            f"{slow[:80]!r} takes more than {CPU_LIMIT_S} s to match this checkpoint's "
+            f"{len(modules)} modules, or is no regular expression",
+            where=where,
             hint="write it without a repetition inside a repetition, or name the modules",
         ) from error

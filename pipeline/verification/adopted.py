@@ -43,7 +43,8 @@ def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any])
         quantizer: ModelOpt's hf_quant_config.json, empty without one.
     """
     for found in quantization_configs(config):
-        return found
+        method = found.get("quant_method")
+        return {**found, "quant_method": method.lower() if isinstance(method, str) else ""}
     described = quantizer.get("quantization")
     return {**described, "quant_method": "modelopt"} if isinstance(described, dict) else None
 
@@ -55,6 +56,12 @@ def adopted_format(config: Any, where: str) -> WeightFormat:
         NotComparableError: verification does not read this format.
         VerificationError: it is no description of a format.
     """
+    if config is not None and not config["quant_method"]:
+        raise VerificationError(
+            "config.json does not describe how the weights are quantized",
+            where=f"{where}.quant_method",
+            hint=HINT,
+        )
     form = UNQUANTIZED if config is None else stored_format(config, where)
     check_readable(form)
     return form
@@ -144,7 +151,9 @@ def check_targets(config: dict[str, Any], accounts: TensorAccounting, where: str
     kinds = {name.rpartition(".")[2] for name in quantized}
     plain = [tensor.name.removesuffix(".weight") for tensor, _ in accounts.kept]
     plain = [name for name in plain if name.rpartition(".")[2] in kinds and not is_head(name)]
-    check_expressions([*targets, *ignore], [*quantized, *plain])
+    check_expressions(
+        [*targets, *ignore], [*quantized, *plain], f"{where}, key quantization_config"
+    )
 
     def is_target(name: str) -> bool:
         listed = "Linear" in targets or is_ignored(name, targets)

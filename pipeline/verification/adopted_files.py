@@ -14,13 +14,14 @@ from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.chat_template import folder_generation
-from pipeline.verification.auxiliary_files import QUANTIZER_KEYS, clip_value, rope_settings
+from pipeline.verification.auxiliary_files import QUANTIZER_KEYS, VERSION, clip_value, rope_settings
 
 TOKENIZER = "tokenizer.json"
 # In the order of preference; the first that both have is compared.
 OTHER_VOCABULARIES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
 # Parts of tokenizer.json that change how text becomes tokens, besides the vocabulary.
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+COMPARED = {"vocab", "merges"}
 # Keys without which, or with others, it would be another model.
 MODEL_KEYS = (
     "architectures",
@@ -63,8 +64,13 @@ def check_adopted_files(source: Path, variant: Path) -> list[str]:
             "the chat template differs from the source's: suites that ask in chat form compare "
             "answers to other prompts, which is refused; copy the source's to judge the weights"
         )
-    if theirs.sampling.get("eos_token_id") != ours.sampling.get("eos_token_id"):
-        found.append("generation_config.json names another eos_token_id than the source's")
+    keys = sorted((ours.sampling.keys() | theirs.sampling.keys()) - {VERSION, "_from_model_config"})
+    changed = [key for key in keys if ours.sampling.get(key) != theirs.sampling.get(key)]
+    if changed:
+        found.append(
+            f"generation_config.json differs from the source's in {', '.join(changed)}: servers "
+            "take defaults from it, and the gates set their own"
+        )
     return found
 
 
@@ -77,8 +83,8 @@ def _differing_keys(
             yield from _differing_keys(ours, theirs, f"{above}{key}.", where)
         elif key in MODEL_KEYS and ours != theirs and None not in (ours, theirs):
             raise _other_model(above + key, ours, theirs, where)
-        elif key in before and key in after and ours != theirs and not key.startswith("rope_"):
-            yield above + key
+        elif (ours or None) != (theirs or None) and not key.startswith("rope_"):
+            yield above + key  # a key that is missing is like one that is false or 0
     if rope_settings(before) != rope_settings(after):
         ours, theirs = rope_settings(before), rope_settings(after)
         raise _other_model(f"{above}rope_parameters", ours, theirs, where)
@@ -104,9 +110,15 @@ def _check_tokenizer(source: Path, variant: Path) -> Iterator[str]:
         ):
             if ours != theirs:
                 raise _other_tokenizer(variant / TOKENIZER, f"other {part}")
-        for part in PARTS:
-            if before.get(part) != after.get(part):
-                yield f"{TOKENIZER} differs from the source's in {part}"
+        parts = [part for part in PARTS if before.get(part) != after.get(part)]
+        ours, theirs = _model(before), _model(after)
+        parts += [
+            f"model.{key}"
+            for key in sorted((ours.keys() | theirs.keys()) - COMPARED)
+            if (ours.get(key) or None) != (theirs.get(key) or None)
+        ]
+        if parts:
+            yield f"{TOKENIZER} differs from the source's in {', '.join(parts)}"
         return
     for name in OTHER_VOCABULARIES:
         if (source / name).is_file() and (variant / name).is_file():
@@ -146,4 +158,4 @@ def _merges(tokenizer: dict[str, Any]) -> list[Any]:
 def _added_tokens(tokenizer: dict[str, Any]) -> Any:
     tokens = tokenizer.get("added_tokens")
     found = [each for each in tokens if isinstance(each, dict)] if isinstance(tokens, list) else []
-    return {str(each.get("id")): (each.get("content"), each.get("special")) for each in found}
+    return sorted(str([each.get(key) for key in ("id", "content", "special")]) for each in found)

@@ -83,6 +83,12 @@ class Gptq:
         self.scale = check_scale(parts["scales"], parts["scales"].floats())  # groups x rows
         zeros = unpack_unsigned(parts["qzeros"].read(), form.bits).reshape(len(self.scale), -1)
         self.zeros = zeros[:, :rows] + (0.0 if form.name == GPTQ_V2 else 1.0)
+        if form.symmetric and (self.zeros != 2 ** (form.bits - 1)).any():
+            raise VerificationError(
+                f"'{parts['qzeros'].name}' has zero points, and config.json has 'sym': true, "
+                "by which an engine ignores them",
+                where=str(parts["qzeros"].path),
+            )
         self.groups = group_of_columns(parts["g_idx"], len(self.scale))
 
     @staticmethod
@@ -163,7 +169,7 @@ def _read_state(tensor: StoredTensor, shape: Shape) -> dict[str, Any]:
         if list(state["shape"]) != list(shape):
             raise ValueError(f"shape {state['shape']}")
         state["nested_offset"] = float(state.get("nested_offset", 0.0))
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
         raise VerificationError(
             f"'{tensor.name}' does not describe this layer ({error})", where=str(tensor.path)
         ) from error

@@ -39,6 +39,7 @@ class QuantizationNoise:
     damaged_over: float = DAMAGED  # see :data:`DAMAGED`
     signal: float = 0.0  # sum of the source's squares
     noise: float = 0.0  # sum of the differences' squares
+    offset: float = 0.0  # part of it that each piece's mean difference explains
     # (row, first column, row's signal) of possibly damaged pieces.
     suspects: list[tuple[int, int, float]] = field(default_factory=list)
     rows: int = 0  # so far
@@ -67,6 +68,9 @@ class QuantizationNoise:
         ]
         self.signal += float(row_signal.sum())
         self.noise += float(noise.sum())
+        if width >= PIECE_COLUMNS // 8:  # chance explains 1 / width
+            sums = np.einsum("rpc->rp", difference.reshape(len(difference), -1, width))
+            self.offset += float(np.square(sums, dtype=np.float64).sum()) / width
         self.rows += len(source)
 
 

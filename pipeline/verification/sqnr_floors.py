@@ -21,6 +21,9 @@ OUTLIER_DB = 10.0
 # not depend on them. Measured: up to 12 of 576 rows in one place.
 MAX_ROW_FRACTION = 0.1
 WORST = 5
+# Part of the noise that is one offset for each piece: 0.92 for zero points that are off by one. In
+# the demo's variants rounding has up to 0.03, AWQ up to 0.12.
+MAX_OFFSET = 0.75
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,20 @@ def outliers(facts: Sequence[LayerStats]) -> list[tuple[LayerStats, float]]:
             and fact.sqnr_db < middle - OUTLIER_DB
         ]
     return found
+
+
+def check_offset(fact: LayerStats, noise: float, offset: float, where: str) -> None:
+    """Raise VerificationError if the weights are too large or too small alike.
+
+    Rounding errs in both directions. A zero point that is off by one adds one step to all.
+    """
+    if offset > MAX_OFFSET * noise:
+        raise VerificationError(
+            f"the weights of '{fact.name}' are the source's plus a constant: its zero points are "
+            "wrong",
+            where=where,
+            hint="the config may name another layout, such as gptq for gptq_v2: ask who made them",
+        )
 
 
 def check_pieces(

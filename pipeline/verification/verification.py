@@ -262,6 +262,7 @@ class WeightComparison:
                 )
             found.notes.append(words)
         for fact, noise, _ in layers:
+            sqnr_floors.check_offset(fact, noise.noise, noise.offset, self.where)
             sqnr_floors.check_pieces(fact, noise.damaged, self.rounding, self.where)
 
     def _check_function(self, layers: Sequence[Layer], kept: Sequence[UnquantizedTensor]) -> None:

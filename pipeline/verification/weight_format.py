@@ -86,7 +86,7 @@ def _compressed_tensors_format(config: dict[str, Any], where: str) -> WeightForm
 
 
 def _awq_format(config: dict[str, Any], where: str) -> WeightFormat:
-    if str(config.get("version", "")).lower() != "gemm" or config.get("bits") != 4:
+    if str(config.get("version", "gemm")).lower() != "gemm" or config.get("bits") != 4:
         raise NotComparableError(
             "AutoAWQ's only supported format is the 4-bit 'gemm'",
             where=f"{where}.version",

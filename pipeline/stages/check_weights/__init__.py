@@ -61,5 +61,5 @@ class CheckWeightsResult(Record):
 
 
 CHECK_WEIGHTS = Stage(
-    "check_weights", 2, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
+    "check_weights", 3, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
 )

@@ -202,6 +202,17 @@ class TestTokenizer:
         with pytest.raises(CheckpointError, match="no tokenizer file"):
             verify_adopted(tmp_path / "source", tmp_path / "variant", recipe, lambda *_: None)
 
+    def test_two_added_tokens_with_one_id(self, tmp_path: Path) -> None:
+        hidden = {"id": 3, "content": "the", "special": True}
+        files = other_tokenizer(lambda t: t["added_tokens"].insert(0, hidden))
+        with pytest.raises(CheckpointError, match="it has other added tokens"):
+            verify(tmp_path, of_others("gptq") | files)
+
+    def test_another_way_of_merging_is_for_the_gates(self, tmp_path: Path) -> None:
+        files = other_tokenizer(lambda t: t["model"].update(dropout=0.5, byte_fallback=False))
+        notes = verify(tmp_path, of_others("gptq") | files).notes
+        assert "tokenizer.json differs from the source's in model.dropout" in notes
+
     def test_saved_again_by_another_version(self, tmp_path: Path) -> None:
         """Lists for merges, and a truncation of the calibration."""
         saved = other_tokenizer(
@@ -241,6 +252,19 @@ class TestConfig:
         notes = verify(tmp_path, files).notes
         assert "config.json differs from the source's in max_position_embeddings" in notes
 
+    def test_a_key_that_only_the_variant_has(self, tmp_path: Path) -> None:
+        files = changed_config("gptq", attn_logit_softcapping=1.0, use_cache=False)
+        notes = verify(tmp_path, files).notes
+        assert "config.json differs from the source's in attn_logit_softcapping" in notes
+
+    def test_defaults_of_sampling(self, tmp_path: Path) -> None:
+        """The gates set their own, so they would not see it."""
+        sampling = as_json({"temperature": 5.0, "transformers_version": "1"})
+        notes = verify(tmp_path, of_others("gptq") | {"generation_config.json": sampling}).notes
+        assert any(
+            "generation_config.json differs" in note and "temperature:" in note for note in notes
+        )
+
     def test_chat_template(self, tmp_path: Path) -> None:
         files = of_others("gptq") | {"chat_template.jinja": b"{{ other }}"}
         assert any("chat template" in note for note in verify(tmp_path, files).notes)
@@ -263,6 +287,12 @@ class TestQuantizationConfig:
             (lambda: quantization_of("fp8", weight_block_size=[64, 64]), "has shape"),
             (lambda: quantization_of("bnb-nf4", bnb_4bit_quant_type="fp4"), "is missing"),
             (lambda: changed_config("gptq", quantization_config=None), "is missing"),
+            (lambda: changed_config("gptq", quantization_config={"bits": 4}), "does not describe"),
+            (lambda: changed_config("gptq", quantization_config="gptq"), "does not describe"),
+            (lambda: quantization_of("gptq", checkpoint_format="gptq_v2"), "plus a constant"),
+            (lambda: quantization_of("gptq_v2", checkpoint_format="gptq"), "plus a constant"),
+            (lambda: quantization_of("gptq", sym=True), "'sym': true"),
+            (lambda: quantization_of("gptq", quant_method="GPTQ", group_size=128), "has shape"),
         ],
     )
     def test_wrong(self, tmp_path: Path, files: Callable[[], dict[str, bytes]], words: str) -> None:
@@ -294,9 +324,11 @@ class TestQuantizationConfig:
         found = verify(tmp_path, ignored | {WEIGHTS: files[WEIGHTS]}, 8)
         assert len(found.layers) == len(LINEAR) - 1
 
-    def test_an_expression_without_end(self, tmp_path: Path) -> None:
-        with pytest.raises(PrepareError, match="takes more than"):
-            verify(tmp_path, self.with_ignore("gptq", [r"re:(.*)*x(.*)*y$"]))
+    @pytest.mark.parametrize("word", [r"re:(.*)*x(.*)*y$", "re:((("])
+    def test_an_expression_without_end_or_sense(self, tmp_path: Path, word: str) -> None:
+        with pytest.raises(PrepareError, match=r"takes more than .* or is no regular") as caught:
+            verify(tmp_path, self.with_ignore("gptq", [word]))
+        assert caught.value.where.endswith("config.json, key quantization_config")
 
     @staticmethod
     def with_ignore(kind: str, ignore: list[str]) -> dict[str, bytes]:
@@ -359,6 +391,15 @@ def test_two_groups_of_one_format(tmp_path: Path) -> None:
     groups["group_1"] = groups["group_0"] | {"targets": ["re:.*mlp.*"]}
     groups["group_0"]["targets"] = ["re:.*self_attn.*"]
     assert verify(tmp_path, files | {"config.json": as_json(config)}, 8).layers
+
+
+def test_a_number_that_is_too_large(tmp_path: Path) -> None:
+    tensors = foreign_tensors("bnb-nf4")
+    name = f"{LAYER}.weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(tensors[name].array.tobytes()) | {"nested_offset": 10**400}
+    tensors[name] = Stored("U8", np.frombuffer(as_json(state), np.uint8))
+    with pytest.raises(VerificationError, match="does not describe this layer"):
+        verify(tmp_path, of_others("bnb-nf4", tensors))
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:
