@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.source_format import QUANTIZATION_KEYS
+from pipeline.core.errors import CheckpointError
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from recipes.quantization import Quantization
@@ -35,14 +36,18 @@ WORD_BITS = 32
 
 
 def dequantized(source: HeaderSource) -> HeaderSource:
-    """Return the 16-bit checkpoint's config and tensors; the source itself if it has 16 bits."""
+    """Return the 16-bit checkpoint's config and tensors; the source itself if it has 16 bits.
+
+    Raises:
+        CheckpointError: packed weights have no rows and columns.
+    """
     if source.format is None:
         return source
     bits = _packed_bits(source.config)
     tensors = dict(
         found
         for name, tensor in source.tensors.items()
-        if (found := _tensor(name, tensor, bits)) is not None
+        if (found := _tensor(name, tensor, bits, source.where)) is not None
     )
     size = sum(tensor.size for tensor in tensors.values())
     config = {key: value for key, value in source.config.items() if key not in QUANTIZATION_KEYS}
@@ -64,15 +69,23 @@ def planned_weights(source: HeaderSource, quantization: Quantization) -> Variant
     return variant_weights(start.tensors, quantization, start.config)
 
 
-def _tensor(name: str, tensor: TensorEntry, bits: int) -> tuple[str, TensorEntry] | None:
+def _tensor(
+    name: str, tensor: TensorEntry, bits: int, where: str
+) -> tuple[str, TensorEntry] | None:
     module, _, leaf = name.rpartition(".")
     if leaf in BESIDES:
         return None
+    if leaf in (PACKED, PACKED_AWQ) and len(tensor.shape) < 2:
+        raise CheckpointError(
+            f"'{name}' has the shape {tensor.shape}, and packed weights are a matrix",
+            where=where,
+            hint="download the weights again",
+        )
     if leaf == PACKED:
         in_element = (8 if tensor.dtype == "U8" else WORD_BITS) // bits
         return f"{module}.weight", _sixteen_bits((tensor.shape[0], tensor.shape[1] * in_element))
     if leaf == PACKED_AWQ:
-        columns, words = tensor.shape
+        columns, words = tensor.shape[:2]
         return f"{module}.weight", _sixteen_bits((words * WORD_BITS // 4, columns))
     return name, _sixteen_bits(tensor.shape) if tensor.dtype in NARROW else tensor
 

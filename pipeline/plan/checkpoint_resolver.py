@@ -124,7 +124,11 @@ def locate_variants(
 
         made = _fetch(variant.reference, choices.profile, settings, no_demo, progress)
         if made.digest == source.digest:
-            raise CheckpointError("the variant is the source itself", where=str(made.path))
+            raise CheckpointError(
+                "the variant is the source itself",
+                where=str(made.path),
+                hint="name the checkpoint that was made of it",
+            )
         if made.needs_remote_code and not choices.trust_remote_code:
             raise own_code_error(str(made.path / "config.json"))
         check_adopted_files(source.path, made.path)

@@ -22,6 +22,7 @@ from recipes.weight_format import WeightFormat
 KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
 KV_SCALES = ("k_scale", "v_scale")
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")  # on any module
+MAX_EXTRA_BYTES = 2**22  # of such a scale or a bias of zeros, which is read as a whole
 FREQUENCIES = ".rotary_emb.inv_freq"
 EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weight")
 
@@ -77,7 +78,8 @@ def account(
     if not found.quantized:
         raise VerificationError("nothing was quantized", where=str(variant.folder))
     if kv_scales is None:
-        found.kv_scales = [left.pop(name) for name in list(left) if name.endswith(CACHE_SCALES)]
+        small = [name for name, tensor in left.items() if tensor.size <= MAX_EXTRA_BYTES]
+        found.kv_scales = [left.pop(name) for name in small if name.endswith(CACHE_SCALES)]
         for name in [name for name, tensor in left.items() if _is_empty(tensor)]:
             del left[name]
     elif kv_scales:
@@ -98,7 +100,7 @@ def _is_empty(tensor: StoredTensor) -> bool:
     if tensor.name.endswith(FREQUENCIES):
         return True
     is_bias = tensor.name.endswith(".bias") and tensor.dtype in FLOATING
-    return is_bias and not tensor.floats().any()
+    return is_bias and tensor.size <= MAX_EXTRA_BYTES and not tensor.floats().any()
 
 
 def _embedding(source: TensorFiles) -> StoredTensor | None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
+from pipeline.core.errors import CheckpointError
 from pipeline.inspection.dequantized_source import dequantized, planned_weights
 from pipeline.inspection.header_source import HeaderSource
 from recipes import catalog
@@ -90,3 +91,10 @@ def test_baselines_count_as_they_are_and_variants_start_in_16_bits() -> None:
 def test_sixteen_bits_stay() -> None:
     plain = HeaderSource("it", "it/config.json", {}, {}, 0)
     assert dequantized(plain) is plain
+
+
+@pytest.mark.parametrize("leaf", ["weight_packed", "qweight"])
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_packed_weights_without_rows(leaf: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(CheckpointError, match=f"{leaf}' has the shape"):
+        dequantized(source({f"{LAYER}.{leaf}": ("I32", shape)}, group(4)))

@@ -427,3 +427,12 @@ def test_what_other_programs_store_besides(tmp_path: Path) -> None:
     assert found.scales == len(LINEAR) + 1
     with pytest.raises(VerificationError, match="bias' is unexpected"):
         verify(tmp_path, of_others("gptq", tensors | {f"{LAYER}.bias": bf16(np.ones(128))}))
+
+
+@pytest.mark.parametrize("name", [f"{LAYER}.bias", "model.layers.0.self_attn.k_proj.k_scale"])
+def test_what_is_stored_besides_is_small(tmp_path: Path, name: str) -> None:
+    """It would be read as a whole."""
+    fill = 0 if name.endswith("bias") else 1
+    extra = {name: bf16(np.full(2**21 + 1, fill, np.float32))}
+    with pytest.raises(VerificationError, match="is unexpected"):
+        verify(tmp_path, of_others("gptq", foreign_tensors("gptq") | extra))
