@@ -11,6 +11,8 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # servers' variables leave out the script's folder
+
 from engine_answers import configured, placed, pretend_device
 
 
