@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import eq
 
@@ -10,7 +11,7 @@ import numpy as np
 from pipeline.core.errors import VerificationError
 from pipeline.verification.number_types import Floats, round_to
 from pipeline.verification.quantization_noise import chunks
-from pipeline.verification.rescaling import measure_rescaled
+from pipeline.verification.rescaling import RescalingFit, measure_rescaled
 from pipeline.verification.tensor_files import StoredTensor
 from pipeline.verification.weight_format import block_name
 
@@ -32,6 +33,7 @@ class UnquantizedTensor:
     altered: str | None = None
     # Values of source and variant of a vector that may be rescaled; otherwise None.
     weights: tuple[Floats, Floats] | None = None
+    rescaled: RescalingFit | None = None  # of a matrix that changed
 
 
 def check_equal(source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
@@ -78,8 +80,8 @@ def check_rescaled(
 ) -> UnquantizedTensor:
     """Check that the tensor is the source's, except for scales that were folded into it.
 
-    In another type, tensors without scales (embeddings, the last norm, the head) must have the
-    source's values. `function_equivalence` and `biases` check vectors of a block; the fit checks
+    Tensors outside of blocks (embeddings, the last norm, the head) have no scales and must have the
+    source's values. `function_equivalence` and `biases` check a block's vectors, and the scales of
     its matrices (routers).
 
     Args:
@@ -90,13 +92,14 @@ def check_rescaled(
         each row and column; another tensor differs.
     """
     altered = None if source.dtype == variant.dtype else f"{source.dtype} to {variant.dtype}"
-    if len(source.shape) == 2 and "embed" not in source.name:
+    if len(source.shape) == 2 and "embed" not in source.name and block_name(source.name):
         if altered is None and _has_same_bytes(source, variant):
             return UnquantizedTensor(source.name)
-        if altered and not rounds and not block_name(source.name):
-            return check_close(source, variant, exact=True)
-        _check_matrix(source, variant)
-        return UnquantizedTensor(source.name, altered)
+        if altered:
+            with suppress(VerificationError):
+                return check_close(source, variant, exact=False)
+        fit = _check_matrix(source, variant)
+        return UnquantizedTensor(source.name, altered, rescaled=fit)
     is_vector = len(source.shape) == 1
     if not is_vector or not block_name(source.name):  # scales stay within a block
         if altered is None:
@@ -112,15 +115,16 @@ def check_rescaled(
     return UnquantizedTensor(source.name, altered, (before, after))
 
 
-def _check_matrix(source: StoredTensor, variant: StoredTensor) -> None:
-    found = measure_rescaled(source, variant).noise.sqnr_db
-    if found < RESCALED_DB:
+def _check_matrix(source: StoredTensor, variant: StoredTensor) -> RescalingFit:
+    fit = measure_rescaled(source, variant)
+    if (found := fit.noise.sqnr_db) < RESCALED_DB:
         raise VerificationError(
             f"'{variant.name}' differs from the source's by more than scales of rows and columns "
             f"({found:.1f} dB)",
             where=str(variant.path),
             hint=HINT,
         )
+    return fit
 
 
 def _is_rounded_with_one(source: StoredTensor, variant: StoredTensor) -> bool:

@@ -267,6 +267,9 @@ class WeightComparison:
 
     def _check_function(self, layers: Sequence[Layer], kept: Sequence[UnquantizedTensor]) -> None:
         fitted = {fact.name: rescaled for fact, _, rescaled in layers if rescaled}
+        fitted |= {
+            each.name.removesuffix(".weight"): each.rescaled for each in kept if each.rescaled
+        }
         norms = {
             tensor.name.removesuffix(".weight"): tensor.weights
             for tensor in kept

@@ -357,8 +357,12 @@ class TestFloat32AmongBfloat16:
         another = {name: bf16(random.normal(size=source.shape))}
         verification.write_variant_weights(variant | another)
         assert f"'{name}' differs" in verification.fault(ignore).message
-        rescaled = {name: bf16(source * random.uniform(0.5, 2, HIDDEN))}
-        verification.write_variant_weights(variant | rescaled)
+        alone = {name: bf16(source * random.uniform(0.5, 2, HIDDEN))}
+        verification.write_variant_weights(variant | alone)
+        assert "the columns of 'model.layers.1.mlp.gate'" in verification.fault(ignore).message
+        norm = "model.layers.1.post_attention_layernorm.weight"
+        factors = from_bf16(source_tensors()[norm]) / from_bf16(variant[norm])
+        verification.write_variant_weights(variant | {name: bf16(source * factors)})
         assert verification.run(ignore).result["altered_tensors"] == {name: "F32 to BF16"}
 
     @pytest.mark.parametrize("kind", ["awq", "int8", "gptq"])

@@ -51,8 +51,11 @@ TOKENIZER = {
 BITS = {"fp8": 8, "modelopt-fp8": 8, "bnb-8": 8, "gguf": 16, "gptq_v2": 8}
 
 
-def verify(folder: Path, files: dict[str, bytes], bits: int = 4) -> VerificationResult:
-    write_files(folder / "source", source_files() | {"tokenizer.json": as_json(TOKENIZER)})
+def verify(
+    folder: Path, files: dict[str, bytes], bits: int = 4, source: dict[str, bytes] | None = None
+) -> VerificationResult:
+    tokenizer = {"tokenizer.json": as_json(TOKENIZER)}
+    write_files(folder / "source", (source or source_files()) | tokenizer)
     write_files(folder / "variant", {"tokenizer.json": as_json(TOKENIZER)} | files)
     recipe = AdoptedQuantization(
         kind="adopted", origin="org/name", digest="d", layout="", bits=bits, number="int"
@@ -436,3 +439,28 @@ def test_what_is_stored_besides_is_small(tmp_path: Path, name: str) -> None:
     extra = {name: bf16(np.full(2**21 + 1, fill, np.float32))}
     with pytest.raises(VerificationError, match="is unexpected"):
         verify(tmp_path, of_others("gptq", foreign_tensors("gptq") | extra))
+
+
+ROUTER = "model.layers.1.mlp.gate.weight"
+
+
+@pytest.mark.parametrize("kind", ["awq", "int8"])
+@pytest.mark.parametrize("name", ["lm_head.weight", ROUTER])
+def test_what_is_not_quantized_is_not_scaled_by_itself(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    """Others are scaled with their norms, so these could be, too: the head cannot."""
+    router = np.random.default_rng(3).normal(size=(8, 128))
+    before = source_tensors(tied=False) | {ROUTER: bf16(router)}
+    norm = "model.layers.1.post_attention_layernorm.weight"
+    after = variant_tensors(kind, tied=False)
+    after[ROUTER] = bf16(router * (from_bf16(before[norm]) / from_bf16(after[norm])))
+    source = source_files(tied=False) | {WEIGHTS: safetensors_of(before)}
+    config = {"config.json": variant_files(kind, tied=False)["config.json"]}
+    files = of_ours(kind, after) | config
+    assert verify(tmp_path, files, 4, source).layers
+    changed = from_bf16(after[name])
+    changed[: len(changed) // 2 + 1] *= 3
+    after[name] = bf16(changed)
+    with pytest.raises(VerificationError, match=f"'{name.removesuffix('.weight')}"):
+        verify(tmp_path, files | {WEIGHTS: safetensors_of(after)}, 4, source)
