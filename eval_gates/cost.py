@@ -143,7 +143,8 @@ def work_of(suite: str, rows: Rows, cap: int) -> Work:
     for cluster in group_by_cluster(rows):
         answers = [_tokens(suite, row) for row in cluster]
         tokens.append(sum(map(sum, answers)) / sum(map(len, answers)))
-        # Which of several answers reached the cap is not recorded, so at most the others solved it.
+        # Several answers are of a suite whose truncated answers score 0 (Policy), so this changes
+        # the score of a single one alone.
         shares = [
             min(float(row["score"]), 1 - int(row["truncated"]) / len(each))
             for row, each in zip(cluster, answers, strict=True)

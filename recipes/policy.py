@@ -292,6 +292,13 @@ class Policy(ConfigModel):
                     f"cost.suites: '{name}' has 'test: {suite.test}', which ends when its own "
                     f"gate is decided; write 'test: fixed' to suites.{name}"
                 )
+            # lm-eval may ask a task several times, too.
+            if (suite.samples > 1 or suite.kind == "lm_eval") and suite.thinking is None:
+                raise ValueError(
+                    f"cost.suites: '{name}' may draw several answers, and truncated ones may "
+                    f"score; write 'thinking: keep' (or 'remove') to suites.{name}, so that they "
+                    "count as unsolved"
+                )
         return self
 
     @model_validator(mode="after")

@@ -217,6 +217,11 @@ class TestPolicy:
         ("named", "suite", "words"),
         [
             ("code", {"test": "sequential"}, "write 'test: fixed' to suites.code"),
+            (
+                "code",
+                {"test": "fixed", "samples": 2, "sampling": {"temperature": 1}},
+                "thinking: keep",
+            ),
             ("other", {"test": "fixed"}, "no suite 'other'"),
             ("code", {"kind": "mmlu", "test": "fixed"}, "generates no answers"),
         ],
