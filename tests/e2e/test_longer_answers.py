@@ -1,4 +1,4 @@
-"""A variant that answers as well, in more tokens: its suite passes it, and `cost` fails it.
+"""A variant that answers as well and as fast, in more tokens: only `cost` fails it.
 
 A logits processor lowers the end token's logit on the candidate's server. Both sides have the demo
 model. With a difference of 0 the same server passes.
@@ -46,6 +46,16 @@ POLICY = {
         }
     },
     "cost": {"suites": ["sentences"], "max_ratio": {"fp8": 1.1}, "expected_tokens": 40},
+    # Two of the same servers: a half leaves room for other programs on the machine.
+    "speed": {
+        "ratio": {"min_ratio": {"cpu": 0.5}, "workloads": ["short"]},
+        "workloads": {
+            "short": {
+                **{"kind": "random", "input_tokens": 16, "output_tokens": 8, "seconds": 3},
+                "arrivals": {"concurrency": 2},
+            }
+        },
+    },
 }
 
 
@@ -88,6 +98,7 @@ def test_longer_answers_fail_cost_alone(
 
     on = judge(server, candidate, LOWER, demo_model, tmp_path / "on")
     assert on["sentences"]["verdict"] == "pass"
+    assert {name for name, gate in on.items() if gate["verdict"] == "fail"} == {"cost sentences"}
     cost = on["cost sentences"]
     assert cost["verdict"] == "fail"
     assert cost["candidate"]["tokens"] / cost["baseline"]["tokens"] == pytest.approx(1.25, abs=0.1)
@@ -123,4 +134,5 @@ def judge(
     assert answer.returncode == (4 if lower else 0), answer.stderr[-3000:]
     (variant,) = json.loads(answer.stdout)["variants"]
     found = {gate["suite"]: gate for gate in variant["gates"]}
+    found |= {f"speed {gate['workload']}": gate for gate in variant["speed"]}
     return found | {f"cost {gate['suite']}": gate for gate in variant["cost"]}
