@@ -322,7 +322,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
 
 
 def is_somebody_elses(context: PretendContext) -> bool:
-    """Whether it checks weights that exist, which nobody pretends."""
+    """Whether it checks weights that exist; no test pretends those."""
     made = context.spec.inputs.get("weights")
     if context.spec.stage != "check_weights" or made is None or made.stage != "adopt":
         return False
