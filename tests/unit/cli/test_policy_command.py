@@ -89,9 +89,9 @@ def test_a_copys_block_of_generation_has_an_effect(
     path.write_text(yaml.safe_dump(copy))
     suites = json.loads(prepare("show", str(path), "--json"))["suites"].values()
     assert {suite["max_tokens"] for suite in suites} == {9_999}
-    copy["suites"]["gsm8k"]["thinking"] = None
+    copy["suites"]["mmlu_pro"]["thinking"] = None
     path.write_text(yaml.safe_dump(copy))
-    assert yaml.safe_load(prepare("show", str(path)))["suites"]["gsm8k"]["thinking"] is None
+    assert yaml.safe_load(prepare("show", str(path)))["suites"]["mmlu_pro"]["thinking"] is None
 
 
 def test_an_unknown_name(prepare: Callable[..., str]) -> None:
