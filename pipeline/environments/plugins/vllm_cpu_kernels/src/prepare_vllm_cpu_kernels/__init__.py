@@ -6,9 +6,9 @@ each is used only where the stock one is disabled: ``VLLM_DISABLED_KERNELS`` wit
 for NVFP4 and MXFP4 on CPUs.
 """
 
-from .features import prepare_process
+from .features import hide_features
 
-__all__ = ["prepare_process", "register"]
+__all__ = ["hide_features", "register"]
 
 
 def register() -> None:
