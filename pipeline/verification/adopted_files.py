@@ -14,7 +14,13 @@ from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.chat_template import folder_generation
-from pipeline.verification.auxiliary_files import QUANTIZER_KEYS, VERSION, clip_value, rope_settings
+from pipeline.verification.auxiliary_files import (
+    MODEL_KEYS,
+    QUANTIZER_KEYS,
+    VERSION,
+    clip_value,
+    rope_settings,
+)
 
 TOKENIZER = "tokenizer.json"
 # In the order of preference; the first that both have is compared.
@@ -22,26 +28,8 @@ OTHER_VOCABULARIES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt
 # Parts of tokenizer.json that change how text becomes tokens, besides the vocabulary.
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 COMPARED = {"vocab", "merges"}
-# Keys without which, or with others, it would be another model.
-MODEL_KEYS = (
-    "architectures",
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "sliding_window",
-    "layer_types",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "num_experts_per_tok",
-)
+# transformers adds the types of layers when it saves.
+DECIDING_KEYS = MODEL_KEYS | {"layer_types"}
 HINT = "compare it with the checkpoint that it was made of: prepare model THAT --variant ..."
 
 
@@ -81,7 +69,7 @@ def _differing_keys(
         ours, theirs = before.get(key), after.get(key)
         if isinstance(ours, dict) and isinstance(theirs, dict) and not key.startswith("rope_"):
             yield from _differing_keys(ours, theirs, f"{above}{key}.", where)
-        elif key in MODEL_KEYS and ours != theirs and None not in (ours, theirs):
+        elif key in DECIDING_KEYS and ours != theirs and None not in (ours, theirs):
             raise _other_model(above + key, ours, theirs, where)
         elif (ours or None) != (theirs or None) and not key.startswith("rope_"):
             yield above + key  # a key that is missing is like one that is false or 0

@@ -27,8 +27,8 @@ QUANTIZER_KEYS = frozenset(
 )
 # Keys of transformers 4 and 5 for the same facts; compared by `rope_settings`.
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
-# transformers may drop other keys that have default values.
-REQUIRED_KEYS = frozenset(
+# Keys without which, or with others, it would be another model.
+MODEL_KEYS = frozenset(
     {
         "architectures",
         "model_type",
@@ -40,18 +40,21 @@ REQUIRED_KEYS = frozenset(
         "num_key_value_heads",
         "head_dim",
         "hidden_act",
-        "max_position_embeddings",
         "rms_norm_eps",
         "sliding_window",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
         "num_experts",
         "num_local_experts",
         "n_routed_experts",
         "num_experts_per_tok",
     }
 )
+# transformers may drop other keys that have default values.
+REQUIRED_KEYS = MODEL_KEYS | {
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+}
 
 
 def check_only_safetensors(variant: Path) -> None:

@@ -1,4 +1,4 @@
-"""Worker: GPTQ, after AWQ or SmoothQuant if the recipe requires it, by llm-compressor."""
+"""Worker: GPTQ, after SmoothQuant if the recipe requires it, by llm-compressor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.workers.quantize_llm_compressor import (
     quantize_whole_model,
     weights_in_groups,
 )
-from pipeline.workers.text_mappings import awq_mappings, smoothquant_mappings
+from pipeline.workers.text_mappings import smoothquant_mappings
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -21,7 +21,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     def modifiers(model: Any, group_size: int | None) -> list[Any]:
         from compressed_tensors.quantization import preset_name_to_scheme
         from llmcompressor.modifiers.gptq import GPTQModifier
-        from llmcompressor.modifiers.transform.awq import AWQModifier
         from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
         made: list[Any] = []
@@ -29,10 +28,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         if strength is not None:
             mappings = smoothquant_mappings(model)
             made.append(SmoothQuantModifier(smoothing_strength=strength, mappings=mappings))
-        if quantization["awq_grid_points"] is not None:
-            made.append(
-                AWQModifier(mappings=awq_mappings(model), n_grid=quantization["awq_grid_points"])
-            )
         how: dict[str, Any] = {"targets": "Linear", "scheme": quantization["scheme"]}
         if group_size is not None:
             fp8 = quantization["scheme"] == "W4A8"
