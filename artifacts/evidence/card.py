@@ -229,7 +229,8 @@ def tags(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) 
 def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     """Return the engine's command with exactly the judged arguments and variables.
 
-    It runs in the weights' folder; a variable prevents imports from there.
+    It runs in the weights' folder; a variable prevents imports from there. Variables that only
+    prepare reads are left out.
     """
     serving = deployable.serving
     drafts = serving.speculative is not None and serving.speculative.model is not None
@@ -237,7 +238,11 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     launch = LaunchSpec(".", arguments, trust_remote_code)
     words = find_engine(serving.engine).public_command(deployable.accelerator, launch)
     environment = {**SAFE_PATH_VARIABLES, **serving.environment}
-    variables = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
+    variables = [
+        f"{name}={shlex.quote(text)}"
+        for name, text in environment.items()
+        if not name.startswith("PREPARE_")
+    ]
     return " \\\n  ".join(fence(line) for line in [*variables, shlex.join(words)])
 
 

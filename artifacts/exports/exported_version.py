@@ -12,8 +12,11 @@ from pipeline.core.errors import UsageError
 from pipeline.core.process_environment import server_environment
 from pipeline.core.record import Record
 from pipeline.environments.compile_caches import VARIABLES
+from pipeline.environments.cuda_home import cuda_home
+from pipeline.environments.definition import Accelerator
 from pipeline.environments.folders import environments_folder, folder_name
 from pipeline.serving.serving_names import SERVED_NAME
+from recipes.engine_arguments import COMPILES
 from recipes.engines import Engine, LaunchSpec, find_engine
 from recipes.policy import Policy
 
@@ -107,8 +110,12 @@ class ExportedVersion:
     def variables(self) -> dict[str, str]:
         """Environment variables of the server, without its key."""
         caches = {name: f"{CACHES}/{place}" for name, place in VARIABLES.items()}
-        own = self.deployable.serving.environment
-        return {**caches, **server_environment({}, own, python=self.python)}
+        own = dict(self.deployable.serving.environment)
+        compiler = {}
+        if self.deployable.accelerator is Accelerator.CUDA:
+            compiler = {"CUDA_HOME": str(cuda_home(self.python, own))}
+            own.pop(COMPILES, None)  # the engine reads CUDA_HOME
+        return {**caches, **server_environment({}, own, python=self.python), **compiler}
 
 
 @dataclass(frozen=True)

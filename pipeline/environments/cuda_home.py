@@ -53,8 +53,11 @@ def compiler_variables(python: Path, variables: Mapping[str, str]) -> dict[str, 
         python: the server's interpreter.
         variables: the profile's; `PREPARE_NVCC=1` lets the engine compile kernels.
     """
-    place = python.parent.parent / FOLDER
-    if not place.is_dir():
-        return {}
+    home = cuda_home(python, variables)
+    return {"CUDA_HOME": str(home)} if home.parent.is_dir() else {}
+
+
+def cuda_home(python: Path, variables: Mapping[str, str]) -> Path:
+    """Return where the toolkit, or none, is in the environment of this interpreter."""
     chosen = TOOLKIT if variables.get(COMPILES) == "1" else WITHOUT_COMPILER
-    return {"CUDA_HOME": str(place / chosen)}
+    return python.parent.parent / FOLDER / chosen

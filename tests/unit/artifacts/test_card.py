@@ -164,6 +164,12 @@ class TestBody:
         assert "vllm serve . " in command
         assert command.endswith(" --trust-remote-code")
 
+    def test_the_command_has_no_variable_that_only_prepare_reads(self, run: FakeRun) -> None:
+        serving = ServingArguments({}, {"PREPARE_NVCC": "1", "VLLM_X": "1"})
+        command = serve_command(deployable(run, serving=serving), trust_remote_code=False)
+        assert "PREPARE_NVCC" not in command
+        assert "VLLM_X=1" in command
+
     def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: FakeRun, text: str) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = VerdictInputs.load_by_key(run.store.find, verdict.judges[RECIPE])

@@ -41,6 +41,18 @@ def test_the_server_is_the_judged_tuple() -> None:
     assert pod()["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
 
+@pytest.mark.parametrize(("variables", "place"), [({}, "none"), ({"PREPARE_NVCC": "1"}, "toolkit")])
+def test_the_compiler_is_the_judged_environment_s_and_no_variable_of_prepare(
+    variables: dict[str, str], place: str
+) -> None:
+    version = exported(deployable(environment=variables))
+    (server,) = pod(files("kubernetes", request(version)))["containers"]
+    environment = f"/var/lib/prepare/environments/serve-cuda-{'1' * 16}"
+    assert {"name": "CUDA_HOME", "value": f"{environment}/cuda/{place}"} in server["env"]
+    assert "PREPARE_NVCC" not in str(server["env"])
+    assert "CUDA_HOME" not in exported(deployable("cpu")).variables
+
+
 def test_weights_are_fetched_by_digest() -> None:
     command = pod()["initContainers"][0]["command"]
     assert command[4:8] == ["prepare", "pull", request().source, "/weights/model"]
