@@ -70,7 +70,7 @@ class Recipe(ConfigModel):
     suggested_recipe: str | None = Field(
         None, description="recipe that an error suggests for unsupported models"
     )
-    cannot_serve_on: dict[Literal["cpu", "cpu-without-amx", "cuda"], str] = Field(
+    cannot_serve_on: dict[AcceleratorName, str] = Field(
         default={}, description="machines without vLLM kernels for such weights, with the reason"
     )
     extends: str | None = Field(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.cpu_features import cpu_features
 from pipeline.core.hardware import NodeInfo, this_node
 from recipes import catalog
 from recipes.gpu import GpuType
@@ -24,7 +23,6 @@ class Machine:
     gpu_memory_gib: float | None = None  # of the first, as the driver has it
     driver: str = ""  # driver version; empty if unknown or irrelevant
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None if unset
-    cpu_features: tuple[str, ...] = field(default_factory=cpu_features)
 
 
 def this_machine(store: Path, *, with_gpu: bool) -> Machine:
@@ -48,7 +46,6 @@ def machine_of(node: NodeInfo, store: Path, *, with_gpu: bool) -> Machine:
         gpu_memory_gib=first.memory_gib if first else None,
         driver=first.driver if first else "",
         visible_devices=node.visible_devices if with_gpu else None,
-        cpu_features=node.cpu_features,
     )
 
 

@@ -26,7 +26,6 @@ class SourceFormat:
     label: str  # of the numbers: FP8, INT4, MXFP4, ...
     converter: Converter | None = None  # to 16 bits; None: no library here has one
     reason: str = "no library here converts such weights to 16 bits"  # of None
-    in_blocks: bool = False  # FP8 in blocks, for which CPU kernels need AMX
 
 
 def source_format(config: dict[str, Any], names: Collection[str]) -> SourceFormat | None:
@@ -36,14 +35,11 @@ def source_format(config: dict[str, Any], names: Collection[str]) -> SourceForma
         return SourceFormat("ModelOpt") if QUANTIZER_FILE in names else None
     method = str(found.get("quant_method"))
     if method == "compressed-tensors":
-        weights = _weights(found)
-        labels = dict.fromkeys(map(_label, weights))
-        in_blocks = any(each.get("strategy") == "block" for each in weights)
-        words = " and ".join(labels) or "quantized"
-        return SourceFormat(words, "compressed-tensors", in_blocks=in_blocks)
+        labels = dict.fromkeys(map(_label, _weights(found)))
+        return SourceFormat(" and ".join(labels) or "quantized", "compressed-tensors")
     if method == "fp8":
         in_blocks = isinstance(found.get("weight_block_size"), list)
-        return SourceFormat("FP8", "fp8-block" if in_blocks else None, in_blocks=in_blocks)
+        return SourceFormat("FP8", "fp8-block" if in_blocks else None)
     if method == "awq":
         is_gemm = str(found.get("version", "gemm")).lower() == "gemm" and found.get("bits", 4) == 4
         return SourceFormat("INT4", "awq" if is_gemm else None)

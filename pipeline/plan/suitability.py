@@ -42,22 +42,18 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
             )
 
 
-def check_servable(recipe: Recipe, accelerator: AcceleratorName, features: Collection[str]) -> None:
+def check_servable(recipe: Recipe, accelerator: AcceleratorName) -> None:
     """Check that vLLM can serve the recipe's weights.
 
     Raises:
         UsageError: it has no kernels for such weights there.
     """
-    places: list[str] = [accelerator]
-    if accelerator == "cpu" and "amx" not in features:
-        places.append("cpu-without-amx")
-    for place, reason in recipe.cannot_serve_on.items():
-        if place in places:
-            raise UsageError(
-                f"'{recipe.name}' cannot be served on this machine: {reason}",
-                where=f"--recipe {recipe.name}",
-                hint="leave the recipe out, or run on a machine that has the kernels",
-            )
+    if reason := recipe.cannot_serve_on.get(accelerator):
+        raise UsageError(
+            f"'{recipe.name}' cannot be served on this machine: {reason}",
+            where=f"--recipe {recipe.name}",
+            hint="leave the recipe out, or run on a machine that has the kernels",
+        )
 
 
 def find_making_faults(

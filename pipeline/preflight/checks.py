@@ -5,7 +5,7 @@ They read no weights, build no environment and use no network.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from pipeline.capacity.machine import Machine
 from pipeline.core.errors import PreflightError, PrepareError, UsageError
@@ -13,8 +13,11 @@ from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.suitability import check_servable, find_making_faults
+from pipeline.verification.adopted import quantization_config
 from recipes import catalog
+from recipes.catalog import BASELINE
 from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
+from recipes.engines import find_engine
 from recipes.schema import Recipe, ServingProfile
 
 
@@ -55,20 +58,24 @@ def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError
     )
 
 
-def find_released_fault(
-    source: HeaderSource, profile: ServingProfile, cpu_features: Collection[str]
+def find_loading_fault(
+    model: HeaderSource, profile: ServingProfile, variant: str = ""
 ) -> PrepareError | None:
-    """Refuse released weights for which the engine has no kernel on this machine."""
-    form = source.format
-    if form is None or not form.in_blocks:
+    """Refuse weights that others quantized, if the engine cannot load them.
+
+    Args:
+        variant: its name; empty for the baseline.
+    """
+    config = quantization_config(model.config, model.quantizer)
+    lack = find_engine(profile.engine).cannot_load(config, profile.accelerator) if config else ""
+    if not lack:
         return None
-    if profile.accelerator != "cpu" or "amx" in cpu_features:
-        return None
+    cure = "leave the variant out" if variant else "start from the 16-bit checkpoint"
     return PreflightError(
-        "the baseline cannot be served on this machine: the CPU kernels for FP8 in blocks need AMX "
-        "(Sapphire Rapids or newer)",
-        where=f"{source.where}, key quantization_config",
-        hint="run on a machine with a GPU, or start from the 16-bit checkpoint, if there is one",
+        f"'{variant or BASELINE}' cannot be served: {lack}",
+        where=f"{model.where}, key quantization_config",
+        hint=f"{cure}; or serve it by an engine that loads it, and compare two endpoints: prepare "
+        "gate (docs/how-to/gate-two-endpoints.md)",
     )
 
 
@@ -91,7 +98,6 @@ def find_unsuitable(
     source: HeaderSource,
     weights: VariantWeights,
     profile: ServingProfile,
-    features: Collection[str],
     *,
     made: bool = False,
 ) -> Iterable[PrepareError]:
@@ -100,7 +106,7 @@ def find_unsuitable(
     If its weights are `made` already, only serving is checked.
     """
     try:
-        check_servable(recipe, profile.accelerator, features)
+        check_servable(recipe, profile.accelerator)
     except PrepareError as fault:
         yield fault
     if not made and recipe.quantization.quantizes:

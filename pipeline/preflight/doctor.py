@@ -123,7 +123,7 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
     for name in recipe_names():
         recipe = load_recipe(name)
         try:
-            check_servable(recipe, fitted.accelerator, cpu_features())
+            check_servable(recipe, fitted.accelerator)
         except UsageError as error:
             yield DoctorCheck(
                 f"{subject}, recipe {name}", Severity.WARNING, error.message, error.hint

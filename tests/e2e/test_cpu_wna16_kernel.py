@@ -1,4 +1,4 @@
-"""The CPU plugin's 4-bit kernel against plain arithmetic and vLLM's own, in the real environment.
+"""The CPU plugin's kernel for 4- and 8-bit weights against plain arithmetic and vLLM's own.
 
 On a CPU without AVX-512 vLLM has none, so there quality gates of 4-bit variants depend on it.
 """
@@ -81,7 +81,7 @@ def test_every_group_size_symmetric_or_not_in_both_layouts(result: dict[str, Any
 
 def test_same_numbers_as_plain_arithmetic_in_float32(result: dict[str, Any]) -> None:
     found = of_type(result, "torch.float32")
-    assert len(found) == 16
+    assert len(found) == 20
     for each in found:
         assert each["largest"] > 1, "a comparison of zeros says nothing"
         assert each["off"] <= 1e-6 * each["largest"], each
@@ -89,7 +89,7 @@ def test_same_numbers_as_plain_arithmetic_in_float32(result: dict[str, Any]) -> 
 
 def test_bfloat16_is_off_by_its_rounding_alone(result: dict[str, Any]) -> None:
     found = of_type(result, "torch.bfloat16")
-    assert len(found) == 16
+    assert len(found) == 20
     for each in found:
         assert each["off"] <= each["rounding"] / 4, each
 
@@ -97,7 +97,9 @@ def test_bfloat16_is_off_by_its_rounding_alone(result: dict[str, Any]) -> None:
 def test_same_numbers_as_vllms_own_within_a_step_of_bfloat16(result: dict[str, Any]) -> None:
     if "avx512f" not in cpu_features(environ={}):
         pytest.skip("vLLM has no kernel to compare with on this CPU")
-    for each in of_type(result, "torch.bfloat16"):
+    compared = [each for each in of_type(result, "torch.bfloat16") if each["off_stock"] is not None]
+    assert len(compared) == 16
+    for each in compared:
         # A sum in another order may fall to the other side of a step: 1/128 of the number.
         assert each["off_stock"] <= each["largest"] / 128, each
         assert each["off"] <= 1.01 * each["stock_off"] + each["largest"] / 1024, each

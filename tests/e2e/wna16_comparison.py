@@ -1,4 +1,4 @@
-"""Run in the serve environment: compare our 4-bit kernel with vLLM's own and with plain arithmetic.
+"""Run in the serve environment: compare our kernel with vLLM's own and with plain arithmetic.
 
 Prints one line of JSON. Not a test itself: tests/e2e/test_cpu_wna16_kernel.py starts it.
 """
@@ -34,15 +34,30 @@ def main() -> None:
         for zeros in (True, False)
         for dtype in (torch.float32, torch.bfloat16)
         for layout, bias, n in (("rows", False, 1), ("columns", True, 33))
+    ] + [
+        compare(
+            columns,
+            dtype,
+            group,
+            zero_points=False,
+            layout=layout,
+            with_bias=True,
+            tokens=5,
+            bits=8,
+        )
+        for columns, group in ((576, 64), (1536, -1))
+        for dtype in (torch.float32, torch.bfloat16)
+        for layout in ("rows", "columns")
     ]
     print("RESULT " + json.dumps({"untold": untold, "comparisons": comparisons}))
 
 
-def config(columns: int, dtype: Any, group: int, *, zero_points: bool) -> Any:
+def config(columns: int, dtype: Any, group: int, *, zero_points: bool, bits: int = 4) -> Any:
+    symmetric = scalar_types.uint4b8 if bits == 4 else scalar_types.uint8b128
     return MPLinearLayerConfig(
         full_weight_shape=(columns, ROWS),
         partition_weight_shape=(columns, ROWS),
-        weight_type=scalar_types.uint4 if zero_points else scalar_types.uint4b8,
+        weight_type=scalar_types.uint4 if zero_points else symmetric,
         act_type=dtype,
         group_size=group,
         zero_points=zero_points,
@@ -62,12 +77,14 @@ def compare(
     layout: str,
     with_bias: bool,
     tokens: int,
+    bits: int = 4,
 ) -> dict[str, Any]:
     """One layer: the plugin's result, the stock kernel's where it has one, and that of numpy."""
     generator = numpy.random.default_rng(columns + group)
     groups = 1 if group == -1 else columns // group
-    q = generator.integers(0, 16, (ROWS, columns))
-    z = generator.integers(0, 16, (ROWS, groups)) if zero_points else numpy.full((ROWS, groups), 8)
+    q = generator.integers(0, 2**bits, (ROWS, columns))
+    middle = numpy.full((ROWS, groups), 2 ** (bits - 1))
+    z = generator.integers(0, 16, (ROWS, groups)) if zero_points else middle
     scales = torch.tensor(generator.uniform(0.001, 0.03, (ROWS, groups))).to(dtype)
     x = torch.randn((2, tokens, columns), dtype=torch.float32).to(dtype)
     bias = torch.randn(ROWS, dtype=torch.float32).to(dtype) if with_bias else None
@@ -77,14 +94,16 @@ def compare(
         columns // groups, axis=1
     )
     exact = x.double().numpy() @ weight.T + (0 if bias is None else bias.double().numpy())
-    wanted = config(columns, dtype, group, zero_points=zero_points)
+    wanted = config(columns, dtype, group, zero_points=zero_points, bits=bits)
     kind = type_of(wanted)
-    ours = result_of(kind(wanted, **NAMES), layer_of(q, z, scales, layout, zero_points), x, bias)
+    ours = result_of(
+        kind(wanted, **NAMES), layer_of(q, z, scales, layout, zero_points, bits), x, bias
+    )
     stock = None
     # It has no float32, and on a CPU without AVX-512 it is not there at all.
-    if dtype is torch.bfloat16 and hasattr(torch.ops._C, "cpu_gemm_wna16"):
+    if bits == 4 and dtype is torch.bfloat16 and hasattr(torch.ops._C, "cpu_gemm_wna16"):
         kernel = CPUWNA16LinearKernel(wanted, **NAMES)
-        stock = result_of(kernel, layer_of(q, z, scales, layout, zero_points), x, bias)
+        stock = result_of(kernel, layer_of(q, z, scales, layout, zero_points, bits), x, bias)
     eps = torch.finfo(dtype).eps
     return {
         "case": [columns, str(dtype), group, zero_points, layout, with_bias, tokens],
@@ -100,12 +119,12 @@ def compare(
     }
 
 
-def layer_of(q: Any, z: Any, scales: Any, layout: str, zero_points: bool) -> Any:
+def layer_of(q: Any, z: Any, scales: Any, layout: str, zero_points: bool, bits: int) -> Any:
     """A layer as compressed-tensors ("rows", N x K / 8) or as AutoAWQ's is turned ("columns")."""
     layer = torch.nn.Module()
     by_row = layout == "rows"
-    packed = packed_along_columns(q)
-    zeros = packed_along_columns(z.T)  # groups x N / 8
+    packed = packed_along_columns(q, bits)
+    zeros = packed_along_columns(z.T, bits)  # groups x N / 8
     parts = {
         "q": (packed if by_row else packed.t().contiguous(), by_row),
         "s": (scales if by_row else scales.t().contiguous(), by_row),
@@ -121,12 +140,12 @@ def layer_of(q: Any, z: Any, scales: Any, layout: str, zero_points: bool) -> Any
     return layer
 
 
-def packed_along_columns(values: Any) -> Any:
-    """Eight numbers below 16 an int32, the first in the lowest bits."""
-    eights = values.astype(numpy.uint32).reshape(values.shape[0], -1, 8)
-    words = numpy.zeros(eights.shape[:2], dtype=numpy.uint32)
-    for place in range(8):
-        words |= eights[:, :, place] << numpy.uint32(4 * place)
+def packed_along_columns(values: Any, bits: int) -> Any:
+    """Numbers of as many bits in int32 words, the first in the lowest bits."""
+    parts = values.astype(numpy.uint32).reshape(values.shape[0], -1, 32 // bits)
+    words = numpy.zeros(parts.shape[:2], dtype=numpy.uint32)
+    for place in range(32 // bits):
+        words |= parts[:, :, place] << numpy.uint32(bits * place)
     return torch.from_numpy(words.view(numpy.int32))
 
 

@@ -17,36 +17,32 @@ def compressed(*weights: dict[str, Any]) -> dict[str, Any]:
 
 
 FP8: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel"}
-BLOCKS = {**FP8, "strategy": "block"}
 INT4 = {"num_bits": 4, "type": "int", "group_size": 128}
 NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}
 
 
 @pytest.mark.parametrize(
-    ("config", "label", "converter", "in_blocks"),
+    ("config", "label", "converter"),
     [
-        (compressed(FP8), "FP8", "compressed-tensors", False),
-        (compressed(BLOCKS), "FP8", "compressed-tensors", True),
-        (compressed(INT4), "INT4", "compressed-tensors", False),
-        (compressed(NVFP4, FP8), "NVFP4 and FP8", "compressed-tensors", False),
-        (compressed({**NVFP4, "group_size": 32}), "MXFP4", "compressed-tensors", False),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8", "fp8-block", True),
-        ({"quant_method": "fp8"}, "FP8", None, False),
-        ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "INT4", "awq", False),
-        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "INT4", None, False),
-        ({"quant_method": "gptq", "bits": 8}, "INT8", None, False),
-        ({"quant_method": "mxfp4"}, "MXFP4", None, False),
-        ({"quant_method": "unheard-of"}, "quantized", None, False),
+        (compressed(FP8), "FP8", "compressed-tensors"),
+        (compressed(INT4), "INT4", "compressed-tensors"),
+        (compressed(NVFP4, FP8), "NVFP4 and FP8", "compressed-tensors"),
+        (compressed({**NVFP4, "group_size": 32}), "MXFP4", "compressed-tensors"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8", "fp8-block"),
+        ({"quant_method": "fp8"}, "FP8", None),
+        ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "INT4", "awq"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "INT4", None),
+        ({"quant_method": "gptq", "bits": 8}, "INT8", None),
+        ({"quant_method": "mxfp4"}, "MXFP4", None),
+        ({"quant_method": "unheard-of"}, "quantized", None),
     ],
 )
 @pytest.mark.parametrize("level", ["top", "text_config"])
-def test_formats(
-    config: dict[str, Any], label: str, converter: str | None, in_blocks: bool, level: str
-) -> None:
+def test_formats(config: dict[str, Any], label: str, converter: str | None, level: str) -> None:
     own = {"quantization_config": config}
     found = source_format(own if level == "top" else {"text_config": own}, ())
     assert found is not None
-    assert (found.label, found.converter, found.in_blocks) == (label, converter, in_blocks)
+    assert (found.label, found.converter) == (label, converter)
 
 
 def test_unquantized() -> None:

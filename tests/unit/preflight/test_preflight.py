@@ -30,6 +30,7 @@ from pipeline.inspection.inspection import inspect
 from pipeline.inspection.unquantized_modules import ignore_list
 from pipeline.preflight.preflight import PreflightInput, refuse
 from recipes import catalog
+from recipes.engines.vllm_formats import find_obstacle
 from recipes.schema import Recipe
 
 LARGE = Machine(memory_bytes=10**13, free_disk_bytes=10**13)
@@ -136,12 +137,52 @@ class TestCheckpoint:
 
     def test_quantized_weights_that_are_converted(self) -> None:
         blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-        found = preflight(LLAMA_3_8B | {"quantization_config": blocks})
-        (fault,) = found.faults()
+        assert preflight(LLAMA_3_8B | {"quantization_config": blocks}).faults() == []
+
+    @pytest.mark.parametrize(
+        ("config", "words"),
+        [
+            ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "no loader"),
+            ({"quant_method": "AWQ", "bits": 4, "version": "gemv"}, "'gemm'"),
+            ({"quant_method": "awq", "bits": 4, "zero_point": False}, "zero points"),
+            ({"quant_method": "gptq", "bits": 3, "sym": True, "group_size": 128}, "4 or 8 bits"),
+            ({"quant_method": "gptq", "bits": 4, "sym": False, "group_size": 128}, "symmetric"),
+            (
+                {"quant_method": "gptq", "bits": 4, "desc_act": True, "group_size": 128},
+                "order of activations",
+            ),
+            ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "not 'MXFP8'"),
+            ({"quant_method": "modelopt"}, "not ''"),
+        ],
+    )
+    def test_weights_that_the_engine_does_not_load(
+        self, config: dict[str, Any], words: str
+    ) -> None:
+        found = preflight()
+        found = replace(found, made=frozenset(recipe.name for recipe in found.recipes))
+        assert found.faults() == []
+        other = replace(found.source, config={**found.source.config, "quantization_config": config})
+        (fault,) = replace(found, adopted={AWQ: other}).faults()
         assert isinstance(fault, PreflightError)
-        assert "need AMX" in fault.message
-        amx = replace(LARGE, cpu_features=(*LARGE.cpu_features, "amx"))
-        assert replace(found, machine=amx).faults() == []
+        assert words in fault.message
+        assert fault.message.startswith(f"'{AWQ}' cannot be served")
+        assert "prepare gate" in fault.hint
+        assert any(words in each.message for each in replace(found, source=other).faults())
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True},
+            {"quant_method": "gptq", "bits": 8, "sym": True, "desc_act": True, "group_size": -1},
+            {"quant_method": "fp8", "activation_scheme": "static"},
+            {"quant_method": "modelopt", "quant_algo": "nvfp4"},
+            {"quant_method": "compressed-tensors"},
+            {"quant_method": 7},
+        ],
+    )
+    def test_weights_that_the_engine_loads_or_does_not_know(self, config: dict[str, Any]) -> None:
+        assert not find_obstacle(config, "cpu")
+        assert not find_obstacle(config, "cuda")
 
     def test_quantized_by_another_quantizers_file(self) -> None:
         found = preflight()
@@ -183,9 +224,9 @@ class TestGroups:
         assert replace(found, made=frozenset({AWQ})).faults() == []
 
     def test_weights_that_are_there_still_need_kernels(self) -> None:
-        found = preflight(recipes=("fp8-static",))
-        words = told(replace(found, made=frozenset({"fp8-static"})).faults())
-        assert "'fp8-static' cannot be served on this machine" in words
+        found = preflight(recipes=("w4a8",))
+        words = told(replace(found, made=frozenset({"w4a8"})).faults())
+        assert "'w4a8' cannot be served on this machine" in words
 
     def test_what_a_smaller_size_divides(self) -> None:
         config = LLAMA_3_8B | {"hidden_size": 4128, "num_attention_heads": 43}  # 32 x 129

@@ -132,6 +132,7 @@ def widen(layer: torch.nn.Module, factors: torch.Tensor) -> None:
 
 def use_for_weights_alone() -> None:
     """Let vLLM choose the kernel where activations have 16 bits: it insists on a GPU's there."""
+    from vllm.model_executor.layers.quantization import modelopt
     from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
         compressed_tensors_w4a4_nvfp4 as scheme,
     )
@@ -143,4 +144,4 @@ def use_for_weights_alone() -> None:
             return WidenedNvFp4LinearKernel(NvFp4LinearLayerConfig())
         return choose()
 
-    scheme.init_nvfp4_linear_kernel = chosen
+    scheme.init_nvfp4_linear_kernel = modelopt.init_nvfp4_linear_kernel = chosen

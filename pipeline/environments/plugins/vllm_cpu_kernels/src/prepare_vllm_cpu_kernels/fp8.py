@@ -1,21 +1,32 @@
-"""The FP8 W8A8 linear kernel with the weights widened to FP32 once, at load.
+"""FP8 linear kernels with the weights widened to FP32 once, at load; activations are FP8, too.
 
 Why: on a CPU `torch._scaled_mm` takes some 5 ms where an FP32 matmul of the same shape takes
-0.1 ms. Every e4m3 value is exact in FP32, and so is the product of two (4 bits of significand
-each), so that the sums differ from the stock kernel's by their order alone: 0 to 4e-6 on random
-matrices. tests/e2e/test_cpu_fp8_kernel.py compares the two.
+0.1 ms, and vLLM's kernels for scales of a matrix or block need AMX and leave activations in 16
+bits, unlike a GPU's. Every e4m3 value is exact in FP32, and so is the product of two (4 bits of
+significand each). So the sums differ from the stock kernels' by their order alone: 0 to 4e-6 on
+random matrices. tests/e2e/test_cpu_fp8_kernel.py compares them.
 
 The price is memory: four times what the FP8 weights take.
 """
 
 import torch
+from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import (
+    Fp8BlockScaledMMLinearKernel,
+)
 from vllm.model_executor.kernels.linear.scaled_mm.pytorch import (
     ChannelWiseTorchFP8ScaledMMLinearKernel,
+)
+from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
+    FP8ScaledMMLinearLayerConfig,
 )
 
 
 class WidenedFP8LinearKernel(ChannelWiseTorchFP8ScaledMMLinearKernel):  # type: ignore[misc]
-    """The stock channel-wise kernel; only the matmul and what it reads differ."""
+    """The stock channel-wise kernel, for any unit of scales; the matmul and its weights differ."""
+
+    @classmethod
+    def can_implement(cls, c: FP8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
+        return True, None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Replace the layer's FP8 weight (K x N, e4m3) by the same numbers in FP32."""
@@ -42,12 +53,12 @@ class WidenedFP8LinearKernel(ChannelWiseTorchFP8ScaledMMLinearKernel):  # type: 
             B: weights, K x N, FP32 holding e4m3 values.
             out_dtype: type of the result.
             As: scale of each token, M x 1 (or one for all).
-            Bs: scale of each output channel, N x 1.
+            Bs: scale of each output channel, N x 1 or N (or one for all).
             bias: N, or None.
             output_shape: shape of the result; its product is M x N.
         """
         output = torch.mm(A.to(torch.float32), B)
-        output = output * As * Bs.t()
+        output = output * As * (Bs.t() if Bs.dim() == 2 else Bs)
         if bias is not None:
             output = output + bias
         return output.to(out_dtype).view(*output_shape)
@@ -55,3 +66,47 @@ class WidenedFP8LinearKernel(ChannelWiseTorchFP8ScaledMMLinearKernel):  # type: 
     def get_output_padding(self) -> int | None:
         """None: the stock kernel pads to 17 tokens for `_scaled_mm`'s sake, which is not used."""
         return None
+
+
+class WidenedFP8BlockLinearKernel(Fp8BlockScaledMMLinearKernel):  # type: ignore[misc]
+    """Weights with a scale for each block, activations with one for each token and its columns."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        return True, None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Replace the layer's weight (N x K, e4m3) by what it stands for, and its scales by ones.
+
+        vLLM multiplies both where it needs the weights themselves (MLA).
+        """
+        super().process_weights_after_loading(layer)
+        found = self._get_layer_params(layer)
+        scales = found.block_scale.data.to(torch.float32)
+        (rows, columns), (high, wide) = found.weight.shape, self.weight_group_shape
+        by_row = scales.repeat_interleave(high, dim=0)[:rows]
+        factors = by_row.repeat_interleave(wide, dim=1)[:, :columns]
+        weight = found.weight.data.to(torch.float32) * factors
+        for name, value in (
+            (found.WEIGHT, weight),
+            (found.block_scale_attr, torch.ones_like(scales)),
+        ):
+            setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
+
+    def apply_block_scaled_mm(
+        self,
+        A: torch.Tensor,  # noqa: N803
+        B: torch.Tensor,  # noqa: N803
+        As: torch.Tensor,  # noqa: N803
+        Bs: torch.Tensor,  # noqa: N803
+    ) -> torch.Tensor:
+        """Return ``(A * As) @ B.T`` in FP32, M x N.
+
+        Args:
+            A: activations, M x K, e4m3.
+            B: weights, N x K, FP32, with their scales in them.
+            As: scales of each token's groups of columns, M x groups.
+            Bs: ones.
+        """
+        factors = As.repeat_interleave(self.quant_fp8.group_size, dim=1)[:, : A.shape[1]]
+        return torch.mm(A.to(torch.float32) * factors, B.t())

@@ -1,23 +1,35 @@
-"""The WNA16 linear kernel (4-bit weights, 16- or 32-bit activations) with widened weights.
+"""The WNA16 linear kernel (4- or 8-bit weights, 16- or 32-bit activations) with widened weights.
 
 Why: vLLM's library for CPUs without AVX-512 has no `cpu_gemm_wna16`, and the one for those with it
-takes no float32 activations. Here each weight, `(q - zero point) * scale`, is computed in FP32 at
-load, and the matmul is an ordinary one. The stock kernel rounds each weight to the activations'
-type; so does this one, so that in bf16 both multiply the same numbers.
+takes neither float32 activations nor 8-bit weights. Here each weight, `(q - zero point) * scale`,
+is computed in FP32 at load, and the matmul is an ordinary one. The stock kernel rounds each weight
+to the activations' type; so does this one, so that in bf16 both multiply the same numbers.
 tests/e2e/test_cpu_wna16_kernel.py compares the two.
 
-The price is memory: FP32 weights take eight times, 16-bit ones four times, what 4 bits take.
+The price is memory: FP32 weights take 32 bits each, others 16.
 """
+
+from dataclasses import replace
 
 import torch
 from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
+from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import MPLinearLayerConfig
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
     unpack_quantized_values_into_int32,
 )
+from vllm.scalar_type import scalar_types
 
 
 class WidenedWNA16LinearKernel(CPUWNA16LinearKernel):  # type: ignore[misc]
-    """Takes what the stock kernel takes; its weights are widened once, at load."""
+    """Takes what the stock kernel takes, and 8 bits; weights are widened once, at load."""
+
+    @classmethod
+    def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
+        is_8_bit = c.weight_type == scalar_types.uint8b128
+        found: tuple[bool, str | None] = super().can_implement(
+            replace(c, weight_type=scalar_types.uint4b8) if is_8_bit else c
+        )
+        return found
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Replace the layer's packed weight by the numbers that it stands for, N x K.
