@@ -184,7 +184,8 @@ def inspect_folder(
     if not parameters:
         raise CheckpointError("the weights are empty", where=str(weights[0]))
     hashed = _hash_all(files, kind, digests, progress or NullProgress())
-    form = source_format(config, [file.name for file in small])
+    quantizer = path / QUANTIZER_FILE
+    form = source_format(config, read_json(quantizer) if quantizer in small else None)
     return Checkpoint(
         ref=ref,
         kind=kind,

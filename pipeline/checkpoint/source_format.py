@@ -1,21 +1,23 @@
 """Number format of a checkpoint that was released quantized, and how to get 16-bit weights of it.
 
-Such a checkpoint is served as it is. Recipes need 16-bit weights, which compressed-tensors'
-converters make from the weight files, without the model (`pipeline/workers/dequantize.py`).
+Such a checkpoint is served as it is. Recipes need 16-bit weights, which are made from the weight
+files, without the model: by compressed-tensors' converters (`pipeline/workers/dequantize.py`), or
+by verification's readers (`pipeline/stages/dequantize/layouts.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 QUANTIZER_FILE = "hf_quant_config.json"  # written by NVIDIA's ModelOpt for quantized weights
 
-Converter = Literal["compressed-tensors", "fp8-block", "awq"]
+Converter = Literal["compressed-tensors", "fp8-block", "awq", "readers"]
 # Columns of a group of 4-bit floats.
 FOUR_BIT_FLOATS = {16: "NVFP4", 32: "MXFP4"}
+OF_MODELOPT = ("FP8", "NVFP4")
 MXFP4_REASON = "its experts are fused, and recipes leave those in 16 bits, which is larger"
 
 
@@ -24,32 +26,47 @@ class SourceFormat:
     """Format of released weights."""
 
     label: str  # of the numbers: FP8, INT4, MXFP4, ...
-    converter: Converter | None = None  # to 16 bits; None: no library here has one
-    reason: str = "no library here converts such weights to 16 bits"  # of None
+    converter: Converter | None = None  # to 16 bits; None: there is none
+    reason: str = "nothing here converts such weights to 16 bits"  # of None
 
 
-def source_format(config: dict[str, Any], names: Collection[str]) -> SourceFormat | None:
-    """Return the format by config.json and file names; None for unquantized weights."""
+def source_format(
+    config: Mapping[str, Any], quantizer: Mapping[str, Any] | None = None
+) -> SourceFormat | None:
+    """Return the format; None for unquantized weights.
+
+    Args:
+        config: config.json.
+        quantizer: hf_quant_config.json; None without one.
+    """
     found = next(quantization_configs(config), None)
     if found is None:
-        return SourceFormat("ModelOpt") if QUANTIZER_FILE in names else None
+        if quantizer is None:
+            return None
+        described = quantizer.get("quantization")
+        found = {**(described if isinstance(described, dict) else {}), "quant_method": "modelopt"}
     method = str(found.get("quant_method"))
     if method == "compressed-tensors":
         labels = dict.fromkeys(map(_label, _weights(found)))
         return SourceFormat(" and ".join(labels) or "quantized", "compressed-tensors")
     if method == "fp8":
         in_blocks = isinstance(found.get("weight_block_size"), list)
-        return SourceFormat("FP8", "fp8-block" if in_blocks else None)
+        return SourceFormat("FP8", "fp8-block" if in_blocks else "readers")
     if method == "awq":
         is_gemm = str(found.get("version", "gemm")).lower() == "gemm" and found.get("bits", 4) == 4
         return SourceFormat("INT4", "awq" if is_gemm else None)
     if method == "gptq":
         bits = found.get("bits")
-        return SourceFormat(f"INT{bits}" if bits in (2, 3, 4, 8) else "GPTQ")
+        converter: Converter | None = "readers" if bits in (4, 8) else None
+        return SourceFormat(f"INT{bits}" if bits in (2, 3, 4, 8) else "GPTQ", converter)
+    if method.startswith("modelopt"):
+        algorithm = str(found.get("quant_algo")).upper()
+        if algorithm in OF_MODELOPT:
+            return SourceFormat(algorithm, "readers")
+        return SourceFormat("ModelOpt")
     if method == "mxfp4":
         return SourceFormat("MXFP4", reason=MXFP4_REASON)
-    known = {"bitsandbytes": "bitsandbytes", "modelopt": "ModelOpt"}
-    return SourceFormat(known.get(method, "quantized"))
+    return SourceFormat("bitsandbytes" if method == "bitsandbytes" else "quantized")
 
 
 def quantization_configs(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

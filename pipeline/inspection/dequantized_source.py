@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.checkpoint.safetensors_header import TensorEntry
-from pipeline.checkpoint.source_format import QUANTIZATION_KEYS
+from pipeline.checkpoint.source_format import QUANTIZATION_KEYS, quantization_configs
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from recipes.quantization import Quantization
 
 NARROW = ("F8_E4M3", "F8_E5M2", "I8", "F4")
-# Tensors that compressed-tensors, AutoAWQ and FP8 in blocks store for a layer, besides its weight.
+# Tensors that the formats with a converter store for a layer, besides its weight.
 BESIDES = (
     "weight_scale",
     "weight_scale_inv",
@@ -25,13 +25,15 @@ BESIDES = (
     "input_scale",
     "input_zero_point",
     "input_global_scale",
+    "weight_scale_2",
     "scales",
     "qzeros",
+    "g_idx",
     "k_scale",
     "v_scale",
     "q_scale",
 )
-PACKED, PACKED_AWQ = "weight_packed", "qweight"
+PACKED, PACKED_IN = "weight_packed", "qweight"
 WORD_BITS = 32
 
 
@@ -43,11 +45,10 @@ def dequantized(source: HeaderSource) -> HeaderSource:
     """
     if source.format is None:
         return source
-    bits = _packed_bits(source.config)
     tensors = dict(
         found
         for name, tensor in source.tensors.items()
-        if (found := _tensor(name, tensor, bits, source.where)) is not None
+        if (found := _tensor(name, tensor, source)) is not None
     )
     size = sum(tensor.size for tensor in tensors.values())
     config = {key: value for key, value in source.config.items() if key not in QUANTIZATION_KEYS}
@@ -69,31 +70,38 @@ def planned_weights(source: HeaderSource, quantization: Quantization) -> Variant
     return variant_weights(start.tensors, quantization, start.config)
 
 
-def _tensor(
-    name: str, tensor: TensorEntry, bits: int, where: str
-) -> tuple[str, TensorEntry] | None:
+def _tensor(name: str, tensor: TensorEntry, source: HeaderSource) -> tuple[str, TensorEntry] | None:
+    bits = _packed_bits(source.config)
     module, _, leaf = name.rpartition(".")
     if leaf in BESIDES:
         return None
-    if leaf in (PACKED, PACKED_AWQ) and len(tensor.shape) < 2:
+    if leaf in (PACKED, PACKED_IN) and len(tensor.shape) < 2:
         raise CheckpointError(
             f"'{name}' has the shape {tensor.shape}, and packed weights are a matrix",
-            where=where,
+            where=source.where,
             hint="download the weights again",
         )
     if leaf == PACKED:
         in_element = (8 if tensor.dtype == "U8" else WORD_BITS) // bits
         return f"{module}.weight", _sixteen_bits((tensor.shape[0], tensor.shape[1] * in_element))
-    if leaf == PACKED_AWQ:
-        columns, words = tensor.shape[:2]
-        return f"{module}.weight", _sixteen_bits((words * WORD_BITS // 4, columns))
+    if leaf == PACKED_IN:
+        first, second = tensor.shape[:2]
+        by_inputs = f"{module}.g_idx" in source.tensors  # GPTQ's; AutoAWQ packs outputs
+        shape = (
+            (second, first * WORD_BITS // bits) if by_inputs else (second * WORD_BITS // 4, first)
+        )
+        return f"{module}.weight", _sixteen_bits(shape)
+    if leaf == "weight" and f"{module}.weight_scale_2" in source.tensors and tensor.shape:
+        return name, _sixteen_bits((*tensor.shape[:-1], 2 * tensor.shape[-1]))
     return name, _sixteen_bits(tensor.shape) if tensor.dtype in NARROW else tensor
 
 
 def _packed_bits(config: Mapping[str, Any]) -> int:
     """Return the bits of packed numbers: 8 if every group of layers has them, else 4."""
-    found = config.get("quantization_config") or {}
-    groups = found.get("config_groups") if isinstance(found, dict) else None
+    found = next(quantization_configs(config), {})
+    if found.get("bits") == 8:
+        return 8
+    groups = found.get("config_groups")
     weights = [
         group.get("weights")
         for group in (groups.values() if isinstance(groups, dict) else ())

@@ -52,7 +52,7 @@ class HeaderSource:
     @property
     def format(self) -> SourceFormat | None:
         """Format of weights that were released quantized; None for others."""
-        return source_format(self.config, self.names)
+        return source_format(self.config, self.quantizer if QUANTIZER_FILE in self.names else None)
 
 
 def read_folder(folder: Path, name: str | None = None) -> HeaderSource:

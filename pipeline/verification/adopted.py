@@ -32,6 +32,10 @@ from recipes.quantization import Quantization, Rounding
 from recipes.weight_format import PLAIN, WeightFormat
 
 UNQUANTIZED = WeightFormat(PLAIN, 16, "float", "none")
+WIDE_NOTE = (
+    "the weights have 16 bits: those of a dequantized GGUF file, and those that were trained "
+    "afterwards, look alike; the gates decide"
+)
 HINT = "the files do not belong together, or a program wrote them wrongly: ask who made them"
 
 
@@ -106,7 +110,9 @@ def verify_adopted(
         found.not_compared = error.message
         found.notes.append(f"the weights are not compared with the source's: {error.message}")
         return found
-    if config is not None and config["quant_method"] == "compressed-tensors":
+    if config is None:
+        found.notes.append(WIDE_NOTE)
+    elif config["quant_method"] == "compressed-tensors":
         check_targets(config, accounts, str(variant / "config.json"))
     for scale in accounts.kv_scales:
         check_scale(scale, scale.floats())

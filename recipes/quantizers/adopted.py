@@ -57,7 +57,9 @@ class AdoptedQuantization(Quantization):
     def sqnr_floor_db(self) -> float:
         """Limits below every recipe's of the same bits, since the method is unknown."""
         if self.bits > 8:
-            return 5.0  # from a GGUF file of any type
+            # From a GGUF file of any type, the 2-bit ones too. No floor detects training: it may
+            # change weights less than rounding to 4 bits does.
+            return 5.0
         return (20.0 if self.number == "float" else 10.0) if self.bits == 8 else 5.0
 
     @property
@@ -83,7 +85,8 @@ class AdoptedQuantization(Quantization):
     @property
     def method_description(self) -> str:
         if not self.is_source:
-            return f"Quantized elsewhere: {self.made_by}."
+            method = "Rounded or trained" if self.layout.startswith(PLAIN) else "Quantized"
+            return f"{method} elsewhere: {self.made_by}."
         arguments = " ".join(
             f"--{name}" if value is True else f"--{name} {words_of(value)}"
             for name, value in self.served_with.items()

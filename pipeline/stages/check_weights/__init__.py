@@ -61,5 +61,5 @@ class CheckWeightsResult(Record):
 
 
 CHECK_WEIGHTS = Stage(
-    "check_weights", 4, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
+    "check_weights", 5, CheckWeightsParameters, CheckWeightsRuntime, CheckWeightsResult
 )

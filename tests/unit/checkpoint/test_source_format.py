@@ -29,10 +29,14 @@ NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}
         (compressed(NVFP4, FP8), "NVFP4 and FP8", "compressed-tensors"),
         (compressed({**NVFP4, "group_size": 32}), "MXFP4", "compressed-tensors"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8", "fp8-block"),
-        ({"quant_method": "fp8"}, "FP8", None),
+        ({"quant_method": "fp8"}, "FP8", "readers"),
         ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "INT4", "awq"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "INT4", None),
-        ({"quant_method": "gptq", "bits": 8}, "INT8", None),
+        ({"quant_method": "gptq", "bits": 8}, "INT8", "readers"),
+        ({"quant_method": "gptq", "bits": 3}, "INT3", None),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "FP8", "readers"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "ModelOpt", None),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes", None),
         ({"quant_method": "mxfp4"}, "MXFP4", None),
         ({"quant_method": "unheard-of"}, "quantized", None),
     ],
@@ -40,14 +44,23 @@ NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}
 @pytest.mark.parametrize("level", ["top", "text_config"])
 def test_formats(config: dict[str, Any], label: str, converter: str | None, level: str) -> None:
     own = {"quantization_config": config}
-    found = source_format(own if level == "top" else {"text_config": own}, ())
+    found = source_format(own if level == "top" else {"text_config": own})
     assert found is not None
     assert (found.label, found.converter) == (label, converter)
 
 
 def test_unquantized() -> None:
-    assert source_format({"quantization_config": {}}, ("config.json",)) is None
-    assert source_format({}, ("hf_quant_config.json",)) is not None
+    assert source_format({"quantization_config": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("described", "label"),
+    [({"quant_algo": "NVFP4"}, "NVFP4"), ({"quant_algo": 7}, "ModelOpt"), ([], "ModelOpt")],
+)
+def test_modelopts_own_file(described: Any, label: str) -> None:
+    found = source_format({}, {"quantization": described})
+    assert found is not None
+    assert found.label == label
 
 
 ANY = st.recursive(
@@ -74,7 +87,7 @@ ANY = st.recursive(
 )
 
 
-@given(method=st.sampled_from(["compressed-tensors", "fp8", "awq", "gptq"]), rest=ANY)
+@given(method=st.sampled_from(["compressed-tensors", "fp8", "awq", "gptq", "modelopt"]), rest=ANY)
 def test_any_content_gives_a_format(method: str, rest: Any) -> None:
     config = {"quant_method": method, **(rest if isinstance(rest, dict) else {"bits": rest})}
-    assert source_format({"quantization_config": config}, ()) is not None
+    assert source_format({"quantization_config": config}) is not None

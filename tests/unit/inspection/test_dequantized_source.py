@@ -58,6 +58,26 @@ FORMATS: list[tuple[Layout, dict[str, Any], tuple[int, ...]]] = [
     ),
     (
         {
+            f"{LAYER}.qweight": ("I32", (32, 256)),
+            f"{LAYER}.qzeros": ("I32", (2, 64)),
+            f"{LAYER}.scales": ("BF16", (2, 256)),
+            f"{LAYER}.g_idx": ("I32", (128,)),
+        },
+        {"quant_method": "gptq", "bits": 8},
+        (256, 128),
+    ),
+    (
+        {
+            f"{LAYER}.weight": ("U8", (256, 64)),
+            f"{LAYER}.weight_scale": ("F8_E4M3", (256, 8)),
+            f"{LAYER}.weight_scale_2": ("F32", ()),
+            f"{LAYER}.input_scale": ("F32", ()),
+        },
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        (256, 128),
+    ),
+    (
+        {
             f"{LAYER}.qweight": ("I32", (128, 32)),
             f"{LAYER}.qzeros": ("I32", (1, 32)),
             f"{LAYER}.scales": ("BF16", (1, 256)),
