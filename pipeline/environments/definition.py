@@ -164,7 +164,7 @@ def _digest_sources(folder: Path) -> list[list[str]]:
     return [
         [str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).hexdigest()]
         for path in sorted(folder.rglob("*"))
-        if path.suffix in {".py", ".toml"}
+        if path.suffix in {".py", ".pth", ".toml"}
     ]
 
 

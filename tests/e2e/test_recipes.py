@@ -360,6 +360,30 @@ def test_models_of_images_are_quantized_in_their_text_alone(
     assert verified_layers(variant) == 2 * 7
 
 
+@pytest.mark.parametrize("model", ["qwen2_5_vl", "gemma3", "mistral3"])
+def test_models_of_images_are_served(workshop: Workshop, model: str) -> None:
+    """By the real engine: the variant's scores are close to the source's, and not equal."""
+    source = served_scores(workshop.folder / model)
+    variant = served_scores(workshop.variant(model, "fp8-dynamic").output)
+    assert len(source["text"]) > 4
+    for ours, theirs in zip(source.values(), variant.values(), strict=True):
+        assert 0 < max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 0.5
+    for scores in (source, variant):
+        assert scores["black"] != scores["white"]
+
+
+def served_scores(folder: Path) -> dict[str, list[float]]:
+    """What prompt_scores.py prints."""
+    serving = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    script = Path(__file__).with_name("prompt_scores.py")
+    command = [str(serving), "-I", str(script), str(folder), "The image shows a thing."]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    found: dict[str, list[float]] = json.loads(line.removeprefix("RESULT "))
+    return found
+
+
 def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:
     """Named by the worker too: it sees layers that no checkpoint has as such."""
     with pytest.raises(StageError, match=r"no group size of \[16\] divides layers") as caught:

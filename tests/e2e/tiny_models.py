@@ -3,7 +3,7 @@
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
 qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe, gpt_oss
 and jetmoe, and models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer trained
-on the texts.
+on the texts. Those of images have their processor's settings and a chat template.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
 differ from the source's, relative to their size.
 """
@@ -31,6 +31,45 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 EXPERTS = {"num_experts_per_tok": 2}
+
+# Special tokens of the models of images, from number 1.
+START, END, IMAGE, OTHER = "<image_start>", "<image_end>", "<image>", "<other>"
+LINES = ["\n", "\n\n", "\n\n\n", "\n\n\n\n"]  # vLLM's Gemma 3 looks for them
+OF_IMAGES = [START, END, IMAGE, OTHER, *LINES]
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {% if message.content is string %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% else %}PLACE{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+PROCESSORS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # What stands for an image, settings of its pixels, settings of its tokens.
+    "qwen2_5_vl": (
+        START + IMAGE + END,
+        {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "size": {"shortest_edge": 56 * 56, "longest_edge": 56 * 56},
+        },
+        {"processor_class": "Qwen2_5_VLProcessor"},
+    ),
+    "gemma3": (
+        START,
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}},
+        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+    ),
+    "mistral3": (
+        IMAGE,
+        {
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": 14,
+            "size": {"longest_edge": 56},
+        },
+        {
+            **{"processor_class": "PixtralProcessor", "patch_size": 14, "spatial_merge_size": 2},
+            **{"image_token": IMAGE, "image_break_token": OTHER, "image_end_token": END},
+        },
+    ),
+}
 
 
 def make(folder: Path, texts: Path) -> None:
@@ -111,10 +150,10 @@ def make(folder: Path, texts: Path) -> None:
                     "window_size": 56,
                     "fullatt_block_indexes": [1],
                 },
-                image_token_id=500,
-                video_token_id=501,
-                vision_start_token_id=502,
-                vision_end_token_id=503,
+                image_token_id=3,
+                video_token_id=4,
+                vision_start_token_id=1,
+                vision_end_token_id=2,
                 tie_word_embeddings=False,
             )
         ),
@@ -123,9 +162,9 @@ def make(folder: Path, texts: Path) -> None:
                 text_config=SHAPE | {"sliding_window": 128},
                 vision_config=tower,
                 mm_tokens_per_image=4,
-                boi_token_index=500,
-                eoi_token_index=501,
-                image_token_index=502,
+                boi_token_index=1,
+                eoi_token_index=2,
+                image_token_index=3,
                 tie_word_embeddings=False,
             )
         ),
@@ -133,22 +172,27 @@ def make(folder: Path, texts: Path) -> None:
             Mistral3Config(
                 text_config=MistralConfig(**SHAPE),
                 vision_config=PixtralVisionConfig(**tower, head_dim=16),
-                image_token_index=500,
+                image_token_index=3,
                 tie_word_embeddings=False,
             )
         ),
     }
-    tokenizer = trained_tokenizer(texts)
+    tokenizer, of_images = trained_tokenizer(texts), trained_tokenizer(texts, sees=True)
     for name in ("qwen2", "stablelm", "gemma2"):  # norms are made as ones, and biases as zeros
         for vector in (each for each in models[name].parameters() if each.dim() == 1):
             vector.data.add_(torch.randn_like(vector) * 0.2)
     for name, model in models.items():
         model.to(torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+    for name, (place, pixels, tokens) in PROCESSORS.items():
+        of_images.chat_template = TEMPLATE.replace("PLACE", place)
+        of_images.save_pretrained(folder / name)
+        (folder / name / "preprocessor_config.json").write_text(json.dumps(pixels | tokens))
+        (folder / name / "processor_config.json").write_text(json.dumps(tokens))
 
 
-def trained_tokenizer(texts: Path) -> Any:
-    """A byte-level tokenizer of 512 tokens."""
+def trained_tokenizer(texts: Path, *, sees: bool = False) -> Any:
+    """A byte-level tokenizer of 512 tokens; `sees`: with those that stand for images."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -157,11 +201,16 @@ def trained_tokenizer(texts: Path) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=SHAPE["vocab_size"],
-        special_tokens=["<end>"],
+        special_tokens=["<end>", *(OF_IMAGES if sees else [])],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train([str(texts)], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    named = {"boi_token": START, "eoi_token": END, "image_token": IMAGE, "video_token": OTHER}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<end>",
+        **({"extra_special_tokens": named} if sees else {}),
+    )
 
 
 def compare(source: str, variants: list[str]) -> dict[str, float]:

@@ -69,7 +69,7 @@ def test_what_the_locks_are_about(name: str, accelerator: str, package: str, ver
 def test_what_the_locks_leave_out() -> None:
     evaluate = define("evaluate", Accelerator.CPU).pins
     assert not {"torch", "openai", "sentence-transformers", "faiss-cpu"} & evaluate.keys()
-    left_out = {"torchaudio", "torchvision", "torchcodec", "triton"}
+    left_out = {"torchaudio", "torchcodec", "triton"}
     assert not left_out & define("serve", Accelerator.CPU).pins.keys()
     assert "triton" not in define("quantize-autoawq", Accelerator.CPU).pins
     assert "triton" in define("quantize-autoawq", Accelerator.CUDA).pins
