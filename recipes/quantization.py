@@ -81,6 +81,11 @@ class Quantization(ConfigModel):
         """Possible weight formats: one for each group size, in the order to try."""
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether weights become 8-bit floating-point numbers."""
+        return all((each.number, each.bits) == ("float", 8) for each in self.weight_formats)
+
+    @property
     def is_streamed(self) -> bool:
         """Whether weights are cast file by file, without the model."""
         return False

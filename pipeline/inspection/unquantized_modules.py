@@ -25,12 +25,22 @@ from pipeline.inspection.regex_safety import check_expressions
 # heads are not calibrated. No recipe quantizes embeddings or fused experts.
 LEFT_ALONE: tuple[ModuleKind, ...] = ("routers", "vision", "mtp")
 OUTPUT_HEAD = "lm_head"
+# Gated delta nets: an error stays in the state for all later tokens. FP8 is what their makers
+# release; the small projections of decay and write strength keep 16 bits there.
+LINEAR_ATTENTION, ITS_GATES = "linear_attn", r"linear_attn\.in_proj_(ba|a|b)"
 
 
 def ignore_list(
-    tensors: Mapping[str, TensorEntry], config: Mapping[str, Any], recipe_ignore: list[str]
+    tensors: Mapping[str, TensorEntry],
+    config: Mapping[str, Any],
+    recipe_ignore: list[str],
+    *,
+    fp8: bool = False,
 ) -> list[str]:
     """Return the recipe's ignore list, extended for this checkpoint's architecture.
+
+    Args:
+        fp8: the recipe quantizes weights to FP8.
 
     Returns:
         names and `re:` expressions, which llm-compressor, vLLM and ignored_modules.py interpret
@@ -56,6 +66,9 @@ def ignore_list(
         open_ones = [module for module in modules if not is_ignored(module, found)]
         if open_ones:
             found += _expressions(kind, open_ones, layers)
+    linear = _match_part(ITS_GATES if fp8 else LINEAR_ATTENTION)
+    if any(is_ignored(_module(name), [linear]) for name in matrices) and linear not in found:
+        found.append(linear)
     if _stacks(tensors) and STACKED_EXPERTS not in found:
         found.append(STACKED_EXPERTS)
     return found

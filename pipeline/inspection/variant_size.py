@@ -60,7 +60,7 @@ def variant_weights(
     kept = {name: tensor for name, tensor in tensors.items() if not (tied and is_head(name))}
     chosen = set()
     if quantization.quantizes:
-        ignore = ignore_list(tensors, config, quantization.ignore)
+        ignore = ignore_list(tensors, config, quantization.ignore, fp8=quantization.is_fp8)
         chosen = {n for n, t in kept.items() if is_quantizable(n, t, ignore)}
     columns = {kept[name].shape[1] for name in chosen}
     form = quantization.choose_format(columns) if chosen else None

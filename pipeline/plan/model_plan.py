@@ -348,8 +348,16 @@ class ModelPlanner:
         """Return the recipe's quantization, with its ignore list for the architecture."""
         if not recipe.quantization.quantizes:
             return recipe.quantization
-        ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
-        return recipe.quantization.model_copy(update={"ignore": ignore})
+        return recipe.quantization.model_copy(
+            update={
+                "ignore": ignore_list(
+                    self.source.tensors,
+                    self.source.config,
+                    recipe.quantization.ignore,
+                    fp8=recipe.quantization.is_fp8,
+                )
+            }
+        )
 
     def _check_stage(
         self, recipe: Recipe, quantization: Quantization, quantize: StageSpec

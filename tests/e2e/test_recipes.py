@@ -141,8 +141,9 @@ class Workshop:
             self.folder / model, ref=model, kind="folder", revision=None, digests=digests
         )
         headers = read_folder(source.path)
+        own, fp8 = recipe.quantization.ignore, recipe.quantization.is_fp8
         changes: dict[str, Any] = {
-            "ignore": ignore_list(headers.tensors, headers.config, recipe.quantization.ignore)
+            "ignore": ignore_list(headers.tensors, headers.config, own, fp8=fp8)
         }
         if recipe.quantization.calibration is not None:
             few = {"dataset": "builtin", "column": "text", "samples": BLOCKS, "max_tokens": TOKENS}
@@ -382,6 +383,24 @@ def served_scores(folder: Path) -> dict[str, list[float]]:
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     found: dict[str, list[float]] = json.loads(line.removeprefix("RESULT "))
     return found
+
+
+@pytest.mark.parametrize("name", ["awq-w4a16", "gptq-w4a16", "fp8-dynamic", "nvfp4a16"])
+def test_linear_attention_has_16_bits_or_fp8(workshop: Workshop, name: str) -> None:
+    """Qwen3-Next without experts: one layer of linear attention, one of full."""
+    variant = workshop.variant("qwen3_next", name)
+    fp8 = {"in_proj_qkvz", "out_proj"} if name == "fp8-dynamic" else set()
+    linear = "model.layers.0.linear_attn"
+    for leaf in ("in_proj_qkvz", "in_proj_ba", "out_proj", "conv1d"):
+        dtype = variant.tensors[f"{linear}.{leaf}.weight"].dtype
+        assert dtype == ("F8_E4M3" if leaf in fp8 else "BF16"), leaf
+    assert set(stands_for(variant, "model.layers.1.self_attn.q_proj")) == set(FORMATS[name])
+    quantized = 4 + 2 * 3 + len(fp8)
+    assert variant.record.result["quantized_modules"] == quantized
+    assert verified_layers(variant) == quantized
+    source, output = str(workshop.folder / "qwen3_next"), str(variant.output)
+    found = json.loads(workshop.script("compare", source, output))
+    assert 0 < found[output] < DIFFERENCE[load_recipe(name).family]
 
 
 def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:

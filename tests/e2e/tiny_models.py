@@ -1,9 +1,10 @@
 """Run inside the `quantize` environment: writes tiny random models, and loads variants of them.
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
-qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe, gpt_oss
-and jetmoe, and models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer trained
-on the texts. Those of images have their processor's settings and a chat template.
+qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe,
+qwen3_next (a layer of linear attention, one of full), gpt_oss and jetmoe, and models of images and
+text (qwen2_5_vl, gemma3, mistral3), with a tokenizer trained on the texts. Those of images have
+their processor's settings and a chat template.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
 differ from the source's, relative to their size.
 """
@@ -98,6 +99,8 @@ def make(folder: Path, texts: Path) -> None:
         Qwen2ForCausalLM,
         Qwen3MoeConfig,
         Qwen3MoeForCausalLM,
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
         StableLmConfig,
         StableLmForCausalLM,
     )
@@ -112,6 +115,17 @@ def make(folder: Path, texts: Path) -> None:
         "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4)),
         "qwen3_moe": Qwen3MoeForCausalLM(
             Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=128)
+        ),
+        "qwen3_next": Qwen3NextForCausalLM(
+            Qwen3NextConfig(
+                **SHAPE,
+                mlp_only_layers=[0, 1],
+                layer_types=["linear_attention", "full_attention"],
+                linear_num_value_heads=4,
+                linear_num_key_heads=2,
+                linear_key_head_dim=32,
+                linear_value_head_dim=32,
+            )
         ),
         "gpt_oss": GptOssForCausalLM(
             GptOssConfig(**SHAPE | {"intermediate_size": 128}, **EXPERTS, num_local_experts=4)

@@ -43,6 +43,15 @@ LLAVA: Shapes = {
     "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight": (32, 32),
     "multi_modal_projector.linear_1.weight": (32, 32),
 }
+QWEN_NEXT: Shapes = {
+    "model.layers.0.linear_attn.in_proj_qkvz.weight": (64, 32),
+    "model.layers.0.linear_attn.in_proj_ba.weight": (8, 32),
+    "model.layers.0.linear_attn.conv1d.weight": (64, 1, 4),
+    "model.layers.0.linear_attn.A_log": (4,),
+    "model.layers.0.linear_attn.out_proj.weight": (32, 32),
+    "model.layers.0.mlp.gate_proj.weight": (32, 32),
+    "model.layers.0.self_attn.q_proj.weight": (32, 32),
+}
 GPT_NEOX: Shapes = {
     "gpt_neox.embed_in.weight": (64, 32),
     "gpt_neox.layers.0.mlp.dense_h_to_4h.weight": (128, 32),
@@ -51,10 +60,12 @@ GPT_NEOX: Shapes = {
 CONFIG: dict[str, Any] = LLAMA_3_8B | {"num_hidden_layers": 1}
 
 
-def quantized(config: dict[str, Any], shapes: Shapes, recipe: list[str] | None = None) -> set[str]:
+def quantized(
+    config: dict[str, Any], shapes: Shapes, recipe: list[str] | None = None, *, fp8: bool = False
+) -> set[str]:
     """Names of the tensors that a recipe with this ignore list quantizes."""
     tensors = source(config, shapes).tensors
-    ignore = ignore_list(tensors, config, ["lm_head"] if recipe is None else recipe)
+    ignore = ignore_list(tensors, config, ["lm_head"] if recipe is None else recipe, fp8=fp8)
     return {name for name, tensor in tensors.items() if is_quantizable(name, tensor, ignore)}
 
 
@@ -107,6 +118,20 @@ def test_the_vision_tower_its_projector_and_a_head_by_a_longer_name() -> None:
     assert words(CONFIG, LLAVA) == "lm_head (1 layers), vision (2 layers)"
 
 
+def test_linear_attention_has_16_bits_or_fp8() -> None:
+    others = {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.self_attn.q_proj.weight"}
+    linear = "model.layers.0.linear_attn"
+    assert quantized(CONFIG, QWEN_NEXT) == others
+    assert words(CONFIG, QWEN_NEXT) == "attention (3 layers)"
+    fp8 = {f"{linear}.in_proj_qkvz.weight", f"{linear}.out_proj.weight"}
+    assert quantized(CONFIG, QWEN_NEXT, fp8=True) == others | fp8
+    # Qwen3.5 stores four matrices; the server merges two each.
+    parts = {f"{linear}.in_proj_{part}.weight": (32, 32) for part in ("qkv", "z", "a", "b")}
+    fp8 = {f"{linear}.in_proj_{part}.weight" for part in ("qkv", "z")}
+    assert quantized(CONFIG, parts) == set()
+    assert quantized(CONFIG, parts, fp8=True) == fp8
+
+
 def test_experts_in_stacks() -> None:
     shapes: Shapes = {
         "model.layers.0.self_attn.q_proj.weight": (8, 8),
@@ -150,7 +175,11 @@ def test_shell_patterns_become_expressions(pattern: str) -> None:
     assert not is_ignored("model.layers.0.mlp.up_proj", ignore)
 
 
-@given(st.lists(st.sampled_from([*QWEN_MOE, *LLAVA, *GPT_NEOX, *dense(CONFIG)]), unique=True))
+@given(
+    st.lists(
+        st.sampled_from([*QWEN_MOE, *QWEN_NEXT, *LLAVA, *GPT_NEOX, *dense(CONFIG)]), unique=True
+    )
+)
 def test_every_expression_is_one_and_the_list_is_its_own_fixed_point(names: list[str]) -> None:
     tensors = {name: TensorEntry("BF16", (32, 32), 0, 2048) for name in names}
     found = ignore_list(tensors, CONFIG, ["lm_head"])

@@ -92,9 +92,9 @@ class TestNothingWrong:
     ) -> None:
         asked = []
 
-        def counted(*arguments: Any) -> list[str]:
+        def counted(*arguments: Any, **settings: Any) -> list[str]:
             asked.append(arguments)
-            return ignore_list(*arguments)
+            return ignore_list(*arguments, **settings)
 
         monkeypatch.setattr("pipeline.inspection.variant_size.ignore_list", counted)
         found = preflight(machine=H100, profile=profile)
