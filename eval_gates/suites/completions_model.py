@@ -216,6 +216,14 @@ def check_fit(lengths: list[int], limit: int) -> None:
         )
 
 
+def without_images(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with its texts alone: the server's processor knows what an image needs."""
+    content = message["content"]
+    if isinstance(content, list):
+        content = "".join(part.get("text", "") for part in content)
+    return {**message, "content": content}
+
+
 def render_chat(tokenizer: Any, messages: list[Any], **settings: Any) -> str:
     """Return the prompt of the messages; StageError if the chat template refuses them."""
     from jinja2 import TemplateError
@@ -359,7 +367,9 @@ def completions_model(
             chat = settings.get("chat")
             if chat is None:
                 return prompt
-            return self.apply_chat_template(chat["messages"], tools=chat.get("tools"))
+            return self.apply_chat_template(
+                [without_images(message) for message in chat["messages"]], tools=chat.get("tools")
+            )
 
         def _ask_once(self, items: list[OneTokenItem]) -> dict[int, Answer]:
             if not items or self._asks_once is False:

@@ -38,6 +38,7 @@ class ChatNeed(Enum):
     NONE = "none"
     CHAT = "chat"
     TOOLS = "tools"
+    IMAGES = "images"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pipeline.core.events import Progress
 
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
 # Keys of a row that hold what is asked: of documents (of lm-eval: their digest), choices, programs.
-_ASKS = (ASKED, "document", "subject", "question", "choices", "request")
+_ASKS = (ASKED, "document", "subject", "question", "choices", "request", "image")
 Rows = list[dict[str, Any]]
 
 
