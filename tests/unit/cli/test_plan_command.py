@@ -63,7 +63,7 @@ def test_a_folder_of_gguf_is_named_so(model: Path, command: str) -> None:
 def test_a_refused_checkpoint_is_shown_once(model: Path) -> None:
     """The fault stands in the preflight's list and ends the planning, too."""
     config = json.loads((model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8"}
+    config["quantization_config"] = {"quant_method": "unheard-of"}
     (model / "config.json").write_text(json.dumps(config))
     code, shown = plan(model, "auto")
     assert code == 1

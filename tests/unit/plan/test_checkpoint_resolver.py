@@ -46,7 +46,7 @@ class TestCheckpoint:
         assert stage.parameters["converter"] == "compressed-tensors"
 
     def test_released_weights_that_cannot_be_converted(self, checkpoints: Checkpoints) -> None:
-        checkpoints.write(quantization_config={"quant_method": "gptq", "bits": 4})
+        checkpoints.write(quantization_config={"quant_method": "unheard-of"})
         assert "recipes need 16-bit weights" in checkpoints.fault().message
 
     @pytest.mark.parametrize(
