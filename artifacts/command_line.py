@@ -18,6 +18,7 @@ GATE_OPTIONS: tuple[str, ...] = (
     "baseline_model",
     "candidate_model",
     "tokenizer",
+    "api",
     "policy",
     "family",
     "max_length",

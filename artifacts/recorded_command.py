@@ -38,6 +38,7 @@ class CommandOptions(CheckedCopyModel):
     weights: str | None = None
     tokenizer: str | None = None
     deployment_id: str | None = None
+    api: str | None = None
     family: str | None = None
     baseline: str | None = None
     candidate: str | None = None
@@ -62,6 +63,7 @@ class RecordedCommand(CommandOptions):
     cpu_overrides: dict[str, str] | None = None
     kv_cache_note: str | None = None
     speculation: str | None = None
+    asked_by: str | None = None
     tuned: str | None = None
     tuned_claim: TuningProvenance | None = None
     ablate: bool | None = None

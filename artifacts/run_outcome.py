@@ -47,6 +47,7 @@ def serving_lines(options: RecordedCommand) -> list[str]:
         "KV cache": options.kv_cache_note,
         "speculative decoding": options.speculation,
         "profile": options.tuned,
+        "both endpoints asked": options.asked_by,
     }
     return lines + [f"{words}: {note}" for words, note in noted.items() if note]
 

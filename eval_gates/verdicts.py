@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from eval_gates.chance_baselines import UNRELATED, check_sensitivities, unrelated_p_value
+from eval_gates.chance_baselines import (
+    UNDECIDABLE,
+    UNRELATED,
+    check_sensitivities,
+    unrelated_p_value,
+)
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.cost import CostReport
 from eval_gates.gate_report import (
@@ -19,7 +25,7 @@ from eval_gates.gate_report import (
 )
 from eval_gates.gate_rule import GateRule
 from eval_gates.speed.report import SpeedGateReport
-from eval_gates.statistics.decision import Scores, decide
+from eval_gates.statistics.decision import Decision, Scores, decide
 from eval_gates.statistics.multiplicity import largest_p_value
 from eval_gates.statistics.result import (
     GateTestResult,
@@ -27,6 +33,7 @@ from eval_gates.statistics.result import (
     run_fixed_test,
     run_sequential_test,
 )
+from eval_gates.suites.chat_form import count_against
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
@@ -85,6 +92,14 @@ def judge_suite(
         p_unrelated=unrelated_p_value(candidate),
     )
     decision = decide(finding, scores, population)
+    undecidable = count_undecidable(baseline), count_undecidable(candidate)
+    if any(undecidable):
+        worst, best = (
+            means(group_by_cluster(count_against(rows, side)), "score")
+            for rows, side in ((baseline, "candidate"), (candidate, "baseline"))
+        )
+        surely_fails = run_test(rule, worst, best, population).verdict == "fail"
+        decision = qualify(decision, undecidable, len(candidate), surely_fails=surely_fails)
     companion = paired_interval(before, after, rule.alpha)
     comparison = finding.comparison
     return GateReport(
@@ -133,10 +148,34 @@ def judge_suite(
             )
             for point in finding.e_process
         ],
+        undecidable=undecidable,
         verdict=decision.verdict,
         reason=decision.reason,
         suspicious=decision.suspicious,
     )
+
+
+def count_undecidable(rows: Answers) -> int:
+    """Return the number of answers whose choice is not shown."""
+    return sum(bool(row.get(UNDECIDABLE)) for row in rows)
+
+
+def qualify(
+    decision: Decision, undecidable: tuple[int, int], n: int, *, surely_fails: bool
+) -> Decision:
+    """Return the decision with undecidable answers in its reason.
+
+    They are counted against the candidate, so a pass holds. A fail holds only if the candidate
+    fails with all of them in its favour (`surely_fails`).
+    """
+    reason = (
+        f"{decision.reason}; no choice is among the listed tokens in {undecidable[0]} (baseline) "
+        f"and {undecidable[1]} (candidate) of {n} answers, which count against the candidate"
+    )
+    if decision.verdict == "fail" and not surely_fails:
+        reason += ", and in its favour it would not fail"
+        return replace(decision, verdict="undecided", reason=reason)
+    return replace(decision, reason=reason)
 
 
 def run_test(

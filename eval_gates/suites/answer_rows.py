@@ -6,7 +6,9 @@ import hashlib
 import json
 from typing import Any
 
+from eval_gates.chance_baselines import UNDECIDABLE
 from eval_gates.clusters import labels_of, partners
+from eval_gates.suites.chat_form import LogProbBound, is_undecidable
 from eval_gates.suites.generated_text import GeneratedText
 from pipeline.core.errors import StageError
 
@@ -27,9 +29,18 @@ def common_fields(question: dict[str, Any], sample: dict[str, Any]) -> dict[str,
     return {**row, "cluster": question["cluster"]} if "cluster" in question else row
 
 
-def likelihoods(sample: dict[str, Any]) -> list[float]:
-    """Return the log-likelihood of each choice."""
-    return [float(response[0]) for response in sample["filtered_resps"]]
+def choice_fields(sample: dict[str, Any], metric: str) -> dict[str, Any]:
+    """Return the fields of a chosen answer: each choice's log-likelihood.
+
+    By the chat API a choice may be unlisted; its value is an upper bound then.
+    """
+    values = [response[0] for response in sample["filtered_resps"]]
+    unlisted = [n for n, value in enumerate(values) if isinstance(value, LogProbBound)]
+    return {
+        "answer": [float(value) for value in values],
+        **({"unlisted": unlisted} if unlisted else {}),
+        **({UNDECIDABLE: True} if is_undecidable(values, metric) else {}),
+    }
 
 
 def texts_of(sample: dict[str, Any]) -> list[GeneratedText]:

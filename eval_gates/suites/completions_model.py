@@ -4,17 +4,21 @@ lm-eval scores each choice by its own prompt, which a server cannot serve from i
 each choice is one token, this client requests one token and the log-probabilities of the choices'
 tokens (vLLM: `logprob_token_ids`). The values equal those of scored prompts, over the complete
 vocabulary. Longer choices and other servers use lm-eval's requests.
-
-All generation requests of a batch are in flight together. lm-eval would send those of different
-settings, so of different seeds, one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from eval_gates.suites.bounded_session import BoundedSession
+from eval_gates.suites.chat_form import MAX_LOGPROB, PATH
+from eval_gates.suites.endpoint_client import (
+    EndpointRequest,
+    RejectedRequest,
+    accept,
+    endpoint_client,
+)
 from eval_gates.suites.generated_text import GeneratedText, finish, read_chat, read_completion
 from pipeline.core.errors import StageError
 from recipes.generation import ThoughtMarkers
@@ -23,8 +27,6 @@ Accepted = TypeVar("Accepted")
 ScoredRequest = tuple[Any, list[int], list[int]]  # lm-eval's: its key, context, continuation
 Answer = tuple[float, bool]  # lm-eval's: log-probability, whether it is the greedy choice
 
-# Not the question's fault, so worth another try; other answers from 400 to 499 are refusals.
-_PASSING_STATUSES = (408, 429)
 # A model's generation_config.json may say otherwise, and vLLM would follow it.
 _PLAIN_SAMPLING = {
     "temperature": 0,
@@ -36,8 +38,7 @@ _PLAIN_SAMPLING = {
 
 
 _CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be longer than ours
-_OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "chat")
-_ROUNDING = 0.01  # above 0, of a sum of log-probabilities
+OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "chat")
 
 
 class OneTokenItem(NamedTuple):
@@ -57,12 +58,6 @@ class GenerationRequest(NamedTuple):
     stops: tuple[str, ...]
     thinking: ThoughtMarkers | None
     has_begun: bool  # the prompt ends within a thought
-
-
-class RejectedRequest(NamedTuple):
-    """Reason why an endpoint does not answer such a request."""
-
-    reason: str
 
 
 def one_token_items(requests: list[ScoredRequest]) -> list[OneTokenItem]:
@@ -126,14 +121,14 @@ def generation_request(
         "max_tokens": room,
         "seed": seed,
         **_PLAIN_SAMPLING,
-        **{key: value for key, value in settings.items() if key not in _OWN_SETTINGS},
+        **{key: value for key, value in settings.items() if key not in OWN_SETTINGS},
     }
     if thinking is None:
         body["stop"] = list(stops)
     elif any(token in thinking.start + thinking.end for token in special_tokens):
         body["skip_special_tokens"] = False
     return GenerationRequest(
-        "chat/completions" if chat else "completions",
+        PATH if chat else "completions",
         body,
         len(tokens) + room,
         stops,
@@ -182,7 +177,7 @@ def read_generated(
 ) -> GeneratedText | RejectedRequest:
     """Return the generated text; a rejection if the answer has none."""
     try:
-        found = (read_chat if asked.path == "chat/completions" else read_completion)(body)
+        found = (read_chat if asked.path == PATH else read_completion)(body)
     except ValueError as error:
         return RejectedRequest(str(error))
     return finish(
@@ -241,7 +236,7 @@ def render_chat(tokenizer: Any, messages: list[Any], **settings: Any) -> str:
 
 def check_numbers(values: list[float]) -> None:
     """Raise StageError if a value is no log-probability."""
-    wrong = [value for value in values if not value <= _ROUNDING]  # NaN, too
+    wrong = [value for value in values if not value <= MAX_LOGPROB]  # NaN, too
     if wrong:
         raise StageError(
             f"the endpoint gave {len(wrong)} of {len(values)} choices a log-probability of "
@@ -274,40 +269,38 @@ def completions_model(
         answered: receives the number of lm-eval's requests just answered.
         template_arguments: of the chat template.
     """
-    from lm_eval.models.openai_completions import LocalCompletionsAPI
-
     place = f"{url}/v1/completions"
     for_template = dict(template_arguments or {})
 
-    def accept(found: Accepted | RejectedRequest) -> Accepted:
-        if isinstance(found, RejectedRequest):
-            raise StageError(
-                f"the endpoint cannot be asked this suite: {found.reason}",
-                where=place,
-                hint="serve the model with a server that gives them, such as vLLM; suites of "
-                "generated text need texts and their number of tokens alone",
-            )
-        return found
+    def accepted(found: Accepted | RejectedRequest) -> Accepted:
+        return accept(
+            found,
+            place,
+            "serve the model with a server that gives them, such as vLLM; suites of generated text "
+            "need texts and their number of tokens alone",
+        )
 
-    class OneRequestCompletions(LocalCompletionsAPI):  # type: ignore[misc]
+    base: Any = endpoint_client(url, answered)
+
+    class OneRequestCompletions(base):  # type: ignore[misc]
         """`local-completions` with one request per item if possible."""
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             # Whether the endpoint can; None: not tried yet.
             self._asks_once: bool | None = None if asks_once else False
-            self._counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
+            self._counts = {"one_request": 0, "scored": 0, "fallen_back": 0}
             self._special = special_texts(self.tokenizer)
 
         @staticmethod
         def parse_logprobs(
             outputs: Any, tokens: Any = None, ctxlens: Any = None, **_: Any
         ) -> list[Answer]:
-            return accept(read_scored(outputs, tokens, ctxlens))
+            return accepted(read_scored(outputs, tokens, ctxlens))
 
         def statistics(self) -> dict[str, int]:
             """Count the requests sent, and items (contexts) by way."""
-            return dict(self._counts)
+            return {"requests": self.sent, **self._counts}
 
         def _loglikelihood_tokens(
             self, requests: list[ScoredRequest], **settings: Any
@@ -349,7 +342,19 @@ def completions_model(
                 for request, prompt in zip(requests, prompts, strict=True)
             ]
             check_fit([each.length for each in asked], self.max_length)
-            return [accept(found) for found in self._send(asked)]
+            return [
+                accepted(found)
+                for found in self.send(
+                    [
+                        EndpointRequest(
+                            each.path,
+                            each.body,
+                            partial(read_generated, asked=each, special_tokens=self._special),
+                        )
+                        for each in asked
+                    ]
+                )
+            ]
 
         def apply_chat_template(
             self, chat_history: list[Any], add_generation_prompt: bool = True, **settings: Any
@@ -390,42 +395,19 @@ def completions_model(
             self._counts["one_request"] += len(known)
             return {number: value for answer in known for number, value in answer.items()}
 
-        def _send(self, items: list[Any]) -> list[Any]:
-            import asyncio
-
-            if not items:
-                return []
-            found = asyncio.run(self.get_batched_requests(items, [None] * len(items)))
-            return [answer for batch in found for answer in batch]
-
-        async def amodel_call(
-            self, session: Any, sem: Any, messages: list[Any], **settings: Any
-        ) -> Any:
-            self._counts["requests"] += 1
-            session = BoundedSession(session)
-            if not isinstance(messages[0], (OneTokenItem, GenerationRequest)):
-                answers = await super().amodel_call(session, sem, messages, **settings)
-                answered(len(answers))
-                return answers
-            (asked,) = messages
-            is_text = isinstance(asked, GenerationRequest)
-            address = f"{url}/v1/{asked.path}" if is_text else place
-            body = asked.body if is_text else payload(self.model, asked, self._seed)
-            async with sem, session.post(address, json=body, headers=self.header) as response:
-                if 400 <= response.status < 500 and response.status not in _PASSING_STATUSES:
-                    return [
-                        RejectedRequest(f"it answered {response.status}: {await response.text()}")
-                    ]
-                response.raise_for_status()
-                found = await response.json()
-            answer = (
-                read_generated(found, asked, self._special)
-                if is_text
-                else read_answer(found, asked)
+        def _send(self, items: list[OneTokenItem]) -> list[Any]:
+            found: list[Any] = self.send(
+                [
+                    EndpointRequest(
+                        "completions",
+                        payload(self.model, item, self._seed),
+                        partial(read_answer, item=item),
+                        answers=len(item.places),
+                    )
+                    for item in items
+                ]
             )
-            if not isinstance(answer, RejectedRequest):
-                answered(1 if is_text else len(answer))
-            return [answer]
+            return found
 
     return OneRequestCompletions(
         model=model,

@@ -9,11 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.suites.answer_rows import (
-    common_fields,
-    likelihoods,
-    partners_of,
-)
+from eval_gates.suites.answer_rows import choice_fields, common_fields, partners_of
 from eval_gates.suites.generation import GeneratedScores, GeneratingTask, generated_rows
 from eval_gates.suites.group_scores import GROUP
 from eval_gates.suites.known_tasks import known_task
@@ -174,7 +170,7 @@ def chosen_rows(metric: Metric, questions: Rows, samples: Rows, progress: Progre
     return [
         {
             **common_fields(question, sample),
-            "answer": likelihoods(sample),
+            **choice_fields(sample, metric.label),
             "score": score_of(sample.get(metric.name), metric, question["id"]),
         }
         for question, sample in zip(questions, samples, strict=True)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from eval_gates.gate_report import GroupReport
-from eval_gates.suites.answer_rows import common_fields, likelihoods
+from eval_gates.suites.answer_rows import choice_fields, common_fields
 from eval_gates.suites.fixed_task import task_of
 from eval_gates.suites.group_scores import report_groups
 from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files, text_of
@@ -364,7 +364,7 @@ def answer_rows(metric: str, questions: Rows, samples: Rows, progress: Progress)
     return [
         {
             **common_fields(question, sample),
-            "answer": likelihoods(sample),
+            **choice_fields(sample, metric),
             "score": float(sample[metric]),
             "subject": question["subject"],
         }

@@ -38,11 +38,23 @@ def gate(
         ),
     ],
     tokenizer: Annotated[
-        Path,
+        Path | None,
         setting(
-            "--tokenizer", "Folder with the models' tokenizer, such as the checkpoint's.", **PATH
+            "--tokenizer",
+            "Folder with the models' tokenizer, such as the checkpoint's. Without one both are "
+            "asked by the chat API.",
+            **PATH,
         ),
-    ],
+    ] = None,
+    api: Annotated[
+        str,
+        setting(
+            "--api",
+            "How both are asked: completions, chat, or auto (completions if both offer what the "
+            "policy needs).",
+            show_default=True,
+        ),
+    ] = "auto",
     policy: Annotated[
         str, setting("--policy", "Policy name or YAML file.", show_default=True)
     ] = "default",
@@ -92,10 +104,12 @@ def gate(
 
       prepare gate --baseline URL --candidate URL --tokenizer DIR --policy strict --json
 
+      prepare gate --baseline URL --candidate URL --api chat --policy code
+
     Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
     4 a gate failed, 5 undecided, 130 interrupted.
     """
-    from pipeline.run.gate import GateRequest, run_gate
+    from pipeline.run.gate import APIS, GateRequest, run_gate
     from pipeline.serving.openai_endpoint import OpenAIEndpoint
     from recipes.schema import FAMILIES
 
@@ -106,16 +120,21 @@ def gate(
                 where="--family",
                 hint=f"known: {', '.join(FAMILIES)}",
             )
+        if api not in APIS:
+            raise UsageError(
+                f"there is no API '{api}'", where="--api", hint=f"known: {', '.join(APIS)}"
+            )
         request = GateRequest(
             baseline=OpenAIEndpoint.from_url(baseline, baseline_model),
             candidate=OpenAIEndpoint.from_url(candidate, candidate_model),
             policy=policy,
             family=family,
-            tokenizer=tokenizer.expanduser().resolve(),
+            tokenizer=tokenizer.expanduser().resolve() if tokenizer else None,
             max_length=max_length,
             eval_data=eval_data.expanduser().resolve() if eval_data else None,
             deployment_id=deployment_id,
             remeasured=tuple(remeasure or ()),
+            apis=APIS[api],
         )
         return run_gate(request, settings, progress)
 

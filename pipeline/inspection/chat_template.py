@@ -15,6 +15,8 @@ TEMPLATE = "chat_template.jinja"
 TOKENIZER = "tokenizer_config.json"
 SAMPLING = "generation_config.json"
 MAX_TEMPLATE_BYTES = MEBIBYTE
+UNKNOWN_TEMPLATE = ""
+"""Template of a model at an external endpoint, which applies its own."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class ModelGeneration:
 
     Args:
         where: the folder or repository, for messages.
-        template: jinja; None without one.
+        template: jinja; None without one; `UNKNOWN_TEMPLATE` if its text is unknown.
         special_tokens: texts by name, such as `eos_token`.
         sampling: content of generation_config.json.
     """
@@ -36,6 +38,10 @@ class ModelGeneration:
     @property
     def has_template(self) -> bool:
         return self.template is not None
+
+    @property
+    def is_template_known(self) -> bool:
+        return bool(self.template)
 
 
 def read_generation(

@@ -46,7 +46,7 @@ def generation_faults(
         if not isinstance(suite, Generation):
             continue
         faults += _setting_faults(name, suite, model, max_length)
-        if is_chat and model.has_template:
+        if is_chat and model.is_template_known:
             try:
                 faults += _argument_faults(name, suite, model)
                 if suite.thinking is None and thinks(model, suite.chat_template_kwargs):

@@ -75,7 +75,11 @@ def chat_faults(
                     hint="give an instruction-tuned checkpoint, or remove 'form: server', "
                     "'guided', or a suite of images there",
                 )
-        elif need is ChatNeed.TOOLS and not re.search(r"\btools\b", model.template):
+        elif (
+            need is ChatNeed.TOOLS
+            and model.is_template_known
+            and not re.search(r"\btools\b", model.template)
+        ):
             yield UsageError(
                 f"the suite '{name}' sends tools, and the chat template shows none to the model",
                 where=f"{place}.form; {model.where}",

@@ -1,7 +1,8 @@
 """Refuses endpoints that cannot answer what a policy asks, before the first question.
 
-Both are probed concurrently. What an lm-eval task needs is known when it is laid out, so such
-suites are compared with the same probe then.
+Both are probed concurrently, and asked in one form: text completions or the chat API. What an
+lm-eval task needs is known when it is laid out, so such suites are compared with the same probe
+then.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
+from eval_gates.suites.chat_form import ChatForm
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.core.errors import PrepareError, ServingError
+from pipeline.plan.chat_api import Api, form_faults
 from pipeline.preflight.preflight import refuse
+from pipeline.serving.chat_probe import probe_chat
 from pipeline.serving.endpoint_probe import Capability, Missing, probe
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.questions import QuestionsResult
@@ -24,11 +29,13 @@ OTHER_SERVER = "serve the model with a server that offers this, such as vLLM"
 NO_SCORES = f"{OTHER_SERVER}; or take a policy of 'humaneval', 'mbpp' and 'rouge', which need none"
 HINTS = {
     Capability.COMPLETIONS: "name an endpoint that answers at /v1/completions, such as vLLM's; the "
-    "chat template is applied here, with the tokenizer",
+    "chat template is applied here, with the tokenizer; or let the chat API be asked (--api auto)",
     Capability.TOKEN_IDS: OTHER_SERVER,
     Capability.CHOSEN: NO_SCORES,
     Capability.SCORED: NO_SCORES,
     Capability.CHAT: OTHER_SERVER,
+    Capability.TOP: f"{OTHER_SERVER} (TensorRT-LLM: with its PyTorch backend); or take a policy of "
+    "generated answers",
     Capability.TOOLS: "start the server with its tool-call parser (vLLM: --enable-auto-tool-choice "
     "--tool-call-parser NAME), or write 'form: prompt' in the policy",
     Capability.TOKENS: OTHER_SERVER,
@@ -46,6 +53,14 @@ class ProbedEndpoint:
 
 
 @dataclass(frozen=True)
+class ProbedSides:
+    """Both sides, and the form that both are asked in."""
+
+    endpoints: tuple[ProbedEndpoint, ...]
+    chat: ChatForm | None  # None: text completions
+
+
+@dataclass(frozen=True)
 class Requirement:
     """Capabilities of which a part of the policy needs one."""
 
@@ -53,46 +68,67 @@ class Requirement:
     one_of: tuple[Capability, ...]
 
 
-def probe_sides(sides: Mapping[str, OpenAIEndpoint], policy: Policy) -> tuple[ProbedEndpoint, ...]:
-    """Probe both endpoints for what the policy needs.
+def probe_sides(
+    sides: Mapping[str, OpenAIEndpoint], policies: Mapping[Api, Policy]
+) -> tuple[ProbedSides, Policy]:
+    """Probe both endpoints for what the policy needs, and return the form to ask them in.
+
+    Args:
+        policies: the policy as each form would ask it, the preferred form first.
 
     Raises:
-        PrepareError: an endpoint lacks a required capability; the message names all.
+        PrepareError: an endpoint lacks a required capability in every form; the message names all.
     """
-    required = list(list_requirements(policy))
-    wanted = {capability for each in required for capability in each.one_of}
-    if any(kind_of(suite).output_type(suite) is None for suite in policy.suites.values()):
-        wanted |= {*CHOICES, Capability.TOKENS}
-    with ThreadPoolExecutor() as threads:
-        found = list(threads.map(lambda endpoint: probe(endpoint, wanted), sides.values()))
-    probed = tuple(
-        ProbedEndpoint(side, endpoint.url, missing)
-        for (side, endpoint), missing in zip(sides.items(), found, strict=True)
-    )
-    refuse(list_faults(probed, required))
-    return probed
+    faults: list[PrepareError] = []
+    for api, policy in policies.items():
+        required = list(list_requirements(policy, is_chat=api == "chat"))
+        wanted = {capability for each in required for capability in each.one_of}
+        if any(kind_of(suite).output_type(suite) is None for suite in policy.suites.values()):
+            wanted |= {*CHOICES, Capability.TOKENS, Capability.TOP}
+        form: ChatForm | None = None
+        if api == "chat":
+            form, found = probe_chat(list(sides.values()), wanted)
+        else:
+            with ThreadPoolExecutor() as threads:
+                found = list(threads.map(partial(probe, wanted=wanted), sides.values()))
+        probed = tuple(
+            ProbedEndpoint(side, endpoint.url, missing)
+            for (side, endpoint), missing in zip(sides.items(), found, strict=True)
+        )
+        lacking = [*list_faults(probed, required), *(form_faults(policy, form) if form else ())]
+        if not lacking:
+            return ProbedSides(probed, form), policy
+        faults += lacking
+    refuse(faults)
+    raise AssertionError("a form without faults is returned")
 
 
 def refuse_laid_out(
-    probed: Iterable[ProbedEndpoint], policy: Policy, laid_out: Mapping[str, QuestionsResult]
+    probed: ProbedSides, policy: Policy, laid_out: Mapping[str, QuestionsResult]
 ) -> None:
     """Compare lm-eval's tasks, whose needs are known now, with the probe.
 
     Raises:
         PrepareError: an endpoint lacks what a task needs.
     """
-    refuse(list_faults(probed, list(list_requirements(policy, laid_out))))
+    required = list_requirements(policy, laid_out, is_chat=probed.chat is not None)
+    refuse(list_faults(probed.endpoints, list(required)))
 
 
 def list_requirements(
-    policy: Policy, laid_out: Mapping[str, QuestionsResult] | None = None
+    policy: Policy,
+    laid_out: Mapping[str, QuestionsResult] | None = None,
+    *,
+    is_chat: bool = False,
 ) -> Iterator[Requirement]:
-    """Yield the policy's requirements.
+    """Yield the policy's requirements of text completions or the chat API.
 
     For lm-eval's tasks only those whose questions are listed.
     """
-    yield Requirement("every suite", (Capability.COMPLETIONS,))
-    yield Requirement("every suite", (Capability.TOKEN_IDS,))
+    basic = (Capability.CHAT,) if is_chat else (Capability.COMPLETIONS, Capability.TOKEN_IDS)
+    for capability in basic:
+        yield Requirement("every suite", (capability,))
+    choices = (Capability.TOP,) if is_chat else CHOICES
     for name, suite in policy.suites.items():
         asker = f"the suite '{name}'"
         if (need := kind_of(suite).chat_need(suite)) is not ChatNeed.NONE:
@@ -101,11 +137,11 @@ def list_requirements(
         output = kind_of(suite).output_type(suite)
         if output is None and laid_out and name in laid_out:
             output = laid_out[name].output_type
-        if output == GENERATED:
+        if output == GENERATED and not is_chat:  # a form of chat counts tokens
             yield Requirement(asker, (Capability.TOKENS,))
-        elif output is not None:
+        elif output not in (None, GENERATED):
             is_choice = output == "multiple_choice"
-            yield Requirement(asker, CHOICES if is_choice else (Capability.SCORED,))
+            yield Requirement(asker, choices if is_choice else (Capability.SCORED,))
     if policy.claims_on(None):
         yield Requirement("'speed'", (Capability.USAGE,))
 

@@ -6,7 +6,7 @@ gate is decided; and load, if the policy has speed gates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any
 
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
+from eval_gates.suites.chat_form import ChatForm
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import ExitCode, UsageError
+from pipeline.core.errors import ExitCode, PrepareError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeInfo
@@ -24,8 +25,9 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.inspection.chat_template import folder_generation
+from pipeline.inspection.chat_template import ModelGeneration, folder_generation
 from pipeline.plan.build_plan import check_attempt
+from pipeline.plan.chat_api import Api, by_chat, chat_api_faults
 from pipeline.plan.context_length import with_lengths
 from pipeline.plan.cost_power import check_costs_decidable, cost_powers
 from pipeline.plan.data_sources import SourceResolver
@@ -50,7 +52,7 @@ from pipeline.plan.speed_plan import (
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.plan.tool_calls import chat_faults
 from pipeline.preflight.preflight import refuse
-from pipeline.run.endpoint_check import ProbedEndpoint, probe_sides, refuse_laid_out
+from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
 from pipeline.run.runner import LITTLE, Runner, run_planned
 from pipeline.run.serving_node import ask_node
 from pipeline.run.session import RunSession
@@ -64,6 +66,13 @@ from recipes.policy import Policy
 from recipes.quantizers.unquantized import NoQuantization
 from recipes.schema import Family, Recipe
 
+APIS: Mapping[str, tuple[Api, ...]] = {
+    "auto": ("completions", "chat"),
+    "completions": ("completions",),
+    "chat": ("chat",),
+}
+"""APIs that may be asked, by the option; the preferred one first."""
+
 
 @dataclass(frozen=True)
 class GateRequest:
@@ -73,11 +82,18 @@ class GateRequest:
     candidate: OpenAIEndpoint
     policy: str
     family: Family
-    tokenizer: Path
+    tokenizer: Path | None  # needed for text completions
     max_length: int | None
     eval_data: Path | None
     deployment_id: str | None
     remeasured: tuple[str, ...] = ()  # gates
+    apis: tuple[Api, ...] = APIS["auto"]
+    chat: ChatForm | None = None  # of both sides, once they are probed; None: text completions
+
+    @property
+    def folder(self) -> Path:
+        """The tokenizer's, where a folder is wanted; without one nothing reads it."""
+        return self.tokenizer or Path()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -91,9 +107,11 @@ class GateRequest:
             "recipes": ["candidate"],
             "policy": self.policy,
             "profile": f"endpoints, margins for {self.family}",
-            "tokenizer": str(self.tokenizer),
+            "tokenizer": str(self.tokenizer) if self.tokenizer else None,
             "eval_data": str(self.eval_data) if self.eval_data else None,
             "deployment_id": self.deployment_id,
+            "api": "chat" if self.chat else None,
+            "asked_by": self.chat.words if self.chat else None,
         }
 
 
@@ -108,22 +126,54 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
             nothing is stored then.
     """
     wanted = check_policy(request)
-    model = folder_generation(request.tokenizer)
-    refuse([*generation_faults(wanted, model, request.max_length), *chat_faults(wanted, model)])
-    policy = resolve_generation(wanted, model)
+    models = possible_models(request, wanted)
     request = resolve_models(request)
-    refuse(generation_faults(wanted, model, length_of(request)))
-    probed = probe_sides({"baseline": request.baseline, "candidate": request.candidate}, policy)
+    for model in models.values():
+        refuse(generation_faults(wanted, model, length_of(request)))
+    probed, policy = probe_sides(
+        {"baseline": request.baseline, "candidate": request.candidate},
+        {api: resolve_generation(wanted, model) for api, model in models.items()},
+    )
+    request = replace(request, chat=probed.chat)
     # Which accelerator someone else serves on does not matter for the asking.
     session = RunSession("gate", request.to_dict(), Accelerator.CPU, settings, progress)
-    for note in form_notes(wanted, model):
+    if probed.chat is not None:
+        session.progress.note(f"both endpoints are asked {probed.chat.words}")
+    for note in form_notes(wanted, models["chat" if probed.chat else "completions"]):
         session.progress.note(note)
     policy = with_lengths(policy, length_of(request), session.progress.note)
     return session.run(lambda: judge_endpoints(request, policy, probed, session))
 
 
+def possible_models(request: GateRequest, policy: Policy) -> dict[Api, ModelGeneration]:
+    """Return what is known of the models' templates, by each API that can be asked the policy.
+
+    Raises:
+        PrepareError: none can be asked; the errors of the first one are named.
+    """
+    known = folder_generation(request.tokenizer) if request.tokenizer else None
+    models: dict[Api, ModelGeneration] = {}
+    faults: list[PrepareError] = []
+    for api in request.apis:
+        if api == "completions" and known is None:
+            continue
+        model = known or ModelGeneration("the endpoints' own templates")
+        found: list[PrepareError] = []
+        if api == "chat":
+            model = by_chat(model)
+            found += chat_api_faults(policy)
+        found += generation_faults(policy, model, request.max_length)
+        found += chat_faults(policy, model)
+        if not found:
+            models[api] = model
+        faults = faults or found
+    if not models:
+        refuse(faults)
+    return models
+
+
 def judge_endpoints(
-    request: GateRequest, policy: Policy, probed: Sequence[ProbedEndpoint], session: RunSession
+    request: GateRequest, policy: Policy, probed: ProbedSides, session: RunSession
 ) -> ExitCode:
     """Ask, judge, and return the exit code."""
     settings, progress = session.settings, session.progress
@@ -171,7 +221,9 @@ def plan_of(
     )
     asked_as = {
         "deployment_id": request.deployment_id or run_id,
-        "tokenizer": tokenizer_digest(request.tokenizer, settings.digests),
+        "tokenizer": tokenizer_digest(request.tokenizer, settings.digests)
+        if request.tokenizer
+        else "",
     }
     served = digest_json(
         [
@@ -212,7 +264,7 @@ def plan_of(
     measured = Sides(
         before,
         after,
-        tokenizer=request.tokenizer,
+        tokenizer=request.folder,
         environment=identity("serve", Accelerator.CPU, settings) if policy.speed else "",
         machine=node.measured_on("cpu"),
     )
@@ -244,7 +296,9 @@ def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]
     model may be judged against itself, which is then asked twice.
     """
     endpoint = endpoint_of(request, name)
-    return ExternalModel(side=name, url=endpoint.url, model=endpoint.model, **asked_as)
+    return ExternalModel(
+        side=name, url=endpoint.url, model=endpoint.model, chat=request.chat, **asked_as
+    )
 
 
 def endpoint_of(request: GateRequest, name: str) -> OpenAIEndpoint:
@@ -276,7 +330,7 @@ def served_sides(
         )
         after = {"coherence": coherence}
         found.append(
-            EvaluationSide(recipe, identity_of_side, after, request.tokenizer, length_of(request))
+            EvaluationSide(recipe, identity_of_side, after, request.folder, length_of(request))
         )
         before = {"baseline": coherence}
     return found[0], found[1]
@@ -298,7 +352,7 @@ def plan_side(
     endpoint = endpoint_of(request, served.recipe.name)
     return VariantPlan(
         recipe=served.recipe,
-        model=request.tokenizer,
+        model=request.folder,
         arguments=None,
         stages=stages,
         served=tuple(stages),
@@ -329,7 +383,13 @@ def check_policy(request: GateRequest) -> Policy:
             where="--remeasure",
             hint="name the id of the answers with --deployment-id",
         )
-    if not (request.tokenizer / "tokenizer_config.json").is_file():
+    if request.tokenizer is None and "chat" not in request.apis:
+        raise UsageError(
+            "text completions are asked with token ids, which need the models' tokenizer",
+            where="--api completions",
+            hint="name its folder with --tokenizer, or take --api auto",
+        )
+    if request.tokenizer and not (request.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(
             "there is no tokenizer in that folder",
             where=f"--tokenizer {request.tokenizer}",

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from eval_gates.suites.chat_form import PATH
 from eval_gates.suites.completions_model import (
     OneTokenItem,
-    RejectedRequest,
     payload,
     read_answer,
     read_scored,
 )
+from eval_gates.suites.endpoint_client import RejectedRequest
 from eval_gates.suites.generated_text import read_completion
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 
@@ -29,7 +30,7 @@ MAX_REASON_CHARACTERS = 300  # of an endpoint's error message
 TOKENS = (1, 2, 3, 4)  # valid in every vocabulary
 ITEM = OneTokenItem(TOKENS[:2], ((0, 3), (1, 4)))
 STREAMED_TOKENS = 4
-CHAT = "/v1/chat/completions"
+CHAT = f"/v1/{PATH}"
 MISSING_PATH_STATUSES = (404, 405, 501)
 
 
@@ -41,6 +42,7 @@ class Capability(StrEnum):
     CHOSEN = "log-probabilities of chosen tokens (logprob_token_ids)"
     SCORED = "log-probabilities of the prompt's tokens (echo with logprobs)"
     CHAT = "chat (POST /v1/chat/completions)"
+    TOP = "log-probabilities of the most likely tokens (top_logprobs of POST /v1/chat/completions)"
     TOOLS = "tool calls (tools of POST /v1/chat/completions)"
     TOKENS = "token counts of an answer (usage.completion_tokens)"
     USAGE = "token counts of a stream (stream_options.include_usage)"

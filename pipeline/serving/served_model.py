@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from eval_gates.suites.chat_form import ChatForm
 from pipeline.core.hardware import Hardware
 from pipeline.core.record import Record, SparseRecord
 from pipeline.core.stage import WorkerRuntime
@@ -17,7 +18,10 @@ class ExternalModel(Record):
     url: str
     model: str = Field(description="its name at the endpoint")
     deployment_id: str = Field(description="answers are stored for this session only")
-    tokenizer: str = Field(description="digest; it determines the questions")
+    tokenizer: str = Field(description="digest; it determines the questions. '' without one")
+    chat: ChatForm | None = Field(
+        None, description="how its chat API is asked; None: text completions of token ids"
+    )
 
 
 class ServedModel(Record):

@@ -13,6 +13,7 @@ from typing import Any
 
 from eval_gates.answer_log import AnswerLog
 from eval_gates.stopping import StoppingPlan, read_stopping
+from eval_gates.suites.chat_form import ChatForm, count_against
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import SuiteTask, kind_named
 from pipeline.core.credentials import restore_credentials
@@ -33,7 +34,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec: name and suite, questions (file), book (file of the answer log), part (of the log, for
             this worker), stopping, minutes, concurrency, url, model, tokenizer (folder), max_length
             (tokens), trust_remote_code, asks_once (try one request a question), socket (of a server
-            that has one), counters (the engine's names, if it drafts).
+            that has one), counters (the engine's names, if it drafts); for an endpoint that is
+            asked by its chat API: chat (its form) and side.
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
@@ -107,6 +109,8 @@ class EvalClient:
             raise StageError(f"{len(ordered)} answers to {len(batch)} questions")
         questions = [self._questions[number] for number in batch]
         rows: Rows = self._suite.rows_of(questions, ordered, self._progress)
+        if self._spec.get("chat"):
+            rows = count_against(rows, self._spec["side"])
         self._progress.advance(self._task, batch.stop, self._limit, "questions")
         return rows
 
@@ -148,18 +152,24 @@ def open_suite(spec: dict[str, Any]) -> SuiteTask:
 
 def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Progress) -> Any:
     """Return the lm-eval model that asks the endpoint."""
+    from eval_gates.suites.chat_model import chat_model
     from eval_gates.suites.completions_model import completions_model
 
+    common: dict[str, Any] = {
+        "url": restore_credentials(spec["url"]),
+        "model": spec["model"],
+        "concurrency": spec["concurrency"],
+        "timeout_seconds": REQUEST_TIMEOUT_SECONDS,
+        "answered": answered,
+        "template_arguments": spec["suite"].get("chat_template_kwargs"),
+    }
+    if spec.get("chat"):
+        return chat_model(form=ChatForm.model_validate(spec["chat"]), **common)
     return completions_model(
-        url=restore_credentials(spec["url"]),
-        model=spec["model"],
         tokenizer=spec["tokenizer"],
         trust_remote_code=spec["trust_remote_code"],
-        concurrency=spec["concurrency"],
         max_length=spec["max_length"],
-        timeout_seconds=REQUEST_TIMEOUT_SECONDS,
-        answered=answered,
         note=progress.note,
         asks_once=spec["asks_once"],
-        template_arguments=spec["suite"].get("chat_template_kwargs"),
+        **common,
     )

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_in_evaluate import run_in_evaluate
 
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
 
-ROOT = Path(__file__).parents[2]
 CONCURRENCY = 8
 
 STAND_IN = """
@@ -199,24 +193,6 @@ print("RESULT " + json.dumps(found))
 
 # The first test may have to build the environments.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
-
-def run_in_evaluate(script: str, folder: Path, *words: str) -> dict[str, Any]:
-    """What the script printed, run in the evaluate environment."""
-    python = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress()).python
-    (folder / "script.py").write_text(script)
-    answer = subprocess.run(
-        [str(python), "-I", str(folder / "script.py"), str(ROOT), str(folder), *words],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    line = next(line for line in answer.stdout.splitlines() if line.startswith("RESULT "))
-    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    return found
 
 
 @pytest.fixture(scope="module")

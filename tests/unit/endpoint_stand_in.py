@@ -42,7 +42,8 @@ class EndpointStandIn(HttpStandIn):
         if chat and ("chat" in self.lacks or ("tools" in self.lacks and "tools" in asked)):
             return 400, {"error": "no chat, or no parser of tool calls"}
         if chat:
-            return 200, {"choices": [{"message": {"role": "assistant", "content": "Yes"}}]}
+            message = {"role": "assistant", "content": "Yes"}
+            return 200, {"choices": [{"message": message}], "usage": {"completion_tokens": 1}}
         unsupported = {
             "token_ids": isinstance(prompt, list),
             "chosen": "logprob_token_ids" in asked,

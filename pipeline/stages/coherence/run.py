@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval_gates.suites.chat_form import PATH, ChatForm
+from eval_gates.suites.generated_text import read_chat
 from pipeline.core.errors import ServingError
 from pipeline.serving.openai_endpoint import authorization
 from pipeline.serving.served_model import ServedModel, ServerRuntime
@@ -37,7 +39,8 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> CoherenceResult:
         ServingError: the server does not answer.
     """
     parameters, runtime = context.parameters, context.runtime
-    ask = CoherenceProbe(runtime.url, runtime.model, runtime.socket)
+    form = parameters.endpoint.chat if parameters.endpoint is not None else None
+    ask = CoherenceProbe(runtime.url, runtime.model, runtime.socket, form)
     text = ask.complete()
     scored = True
     try:
@@ -99,9 +102,12 @@ class CoherenceProbe:
     url: str
     model: str
     socket: str | None = None
+    form: ChatForm | None = None  # None: text completions
 
     def passage_perplexity(self) -> float | None:
         """Return the perplexity of the passage's tokens after the first, by the server's scores."""
+        if self.form is not None:
+            raise UnsupportedRequestError("the chat API has no such request", where=self.url)
         answer = self._post({"prompt": PASSAGE, "max_tokens": 1, "echo": True, "logprobs": 1})
         try:
             # The first token has no log-probability; the last one was generated.
@@ -110,6 +116,8 @@ class CoherenceProbe:
             raise UnsupportedRequestError(
                 "it echoes no log-probabilities", where=self.url
             ) from error
+        if len(values) < len(PASSAGE.split()) // 2:  # as of TensorRT-LLM, which echoes text alone
+            raise UnsupportedRequestError("it echoes no log-probabilities", where=self.url)
         numbers = all(isinstance(value, (int, float)) for value in values)
         if not values or not numbers or not all(math.isfinite(value) for value in values):
             return None
@@ -119,15 +127,35 @@ class CoherenceProbe:
             return None
 
     def complete(self) -> str:
-        """Return a short greedy answer."""
+        """Return a short greedy answer; by the chat API, thoughts if there is no other text."""
+        if self.form is not None:
+            return self._complete_chat(self.form)
         answer = self._post({"prompt": PROMPT, "max_tokens": 16})
         try:
             return str(answer["choices"][0]["text"])
         except (LookupError, TypeError) as error:
             raise ServingError("the model server's answer has no text", where=self.url) from error
 
-    def _post(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to one completion request; raise ServingError if there is none."""
+    def _complete_chat(self, form: ChatForm) -> str:
+        answer = self._post(
+            form.body(
+                self.model,
+                {"messages": [{"role": "user", "content": f"{PROMPT} ..."}]},
+                max_tokens=16,
+                seed=1,
+                settings={},
+                template_arguments={},
+            ),
+            PATH,
+        )
+        try:
+            found = read_chat(answer)
+        except ValueError as error:
+            raise ServingError(f"the model server's answer: {error}", where=self.url) from error
+        return found.text or found.reasoning
+
+    def _post(self, request: dict[str, Any], path: str = "completions") -> dict[str, Any]:
+        """Return the answer to one request; raise ServingError if there is none."""
         import httpx
 
         from pipeline.core.bounded_http import send_request
@@ -137,7 +165,7 @@ class CoherenceProbe:
         try:
             answer = send_request(
                 "POST",
-                f"{self.url}/v1/completions",
+                f"{self.url}/v1/{path}",
                 json={"model": self.model, "temperature": 0, **request},
                 headers={} if ours else authorization(),
                 socket=Path(self.socket) if self.socket is not None else None,

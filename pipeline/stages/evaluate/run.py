@@ -184,6 +184,7 @@ def count_answers(context: Context, key: str) -> None:
 def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
     """Return the worker's input."""
     parameters, runtime = context.parameters, context.runtime
+    endpoint = parameters.endpoint
     return {
         "name": runtime.suite,
         "suite": parameters.suite.model_dump(),
@@ -198,6 +199,8 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         "tokenizer": runtime.tokenizer,
         "max_length": parameters.max_length,
         "trust_remote_code": parameters.trust_remote_code,
+        "chat": endpoint.chat.model_dump() if endpoint is not None and endpoint.chat else None,
+        "side": endpoint.side if endpoint is not None else "",
         # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
         "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,

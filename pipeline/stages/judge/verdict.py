@@ -42,6 +42,7 @@ def judge_evidence(
         loads: returns a stage `speed`'s loads in the order of measuring, by role.
     """
     policy = parameters.policy
+    check_asked_alike(policy.suites, record)
     questions = {name: QUESTIONS.result_of(record(f"questions.{name}")) for name in policy.suites}
     gates = [
         judge_suite(
@@ -74,6 +75,15 @@ def judge_evidence(
         cost=cost,
         spec_decode=drafted_by(policy.suites, record),
     )
+
+
+def check_asked_alike(suites: Iterable[str], record: Record) -> None:
+    """Raise ValueError unless both sides were asked in one form: text completions or chat."""
+    for name in suites:
+        sides = [EVALUATE.parameters_of(record(f"{s}.{name}")) for s in ("baseline", "candidate")]
+        forms = [each.endpoint.chat if each.endpoint is not None else None for each in sides]
+        if forms[0] != forms[1]:
+            raise ValueError(f"{name}: the sides were asked in different forms")
 
 
 def drafted_by(suites: Iterable[str], record: Record) -> dict[str, SpecDecodeStats]:

@@ -15,7 +15,7 @@ from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.run import gate as endpoint_gate
-from pipeline.run.endpoint_check import ProbedEndpoint, probe_sides, refuse_laid_out
+from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
 from pipeline.run.gate import GateRequest
 from pipeline.run.runner import LaidOut
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
@@ -43,9 +43,7 @@ def write_policy(folder: Path, *suites: str, speed: str = "") -> str:
     return str(file)
 
 
-def probe(
-    folder: Path, lacks: Collection[str], *suites: str, speed: str = ""
-) -> tuple[ProbedEndpoint, ...]:
+def probe(folder: Path, lacks: Collection[str], *suites: str, speed: str = "") -> ProbedSides:
     """What a candidate that lacks this was found to lack; the baseline lacks nothing."""
     policy = load_policy(write_policy(folder, *suites, speed=speed))
     with EndpointStandIn() as baseline, EndpointStandIn(lacks) as candidate:
@@ -53,7 +51,7 @@ def probe(
             name: OpenAIEndpoint(each.url, "m")
             for name, each in (("baseline", baseline), ("candidate", candidate))
         }
-        return probe_sides(sides, policy)
+        return probe_sides(sides, {"completions": policy})[0]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_one_that_does_not_answer_is_refused_with_its_own_reason(tmp_path: Path)
     with EndpointStandIn(status=503) as broken:
         sides = dict.fromkeys(("baseline", "candidate"), OpenAIEndpoint(broken.url, "m"))
         with pytest.raises(PreflightError) as caught:  # of both, not of the first alone
-            probe_sides(sides, policy)
+            probe_sides(sides, {"completions": policy})
     said = str(caught.value)
     assert "503" in said
     assert "EngineCore is dead" in said
@@ -160,7 +158,7 @@ def test_endpoints_that_fail_their_probe_leave_nothing_behind(tmp_path: Path) ->
     tokenizer.mkdir()
     (tokenizer / "tokenizer_config.json").write_text("{}")
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
-    with EndpointStandIn() as baseline, EndpointStandIn({"completions"}) as candidate:
+    with EndpointStandIn() as baseline, EndpointStandIn({"completions", "chat"}) as candidate:
         request = GateRequest(
             baseline=OpenAIEndpoint(baseline.url),
             candidate=OpenAIEndpoint(candidate.url),
@@ -171,7 +169,7 @@ def test_endpoints_that_fail_their_probe_leave_nothing_behind(tmp_path: Path) ->
             eval_data=None,
             deployment_id=None,
         )
-        with pytest.raises(ServingError, match="chat"):
+        with pytest.raises(PrepareError, match="chat"):
             endpoint_gate.run_gate(request, settings, Listener())
     assert not settings.home.exists()
     store = Store(settings.store)

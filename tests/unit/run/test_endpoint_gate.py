@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sample_stages import RESULTS
 from some_node import NODE
 
 from artifacts.evidence.rule_check import find_other_claim
+from eval_gates.suites.chat_form import ChatForm
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
 from pipeline.environments import environment
@@ -215,6 +217,13 @@ def test_no_attempt_is_refused_for_its_number_unless_the_rate_is_spent(
     assert "name" not in caught.value.hint
 
 
+def test_answers_of_another_form_of_requests_are_others(request_of: GateRequest) -> None:
+    form = ChatForm(length_key="max_tokens", extended=True, top_logprobs=20)
+    forms = [None, form, form.model_copy(update={"top_logprobs": 5})]
+    found = [keys(replace(request_of, chat=each)) for each in forms]
+    assert all(one.isdisjoint(other) for one, other in combinations(found, 2))
+
+
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
 def test_another_tokenizer_asks_anew(request_of: GateRequest, file: str) -> None:
     before = keys(request_of)
@@ -335,7 +344,9 @@ def test_a_policy_that_insists_on_chat_is_refused_for_a_tokenizer_without_a_temp
         " suites: {code: {kind: humaneval, prompt_format: chat, margins: {fp8: 0.1}}}}"
     )
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
+    apis = endpoint_gate.APIS["completions"]
+    completions = replace(request_of, policy=str(policy), apis=apis)
     with pytest.raises(UsageError) as caught:
-        endpoint_gate.run_gate(replace(request_of, policy=str(policy)), settings, Listener())
+        endpoint_gate.run_gate(completions, settings, Listener())
     assert caught.value.where.startswith("policy key suites.code.prompt_format")
     assert not settings.store.exists()

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_stand_ins import OPENAI, TRTLLM, ChatStandIn, Schema
 from completions_stand_in import CompletionsStandIn
 from finished_stage import put_record, stage_record
 from free_port import free_port
 from listener import Listener
 from loose_stage import stage_spec
 
+from eval_gates.suites.chat_form import ChatForm
 from pipeline.core.errors import ServingError
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
@@ -30,6 +32,7 @@ def server() -> Iterator[CompletionsStandIn]:
         yield stand_in
 
 
+FORM = ChatForm(length_key="max_tokens", extended=False)
 ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "deployment_id": "s", "tokenizer": "t"}
 
 
@@ -156,6 +159,18 @@ class TestServedBySomeoneElse:
         server.scores = False
         server.text = ""
         assert run(store, server.url, endpoint=ELSEWHERE).result["incoherent"]
+
+    @pytest.mark.parametrize(("schema", "form"), [(OPENAI, FORM), (TRTLLM, FORM), (TRTLLM, None)])
+    def test_nor_by_chat_or_by_a_server_that_echoes_text_alone(
+        self, store: Store, schema: Schema, form: ChatForm | None
+    ) -> None:
+        with ChatStandIn(schema) as other:
+            endpoint = {**ELSEWHERE, "chat": form.model_dump() if form else None}
+            record = run(store, other.url, baseline=7.0, endpoint=endpoint)
+        assert (record.result["perplexity"], record.result["incoherent"]) == (None, "")
+        assert "perplexity not measured" in record.notes[0]
+        paths = {path for path, _ in other.requests}
+        assert paths == {"/v1/chat/completions" if form else "/v1/completions"}
 
     def test_ours_must_score(self, store: Store, server: CompletionsStandIn) -> None:
         server.scores = False

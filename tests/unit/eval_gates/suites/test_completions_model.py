@@ -13,7 +13,6 @@ from jinja2 import TemplateError
 from eval_gates.suites.completions_model import (
     GenerationRequest,
     OneTokenItem,
-    RejectedRequest,
     check_fit,
     check_numbers,
     generation_request,
@@ -25,6 +24,7 @@ from eval_gates.suites.completions_model import (
     render_chat,
     special_texts,
 )
+from eval_gates.suites.endpoint_client import RejectedRequest
 from pipeline.core.errors import StageError
 
 ITEM = OneTokenItem((5, 6, 7), ((0, 330), (1, 365), (2, 367), (3, 414)))
