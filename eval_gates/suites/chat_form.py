@@ -14,20 +14,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from eval_gates.chance_baselines import UNDECIDABLE
-from eval_gates.suites.endpoint_client import RejectedRequest
+from eval_gates.suites.endpoint_client import PLAIN_SAMPLING, RejectedRequest
 from pipeline.core.record import Record
 
 PATH = "chat/completions"  # after `/v1/`
 MAX_LOGPROB = 0.01  # above 0, by rounding
 
 LengthKey = Literal["max_tokens", "max_completion_tokens"]
-# A model's generation_config.json may say otherwise, and servers would follow it.
-_PLAIN_SAMPLING = {
-    "temperature": 0,
-    "top_p": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
 _EXTENSIONS = {"repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0}
 """Sampling that OpenAI's API lacks, with the values that change nothing."""
 
@@ -67,7 +60,7 @@ class ChatForm(Record):
             max_tokens: None for what the endpoint allows.
             settings: sampling and stop strings; what the endpoint lacks is at its neutral value.
         """
-        given = {"seed": seed, **_PLAIN_SAMPLING, "repetition_penalty": 1.0, **settings}
+        given = {"seed": seed, **PLAIN_SAMPLING, **settings}
         if not self.extended:
             given = {key: value for key, value in given.items() if key not in _EXTENSIONS}
         elif template_arguments:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from eval_gates.suites.chat_form import MAX_LOGPROB, PATH
 from eval_gates.suites.endpoint_client import (
+    PLAIN_SAMPLING,
     EndpointRequest,
     RejectedRequest,
     accept,
@@ -26,16 +27,6 @@ from recipes.generation import ThoughtMarkers
 Accepted = TypeVar("Accepted")
 ScoredRequest = tuple[Any, list[int], list[int]]  # lm-eval's: its key, context, continuation
 Answer = tuple[float, bool]  # lm-eval's: log-probability, whether it is the greedy choice
-
-# A model's generation_config.json may say otherwise, and vLLM would follow it.
-_PLAIN_SAMPLING = {
-    "temperature": 0,
-    "top_p": 1.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-
 
 _CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be longer than ours
 OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "chat")
@@ -83,7 +74,7 @@ def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
         "logprobs": len(ids),  # vLLM requires it in addition to the ids
         "logprob_token_ids": ids,
         "return_tokens_as_token_ids": True,
-        **_PLAIN_SAMPLING,
+        **PLAIN_SAMPLING,
     }
 
 
@@ -120,7 +111,7 @@ def generation_request(
         **({} if chat else {"prompt": tokens}),
         "max_tokens": room,
         "seed": seed,
-        **_PLAIN_SAMPLING,
+        **PLAIN_SAMPLING,
         **{key: value for key, value in settings.items() if key not in OWN_SETTINGS},
     }
     if thinking is None:

@@ -17,6 +17,14 @@ Accepted = TypeVar("Accepted")
 
 # Not the question's fault, so worth another try; other answers from 400 to 499 are refusals.
 _PASSING_STATUSES = (408, 429)
+# A model's generation_config.json may say otherwise, and vLLM would follow it.
+PLAIN_SAMPLING = {
+    "temperature": 0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 
 
 class RejectedRequest(NamedTuple):

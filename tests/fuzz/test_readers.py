@@ -25,6 +25,7 @@ from artifacts.registry.registry import Version
 from artifacts.run_loader import read_run
 from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
+from eval_gates.suites.chat_form import read_choices
 from eval_gates.suites.completions_model import OneTokenItem, read_answer
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
@@ -275,6 +276,10 @@ def answer_in(content: bytes) -> object:
     return read_answer(answer, OneTokenItem((1,), ((0, 7),)))
 
 
+def listed_in(content: bytes) -> object:
+    return read_choices(parse_json(content, whole_text=False, finite=False), ["A", "B"])
+
+
 def kept_rows_of(path: Path) -> None:
     with contextlib.suppress(UntrustedLinesError):
         list(read_flat_rows(path))
@@ -337,6 +342,12 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         b'{"choices": [{"text": " A", "logprobs": {"token_logprobs": [-0.5],'
         b' "top_logprobs": [{"token_id:7": -0.5}]}}]}',
         one_error(answer_in, UntrustedJsonError),
+    ),
+    "listed tokens": (
+        "a.json",
+        b'{"choices": [{"logprobs": {"content": [{"token": "A", "logprob": -0.5,'
+        b' "top_logprobs": [{"token": "A", "logprob": -0.5}]}]}}]}',
+        one_error(listed_in, UntrustedJsonError),
     ),
     "mbpp": ("mbpp.jsonl", json.dumps(MBPP).encode(), lambda p: mbpp.read_folder(p.parent)),
     "task": ("a.yaml", TASK.encode(), read_task_file),
