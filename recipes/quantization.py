@@ -86,6 +86,19 @@ class Quantization(ConfigModel):
         return all((each.number, each.bits) == ("float", 8) for each in self.weight_formats)
 
     @property
+    def parts(self) -> tuple[Quantization, ...]:
+        """The kinds of layers by format: one, unless a recipe gives some modules another format."""
+        return (self,)
+
+    def part_of(self, module: str) -> int:
+        """Return the place in `parts` of the one that quantizes this module."""
+        return 0
+
+    def for_module(self, module: str) -> Quantization:
+        """Return the one of `parts` that quantizes this module."""
+        return self.parts[self.part_of(module)]
+
+    @property
     def is_streamed(self) -> bool:
         """Whether weights are cast file by file, without the model."""
         return False
@@ -101,6 +114,10 @@ class Quantization(ConfigModel):
     @abstractmethod
     def sqnr_floor_db(self) -> float:
         """Minimum SQNR of a correct layer; a swapped layer has -3 or 0 dB."""
+
+    def floor_of(self, module: str, form: WeightFormat) -> float:
+        """Return the minimum SQNR of a module, in dB."""
+        return self.for_module(module).sqnr_floor_db
 
     @property
     def rounding(self) -> Rounding:
@@ -167,13 +184,18 @@ class Quantization(ConfigModel):
 
     @field_validator("ignore")
     @classmethod
-    def _expressions_are_such(cls, ignore: list[str]) -> list[str]:
-        for word in ignore:
-            try:
-                re.compile(word.removeprefix("re:") if word.startswith("re:") else "")
-            except (re.error, RecursionError, OverflowError) as error:
-                raise ValueError(f"{word[:80]!r} is not a regular expression: {error}") from error
-        return ignore
+    def _ignored_expressions_are_such(cls, ignore: list[str]) -> list[str]:
+        return check_patterns(ignore)
+
+
+def check_patterns(words: list[str]) -> list[str]:
+    """Return names of modules; raise ValueError if an expression after 're:' is none."""
+    for word in words:
+        try:
+            re.compile(word.removeprefix("re:") if word.startswith("re:") else "")
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{word[:80]!r} is not a regular expression: {error}") from error
+    return words
 
 
 def _model(kind: str) -> type[Quantization]:

@@ -94,7 +94,7 @@ class CapacityPlan:
             "variants": {
                 name: {
                     "weights_bytes": weights.bytes,
-                    "precision": weights.form.label if weights.form else None,
+                    "precision": weights.label,
                     "quantized_parameters": inspection.count_quantized(weights),
                     "left_parameters": inspection.count_unquantized(weights),
                     "tensor_parallel": chosen.tensor_parallel if chosen else None,
@@ -340,7 +340,7 @@ def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:
             "KV cache is not counted"
         )
     for name, made in weights.items():
-        if made.form is None:
+        if not made.forms:
             continue
         if inspection.count_unquantized(made).get("experts"):
             yield f"{name} leaves experts in 16 bits: they are stored as stacks, not as matrices"

@@ -8,6 +8,7 @@ GPU, which is an upper estimate.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,8 @@ def shards(inspection: CheckpointInspection, weights: VariantWeights) -> Sharded
     columns: dict[bool, set[int]] = {False: set(), True: set()}  # True: of experts
     grouped: dict[bool, set[int]] = {False: set(), True: set()}
     rows: dict[bool, set[int]] = {False: set(), True: set()}
-    block = _block_of_source(inspection.source.config)
+    sizes = [size for form in weights.forms if (size := form.shared_columns)]
+    block = None if weights.forms else _block_of_source(inspection.source.config)
     shape = inspection.shape
     is_mxfp4 = shape.experts > 0 and _says_mxfp4(inspection.source.config)
     for each in weights.tensors:
@@ -143,7 +145,7 @@ def shards(inspection: CheckpointInspection, weights: VariantWeights) -> Sharded
         columns=frozenset(columns[False]),
         grouped_columns=frozenset(grouped[False]),
         rows=frozenset(rows[False]),
-        group=weights.form.shared_columns if weights.form else block,
+        group=math.lcm(*sizes) if sizes else block,
         latent=inspection.cache.attention == "mla",
         read_per_token=read,
         experts=shape.experts,

@@ -121,7 +121,9 @@ def serve_need(
         return StageResources("serve", recipe.name, None, 0, "weights and cache are on the GPU")
     wide = profile.engine_arguments.get("dtype") in ("float32", "float")
     served = sum(
-        recipe.quantization.bytes_on_cpu(each.bytes, wide=wide)
+        recipe.quantization.for_module(each.name.removesuffix(".weight")).bytes_on_cpu(
+            each.bytes, wide=wide
+        )
         if each.quantized
         else _plain_bytes_on_cpu(each.bytes, each.tensor.dtype, wide=wide)
         for each in weights.tensors

@@ -88,7 +88,7 @@ def treatment(plan: CapacityPlan, kind: str) -> list[str]:
         if not quantized:
             words.append("as it is" if left else "-")
         else:
-            label = weights.form.label if weights.form else "quantized"
+            label = weights.label or "quantized"
             words.append(f"{label}{'; in part' if left else ''}")
     return words
 

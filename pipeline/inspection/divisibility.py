@@ -25,11 +25,10 @@ def find_undivided_rows(
     quantization: Quantization, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
     """Return layers, and their rows, where vLLM requires blocks that divide the rows."""
-    block = quantization.rows_of_block
-    if block is None:
-        return {}
-    return {
-        name: shape[0]
-        for name, shape in shapes.items()
-        if name.removesuffix(".weight").rpartition(".")[2] in ABOVE_A_SEAM and shape[0] % block
-    }
+    found = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        block = quantization.for_module(module).rows_of_block
+        if block and module.rpartition(".")[2] in ABOVE_A_SEAM and shape[0] % block:
+            found[name] = shape[0]
+    return found

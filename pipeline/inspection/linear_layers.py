@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry
+from recipes.ignored_modules import is_ignored
 
 WEIGHT = ".weight"
 HEAD = "lm_head.weight"

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from pipeline.checkpoint.ignored_modules import to_expression
 from pipeline.core.errors import UsageError
+from recipes.ignored_modules import to_expression
 
 CPU_LIMIT_S = 2  # CPU time, which does not depend on other load
 WALL_TIMEOUT_S = 30.0  # for a process that is not scheduled

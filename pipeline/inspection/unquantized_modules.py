@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.checkpoint.ignored_modules import is_ignored, to_expression
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.inspection.model_shape import LAYERS, text_level
@@ -20,6 +19,7 @@ from pipeline.inspection.module_kind import (
     module_kind,
 )
 from pipeline.inspection.regex_safety import check_expressions
+from recipes.ignored_modules import is_ignored, to_expression
 
 # Routers depend on small differences. Vision towers, projectors and multi-token prediction (MTP)
 # heads are not calibrated. No recipe quantizes embeddings or fused experts.

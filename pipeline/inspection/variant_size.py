@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.divisibility import find_undivided_columns
 from pipeline.inspection.header_source import read_folder
-from pipeline.inspection.linear_layers import is_head, is_quantizable, is_tied
+from pipeline.inspection.linear_layers import WEIGHT, is_head, is_quantizable, is_tied
 from pipeline.inspection.unquantized_modules import ignore_list
 from recipes.quantization import Quantization
 from recipes.weight_format import WeightFormat
@@ -25,6 +25,7 @@ class VariantTensor:
     tensor: TensorEntry  # of the source
     bytes: int  # in the variant, with scales and zero points
     quantized: bool  # the recipe quantizes it
+    form: WeightFormat | None = None  # of a matrix that the recipe quantizes
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,18 @@ class VariantWeights:
     """All tensors of a variant."""
 
     tensors: tuple[VariantTensor, ...]  # in the source's order
-    form: WeightFormat | None  # of quantized tensors; None without any
     # Columns that no group size of the recipe divides; quantization will fail.
-    undivided: tuple[int, ...]
+    undivided: tuple[int, ...] = ()
+
+    @property
+    def forms(self) -> tuple[WeightFormat, ...]:
+        """Formats that the recipe makes."""
+        return tuple(dict.fromkeys(each.form for each in self.tensors if each.form))
+
+    @property
+    def label(self) -> str | None:
+        """Their names; None without any."""
+        return " and ".join(form.label for form in self.forms) or None
 
     @property
     def bytes(self) -> int:
@@ -58,19 +68,27 @@ def variant_weights(
     """
     tied = is_tied(config)
     kept = {name: tensor for name, tensor in tensors.items() if not (tied and is_head(name))}
-    chosen = set()
+    parts = quantization.parts
+    by_part: list[list[str]] = [[] for _ in parts]
     if quantization.quantizes:
         ignore = ignore_list(tensors, config, quantization.ignore, fp8=quantization.is_fp8)
-        chosen = {n for n, t in kept.items() if is_quantizable(n, t, ignore)}
-    columns = {kept[name].shape[1] for name in chosen}
-    form = quantization.choose_format(columns) if chosen else None
+        for name, tensor in kept.items():
+            if is_quantizable(name, tensor, ignore):
+                by_part[quantization.part_of(name.removesuffix(WEIGHT))].append(name)
+    forms: dict[str, WeightFormat] = {}
+    undivided: set[int] = set()
+    for part, chosen in zip(parts, by_part, strict=True):
+        columns = {kept[name].shape[1] for name in chosen}
+        if chosen:
+            forms |= dict.fromkeys(chosen, part.choose_format(columns))
+        undivided |= {*find_undivided_columns(part, columns)}
     return VariantWeights(
         tensors=tuple(
-            VariantTensor(name, tensor, _bytes(tensor, form, name in chosen), name in chosen)
+            VariantTensor(name, tensor, _bytes(tensor, form), form is not None, form)
             for name, tensor in kept.items()
+            for form in (forms.get(name),)
         ),
-        form=form,
-        undivided=find_undivided_columns(quantization, columns),
+        undivided=tuple(sorted(undivided)),
     )
 
 
@@ -95,13 +113,11 @@ def stored_weights(
             for name, tensor in tensors.items()
             if name in sizes
         ),
-        form=None,
-        undivided=(),
     )
 
 
-def _bytes(tensor: TensorEntry, form: WeightFormat | None, chosen: bool) -> int:
-    if form is None or not chosen:
+def _bytes(tensor: TensorEntry, form: WeightFormat | None) -> int:
+    if form is None:
         return tensor.size
     rows, columns = tensor.shape
     return form.matrix_bytes(rows, columns)

@@ -20,7 +20,13 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, clip, one_line
 from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
-from pipeline.verification.adopted import UNQUANTIZED, adopted_format, quantization_config
+from pipeline.verification.adopted import (
+    UNQUANTIZED,
+    adopted_formats,
+    check_fused_sets,
+    modules_of,
+    quantization_config,
+)
 from pipeline.verification.weight_format import NotComparableError
 from recipes.catalog import BASELINE
 from recipes.engine_arguments import check_arguments, check_counts
@@ -75,12 +81,16 @@ def read_variant(text: str) -> AdoptedVariant:
         header = read_hub(reference.name, reference.revision)
     config = quantization_config(header.config, header.quantizer)
     where = f"{header.where}, key quantization_config"
+    modules = modules_of(header.tensors)
     try:
-        form, layout = adopted_format(config, where), ""
+        formats = adopted_formats(config, modules, where)
+        check_fused_sets(config, formats, modules, where)
+        layout = str(formats)
     except NotComparableError as error:
-        form, layout = UNQUANTIZED, f"cannot be compared: {error.message}"
+        formats, layout = UNQUANTIZED, f"cannot be compared: {error.message}"
     except VerificationError as error:
         raise CheckpointError(error.message, where=error.where, hint=error.hint) from error
+    form = formats.coarsest
     recipe = Recipe(
         name=name,
         summary="weights that others quantized",
@@ -90,7 +100,7 @@ def read_variant(text: str) -> AdoptedVariant:
             origin=reference.name if reference.kind == "hub" else reference.short_name,
             digest="",
             producer=_producer(config, header.quantizer),
-            layout=layout or str(form),
+            layout=layout,
             bits=form.bits,
             number="int" if form.number == "int" else "float",
         ),

@@ -9,7 +9,9 @@ from typing import Any
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import PrepareError, StageError, UsageError
 from pipeline.inspection.divisibility import find_undivided_rows
+from pipeline.inspection.fused_sets import CURE, find_split
 from pipeline.inspection.header_source import HeaderSource
+from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.unquantized_modules import decoder_layers
 from pipeline.inspection.variant_size import VariantWeights
@@ -65,6 +67,7 @@ def find_making_faults(
         lambda: check_experts(recipe, source.tensors),
         lambda: check_mtp(recipe, source.tensors, source.config),
         lambda: check_shapes(recipe, weights),
+        lambda: check_parts(recipe, weights),
     )
     for check in checks:
         try:
@@ -113,6 +116,33 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
             f"rows of '{name}', which vLLM puts together with others",
             where=f"--recipe {recipe.name}",
             hint=hint,
+        )
+
+
+def check_parts(recipe: Recipe, weights: VariantWeights) -> None:
+    """Check that each of the recipe's formats has modules, and that fused sets have one format.
+
+    Raises:
+        StageError: not so; the message names the modules.
+    """
+    where = f"--recipe {recipe.name}"
+    for part in recipe.quantization.parts if weights.forms else ():
+        if not {*part.weight_formats} & {*weights.forms}:
+            raise StageError(
+                f"'{recipe.name}' does not suit this checkpoint: no module gets the format "
+                f"'{part.weight_formats[0]}'",
+                where=where,
+                hint="correct the names in quantization.other_schemes: prepare recipes show "
+                f"{recipe.name}",
+            )
+    matrices = [each for each in weights.tensors if is_linear_weight(each.name, each.tensor)]
+    split = find_split({each.name.removesuffix(WEIGHT): each.form for each in matrices})
+    if split:
+        raise StageError(
+            f"'{recipe.name}' gives '{split[0]}' and '{split[1]}' two formats, and vLLM would load "
+            "both in that of the first",
+            where=where,
+            hint=f"change quantization.ignore or quantization.other_schemes: {CURE}",
         )
 
 

@@ -6,17 +6,17 @@ headers have which layers are quantized. Both must agree, because an engine load
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.source_format import QUANTIZER_FILE, quantization_configs
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import VerificationError
+from pipeline.inspection.fused_sets import CURE, find_split
 from pipeline.inspection.linear_layers import is_head, is_linear_weight, is_tied
 from pipeline.inspection.regex_safety import check_expressions
 from pipeline.verification.adopted_files import check_adopted_files
@@ -27,11 +27,17 @@ from pipeline.verification.stored_part import check_scale
 from pipeline.verification.tensor_accounting import TensorAccounting, account
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
 from pipeline.verification.verification import Advance, VerificationResult, WeightComparison
-from pipeline.verification.weight_format import NotComparableError, block_name, stored_format
+from pipeline.verification.weight_format import (
+    NotComparableError,
+    StoredFormats,
+    block_name,
+    stored_formats,
+)
+from recipes.ignored_modules import is_ignored
 from recipes.quantization import Quantization, Rounding
 from recipes.weight_format import PLAIN, WeightFormat
 
-UNQUANTIZED = WeightFormat(PLAIN, 16, "float", "none")
+UNQUANTIZED = StoredFormats((((), WeightFormat(PLAIN, 16, "float", "none")),))
 WIDE_NOTE = (
     "the weights have 16 bits: those of a dequantized GGUF file, and those that were trained "
     "afterwards, look alike; the gates decide"
@@ -53,12 +59,16 @@ def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any])
     return {**described, "quant_method": "modelopt"} if isinstance(described, dict) else None
 
 
-def adopted_format(config: Any, where: str) -> WeightFormat:
-    """Return the format of such a config; unquantized for None.
+def adopted_formats(config: Any, modules: Collection[str], where: str) -> StoredFormats:
+    """Return the formats of such a config; unquantized for None.
+
+    Args:
+        modules: of the variant.
 
     Raises:
-        NotComparableError: verification does not read this format.
+        NotComparableError: verification does not read a format.
         VerificationError: it is no description of a format.
+        UsageError: one of its expressions does not end.
     """
     if config is not None and not config["quant_method"]:
         raise VerificationError(
@@ -66,9 +76,35 @@ def adopted_format(config: Any, where: str) -> WeightFormat:
             where=f"{where}.quant_method",
             hint=HINT,
         )
-    form = UNQUANTIZED if config is None else stored_format(config, where)
-    check_readable(form)
-    return form
+    found = UNQUANTIZED if config is None else stored_formats(config, where)
+    for _, form in found.groups:
+        check_readable(form)
+    check_expressions([*found.expressions, *_ignored(config)], modules, where)
+    return found
+
+
+def check_fused_sets(
+    config: Any, formats: StoredFormats, modules: Collection[str], where: str
+) -> None:
+    """Check that modules which vLLM stores as one matrix have one format.
+
+    Raises:
+        VerificationError: vLLM would load all of them in the format of the first.
+    """
+    ignored = _ignored(config)
+    forms = {name: None if is_ignored(name, ignored) else formats.of(name) for name in modules}
+    if split := find_split(forms):
+        told = " and ".join(f"'{name}' ({forms[name] or 'in 16 bits'})" for name in split)
+        raise VerificationError(
+            f"{told} have two formats, and vLLM would load both in that of the first",
+            where=f"{where}.config_groups",
+            hint=f"quantize again: {CURE}",
+        )
+
+
+def modules_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the modules of these tensors."""
+    return tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def read_quantization(folder: Path) -> Any:
@@ -96,13 +132,15 @@ def verify_adopted(
     found.size_bytes = sum(path.stat().st_size for path in variant.glob("*.safetensors"))
     found.planned_bytes = after.size
     config = read_quantization(variant)
+    where = f"{variant / 'config.json'}, key quantization_config"
+    modules = modules_of(after.tensors)
     try:
-        form = adopted_format(config, f"{variant / 'config.json'}, key quantization_config")
+        formats = adopted_formats(config, modules, where)
         accounts = account(
             before,
             after,
-            form,
-            lambda name, tensor: is_stored_quantized(name, tensor, form, after),
+            formats.of_quantized,
+            lambda name, tensor: is_stored_quantized(name, tensor, formats, after),
             tied=is_tied(read_json(source / "config.json")),
             kv_scales=None,
         )
@@ -113,34 +151,39 @@ def verify_adopted(
     if config is None:
         found.notes.append(WIDE_NOTE)
     elif config["quant_method"] == "compressed-tensors":
-        check_targets(config, accounts, str(variant / "config.json"))
+        check_targets(formats, _ignored(config), accounts, where)
+        check_fused_sets(config, formats, modules, where)
     for scale in accounts.kv_scales:
         check_scale(scale, scale.floats())
     found.scales = len(accounts.kv_scales)
     rounding = find_rounding(accounts)
-    WeightComparison(accounts, form, recipe, before, after, advance, rounding).run(found)
+    form_of = formats.of_quantized
+    WeightComparison(accounts, form_of, recipe, before, after, advance, rounding).run(found)
     return found
 
 
 def is_stored_quantized(
-    name: str, tensor: TensorEntry, form: WeightFormat, variant: TensorFiles
+    name: str, tensor: TensorEntry, formats: StoredFormats, variant: TensorFiles
 ) -> bool:
     """Return whether the variant has other tensors in the place of a source's matrix."""
-    if len(tensor.shape) != 2 or not name.endswith(".weight"):
+    module = name.removesuffix(".weight")
+    form = formats.of(module)
+    if len(tensor.shape) != 2 or not name.endswith(".weight") or form is None:
         return False
     stored = variant.tensors.get(name)
     if form.name == PLAIN:  # embeddings may have been quantized too
         return stored is not None
     if not is_linear_weight(name, tensor):
         return False
-    module = name.removesuffix(".weight")
     suffixes = [part.suffix for part in layer_parts(form, *tensor.shape) if part.suffix != "weight"]
     return any(f"{module}.{suffix}" in variant.tensors for suffix in suffixes) or (
         stored is not None and stored.dtype not in FLOATING
     )
 
 
-def check_targets(config: dict[str, Any], accounts: TensorAccounting, where: str) -> None:
+def check_targets(
+    formats: StoredFormats, ignore: list[str], accounts: TensorAccounting, where: str
+) -> None:
     """Check that an engine looks for quantized tensors where they are, and nowhere else.
 
     A layer in 16 bits counts only if others of its name are quantized: not every matrix is one of
@@ -148,18 +191,12 @@ def check_targets(config: dict[str, Any], accounts: TensorAccounting, where: str
 
     Raises:
         VerificationError: the config's targets and ignore list differ from the tensors.
-        UsageError: one of their expressions does not end.
     """
-    groups = config["config_groups"].values()
-    targets = [word for group in groups for word in _words(group.get("targets"))]
-    ignore = _words(config.get("ignore"))
+    targets = formats.expressions
     quantized = [tensor.name.removesuffix(".weight") for tensor in accounts.quantized]
     kinds = {name.rpartition(".")[2] for name in quantized}
     plain = [tensor.name.removesuffix(".weight") for tensor, _ in accounts.kept]
     plain = [name for name in plain if name.rpartition(".")[2] in kinds and not is_head(name)]
-    check_expressions(
-        [*targets, *ignore], [*quantized, *plain], f"{where}, key quantization_config"
-    )
 
     def is_target(name: str) -> bool:
         listed = "Linear" in targets or is_ignored(name, targets)
@@ -173,12 +210,13 @@ def check_targets(config: dict[str, Any], accounts: TensorAccounting, where: str
             raise VerificationError(
                 f"'{names[0]}' is stored {stored}, and config.json has it {told}"
                 + (f"; so are {len(names) - 1} more" if len(names) > 1 else ""),
-                where=f"{where}, key quantization_config.ignore",
+                where=f"{where}.ignore",
                 hint=HINT,
             )
 
 
-def _words(value: Any) -> list[str]:
+def _ignored(config: Any) -> list[str]:
+    value = config.get("ignore") if isinstance(config, dict) else None
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.core.errors import VerificationError
+from pipeline.inspection.fused_sets import SIBLINGS
 from pipeline.verification.number_types import Floats
 from pipeline.verification.rescaling import RescalingFit
 from pipeline.verification.weight_format import block_name
@@ -31,8 +32,6 @@ from pipeline.verification.weight_format import block_name
 SPREAD_PER_NOISE, MIN_SPREAD = 0.5, 0.03
 OFFSET_PER_NOISE, MIN_OFFSET = 0.8, 0.04
 NORM_CHANGED = 0.1
-# Layers that read the same activations must have the same producer.
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 READ_BY_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 READ_BY_MLP = ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "fc1")
 # Producer of a layer's columns, by the last part of the names.
@@ -262,6 +261,7 @@ def _noise_share(layer: RescalingFit) -> float:
 
 
 def _groups(layers: dict[str, RescalingFit]) -> list[list[str]]:
+    """Return layers that read the same activations, and so have the same producer."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name in layers:
         parent, _, leaf = name.rpartition(".")

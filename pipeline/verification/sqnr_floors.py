@@ -36,6 +36,7 @@ class LayerStats:
     columns: int  # inputs
     # SQNR of its weights; None if lossless.
     sqnr_db: float | None
+    floor_db: float  # minimum SQNR
 
     @property
     def kind(self) -> str:
@@ -71,10 +72,10 @@ def check_floor(facts: Sequence[LayerStats], floor: float, where: str) -> None:
 
 
 def outliers(facts: Sequence[LayerStats]) -> list[tuple[LayerStats, float]]:
-    """Return layers far below the median of their kind, with that median."""
-    by_kind: dict[str, list[LayerStats]] = {}
+    """Return layers far below the median of their kind and format, with that median."""
+    by_kind: dict[tuple[str, str], list[LayerStats]] = {}
     for fact in facts:
-        by_kind.setdefault(fact.kind, []).append(fact)
+        by_kind.setdefault((fact.kind, fact.format), []).append(fact)
     found = []
     for alike in by_kind.values():
         middle = median_db(alike)

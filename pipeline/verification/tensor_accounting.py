@@ -17,6 +17,7 @@ from pipeline.verification.dequantize import layer_parts
 from pipeline.verification.number_types import FLOATING
 from pipeline.verification.stored_part import SCALE_TYPES, StoredPart
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles
+from pipeline.verification.weight_format import FormOf
 from recipes.weight_format import WeightFormat
 
 KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
@@ -43,7 +44,7 @@ class TensorAccounting:
 def account(
     source: TensorFiles,
     variant: TensorFiles,
-    form: WeightFormat,
+    form_of: FormOf,
     chosen: Callable[[str, TensorEntry], bool],
     *,
     tied: bool,
@@ -52,6 +53,7 @@ def account(
     """Classify every tensor; raise VerificationError for missing or unexpected ones.
 
     Args:
+        form_of: format of a module that the variant has quantized.
         chosen: whether the variant must have a source's tensor quantized.
         tied: the output head is the embedding, and need not be stored.
         kv_scales: the recipe requires scales of the KV cache; None accepts what another program
@@ -63,6 +65,7 @@ def account(
         header = TensorEntry(tensor.dtype, tensor.shape, 0, tensor.size)
         head = tied and is_head(name)
         if chosen(name, header) and not (head and name not in variant.tensors):
+            form = form_of(name.removesuffix(".weight"))
             _take_parts(tensor, form, variant, left)
             found.quantized.append(tensor)
         elif name in left:

@@ -41,9 +41,8 @@ from pipeline.verification.unquantized_tensors import (
     check_equal,
     check_rescaled,
 )
-from pipeline.verification.weight_format import check_format, kv_cache_strategy
+from pipeline.verification.weight_format import FormOf, check_format, kv_cache_strategy
 from recipes.quantization import Quantization, Rounding
-from recipes.weight_format import WeightFormat
 
 # Relative to the planned size.
 SIZE_TOLERANCE = 0.03
@@ -88,22 +87,22 @@ def verify_variant(
         CheckpointError: a file is missing, truncated or damaged.
     """
     check_only_safetensors(variant)
-    form = check_format(variant, read_json(variant / "config.json"), recipe)
+    form_of = check_format(variant, read_json(variant / "config.json"), recipe)
     check_auxiliary_files(source, variant)
     found = VerificationResult(dropped_keys=check_config(source, variant))
     before, after = open_folder(source), open_folder(variant)
-    accounts = _accounts(before, after, form, recipe)
+    accounts = _accounts(before, after, form_of, recipe)
     found.size_bytes = check_smaller(source, variant)
     found.planned_bytes = check_planned_size(source, after, accounts, recipe)
     for scale in accounts.kv_scales:
         check_scale(scale, scale.floats())
     found.scales = len(accounts.kv_scales)
-    WeightComparison(accounts, form, recipe, before, after, advance).run(found)
+    WeightComparison(accounts, form_of, recipe, before, after, advance).run(found)
     return found
 
 
 def _accounts(
-    before: TensorFiles, after: TensorFiles, form: WeightFormat, recipe: Quantization
+    before: TensorFiles, after: TensorFiles, form_of: FormOf, recipe: Quantization
 ) -> TensorAccounting:
     wanted = recipe.kv_cache_strategy
     found = kv_cache_strategy(read_json(after.folder / "config.json"))
@@ -116,7 +115,7 @@ def _accounts(
     return account(
         before,
         after,
-        form,
+        form_of,
         lambda name, tensor: is_quantizable(name, tensor, recipe.ignore),
         tied=is_tied(read_json(before.folder / "config.json")),
         kv_scales=wanted is not None,
@@ -166,14 +165,14 @@ class WeightComparison:
     def __init__(
         self,
         accounts: TensorAccounting,
-        form: WeightFormat,
+        form_of: FormOf,
         recipe: Quantization,
         before: TensorFiles,
         after: TensorFiles,
         advance: Advance,
         rounding: Rounding | None = None,
     ) -> None:
-        self.accounts, self.form, self.recipe, self.after = accounts, form, recipe, after
+        self.accounts, self.form_of, self.recipe, self.after = accounts, form_of, recipe, after
         self.rounding = rounding or recipe.rounding
         self.where = str(after.folder)
         self.total = before.size
@@ -186,7 +185,6 @@ class WeightComparison:
             [partial(self._measure_layer, tensor) for tensor in accounts.quantized]
         )
         found.layers = [fact for fact, _, _ in layers]
-        found.floor_db = self.recipe.sqnr_floor_db
         self._check_layers(layers, found)
         results = _run_in_threads(
             [
@@ -205,12 +203,18 @@ class WeightComparison:
     def _measure_layer(self, source: StoredTensor) -> Layer:
         module = source.name.removesuffix(".weight")
         rows, columns = source.shape
-        stored = layer_weights(self.form, module, (rows, columns), self.after.tensors)
+        form = self.form_of(module)
+        stored = layer_weights(form, module, (rows, columns), self.after.tensors)
         rescaled = measure_rescaled(source, stored) if self.rounding == "rescaled" else None
         noise = rescaled.noise if rescaled else measure(source, stored)
         lossless = noise.sqnr_db == float("inf")
         fact = LayerStats(
-            module, str(self.form), rows, columns, None if lossless else noise.sqnr_db
+            module,
+            str(form),
+            rows,
+            columns,
+            None if lossless else noise.sqnr_db,
+            self.recipe.floor_of(module, form),
         )
         self._note_compared(source)
         return fact, noise, rescaled
@@ -247,7 +251,10 @@ class WeightComparison:
             self._advance(self._done, self.total)
 
     def _check_layers(self, layers: Sequence[Layer], found: VerificationResult) -> None:
-        sqnr_floors.check_floor(found.layers, found.floor_db, self.where)
+        for floor in {fact.floor_db for fact in found.layers}:
+            alike = [fact for fact in found.layers if fact.floor_db == floor]
+            sqnr_floors.check_floor(alike, floor, self.where)
+        found.floor_db = min(fact.floor_db for fact in found.layers)
         far = sqnr_floors.outliers(found.layers)
         for fact, middle in far:
             words = (

@@ -1,4 +1,4 @@
-"""Weight format of a variant, and whether it is one of the recipe's.
+"""Weight formats of a variant, and whether they are the recipe's.
 
 It comes from `quantization_config`, by which an engine selects kernels: compressed-tensors'
 `config_groups`, or the keys of another program.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import VerificationError
+from recipes.ignored_modules import is_ignored
 from recipes.quantization import Quantization
 from recipes.weight_format import (
     AWQ_GEMM,
@@ -35,15 +36,58 @@ class NotComparableError(VerificationError):
     """Weights whose layout verification cannot read; that does not mean that they are defective."""
 
 
-def stored_format(config: Any, where: str) -> WeightFormat:
-    """Return the format in a `quantization_config`.
+FormOf = Callable[[str], WeightFormat]  # of a quantized module
+
+
+@dataclass(frozen=True)
+class StoredFormats:
+    """Formats in a `quantization_config`, by its groups of modules."""
+
+    # Names, `re:` expressions and classes of modules, with their format; in the config's order.
+    groups: tuple[tuple[tuple[str, ...], WeightFormat], ...]
+
+    def __str__(self) -> str:
+        return " and ".join(dict.fromkeys(str(form) for _, form in self.groups))
+
+    @property
+    def coarsest(self) -> WeightFormat:
+        """The one with the fewest bits."""
+        return min((form for _, form in self.groups), key=lambda form: form.bits)
+
+    @property
+    def expressions(self) -> list[str]:
+        return [target for targets, _ in self.groups for target in targets]
+
+    def of(self, module: str) -> WeightFormat | None:
+        """Return a module's format as vLLM finds it: names precede classes.
+
+        Returns:
+            None if no group has the module.
+        """
+        first = self.groups[0][1]
+        if all(form == first for _, form in self.groups):
+            return first
+        named = (form for targets, form in self.groups if is_ignored(module, targets))
+        linear = (form for targets, form in self.groups if "Linear" in targets)
+        return next(named, next(linear, None))
+
+    def of_quantized(self, module: str) -> WeightFormat:
+        """Return a quantized module's format; raises VerificationError if no group has it."""
+        form = self.of(module)
+        if form is None:
+            raise VerificationError(f"config.json has no format for '{module}'")
+        return form
+
+
+def stored_formats(config: Any, where: str) -> StoredFormats:
+    """Return the formats in a `quantization_config`.
 
     Raises:
         NotComparableError: verification does not read this format.
         VerificationError: it is no description of a format.
     """
     method = str(config.get("quant_method") or "") if isinstance(config, dict) else ""
-    if method not in METHODS:
+    if method not in ("compressed-tensors", *METHODS):
         raise NotComparableError(
             f"verification does not read weights of the method '{method:.40}'"
             if method
@@ -51,11 +95,15 @@ def stored_format(config: Any, where: str) -> WeightFormat:
             where=where,
         )
     try:
-        form = METHODS[method](config, where)
-        _check_values(form)
+        if method == "compressed-tensors":
+            found = _compressed_tensors_formats(config, where)
+        else:
+            found = StoredFormats((((), METHODS[method](config, where)),))
+        for _, form in found.groups:
+            _check_values(form)
     except MALFORMED as error:
         raise _undescribed(error, where) from error
-    return form
+    return found
 
 
 def _check_values(form: WeightFormat) -> None:
@@ -68,21 +116,27 @@ def _check_values(form: WeightFormat) -> None:
         raise ValueError("its names are no words")
 
 
-def _compressed_tensors_format(config: dict[str, Any], where: str) -> WeightFormat:
+def _compressed_tensors_formats(config: dict[str, Any], where: str) -> StoredFormats:
     if config.get("transform_config"):
         raise NotComparableError("the weights are rotated (transform_config)", where=where)
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
         raise _undescribed("config_groups", where)
-    whole = config.get("format")
-    formats = {_group_format(group, whole, where) for group in groups.values()}
-    if len(formats) != 1:
-        raise NotComparableError(
-            f"config.json has {len(formats)} weight formats; verification supports one",
-            where=f"{where}.config_groups",
-            hint="use a recipe that quantizes all layers alike",
+    found = StoredFormats(
+        tuple(
+            (_words(group.get("targets")), _group_format(group, config.get("format"), where))
+            for group in groups.values()
+            if group.get("weights") is not None  # others are of attention
         )
-    return formats.pop()
+    )
+    if not found.groups:
+        raise NotComparableError("no group has weights", where=f"{where}.config_groups")
+    return found
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    words = value if isinstance(value, list) else []
+    return tuple(word for word in words if isinstance(word, str))
 
 
 def _awq_format(config: dict[str, Any], where: str) -> WeightFormat:
@@ -140,7 +194,6 @@ def _bitsandbytes_format(config: dict[str, Any], where: str) -> WeightFormat:
 
 
 METHODS: dict[str, Callable[[dict[str, Any], str], WeightFormat]] = {
-    "compressed-tensors": _compressed_tensors_format,
     "awq": _awq_format,
     "gptq": _gptq_format,
     "fp8": _fp8_format,
@@ -180,20 +233,24 @@ def _pair(block: Any) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> WeightFormat:
-    """Return the variant's format; raise VerificationError if it is not the recipe's."""
+def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> FormOf:
+    """Return the format of each layer; it raises VerificationError if that is not the recipe's."""
     where = f"{variant / 'config.json'}, key quantization_config"
-    found = stored_format(config.get("quantization_config"), where)
-    wanted = recipe.weight_formats
-    # The quantizer may reorder columns for any recipe with groups.
-    if replace(found, reordered=False) not in wanted:
-        raise VerificationError(
-            f"config.json has the weight format '{found}', "
-            f"and the recipe requires '{' or '.join(map(str, wanted))}'",
-            where=where,
-            hint="quantize again; if it happens again, the quantizer's version differs",
-        )
-    return found
+    stored = stored_formats(config.get("quantization_config"), where)
+
+    def form_of(module: str) -> WeightFormat:
+        found, wanted = stored.of(module), recipe.for_module(module).weight_formats
+        # The quantizer may reorder columns for any recipe with groups.
+        if found is None or replace(found, reordered=False) not in wanted:
+            raise VerificationError(
+                f"config.json has the weight format '{found}' for '{module}', "
+                f"and the recipe requires '{' or '.join(map(str, wanted))}'",
+                where=where,
+                hint="quantize again; if it happens again, the quantizer's version differs",
+            )
+        return found
+
+    return form_of
 
 
 def kv_cache_strategy(config: dict[str, Any]) -> str | None:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.weight_files import INDEX, read_headers, read_json
 from pipeline.core.events import Progress
 from pipeline.inspection.module_kind import module_kind
+from recipes.ignored_modules import is_ignored
 
 FILE = "model-mtp.safetensors"
 

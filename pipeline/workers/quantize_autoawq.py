@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.inspection.module_kind import ROUTERS
@@ -18,6 +17,7 @@ from pipeline.workers.compute_dtype import ComputeDtype
 from pipeline.workers.protocol import versions_of
 from pipeline.workers.transformers4_compat import transformers4_view
 from recipes.group_sizes import dividing_group_size
+from recipes.ignored_modules import is_ignored
 
 PACKED_ROWS = 8
 """Output rows that share an int32; AutoAWQ packs no rest."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
@@ -23,6 +22,7 @@ from pipeline.workers.moe_experts import (
 from pipeline.workers.mtp_head import carry_mtp
 from pipeline.workers.protocol import versions_of
 from recipes.group_sizes import dividing_group_size
+from recipes.ignored_modules import is_ignored
 
 # (model, group size) to llm-compressor's modifiers, in the order in which they run. The group size
 # is None for a recipe without groups.

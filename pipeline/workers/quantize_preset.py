@@ -1,4 +1,4 @@
-"""Worker: a calibrated preset of compressed-tensors, by llm-compressor."""
+"""Worker: one or more calibrated presets of compressed-tensors, by llm-compressor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pipeline.workers.quantize_llm_compressor import (
     kv_cache_scheme,
     quantize_whole_model,
 )
+from recipes.ignored_modules import to_expression
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -21,10 +22,14 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     def modifiers(model: Any, group_size: int | None) -> list[Any]:
         from llmcompressor.modifiers.quantization import QuantizationModifier
 
+        # A named module's scheme precedes the one of its class, here and in vLLM.
+        others = {
+            scheme: [word if (to := to_expression(word)) is None else f"re:{to}" for word in words]
+            for scheme, words in quantization["other_schemes"].items()
+        }
         return [
             QuantizationModifier(
-                targets="Linear",
-                scheme=quantization["scheme"],
+                scheme={**others, quantization["scheme"]: ["Linear"]},
                 ignore=quantization["ignore"],
                 weight_observer=None if observer == "minmax" else OBSERVERS[observer],
                 kv_cache_scheme=kv_cache_scheme(quantization),

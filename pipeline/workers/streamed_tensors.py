@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import StageError
 from pipeline.inspection.linear_layers import (
@@ -20,6 +19,7 @@ from pipeline.inspection.linear_layers import (
     is_tied,
 )
 from pipeline.inspection.module_kind import STACKED_EXPERTS, is_expert_stack
+from recipes.ignored_modules import is_ignored
 
 CASTABLE = ("BF16", "F16", "F32")
 # transformers' Conv1D layers: no linear layers to llm-compressor, and stored transposed.

@@ -25,9 +25,9 @@ class AdoptedQuantization(Quantization):
     digest: str = Field(description="of the checkpoint's files' digests")
     license: str = Field("", description="as its model card names it")
     producer: str = Field("", description="quantization method and program, by its config.json")
-    layout: str = Field(description="format of its weights, or why they cannot be compared")
-    bits: int = Field(ge=1, le=64, description="of a weight")
-    number: Literal["int", "float"] = Field(description="type of a weight")
+    layout: str = Field(description="formats of its weights, or why they cannot be compared")
+    bits: int = Field(ge=1, le=64, description="of a weight, in the coarsest format")
+    number: Literal["int", "float"] = Field(description="type of a weight, in the coarsest format")
     served_with: dict[str, bool | int | float | str | list[str]] = Field(
         default={}, description="engine arguments that make a variant of the source's own weights"
     )
@@ -55,12 +55,11 @@ class AdoptedQuantization(Quantization):
 
     @property
     def sqnr_floor_db(self) -> float:
-        """Limits below every recipe's of the same bits, since the method is unknown."""
-        if self.bits > 8:
-            # From a GGUF file of any type, the 2-bit ones too. No floor detects training: it may
-            # change weights less than rounding to 4 bits does.
-            return 5.0
-        return (20.0 if self.number == "float" else 10.0) if self.bits == 8 else 5.0
+        return _floor_db(self.bits, self.number)
+
+    def floor_of(self, module: str, form: WeightFormat) -> float:
+        """Implement :meth:`Quantization.floor_of`."""
+        return _floor_db(form.bits, form.number)
 
     @property
     def rounding(self) -> Rounding:
@@ -92,6 +91,15 @@ class AdoptedQuantization(Quantization):
             for name, value in self.served_with.items()
         )
         return f"The weights are the source's own, served with {arguments}."
+
+
+def _floor_db(bits: int, number: str) -> float:
+    """Return a limit below every recipe's of the same bits, since the method is unknown."""
+    if bits > 8:
+        # From a GGUF file of any type, the 2-bit ones too. No floor detects training: it may change
+        # weights less than rounding to 4 bits does.
+        return 5.0
+    return (20.0 if number == "float" else 10.0) if bits == 8 else 5.0
 
 
 def words_of(value: bool | int | float | str | list[str]) -> str:

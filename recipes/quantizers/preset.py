@@ -1,18 +1,23 @@
-"""Presets of compressed-tensors, rounded to nearest: FP8, NVFP4 and MXFP4."""
+"""Presets of compressed-tensors, rounded to nearest: FP8, NVFP4 and MXFP4, or several of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from recipes.quantization import Calibration
+from recipes.ignored_modules import is_ignored
+from recipes.quantization import Calibration, Quantization, check_patterns
 from recipes.quantizers.in_groups import SEQUENTIAL_PASSES, widened_bytes
 from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat
 
 FP8_BYTES_ON_CPU = 4  # the serving plugin upcasts FP8 weights to 32 bits
+ModuleNames = Annotated[
+    list[str], Field(min_length=1, max_length=2_000), AfterValidator(check_patterns)
+]
+SchemeName = Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4", "NVFP4A16", "MXFP4"]
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,10 @@ SCHEMES = {
 
 
 class PresetQuantization(WithKvScales):
-    """Preset of compressed-tensors by llm-compressor, with weights rounded to nearest."""
+    """Presets of compressed-tensors by llm-compressor, with weights rounded to nearest."""
 
     kind: Literal["preset"]
-    scheme: Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4", "NVFP4A16", "MXFP4"] = Field(
+    scheme: SchemeName = Field(
         description="FP8_DYNAMIC: per-channel weights, per-token activations. FP8_BLOCK: weights "
         "in blocks of 128 x 128. FP8: one static scale a tensor, calibrated. NVFP4: 4-bit floats "
         "in groups of 16, calibrated. NVFP4A16: the same with 16-bit activations. MXFP4: 4-bit "
@@ -81,8 +86,15 @@ class PresetQuantization(WithKvScales):
         "minmax",
         description="how NVFP4 finds a group's range: its extremes, or the smallest error",
     )
+    other_schemes: dict[SchemeName, ModuleNames] = Field(
+        default={},
+        description="modules with another scheme, by that scheme: names, shell patterns, or 're:' "
+        "expressions; the first that matches counts",
+    )
     calibration: Calibration | None = Field(
-        None, description="required if activations or KV cache have static scales, otherwise absent"
+        None,
+        description="required if activations or KV cache have static scales, or with "
+        "other_schemes, otherwise absent",
     )
 
     @property
@@ -95,6 +107,18 @@ class PresetQuantization(WithKvScales):
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
         return (SCHEMES[self.scheme].form,)
+
+    @property
+    def parts(self) -> tuple[Quantization, ...]:
+        """Implement :attr:`Quantization.parts`; that of `scheme` is the last."""
+        one = self.model_copy(update={"other_schemes": {}})
+        others = (one.model_copy(update={"scheme": name}) for name in self.other_schemes)
+        return (*others, one) if self.other_schemes else (self,)
+
+    def part_of(self, module: str) -> int:
+        """Implement :meth:`Quantization.part_of`."""
+        words = list(self.other_schemes.values())
+        return next((n for n, each in enumerate(words) if is_ignored(module, each)), len(words))
 
     @property
     def is_streamed(self) -> bool:
@@ -117,7 +141,11 @@ class PresetQuantization(WithKvScales):
         return FP8_BYTES_ON_CPU * size if is_fp8 else widened_bytes(size, wide=wide)
 
     def format_description(self, group_size: int | None) -> str:
-        return SCHEMES[self.scheme].words
+        others = "".join(
+            f"; in {', '.join(words)}: {SCHEMES[name].words}"
+            for name, words in self.other_schemes.items()
+        )
+        return SCHEMES[self.scheme].words + others
 
     @property
     def method_description(self) -> str:
@@ -125,9 +153,13 @@ class PresetQuantization(WithKvScales):
 
     @model_validator(mode="after")
     def _static_scales_are_calibrated(self) -> PresetQuantization:
-        if self.observer != "minmax" and self.scheme != "NVFP4":
+        if self.observer != "minmax" and (self.scheme != "NVFP4" or self.other_schemes):
             raise ValueError(f"{self.scheme} has no other observer: remove the key 'observer'")
-        static = self.kv_cache_scales or SCHEMES[self.scheme].static
+        if self.scheme in self.other_schemes:
+            raise ValueError(f"{self.scheme} is the scheme of all other modules: name it once")
+        if self.other_schemes and self.calibration is None:
+            raise ValueError("several schemes need the whole model: add the key 'calibration'")
+        static = self.other_schemes or self.kv_cache_scales or SCHEMES[self.scheme].static
         if static and self.calibration is None:
             raise ValueError(f"{self.scheme} has static scales here: add the key 'calibration'")
         if not static and self.calibration is not None:

@@ -15,7 +15,7 @@ from pipeline.environments.settings import load_settings
 from pipeline.verification.dequantize import layer_weights
 from pipeline.verification.number_types import to_float32
 from pipeline.verification.tensor_files import open_folder
-from pipeline.verification.weight_format import stored_format
+from pipeline.verification.weight_format import stored_formats
 
 SHAPE = (256, 384)
 FORMATS = {
@@ -134,7 +134,9 @@ def test_bit_by_bit(compressed: Path, form: str, scale_type: str) -> None:
         "config_groups": {"group_0": {"format": name, "weights": weights}},
     }
     tensors = open_folder(folder).tensors
-    found = layer_weights(stored_format(config, ""), "x", SHAPE, tensors).rows(0, SHAPE[0])
+    found = layer_weights(stored_formats(config, "").coarsest, "x", SHAPE, tensors).rows(
+        0, SHAPE[0]
+    )
     whole = open_folder(folder / "whole").tensors["whole"]
     expected = to_float32(whole.read(), whole.dtype).reshape(SHAPE)
     # It multiplies in the type of the scales; each product rounded once is the same.

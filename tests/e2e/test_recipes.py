@@ -16,7 +16,6 @@ import pytest
 from pydantic import TypeAdapter
 
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import StageError
@@ -38,6 +37,7 @@ from pipeline.stages.quantize import (
 )
 from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe, recipe_names
+from recipes.ignored_modules import is_ignored
 from recipes.quantization import AnyQuantization, Quantization
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
@@ -77,6 +77,10 @@ FORMATS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     "awq-w4a16-sym": PACKED | {"weight_scale": ("BF16", (128, 1))},
     "nvfp4": NVFP4,
     "nvfp4-mse": NVFP4,
+    "nvfp4-mlp-fp8-attention": {
+        "weight": ("F8_E4M3", (128, 128)),
+        "weight_scale": ("BF16", (128, 1)),
+    },
     "nvfp4a16": {
         "weight_packed": ("U8", (128, 64)),
         "weight_scale": ("F8_E4M3", (128, 8)),

@@ -49,7 +49,7 @@ from pipeline.inspection.inspection import inspect
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
 from pipeline.run.executors.node_probe import parse_description
 from pipeline.stages.coherence import COHERENCE
-from pipeline.verification.adopted import adopted_format, read_quantization
+from pipeline.verification.adopted import adopted_formats, read_quantization
 from recipes.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
 from recipes.engines import find_engine
 
@@ -316,7 +316,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "quantization": (
         "config.json",
         json.dumps({"quantization_config": QUANTIZED}).encode(),
-        lambda p: adopted_format(read_quantization(p.parent), str(p)),
+        lambda p: adopted_formats(read_quantization(p.parent), (), str(p)),
     ),
     "index": (
         "model.safetensors.index.json",

@@ -55,6 +55,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "nvfp4": {"kind": "preset", "scheme": "NVFP4", "calibration": CALIBRATION},
     "mxfp4": {"kind": "preset", "scheme": "MXFP4"},
+    "mixed": {
+        "kind": "preset",
+        "scheme": "NVFP4",
+        "other_schemes": {"FP8_DYNAMIC": ["*.self_attn.*"]},
+        "calibration": CALIBRATION,
+    },
     "awq": {"kind": "awq", **IN_GROUPS},
     "awq-sym": {"kind": "awq", "symmetric": True, **IN_GROUPS},
     "awq-8": {"kind": "awq", "bits": 8, **IN_GROUPS},
@@ -154,6 +160,8 @@ def divide(tensors: Tensors, name: str, factors: Any) -> None:
 
 def quantized(name: str, weights: Any, kind: str, scale: str) -> Tensors:
     """What stands for one layer's matrix."""
+    if kind == "mixed":
+        kind = "fp8-dynamic" if "self_attn" in name else "nvfp4"
     if kind.startswith("fp8"):
         parts = _fp8(weights, kind, scale)
     elif kind == "nvfp4":
@@ -256,6 +264,11 @@ def _autoawq(weights: Any) -> Tensors:
 
 def quantization_config(kind: str) -> dict[str, Any]:
     """As compressed-tensors or AutoAWQ writes it, the keys that matter."""
+    if kind == "mixed":
+        four, eight = quantization_config("nvfp4"), quantization_config("fp8-dynamic")
+        attention = eight["config_groups"]["group_0"] | {"targets": ["re:.*self_attn.*"]}
+        four["config_groups"] = {"group_0": attention, "group_1": four["config_groups"]["group_0"]}
+        return four | {"format": "mixed-precision"}
     if kind == "autoawq":
         return {
             "quant_method": "awq",

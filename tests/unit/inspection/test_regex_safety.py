@@ -5,9 +5,9 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.core.errors import UsageError
 from pipeline.inspection.regex_safety import WALL_TIMEOUT_S, check_expressions
+from recipes.ignored_modules import is_ignored
 from recipes.quantizers.preset import PresetQuantization
 
 MODULES = [f"model.layers.{n}.self_attn.q_proj" for n in range(2000)]

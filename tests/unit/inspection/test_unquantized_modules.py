@@ -19,10 +19,10 @@ from published_models import (
     source,
 )
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.linear_layers import is_quantizable
 from pipeline.inspection.unquantized_modules import describe_added_modules, ignore_list
+from recipes.ignored_modules import is_ignored
 
 # Qwen3-MoE, shared experts and a second router as in Qwen2-MoE, and a head for prediction.
 QWEN_MOE: Shapes = {

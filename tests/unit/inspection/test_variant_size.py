@@ -12,6 +12,7 @@ from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.variant_size import estimated_bytes, variant_weights
 from recipes.catalog import load_recipe
 
+MIXED_BYTES = 128_100_000
 LAYERS, HIDDEN, INNER, KEY_VALUE, VOCABULARY = 30, 576, 1536, 192, 49152
 
 
@@ -56,6 +57,7 @@ def smollm2_headers(folder: Path) -> None:
         ("awq-w4a16-sym", 113_175_416),
         ("gptq-w4a16", 113_175_416),
         ("nvfp4", 116_515_496),
+        ("nvfp4-mlp-fp8-attention", MIXED_BYTES),
     ],
 )
 def test_estimates_are_within_one_per_cent(
@@ -70,6 +72,22 @@ def test_the_baseline_keeps_its_size(tmp_path: Path) -> None:
     smollm2_headers(tmp_path)
     estimate = estimated_bytes(tmp_path, load_recipe("baseline").quantization)
     assert estimate == pytest.approx((tmp_path / "model.safetensors").stat().st_size, rel=0.001)
+
+
+def test_each_module_has_the_format_of_its_group() -> None:
+    tensors = {
+        f"model.layers.0.{name}.weight": TensorEntry("BF16", (64, 64), 0, 2 * 64 * 64)
+        for name in ("self_attn.q_proj", "mlp.up_proj")
+    }
+    weights = variant_weights(tensors, load_recipe("nvfp4-mlp-fp8-attention").quantization, {})
+    attention, mlp = (each.form for each in weights.tensors)
+    assert attention is not None
+    assert mlp is not None
+    assert (attention.bits, mlp.bits) == (8, 4)
+    assert [each.bytes for each in weights.tensors] == [
+        form.matrix_bytes(64, 64) for form in (attention, mlp)
+    ]
+    assert weights.label == "fp8, a scale a row and fp4, groups of 16"
 
 
 @pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])

@@ -40,7 +40,7 @@ FAMILIES = {
     "bnb-8": "int8",
     "gguf": "fp8",
 }
-OURS = {"int8": "int8", "nvfp4": "fp4", "mxfp4": "fp4", "awq-8": "int8"}
+OURS = {"int8": "int8", "nvfp4": "fp4", "mxfp4": "fp4", "awq-8": "int8", "mixed": "fp4"}
 
 
 def quantization_of(recipe: Any) -> AdoptedQuantization:
@@ -101,6 +101,15 @@ class TestVariant:
         files["config.json"] = json.dumps(config).encode()
         with pytest.raises(CheckpointError, match="does not describe"):
             read_variant(str(write_files(tmp_path / "it", files)))
+
+    def test_groups_that_split_a_fused_set(self, tmp_path: Path) -> None:
+        files = variant_files("mixed")
+        config = json.loads(files["config.json"])
+        config["quantization_config"]["config_groups"]["group_0"]["targets"] = ["re:.*q_proj"]
+        files["config.json"] = json.dumps(config).encode()
+        with pytest.raises(CheckpointError, match="have two formats, and vLLM would") as caught:
+            read_variant(str(write_files(tmp_path / "it", files)))
+        assert caught.value.where.endswith("config_groups")
 
 
 class TestServed:

@@ -23,6 +23,7 @@ from pipeline.plan.suitability import (
     check_architecture,
     check_experts,
     check_mtp,
+    check_parts,
     check_processor,
     check_servable,
     check_shapes,
@@ -37,6 +38,9 @@ DEMO: dict[str, Any] = LLAMA_3_8B | {
     "num_hidden_layers": 1,
     "num_key_value_heads": 3,
 }
+
+
+MIXED = "nvfp4-mlp-fp8-attention"
 
 
 def changed(name: str, **changes: Any) -> Recipe:
@@ -143,6 +147,41 @@ class TestShapes:
     def test_what_is_ignored_may_have_any_shape(self) -> None:
         shapes = dense(DEMO) | {"vision_tower.fc.weight": (7, 7), "lm_head.weight": (49152, 7)}
         check("awq-w4a16", DEMO, shapes)
+
+
+class TestParts:
+    """Recipes that give some modules another format."""
+
+    def check(self, changes: dict[str, Any], shapes: Shapes, name: str = MIXED) -> None:
+        recipe = load_recipe(name)
+        quantization = recipe.quantization.model_copy(update=changes)
+        recipe = recipe.model_copy(update={"quantization": quantization})
+        check_parts(recipe, inspected(DEMO, shapes).variant(quantization))
+
+    @pytest.mark.parametrize("name", recipe_names())
+    def test_built_in_recipes_suit(self, name: str) -> None:
+        for config, shapes in (
+            (LLAMA_3_8B, dense(LLAMA_3_8B)),
+            (MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)),
+        ):
+            recipe = load_recipe(name)
+            check_parts(recipe, inspected(config, shapes).variant(recipe.quantization))
+
+    @pytest.mark.parametrize("words", [["*.v_proj"], ["*.q_proj", "*.k_proj"], ["*.up_proj"]])
+    def test_a_fused_set_in_two_formats(self, words: list[str]) -> None:
+        with pytest.raises(StageError, match="two formats, and vLLM would load") as caught:
+            self.check({"other_schemes": {"FP8_DYNAMIC": words}}, dense(DEMO))
+        assert words[0].removeprefix("*.") in caught.value.message
+        assert "one format" in caught.value.hint
+
+    @pytest.mark.parametrize("name", [MIXED, "awq-w4a16"])
+    def test_a_fused_set_that_is_quantized_in_part(self, name: str) -> None:
+        with pytest.raises(StageError, match=r"q_proj' and '.*k_proj' two formats"):
+            self.check({"ignore": ["lm_head", "*.k_proj"]}, dense(DEMO), name)
+
+    def test_names_that_the_model_does_not_have(self) -> None:
+        with pytest.raises(StageError, match="no module gets the format 'float-quantized"):
+            self.check({"other_schemes": {"FP8_DYNAMIC": ["*.attention"]}}, dense(DEMO))
 
 
 STACKED: Shapes = {"model.layers.0.mlp.experts.gate_up_proj": (4, 32, 64)}

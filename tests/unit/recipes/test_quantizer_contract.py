@@ -32,6 +32,7 @@ SETTINGS = {
         {"scheme": "NVFP4"},
         {"scheme": "NVFP4A16", "calibration": None},
         {"scheme": "MXFP4", "calibration": None},
+        {"scheme": "NVFP4", "other_schemes": {"FP8_DYNAMIC": ["*attn*"]}},
     ],
 }
 EXAMPLES = [
@@ -64,6 +65,38 @@ def test_the_baselines() -> None:
     assert (none.weight_formats, none.group_sizes, none.rows_of_block) == ((), (), None)
     with pytest.raises(ValidationError):
         quantizations.validate_python({"kind": "none", "ignore": ["lm_head"]})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"other_schemes": {"NVFP4": ["*attn*"]}},  # the scheme of all
+        {"other_schemes": {"FP8_DYNAMIC": []}},
+        {"other_schemes": {"FP8_DYNAMIC": ["re:((("]}},
+        {"other_schemes": {"W4A16": ["*attn*"]}},
+        {"other_schemes": {"FP8_DYNAMIC": ["*attn*"]}, "observer": "mse"},
+        {"other_schemes": {"FP8_DYNAMIC": ["*attn*"]}, "scheme": "MXFP4", "calibration": None},
+    ],
+)
+def test_other_schemes_that_are_refused(keys: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        quantizations.validate_python(
+            {"kind": "preset", "scheme": "NVFP4", "calibration": CALIBRATION, **keys}
+        )
+
+
+def test_parts_and_their_modules() -> None:
+    keys = {"FP8": ["*.q_proj"], "FP8_DYNAMIC": ["re:.*attn.*"]}
+    mixed = quantizations.validate_python(
+        {"kind": "preset", "scheme": "NVFP4", "calibration": CALIBRATION, "other_schemes": keys}
+    )
+    schemes = [
+        mixed.for_module(f"a.{name}").model_dump()["scheme"]
+        for name in ("attn.q_proj", "attn.k_proj", "mlp.up_proj")
+    ]
+    assert schemes == ["FP8", "FP8_DYNAMIC", "NVFP4"]
+    assert [part.weight_formats[0].bits for part in mixed.parts] == [8, 8, 4]
+    assert not mixed.is_streamed
 
 
 @every_example

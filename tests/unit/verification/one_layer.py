@@ -12,7 +12,7 @@ from sound_variants import WEIGHTS, quantization_config, quantized, safetensors_
 
 from pipeline.verification.dequantize import LayerDequantizer, layer_weights
 from pipeline.verification.tensor_files import StoredTensor, open_folder
-from pipeline.verification.weight_format import stored_format
+from pipeline.verification.weight_format import stored_formats
 
 NAME = "model.layers.0.mlp.down_proj"
 
@@ -26,7 +26,8 @@ def stored_layer(
     write_files(folder / "source", {WEIGHTS: safetensors_of(before)})
     after = quantized(NAME, np.asarray(weights, np.float32), kind, "BF16")
     write_files(folder / "variant", {WEIGHTS: safetensors_of(after)})
-    form = stored_format(quantization_config(kind), "config.json")
+    form = stored_formats(quantization_config(kind), "config.json").of(NAME)
+    assert form is not None
     tensors = open_folder(folder / "variant").tensors
     layer = layer_weights(form, NAME, matrix.shape, tensors)
     return open_folder(folder / "source").tensors[f"{NAME}.weight"], layer

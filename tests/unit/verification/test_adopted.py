@@ -27,7 +27,7 @@ from sound_variants import (
 )
 
 from pipeline.core.errors import CheckpointError, PrepareError, VerificationError
-from pipeline.verification.adopted import adopted_format, verify_adopted
+from pipeline.verification.adopted import adopted_formats, verify_adopted
 from pipeline.verification.dequantize import layer_parts
 from pipeline.verification.verification import VerificationResult
 from recipes.quantizers.adopted import AdoptedQuantization
@@ -333,6 +333,36 @@ class TestQuantizationConfig:
             verify(tmp_path, self.with_ignore("gptq", [word]))
         assert caught.value.where.endswith("config.json, key quantization_config")
 
+    @pytest.mark.parametrize(
+        ("targets", "words"),
+        [
+            (["re:.*k_proj"], "q_proj' .nvfp4.* and '.*k_proj' .float.* have two formats"),
+            (["re:.*up_proj"], "has shape|is stored as|is missing"),
+        ],
+    )
+    def test_groups_that_split_a_fused_set(
+        self, tmp_path: Path, targets: list[str], words: str
+    ) -> None:
+        """The weights fit the config; vLLM would load them all in one format."""
+        four, eight = variant_tensors("nvfp4"), variant_tensors("fp8-dynamic")
+        split = {name: tensor for name, tensor in four.items() if ".k_proj." not in name}
+        split |= {name: tensor for name, tensor in eight.items() if ".k_proj." in name}
+        files = of_ours("mixed", split)
+        config = json.loads(files["config.json"])
+        config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets
+        with pytest.raises(VerificationError, match=words) as caught:
+            verify(tmp_path, files | {"config.json": as_json(config)})
+        assert caught.value.hint
+
+    def test_each_group_has_its_own_floor(self, tmp_path: Path) -> None:
+        """Noise that NVFP4 may have is a fault in FP8."""
+        tensors = variant_tensors("mixed")
+        name = "model.layers.1.self_attn.q_proj.weight"
+        codes = tensors[name].array
+        tensors[name] = replace(tensors[name], array=codes & np.uint8(0xFC))  # fewer bits
+        with pytest.raises(VerificationError, match=r"self_attn.q_proj' .* floor of 20 dB"):
+            verify(tmp_path, of_ours("mixed", tensors))
+
     @staticmethod
     def with_ignore(kind: str, ignore: list[str]) -> dict[str, bytes]:
         files = of_ours(kind)
@@ -373,7 +403,7 @@ def test_odd_configs_end_in_an_expected_error_or_are_not_compared(kind: str) -> 
                 level = level[key]
             level[path[-1]] = value
             try:
-                form = adopted_format(changed, "config.json")
+                form = adopted_formats(changed, (), "config.json").coarsest
                 layer_parts(form, 128, 128)
             except PrepareError:
                 continue

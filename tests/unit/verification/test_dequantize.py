@@ -27,7 +27,7 @@ from sound_variants import (
 from pipeline.core.errors import VerificationError
 from pipeline.verification.dequantize import LayerDequantizer, layer_weights
 from pipeline.verification.tensor_files import open_folder
-from pipeline.verification.weight_format import stored_format
+from pipeline.verification.weight_format import stored_formats
 from recipes.weight_format import PLAIN, WeightFormat
 
 
@@ -46,7 +46,7 @@ def largest_step(weights: Any, kind: str) -> Any:
     return np.broadcast_to(most * steps * 1.1, grouped.shape).reshape(weights.shape)
 
 
-@pytest.mark.parametrize("kind", list(RECIPES))
+@pytest.mark.parametrize("kind", sorted({*RECIPES} - {"mixed"}))
 @settings(max_examples=12)
 @given(
     rows=st.integers(1, 9).map(lambda n: 32 * n),
@@ -83,7 +83,7 @@ def test_round_trip(kind: str, rows: int, groups: int, spread: float, seed: int)
 def layer_of(folder: Path, tensors: Tensors, config: dict[str, Any]) -> LayerDequantizer:
     write_files(folder, {WEIGHTS: safetensors_of(tensors)})
     found = open_folder(folder).tensors
-    return layer_weights(stored_format(config, ""), "x", (32, 2 * GROUP), found)
+    return layer_weights(stored_formats(config, "").coarsest, "x", (32, 2 * GROUP), found)
 
 
 def test_columns_that_name_their_group(tmp_path: Path) -> None:
@@ -117,7 +117,9 @@ MINIMUM_DB = {"gptq": 17, "gptq_v2": 42, "fp8": 30, "bnb-8": 40, "gguf": 40}
 def test_layouts_of_other_programs(kind: str, rows: int, groups: int) -> None:
     weights = np.random.default_rng(rows).normal(size=(rows, groups * GROUP)).astype(np.float32)
     config = CONFIGS[kind]
-    form = stored_format(config, "") if config else WeightFormat(PLAIN, 16, "float", "none")
+    form = (
+        stored_formats(config, "").coarsest if config else WeightFormat(PLAIN, 16, "float", "none")
+    )
     with TemporaryDirectory() as folder:
         layer = foreign_layer("x", weights, kind)
         write_files(Path(folder), {WEIGHTS: safetensors_of(layer)})

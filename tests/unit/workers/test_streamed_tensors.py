@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from small_checkpoint import safetensors
 
-from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import TensorEntry, read_header
 from pipeline.core.errors import StageError
 from pipeline.workers.fp8_stream.same_bytes import has_same_bytes
 from pipeline.workers.fp8_stream.stream import resolve_tie
 from pipeline.workers.streamed_tensors import check_supported, kept_layers, tied_pair
+from recipes.ignored_modules import is_ignored
 
 IGNORE = ["lm_head", "re:.*mlp.gate$"]
 SOURCE = Path("checkpoint")

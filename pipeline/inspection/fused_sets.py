@@ -1,0 +1,41 @@
+"""Modules whose matrices vLLM stores as one, so they need one format.
+
+vLLM takes the format of the first of them for all: it neither loads nor refuses the others' weights
+rightly. The names follow the `packed_modules_mapping` of its models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+# They read the same activations.
+SIBLINGS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
+_EXPERT = re.compile(r"(.*\bexperts)\.\d+\.")
+CURE = "give the modules of one fused set (q, k, v; gate, up; a layer's experts) one format"
+
+
+def find_split(forms: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return two modules of one fused set that have different formats; None without any.
+
+    Args:
+        forms: format of each module of the model; None for one in 16 bits.
+    """
+    firsts: dict[tuple[str, int], str] = {}
+    for module, form in forms.items():
+        expert = _EXPERT.match(module)
+        parent, _, leaf = module.rpartition(".")
+        place = -1 if expert else next((n for n, each in enumerate(SIBLINGS) if leaf in each), None)
+        if place is None:
+            continue
+        first = firsts.setdefault((expert[1] if expert else parent, place), module)
+        if forms[first] != form:
+            return first, module
+    return None
