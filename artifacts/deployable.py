@@ -7,7 +7,7 @@ evidence: a digest covers it, and the verdict can be recomputed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from pipeline.core.untrusted.record import first_fault
 from pipeline.environments.definition import Accelerator
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.engine_arguments import check_arguments, check_variables
+from recipes.engines import KERNELS
 from recipes.schema import KV_DTYPE
 
 # Members that can differ where it is served, as people read them. What quantized is not there any
@@ -57,8 +58,8 @@ class TupleDifference:
 class Deployable(SparseRecord, serialize_by_alias=True):
     """The deployable tuple; its digest covers all members.
 
-    The kernels are no member: they follow from engine, serving and hardware, and are known only
-    once a server has started.
+    The kernels are no member: they are known only once a server has started, and stages have keys
+    before. They are compared then, by `kernel_differences`.
     """
 
     weights: str = Field(description="digest of the names and contents of the weight files")
@@ -133,6 +134,21 @@ class Deployable(SparseRecord, serialize_by_alias=True):
             change
             for name, words in WORDS.items()
             for change in _compare(words, then[name], now[name])
+        ]
+
+    def kernel_differences(self, facts: Mapping[str, str]) -> list[TupleDifference]:
+        """Return the kernels and fusions that a started server has otherwise; [] if not known.
+
+        Args:
+            facts: of the engine's log.
+        """
+        if self.kernels is None:
+            return []
+        both = [(name, self.kernels.get(name, ABSENT), facts.get(name, ABSENT)) for name in KERNELS]
+        return [
+            TupleDifference(f"kernels, {name.replace('_', ' ')}", then, now)
+            for name, then, now in both
+            if {*then.split(", ")} != {*now.split(", ")}
         ]
 
     def check_servable(self, where: str) -> None:

@@ -60,8 +60,9 @@ def serve(
     """Serve a registered version with exactly the engine and arguments it was judged with.
 
     The digests of its files are checked. The arguments come from the evidence next
-    to its weights; tags that differ are refused. If engine, environment or hardware
-    are not those of the verdict, it refuses and names the difference. Ctrl-C ends it.
+    to its weights; tags that differ are refused. If engine, environment, hardware or
+    the kernels of the started server are not those of the verdict, it refuses and
+    names the difference. Ctrl-C ends it.
 
     It listens on this machine only. With --host 0.0.0.0 it answers every client
     that has the key, over plain HTTP. Paths outside of /v1, such as /metrics,
@@ -110,7 +111,9 @@ def serve(
                 words = "; ".join(differences) or "nothing differs from what was judged"
                 print(f"{version.name} version {version.version}: {words}")
             return
-        with deployment.start_server(port, ready_timeout, host) as server:
+        with deployment.start_server(
+            port, ready_timeout, host, allow_mismatch=allow_mismatch
+        ) as server:
             if as_json:
                 # One line, immediately: its reader waits for it.
                 line = json.dumps(

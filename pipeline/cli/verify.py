@@ -67,6 +67,10 @@ def verify(
             parser=strip_credentials,
         ),
     ] = None,
+    server_log: Annotated[
+        Path | None,
+        option("--server-log", "With --live: the server's log, for its kernels.", metavar="FILE"),
+    ] = None,
     public_key: PublicKeyOption = None,
     identity: IdentityOption = None,
     identity_provider: ProviderOption = None,
@@ -104,7 +108,15 @@ def verify(
             hint="give both",
         )
     if live is not None:
-        raise typer.Exit(verify_live(reference, live, registry, store, public_key, as_json=as_json))
+        raise typer.Exit(
+            verify_live(reference, live, server_log, registry, store, public_key, as_json=as_json)
+        )
+    if server_log is not None:
+        raise UsageError(
+            "a server's log is compared with a running server",
+            where="--server-log",
+            hint="name the server: --live URL",
+        )
     if is_version(reference):
         found, public_key, _ = registered_folder(reference, registry, store, public_key)
         reference = str(found)
@@ -132,6 +144,7 @@ def verify(
 def verify_live(
     reference: str,
     url: str,
+    log: Path | None,
     registry: str | None,
     store: Path | None,
     public_key: Path | None,
@@ -148,8 +161,12 @@ def verify_live(
             where=f"--live {url}",
             hint="name it: prepare verify NAME@ALIAS --live URL",
         )
+    if log is not None and not log.is_file():
+        raise UsageError(
+            "there is no such file", where=f"--server-log {log}", hint="check the path for a typo"
+        )
     folder, _, version = registered_folder(reference, registry, store, public_key)
-    check = check_live(read_past(version, folder), url)
+    check = check_live(read_past(version, folder), url, log=log)
     if as_json:
         print_json(
             {
@@ -162,6 +179,7 @@ def verify_live(
     else:
         print_clipped([f"differs: {each}" for each in check.differences])
         print_clipped([f"unknown: {each}" for each in check.unknown])
+        print_clipped([f"not compared: {each}" for each in check.not_reported])
         words = {
             "same": "it is the judged tuple, as far as the server shows",
             "differs": "it is not the judged tuple",

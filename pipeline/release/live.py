@@ -7,6 +7,7 @@ on a CPU gave equal numbers; FP8 and bf16 weights of the demo model differ by 0.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -19,8 +20,9 @@ from pipeline.core.untrusted.json import parse_json
 from pipeline.core.untrusted.text import log_line
 from pipeline.release.recorded_verdict import RecordedVerdict
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.serving.server_log import engine_facts
 from pipeline.stages.coherence.run import CoherenceProbe, UnsupportedRequestError
-from recipes.engines import find_engine
+from recipes.engines import KERNELS, find_engine
 
 REPEATS = 3
 ANSWER_TIMEOUT_S = 30.0
@@ -39,10 +41,18 @@ class LiveCheck(Record):
     differences: list[str] = Field(description="from the judged tuple")
     unknown: list[str] = Field(description="what could not be compared, or is too close")
     compared: list[str] = Field(description="what is as judged")
+    not_reported: list[str] = Field(
+        [], description="what no server reports, so that it decides nothing here"
+    )
 
 
-def check_live(past: RecordedVerdict, url: str, model: str | None = None) -> LiveCheck:
+def check_live(
+    past: RecordedVerdict, url: str, model: str | None = None, log: Path | None = None
+) -> LiveCheck:
     """Compare the server at that URL with the judged tuple.
+
+    Args:
+        log: of the server, which alone names its kernels.
 
     Raises:
         ServingError: it does not answer, or does not serve the model.
@@ -80,8 +90,25 @@ def check_live(past: RecordedVerdict, url: str, model: str | None = None) -> Liv
         compared.append("greedy answer")
     else:
         unknown.append("greedy answer: other words than judged")
+    not_reported: list[str] = []
+    if past.deployable.kernels is not None:
+        facts = engine_facts(log, find_engine(past.deployable.serving.engine)) if log else {}
+        if log is None:
+            not_reported.append("kernels, which the server's log has")
+        elif not facts.keys() & set(KERNELS):
+            unknown.append("kernels: the log does not name them")
+        elif others := past.deployable.kernel_differences(facts):
+            differences += map(str, others)
+        else:
+            compared.append("kernels")
     verdict: Any = "differs" if differences else "undecided" if unknown else "same"
-    return LiveCheck(verdict=verdict, differences=differences, unknown=unknown, compared=compared)
+    return LiveCheck(
+        verdict=verdict,
+        differences=differences,
+        unknown=unknown,
+        compared=compared,
+        not_reported=not_reported,
+    )
 
 
 def _perplexities(probe: CoherenceProbe) -> list[float]:

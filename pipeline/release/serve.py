@@ -121,15 +121,22 @@ class Deployment:
 
     @contextmanager
     def start_server(
-        self, port: int, ready_timeout_seconds: float, host: str = HOST
+        self,
+        port: int,
+        ready_timeout_seconds: float,
+        host: str = HOST,
+        *,
+        allow_mismatch: bool = False,
     ) -> Iterator[Server]:
         """Yield a server that answers.
 
         Args:
             host: as the user wrote it.
+            allow_mismatch: other kernels than the judged ones are only noted.
 
         Raises:
             ServingError: it does not start.
+            RegistryError: it has other kernels.
             UsageError: the draft model differs from the judged one; or the host is not allowed.
         """
         host = self.check_host(host)
@@ -155,9 +162,20 @@ class Deployment:
         )
         try:
             server.start(ready_timeout_seconds, self._progress)
+            if others := self._other_kernels(server):
+                if not allow_mismatch:
+                    self.refuse(others)
+                self._progress.note("; ".join(others))
             yield server
         finally:
             server.stop()
+
+    def _other_kernels(self, server: Server) -> list[str]:
+        """Return how its kernels differ from those of each accepted measurement of its tuple."""
+        same = [each for each in self._accepted if each.digest == self.judged.digest]
+        facts = server.facts()
+        found = [each.kernel_differences(facts) for each in (*same, self.judged)]
+        return list(map(str, sorted(found, key=len)[0]))
 
     def check_host(self, host: str) -> str:
         """Return the address to listen on; raise UsageError if it is public and has no key."""

@@ -1,6 +1,7 @@
 """`prepare recheck`: judges a registered version on the present deployable tuple.
 
 A verdict is about a tuple. If no member has changed, the verdict stands and nothing is measured.
+Kernels are known, and compared, only if a server is started.
 Else baseline and registered weights are served and measured as in `prepare model`, by the same
 policy; nothing is quantized.
 """
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.deployable import Deployable, TupleDifference
+from artifacts.evidence.recompute import claims_of
 from artifacts.multiple_testing import exit_code_of
 from artifacts.registry.registry import Version
 from artifacts.registry.registry_address import open_registry
 from artifacts.run_record import RunReport, VariantReport
+from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
@@ -195,15 +198,35 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     accelerator = Accelerator(profile.accelerator)
     session = RunSession("recheck", command, accelerator, settings, progress, executor)
 
+    differing = [*changed]
+
     def measure() -> ExitCode:
         measurement.run(choices, session)
         (report,) = session.log.variants()
-        record = record_of(past, here, changed, report, session.log.run_id)
+        kernels = measured_kernels(session)
+        for change in past.deployable.kernel_differences(kernels or {}) if kernels else ():
+            progress.note(f"changed: {change}")
+            differing.append(change)
+        served = here.model_copy(update={"kernels": kernels})
+        record = record_of(past, served, differing, report, session.log.run_id)
         if record is not None:
             registry.set_tags(version.name, version.version, record.tags())
         return exit_code_of([report.verdict])
 
-    return RecheckOutcome(version, past, changed, session.run(measure))
+    report = session.run(measure)
+    return RecheckOutcome(version, past, tuple(differing), report)
+
+
+def measured_kernels(session: RunSession) -> dict[str, str] | None:
+    """Return the kernels of the server that the run measured; None if not known.
+
+    Raises:
+        EvidenceError: a record is incomplete.
+    """
+    store, judges = session.stages.store, claims_of(session.log.report()).judges
+    for key in judges.values():
+        return VerdictInputs.load_by_key(store.find, key).deployable(store.find).kernels
+    return None
 
 
 def refuse_without_gpu(profile: ServingProfile, node: NodeInfo, request: RecheckRequest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.core.errors import ServingError
@@ -32,6 +32,7 @@ class Server:
         caches: variables for compile caches; the shell's and the profile's take precedence.
         host: address of the port, validated by `check_host`.
         draft: folder of the draft model, if the arguments use one.
+        gpus: UUIDs of its GPUs; () for those that this process sees.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Server:
         host: str = HOST,
         caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
-        self._log = log
+        self._log, self._log_begins = log, 0
         self._model = model
         self._python = python
         self._engine = find_engine(arguments.engine)
@@ -56,6 +58,8 @@ class Server:
         given = server_environment(os.environ, arguments.environment, python=python)
         compiler = compiler_variables(python, arguments.environment)
         self._environment = {**(caches or {}), **given, **compiler}
+        if gpus:
+            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         # In a variable, because all users can read command lines.
         key = os.environ.get(self._engine.key_variable, "") if port is not None else ""
         if key:
@@ -82,7 +86,7 @@ class Server:
         return self._engine.command(str(self._python), launch)
 
     def facts(self) -> dict[str, str]:
-        return engine_facts(self._log, self._engine)
+        return engine_facts(self._log, self._engine, self._log_begins)
 
     def start(self, timeout_seconds: float, progress: Progress) -> float:
         """Start the server and wait until it answered one request; return the seconds that took.
@@ -100,6 +104,7 @@ class Server:
 
     def _start_process(self, timeout_seconds: float, progress: Progress) -> float:
         with open_log(self._log) as log_file:
+            self._log_begins = log_file.seek(0, os.SEEK_END)  # after those of earlier starts
             process = self._process = SupervisedProcess(
                 self.command, environment=self._environment, output=log_file
             )

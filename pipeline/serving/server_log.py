@@ -62,6 +62,8 @@ def hint_for(reason: str, engine: Engine) -> str:
     return "read the log; a profile (--profile PATH) can change the engine's arguments"
 
 
-def engine_facts(log: Path, engine: Engine) -> dict[str, str]:
-    """Return report facts from the engine's log: KV cache size, kernels."""
-    return engine.facts_in(log.read_text(errors="replace") if log.is_file() else "")
+def engine_facts(log: Path, engine: Engine, start: int = 0) -> dict[str, str]:
+    """Return report facts from the engine's log, from that byte on: KV cache size, kernels."""
+    return engine.facts_in(
+        log.read_bytes()[start:].decode(errors="replace") if log.is_file() else ""
+    )

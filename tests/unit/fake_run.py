@@ -131,7 +131,7 @@ def policy(**changes: Any) -> Policy:
 
 
 def profile(
-    serving: Mapping[str, Any], accelerator: Any, *, on_one_gpu: bool = False
+    serving: Mapping[str, Any], accelerator: Any, server_mode: Any = None
 ) -> ServingProfile:
     """Serves baseline and variants alike; what drafts, drafts for variants alone."""
     arguments = dict(serving["engine_arguments"])
@@ -140,7 +140,7 @@ def profile(
         name="cpu",
         summary="s",
         accelerator=accelerator,
-        server_mode="concurrent" if accelerator == "cpu" or on_one_gpu else "interleaved",
+        server_mode=server_mode or ("concurrent" if accelerator == "cpu" else "interleaved"),
         kv_cache_dtype=cache,
         baseline_kv_cache_dtype=serving.get("baseline_kv_cache_dtype", cache),
         speed_note="measured on a CPU",
@@ -206,7 +206,7 @@ class FakeRun:
     uri: str = ""
     ablate: bool = False
     rooms: int = 1
-    on_one_gpu: bool = False  # both sides, while their speeds are compared
+    server_mode: str | None = None  # while speeds are compared; None: the accelerator's
     start_spread: StartSpread | None = None
     adopted: tuple[AdoptedVariant, ...] = ()
     check_laid_out: Callable[[LaidOut], None] = lambda laid_out: None
@@ -253,7 +253,7 @@ class FakeRun:
         """The real planner's."""
         return ModelPlanner(
             checkpoint=self.checkpoint,
-            profile=profile(self.serving, self.hardware["accelerator"], on_one_gpu=self.on_one_gpu),
+            profile=profile(self.serving, self.hardware["accelerator"], self.server_mode),
             policy=self.policy,
             recipes=(
                 *(recipe(name) for name in self.recipes),
@@ -391,6 +391,7 @@ def judged_run(
     broken: tuple[str, ...] = (),
     engine_version: str = "0.33.0",
     first: int = 0,
+    kernels: Mapping[str, str] | None = None,
     **more: Any,
 ) -> FakeRun:
     """A finished run, all of whose 96 questions were asked.
@@ -401,6 +402,7 @@ def judged_run(
         broken: recipes that get no verdict.
         engine_version: as the engine tells it.
         first: number of the first question whose answer is lost.
+        kernels: as the server's log names them.
         more: of the `FakeRun`.
     """
     wrong = {"fp8-dynamic": 0, "awq-w4a16": 0} if lost is None else lost
@@ -409,6 +411,7 @@ def judged_run(
         return float(number % 2 and not first <= number < first + 2 * wrong.get(variant, 0))
 
     models = PretendModels(score, questions=96, broken=set(broken), engine_version=engine_version)
+    models.kernels = dict(kernels or {})
     made = FakeRun(root, models, policy(batch=96), (*wrong, *broken), **more)
     made.run()
     return made

@@ -20,6 +20,7 @@ from some_node import NODE
 
 from artifacts.run_record import StageReport
 from eval_gates.answer_log import AnswerLog, Rows
+from eval_gates.speed.load_log import LoadLog
 from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.checkpoint.weights_folder_files import digest_auxiliary_files
@@ -91,6 +92,7 @@ class PretendModels:
 
     # --- as endpoints ---------------------------------------------------------------------------
 
+    kernels: dict[str, str] = field(default_factory=dict)  # as the log names them
     open_now: set[str] = field(default_factory=set)
     looks: int = 0
     dies_at_look: int | None = None
@@ -107,6 +109,10 @@ class PretendModels:
             assert len(self.open_now - {"baseline"}) <= 1, "two variants concurrently"
             self.served.append(model.name)
         return {"url": "http://127.0.0.1:1", "model": "model", "server": {"ready_seconds": 1.0}}
+
+    def open_apart(self, models: Sequence[ServingSpec]) -> list[dict[str, Any]]:
+        """Bring them up."""
+        return [self.open(model) for model in models]
 
     def check_alive(self) -> None:
         """It is, unless the test says that it died after so many looks."""
@@ -252,7 +258,7 @@ class PretendContext(StageContext[Any, Any]):
             seconds = models.seconds.get(variants[side], 1.0)
             load = load_in_waves(requests // at_once, at_once, seconds=seconds)
             measured = load.model_dump(include={"started", "seconds", "requests"})
-            measured["started"] += 60.0 * models.loads
+            measured["started"] += 60.0 * (models.loads + len(LoadLog(self.folder).loads()))
             power_cap = {"kind": "throttled", "what": "power cap"}
             disturbed = [power_cap] if models.loads <= models.disturbed_loads else []
             told = {"client_lag_s": 0.0, "interference": disturbed}
@@ -316,6 +322,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
             "perplexity": 10.0,
             "incoherent": incoherent,
             "engine_version": models.engine_version,
+            **({"server": {"ready_seconds": 1.0, **models.kernels}} if models.kernels else {}),
         }
     assert stage == "dry_run"
     return {"layers": [0, 1]}

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fake_run import IDENTITIES, SERVING, FakeRun, judged_run
@@ -202,6 +202,28 @@ class TestDifferences:
 
     def test_what_made_the_weights_does_not_serve(self) -> None:
         assert deployable().differences(deployable(**{"environment.quantize": "4" * 64})) == []
+
+
+class TestKernels:
+    JUDGED: ClassVar = {"attention": "FLASH_ATTN", "linear_kernel": "B, A"}
+
+    def test_the_same_in_another_order_and_other_facts(self) -> None:
+        judged = deployable(kernels=self.JUDGED)
+        facts = {"attention": "FLASH_ATTN", "linear_kernel": "A, B", "kv_cache_tokens": "1"}
+        assert judged.kernel_differences(facts) == []
+        assert judged.digest == deployable().digest
+
+    def test_each_that_differs_is_named(self) -> None:
+        judged = deployable(kernels=self.JUDGED)
+        found = judged.kernel_differences({"attention": "FLASHINFER", "fusions": "rms_quant"})
+        assert [str(each) for each in found] == [
+            "kernels, linear kernel: judged B, A, here none",
+            "kernels, attention: judged FLASH_ATTN, here FLASHINFER",
+            "kernels, fusions: judged none, here rms_quant",
+        ]
+
+    def test_of_evidence_that_has_none(self) -> None:
+        assert deployable().kernel_differences({"attention": "FLASHINFER"}) == []
 
 
 class TestEvidence:

@@ -88,10 +88,45 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
 
 
-def verify(run: FakeRun, url: str, reference: str = f"{NAME}@champion") -> tuple[int, Any]:
-    where = ["--store", str(run.root), "--registry", run.uri, "--live", url, "--json"]
+def verify(
+    run: FakeRun, url: str, reference: str = f"{NAME}@champion", *more: str
+) -> tuple[int, Any]:
+    where = ["--store", str(run.root), "--registry", run.uri, "--live", url, "--json", *more]
     done = CliRunner().invoke(app, ["verify", reference, *where], catch_exceptions=False)
     return done.exit_code, json.loads(done.stdout)
+
+
+ATTENTION = "INFO [cuda.py:9] Using {} attention backend out of potential backends: []\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "words"),
+    [
+        (None, 0, "kernels, which the server's log has"),
+        (ATTENTION.format("FLASH_ATTN"), 0, "kernels"),
+        (ATTENTION.format("FLASHINFER"), 4, "attention: judged FLASH_ATTN, here FLASHINFER"),
+        ("nothing", 5, "the log does not name them"),
+    ],
+    ids=["no log", "as judged", "another", "other log"],
+)
+def test_kernels_are_compared_by_the_server_s_log(
+    tmp_path: Path, log: str | None, code: int, words: str
+) -> None:
+    made = judged_run(
+        tmp_path / "store",
+        {RECIPE: 0},
+        engine_version=ENGINE_VERSION,
+        serving=SERVING,
+        kernels={"attention": "FLASH_ATTN"},
+    )
+    made.promote(variant=RECIPE)
+    (tmp_path / "server.log").write_text(log or "")
+    more = ["--server-log", str(tmp_path / "server.log")] if log is not None else []
+    with Server(Served()) as server:
+        found_code, found = verify(made, server.url, f"{NAME}@champion", *more)
+    assert found_code == code, found
+    place = {0: "compared" if log else "not_reported", 4: "differences", 5: "unknown"}[code]
+    assert any(words in each for each in found[place])
 
 
 def test_the_judged_tuple(run: FakeRun) -> None:

@@ -213,6 +213,9 @@ def test_what_is_served_is_of_the_tuple_found(
 
         def stop(self) -> None: ...
 
+        def facts(self) -> dict[str, str]:
+            return {}
+
     monkeypatch.setattr(deployment_server, "Server", Recorded)
     monkeypatch.setattr(deployment_server, "port_is_free", lambda *_: True)
     here = machine(place)
@@ -226,6 +229,38 @@ def test_what_is_served_is_of_the_tuple_found(
     assert python == Path(f"serve-{here}")
     assert arguments.engine_arguments == {"seed": here, "kv-cache-dtype": "fp8"}
     assert place.built == {here: 1}
+
+
+def test_a_server_with_other_kernels_does_not_answer(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = judged_run(
+        tmp_path / "kernels" / "store",
+        lost={"fp8-dynamic": 0},
+        identities={**IDENTITIES, "serve": "serve-cpu"},
+        engine_version=ENGINES["cpu"],
+        hardware=HARDWARE["cpu"],
+        kernels={"attention": "FLASH_ATTN"},
+    )
+    place.has(gpu=False, cpu="a processor")
+    stopped: list[Server] = []
+    monkeypatch.setattr(deployment_server, "port_is_free", lambda *_: True)
+    monkeypatch.setattr(Server, "start", lambda *_: None)
+    monkeypatch.setattr(Server, "stop", lambda server: stopped.append(server))
+    deployment = Deployment(run.registered(), None, place.settings, Listener())
+    assert deployment.differences() == []
+    monkeypatch.setattr(Server, "facts", lambda _: {"attention": "FLASHINFER"})
+    with (
+        pytest.raises(RegistryError, match="attention: judged FLASH_ATTN, here FLASHINFER"),
+        deployment.start_server(8000, 1.0),
+    ):
+        pass
+    assert len(stopped) == 1
+    with deployment.start_server(8000, 1.0, allow_mismatch=True):
+        pass
+    monkeypatch.setattr(Server, "facts", lambda _: {"attention": "FLASH_ATTN"})
+    with deployment.start_server(8000, 1.0):
+        pass
 
 
 class TestWhatIsTrusted:

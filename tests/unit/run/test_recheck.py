@@ -200,6 +200,27 @@ class TestNothingChanged:
             assert max(each["measurement"] for each in asked) == number
         assert site.models.served == ["baseline", RECIPE] * 2
 
+    def test_other_kernels_are_named_once_a_server_ran(self, site: Site, tmp_path: Path) -> None:
+        made = judged_run(
+            tmp_path / "k" / "store",
+            lost={RECIPE: 0},
+            hardware=NODE.hardware("cpu").model_dump(),
+            identities={
+                **IDENTITIES,
+                "evaluate": identity("evaluate", Accelerator.CPU, load_settings()),
+            },
+            kernels={"attention": "FLASH_ATTN"},
+        )
+        made.promote(site.registry.uri, variant=RECIPE)
+        assert site.recheck().changed == ()
+        site.models.kernels = {"attention": "FLASHINFER"}
+        outcome = site.recheck(force=True)
+        words = "kernels, attention: judged FLASH_ATTN, here FLASHINFER"
+        assert [str(change) for change in outcome.changed] == [words]
+        (record,) = rechecks_of(find_version(site.registry, "model@champion"))
+        assert record.changed == (words,)
+        assert record.members.kernels == {"attention": "FLASHINFER"}
+
     def test_a_forced_one_that_was_ended_is_gone_on_with(self, site: Site) -> None:
         site.models.broken = {"baseline"}
         first = site.recheck(force=True)

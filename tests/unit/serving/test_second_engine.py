@@ -60,6 +60,7 @@ def server_of(folder: Path, text: str = PROFILE, port: int | None = None) -> Ser
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     served = server_of(tmp_path)
+    (tmp_path / "server.log").write_text("tiny: 9 slots, at an earlier start\n")
     try:
         served.start(30, NullProgress())
         yield served
