@@ -112,7 +112,7 @@ def speed_row(speed: SpeedGateReport, places: int = 2) -> GateRow:
         tier=speed.tier,
         counted=(f"decided at {speed.decided_at} of " * decided)
         + f"{speed.n} {speed.unit}"
-        + (", one start" if speed.starts == "one" else ""),
+        + {"one": ", one start", "two": ", two starts"}.get(speed.starts, ""),
         baseline=_typical_rate(speed, "baseline", places) if is_ratio else "",
         candidate=_typical_rate(speed, "candidate", places) if is_ratio else f"{kept} of {speed.n}",
         unit="" if is_ratio else " rounds",

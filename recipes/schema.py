@@ -219,20 +219,22 @@ class ServingProfile(ConfigModel):
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name; a policy's `speed` prefers these to the built-in ones"
     )
-    server_mode: Literal["auto", "concurrent", "interleaved"] = Field(
+    server_mode: Literal["auto", "concurrent", "interleaved", "swapped"] = Field(
         "interleaved",
         description="how baseline and variant are served while their speeds are measured. "
         "concurrent: both servers run, on GPUs with half of the memory each, and a pass is "
-        "about one start of each; interleaved: one after the other, again and again, each time "
-        "started again, so that a pass is about starts in general; auto: concurrent where both "
-        "and the load fit on the GPUs of one",
+        "about one start of each; swapped: both run, on separate GPUs that are swapped "
+        "after half of the blocks, and a pass is about two starts of each; interleaved: one "
+        "after the other, again and again, each time started again, so that a pass is about "
+        "starts in general; auto: concurrent where both and the load fit on the GPUs of one, "
+        "else swapped where twice as many equal GPUs are there",
     )
     restart_stddev: float = Field(
         0.02,
         ge=0,
         le=1,
         description="standard deviation of ln(output tokens/s) between starts of one server. "
-        "With `concurrent`, a ratio must exceed the difference that it explains. "
+        "With `concurrent` and `swapped`, a ratio must exceed the difference that it explains. "
         "When absent, the store's measurement on this machine, if it has ten starts, or 0.02",
     )
     restart_count: int = Field(

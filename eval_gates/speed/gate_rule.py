@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from eval_gates.speed.invalid_reasons import min_requests
 from eval_gates.speed.screening import ScreeningRule
+from eval_gates.speed.sequential_rule import WARM_UP, WARM_UP_SECONDS
 from eval_gates.speed.slo import SloRule
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule, restart_allowance
 from pipeline.core.record import Record
@@ -59,7 +60,7 @@ def build_rule(
 ) -> ClaimRule:
     """Return the rule of a gate; ValueError if it does not apply to that accelerator.
 
-    With one start per side, the allowance for the start's effect takes half of the error rate.
+    With one or two starts per side, the allowance for their effect takes half of the error rate.
 
     Args:
         alpha: error rate at which measuring stops.
@@ -86,9 +87,15 @@ def build_rule(
             min_acceptance_length=gate.min_acceptance_length,
             **rule,
         )
-    if profile is not None and server_mode == "concurrent":
-        allowed = restart_allowance(profile.restart_stddev, profile.restart_count, alpha / 2)
+    if profile is not None and server_mode in ("concurrent", "swapped"):
+        starts = 2 if server_mode == "swapped" else 1  # of each side; their mean counts
+        spread = profile.restart_stddev / math.sqrt(starts)
+        allowed = restart_allowance(spread, profile.restart_count, alpha / 2)
         rule |= {"restart_allowance": allowed, "restart_allowance_alpha": alpha / 2}
+    if server_mode == "swapped":
+        block_seconds = workload.seconds if workload is not None else WARM_UP_SECONDS
+        until = max(WARM_UP, math.ceil(WARM_UP_SECONDS / block_seconds))
+        rule |= {"server_mode": "swapped", "loads_per_server_run": gate.blocks + until}
     return ThroughputRatioRule(min_ratio=gate.minimum_on(accelerator), blocks=gate.blocks, **rule)
 
 

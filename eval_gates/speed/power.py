@@ -62,6 +62,8 @@ def speed_power(rule: ClaimRule) -> SpeedGatePower:
         of_one = NOISE
         if rule.server_mode == "interleaved":
             of_one = math.hypot(NOISE / math.sqrt(rule.loads_per_server_run), RESTART_NOISE)
+        elif rule.server_mode == "swapped":
+            of_one = NOISE / math.sqrt(rule.blocks_per_unit)
         noise = chance.normal(0, of_one * math.sqrt(2), shape)
         for ahead in GAINS:
             margins = noise + math.log1p(ahead)

@@ -15,6 +15,7 @@ from eval_gates.speed.gate_rule import ClaimRule
 from eval_gates.speed.invalid_reasons import InvalidReason, count_drafts, hit_rate
 from eval_gates.speed.load_run import LoadRun, Side
 from eval_gates.speed.result import SpeedTestResult
+from eval_gates.speed.server_runs import ServerMode
 from eval_gates.speed.slo import SUSTAINED, SloRule, percentiles
 from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, steady_window
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
@@ -25,6 +26,11 @@ BROKEN_SERVER_RATIO = 0.1
 """A minimum up to this shows nothing about a variant's speed."""
 BROKEN_SERVER_NOTE = "which shows only that the server is not broken"
 
+STARTS: Mapping[ServerMode, Literal["one", "two", "several"]] = {
+    "concurrent": "one",
+    "swapped": "two",
+    "interleaved": "several",
+}
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
 
 
@@ -92,13 +98,15 @@ class SpeedGateReport(Record):
         description="reasons of the blocks or rounds that count for neither side",
     )
     lost: int = Field(0, description="blocks or rounds in n that count for neither side")
-    server_mode: Literal["concurrent", "interleaved"] = Field(
-        "concurrent", description="whether the servers of both sides ran concurrently or in turn"
+    server_mode: ServerMode = Field(
+        "concurrent",
+        description="whether the servers of both sides ran concurrently, in turn, or on GPUs of "
+        "their own that were swapped",
     )
-    starts: Literal["one", "several"] = Field(
+    starts: Literal["one", "two", "several"] = Field(
         "one",
-        description="server starts that a pass is about: the measured one of each side, or starts "
-        "in general, of which each pair or round had its own",
+        description="server starts that a pass is about: the measured one or two of each side, or "
+        "starts in general, of which each pair or round had its own",
     )
     total: float | None = Field(
         None,
@@ -176,7 +184,7 @@ def decide_speed_gate(
         }
     return SpeedGateReport(
         **totals,
-        starts="one" if rule.server_mode == "concurrent" else "several",
+        starts=STARTS[rule.server_mode],
         gate=gate,
         kind=rule.kind,
         workload=workload,
@@ -228,7 +236,9 @@ def describe_gate(rule: ClaimRule, workload: str, at: str = "") -> str:
     traffic = f"{workload}{f' at {at}' if at else ''}"
     if isinstance(rule, ThroughputRatioRule):
         least = f"at least {rule.min_ratio:g} of the baseline's output tokens/s"
-        starts = " of one start of both servers" if rule.server_mode == "concurrent" else ""
+        starts = "" if rule.server_mode == "interleaved" else f" of {STARTS[rule.server_mode]} "
+        starts += {"one": "start", "two": "starts"}.get(STARTS[rule.server_mode], "")
+        starts += " of both servers" * bool(starts)
         broken = f", {BROKEN_SERVER_NOTE}" if rule.min_ratio <= BROKEN_SERVER_RATIO else ""
         return f"{traffic}: {least} in the typical {unit_name(rule)}{starts}{broken}"
     if rule.compare == "baseline":
@@ -246,7 +256,7 @@ def describe_gate(rule: ClaimRule, workload: str, at: str = "") -> str:
 
 def unit_name(rule: ThroughputRatioRule) -> str:
     """Return the name of one unit of a ratio."""
-    return "block" if rule.server_mode == "concurrent" else "pair of server runs"
+    return rule.unit.replace("blocks", "block").replace("pairs", "pair")
 
 
 def describe_result(rule: ClaimRule, found: SpeedTestResult) -> str:
@@ -307,18 +317,15 @@ def describe_faults(
 def summarize_loads(rule: ClaimRule, loads: Sequence[LoadRun]) -> list[LoadSummary]:
     """Describe every load."""
     blocks = list(dict.fromkeys(load.block for load in loads))
-    of_units = rule.count(loads)
-    counts = {
-        block: bool(of_units[n // rule.loads_per_server_run]) for n, block in enumerate(blocks)
-    }
+    counted = rule.counted_blocks(loads)
     found: dict[int, bool] = {}
     if isinstance(rule, SloRule):
-        found = {b: k for b, k in zip(blocks, rule.met_slo(loads), strict=True) if counts[b]}
+        found = {b: k for b, k in zip(blocks, rule.met_slo(loads), strict=True) if b in counted}
     return [
         _summarize_load(
             load,
             found.get(load.block) if load.side == "candidate" else None,
-            counts=counts[load.block],
+            counts=load.block in counted,
         )
         for load in loads
     ]

@@ -135,7 +135,7 @@ class SequentialGateRule(ServerRunRule):
         causes = self.invalid_reasons(loads)
         if ended := final_reasons(causes):
             return SpeedTestResult("invalid", invalid_reasons=ended)
-        units = self._units(loads)
+        units = self.units(loads)
         faults = _by_unit(causes, units)
         fit = [unit for unit, found in zip(units, faults, strict=True) if not found]
         sound = [load for unit in fit for load in unit]
@@ -165,7 +165,7 @@ class SequentialGateRule(ServerRunRule):
         """Return why the gate stays open although its units would pass it, if so."""
 
     def counted_loads(self, loads: Sequence[LoadRun]) -> list[LoadRun]:
-        units = self._units(loads)
+        units = self.units(loads)
         faults = _by_unit(self.invalid_reasons(loads), units)
         return [
             load
@@ -201,10 +201,6 @@ class SequentialGateRule(ServerRunRule):
             return replace(found, state="disturbed", invalid_reasons=voided)
         return replace(found, state="open")
 
-    def _units(self, loads: Sequence[LoadRun]) -> list[Sequence[LoadRun]]:
-        size = max(1, self.schedule(sorted({load.side for load in loads})).unit)
-        return [loads[start : start + size] for start in range(0, len(loads), size)]
-
     def _straddles(self, margins: FloatArray, slack: FloatArray) -> NDArray[np.bool_]:
         measured = [side > 0 for side in self.sides(margins)]
         certain = [side > 0 for side in self._sure_sides(margins, slack)]
@@ -229,7 +225,18 @@ class SequentialGateRule(ServerRunRule):
         runs = [unit.server_run for unit in units]
         places = [runs[:number].count(run) for number, run in enumerate(runs)]
         waited = [unit.started - units[runs.index(unit.server_run)].started for unit in units]
-        return (np.array(places, dtype=int) >= self.warm_up) & (np.array(waited) >= WARM_UP_SECONDS)
+        counts = (np.array(places, dtype=int) >= self.warm_up) & (
+            np.array(waited) >= WARM_UP_SECONDS
+        )
+        if self.server_mode == "swapped":
+            both = [before and after for before, after in self.pair_swapped(counts.tolist())]
+            return np.array(both, dtype=bool)
+        return counts
+
+    def counted_blocks(self, loads: Sequence[LoadRun]) -> set[int]:
+        """Return the numbers of the blocks or rounds after the warm-up."""
+        units = zip(self.units(loads), self.count(loads), strict=True)
+        return {load.block for unit, counts in units if counts for load in unit}
 
     def _insert_lost_runs(
         self,
@@ -333,7 +340,8 @@ def _by_unit(
     unit_of = {load.block: number for number, unit in enumerate(units) for load in unit}
     found: list[list[InvalidReason]] = [[] for _ in units]
     for cause in causes:
-        found[unit_of[cause.block]].append(cause)
+        if cause.block in unit_of:  # else the other half of its unit is not measured yet
+            found[unit_of[cause.block]].append(cause)
     return found
 
 

@@ -8,14 +8,15 @@ independent.
 Server starts differ by more than the blocks of one start. If both sides stay up, the ratio must
 therefore exceed the minimum by an allowance, which equal servers exceed with probability
 `restart_allowance_alpha`. The blocks get the rest of the error rate. If server runs are
-interleaved, one value is the mean over a pair of runs.
+interleaved, one value is the mean over a pair of runs. If GPUs are swapped, it is the mean of a
+block before and one after the swap, in which the GPUs' own speeds cancel out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -32,10 +33,18 @@ from eval_gates.speed.invalid_reasons import (
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.proportion_test import median_lower_bound
 from eval_gates.speed.sequential_rule import SequentialGateRule
+from eval_gates.speed.server_runs import ServerMode
 from eval_gates.speed.steady_state import NoSteadyStateError, lag_gain, output_rate, steady_output
 
 if TYPE_CHECKING:
     from eval_gates.speed.proportion_test import FloatArray
+
+
+UNITS: Mapping[ServerMode, str] = {
+    "concurrent": "blocks",
+    "interleaved": "pairs of server runs",
+    "swapped": "pairs of blocks",
+}
 
 
 class ThroughputRatioRule(SequentialGateRule):
@@ -43,7 +52,9 @@ class ThroughputRatioRule(SequentialGateRule):
 
     kind: Literal["ratio"] = "ratio"
     min_ratio: float = Field(gt=0, description="smallest acceptable ratio")
-    blocks: int = Field(ge=1, description="maximum; pairs of server runs if these are interleaved")
+    blocks: int = Field(
+        ge=1, description="maximum; pairs of server runs or of blocks in the other server modes"
+    )
     restart_allowance: float = Field(
         0.0, ge=0, description="of ln(ratio), for differences of server runs"
     )
@@ -53,7 +64,12 @@ class ThroughputRatioRule(SequentialGateRule):
 
     @property
     def unit(self) -> str:
-        return "blocks" if self.server_mode == "concurrent" else "pairs of server runs"
+        return UNITS[self.server_mode]
+
+    @property
+    def blocks_per_unit(self) -> int:
+        """Blocks whose mean log ratio is one value."""
+        return {"interleaved": self.loads_per_server_run, "swapped": 2}.get(self.server_mode, 1)
 
     @model_validator(mode="after")
     def _validate_alpha(self) -> ThroughputRatioRule:
@@ -76,8 +92,8 @@ class ThroughputRatioRule(SequentialGateRule):
     def margins(self, loads: Sequence[LoadRun]) -> FloatArray:
         import numpy as np
 
-        blocks_per_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
-        return np.array(log_ratios(pair_sides(loads), blocks_per_pair)) - math.log(self.min_ratio)
+        logs = log_ratios(pair_sides(loads), self.blocks_per_unit)
+        return np.array(logs) - math.log(self.min_ratio)
 
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
         return margins - self.restart_allowance, -margins - self.restart_allowance
@@ -87,8 +103,7 @@ class ThroughputRatioRule(SequentialGateRule):
         import numpy as np
 
         gains = np.array([[lag_gain(load) for load in pair] for pair in pair_sides(loads)])
-        blocks_per_pair = self.loads_per_server_run if self.server_mode == "interleaved" else 1
-        return np.asarray(gains.reshape(-1, blocks_per_pair, 2).mean(axis=1).T)
+        return np.asarray(gains.reshape(-1, self.blocks_per_unit, 2).mean(axis=1).T)
 
     def describe(
         self, margins: FloatArray, slack: FloatArray, continued: Sequence[int]

@@ -18,7 +18,7 @@ from pipeline.inspection.inspection import inspect
 from pipeline.plan.checkpoint_resolver import demo_stage_of
 from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
-from pipeline.plan.server_mode import fits_twice, in_mode
+from pipeline.plan.server_mode import best_mode, fits_twice, in_mode
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import PlannedGatePower, claim_powers
 from recipes import catalog
@@ -62,8 +62,25 @@ def answer(
     )
     at_once = [recipe for recipe in choices.recipes if recipe.name not in choices.rungs[1:]]
     dry_run = is_worth_it(source.weights_bytes, request.dry_run)
-    timeline = schedule_on_gpus(plan, at_once, choices.policy, dry_run=dry_run)
-    return replace(plan, timeline=timeline, speed=_speed_gates(plan, profile, choices))
+    measuring = _under_load(plan, profile, choices) if profile is not None else None
+    apart = measuring is not None and measuring.server_mode == "swapped"
+    timeline = schedule_on_gpus(plan, at_once, choices.policy, dry_run=dry_run, apart=apart)
+    return replace(plan, timeline=timeline, speed=_speed_gates(plan, measuring, choices))
+
+
+def _under_load(
+    plan: CapacityPlan, profile: ServingProfile, choices: ResolvedOptions
+) -> ServingProfile:
+    """Return the profile on the plan's GPUs, with the mode in which speeds are measured."""
+    profile = profile.spread_over(plan.gpus_a_copy, expert_parallel=plan.expert_parallel)
+    if profile.server_mode == "auto":
+        site = plan.site
+        fits = fits_twice(
+            profile, choices.policy, site.inspection, site.context, site.gpu.memory_gib
+        )
+        mode = best_mode(profile, choices.policy, fits=fits, gpus=site.gpus)
+        profile = in_mode(profile, mode)
+    return profile
 
 
 def _speed_gates(
@@ -76,13 +93,6 @@ def _speed_gates(
     """
     if profile is None:
         return ()
-    profile = profile.spread_over(plan.gpus_a_copy, expert_parallel=plan.expert_parallel)
-    if profile.server_mode == "auto":
-        site = plan.site
-        fits = fits_twice(
-            profile, choices.policy, site.inspection, site.context, site.gpu.memory_gib
-        )
-        profile = in_mode(profile, concurrent=fits)
     known = [plan.seen.minutes("serve", name) for name in plan.weights]
     starts = [60 * minutes for minutes in known if minutes is not None]
     return claim_powers(

@@ -19,7 +19,12 @@ from recipes.schema import Recipe
 
 
 def schedule_on_gpus(
-    plan: CapacityPlan, recipes: Sequence[Recipe], policy: Policy, *, dry_run: bool
+    plan: CapacityPlan,
+    recipes: Sequence[Recipe],
+    policy: Policy,
+    *,
+    dry_run: bool,
+    apart: bool = False,
 ) -> Timeline | None:
     """Return the schedule of a run on the plan's GPUs, as one node.
 
@@ -28,6 +33,7 @@ def schedule_on_gpus(
     Args:
         recipes: variants without those that only a failed recipe would start.
         dry_run: whether recipes with calibration are tried on two layers first.
+        apart: whether each side has separate GPUs while its speed is measured.
 
     Returns:
         None if the baseline or every variant does not fit.
@@ -41,7 +47,7 @@ def schedule_on_gpus(
     for recipe in served:
         stages += [_made(plan, stage, recipe.name) for stage in ("quantize", "check_weights")]
     for name in gpus:
-        stages += _asked(plan, name, gpus, is_loaded=bool(policy.claims_on("cuda")))
+        stages += _asked(plan, name, gpus, is_loaded=bool(policy.claims_on("cuda")), apart=apart)
     count_room = room_of(plan.site.gpus)
     pieces = expected_pieces(stages, count_room, lambda name: _seconds(plan, "serve", name))
     return play(pieces, count_room, plan.site.gpus)
@@ -72,7 +78,12 @@ def _made(plan: CapacityPlan, stage: str, variant: str) -> PendingStage:
 
 
 def _asked(
-    plan: CapacityPlan, variant: str, gpus: Mapping[str, int], *, is_loaded: bool
+    plan: CapacityPlan,
+    variant: str,
+    gpus: Mapping[str, int],
+    *,
+    is_loaded: bool,
+    apart: bool,
 ) -> Iterator[PendingStage]:
     """Yield the stages that query the variant's server; loads are a separate stage."""
     measure, room = _seconds(plan, "measure", variant), ResourceRequest(gpus=gpus[variant])
@@ -85,7 +96,8 @@ def _asked(
     # Both are medians of different runs, so `load` may exceed `measure`.
     rest = None if measure is None or load is None else max(0.0, measure - load)
     yield PendingStage(key, variant, "measure", rest, room, before, server_run=asked)
-    both = ResourceRequest(gpus=max(gpus[variant], gpus[BASELINE]))
+    sides = (gpus[variant], gpus[BASELINE])
+    both = ResourceRequest(gpus=sum(sides) if apart else max(sides))
     before = (key, _key("measure", BASELINE))
     key = _key("speed", variant)
     yield PendingStage(key, variant, "speed", load, room, before, server_run=asked, under_load=both)

@@ -50,7 +50,8 @@ def expected_pieces(
     """
     groups: dict[str, list[PendingStage]] = {}
     for each in sorted(stages, key=lambda stage: bool(stage.server_run)):
-        alone = each.under_load is not None and each.under_load.exclusive
+        load = each.under_load
+        alone = load is not None and (load.exclusive or load.gpus > each.needs.gpus)
         is_apart = alone and count_room(each.needs) > 1
         what = "loads" if is_apart else each.server_run or each.name
         groups.setdefault(f"{each.variant}: {what}", []).append(each)

@@ -189,7 +189,9 @@ def print_claims(claims: Sequence[PlannedGatePower]) -> None:
     for claim in claims:
         starts = f"; at most {claim.starts} starts of servers" * bool(claim.starts)
         if claim.gpu_minutes is not None:
-            starts += f", {claim.gpu_minutes:.1f} GPU-minutes a variant"
+            starts += (
+                f", {claim.gpu_minutes:.1f} GPU-minutes a variant; servers {claim.server_mode}"
+            )
         print(f"speed {claim.gate}: {claim.claim}{starts}")
 
 

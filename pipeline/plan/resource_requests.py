@@ -21,7 +21,11 @@ def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> Resour
 
 
 def needs_to_serve(
-    accelerator: str, sides: Sequence[ServingArguments], *, exclusive: bool = False
+    accelerator: str,
+    sides: Sequence[ServingArguments],
+    *,
+    exclusive: bool = False,
+    apart: bool = False,
 ) -> ResourceRequest:
     """Return the resources of successive servers with these arguments; on a CPU of all together.
 
@@ -29,8 +33,9 @@ def needs_to_serve(
         sides: at least one.
         exclusive: whether their speed is measured, on a CPU: cores are shared by all work. On GPUs
             that nothing else uses it takes these.
+        apart: whether each side has separate GPUs, at the same time.
     """
     if accelerator != "cuda":
         return ResourceRequest(cpus="all", exclusive=exclusive)
-    gpus = max(count_gpus(side.engine_arguments) for side in sides)
-    return ResourceRequest(gpus=gpus)
+    gpus = [count_gpus(side.engine_arguments) for side in sides]
+    return ResourceRequest(gpus=sum(gpus) if apart else max(gpus))

@@ -1,12 +1,15 @@
-"""Whether both sides of a speed ratio are served on the GPUs of one, where the profile says auto.
+"""How both sides of a speed ratio are served, where the profile says auto.
 
 Two servers that are up are compared without restarts, on the same GPUs, so that neither a start nor
 a GPU's own speed changes between their loads. Each has half of the memory. That is no other
 measurement as long as no request waits for memory, so both weights and all requests of each load
-must fit.
+must fit. Else each side has separate GPUs, if the node has twice as many, all of one kind. Both
+servers are then started again once, on each other's GPUs.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError
@@ -28,6 +31,7 @@ BLOCK_SIZE = 16
 STEP_TOKENS = 16_384
 """In flight at most, by vLLM's defaults for the largest GPUs."""
 NOT_QUIET = "the node's other GPUs, its cores and its disks were not kept quiet"
+Mode = Literal["concurrent", "swapped", "interleaved"]
 
 
 def with_server_mode(
@@ -42,6 +46,7 @@ def with_server_mode(
         return profile
     known = catalog.gpu_of_driver(node.gpu_name or "")
     memory = known.memory_gib if known else node.gpus[0].memory_gib if node.gpus else None
+    is_one_kind = len({gpu.name for gpu in node.gpus}) == 1 and not node.gpus[0].is_slice
     try:
         inspection = inspect(read_folder(checkpoint.path))
     except CheckpointError:  # its memory is not known; the preflight notes why
@@ -49,18 +54,37 @@ def with_server_mode(
     fits = inspection is not None and fits_twice(
         profile, policy, inspection, max_length_of(profile, checkpoint), memory
     )
-    return in_mode(profile, concurrent=fits)
+    return in_mode(
+        profile, best_mode(profile, policy, fits=fits, gpus=len(node.gpus) if is_one_kind else 0)
+    )
 
 
-def in_mode(profile: ServingProfile, *, concurrent: bool) -> ServingProfile:
+def best_mode(profile: ServingProfile, policy: Policy, *, fits: bool, gpus: int) -> Mode:
+    """Return the mode that takes the least GPU time.
+
+    Args:
+        fits: whether both servers fit on the GPUs of one.
+        gpus: of one kind, on the node.
+    """
+    if fits:
+        return "concurrent"
+    has_twice = gpus >= 2 * count_gpus(profile.engine_arguments)
+    return "swapped" if has_twice and policy.speed is not None else "interleaved"
+
+
+def in_mode(profile: ServingProfile, mode: Mode) -> ServingProfile:
     """Return the profile with that mode, and a note on how speeds are measured."""
-    mode, note = "interleaved", NOT_QUIET
-    if concurrent:
+    note = NOT_QUIET
+    if mode == "concurrent":
         share = memory_share(profile.engine_arguments) / 2
-        mode, note = (
-            "concurrent",
+        note = (
             f"both servers were up on the same GPUs with {100 * share:.0f} % of the memory each, "
-            f"so with a smaller KV cache than alone; {NOT_QUIET}",
+            f"so with a smaller KV cache than alone; {NOT_QUIET}"
+        )
+    elif mode == "swapped":
+        note = (
+            "both servers were measured at the same time, on separate GPUs that were "
+            f"swapped, so each next to the other's load on the host; {NOT_QUIET}"
         )
     note = f"{profile.speed_note}; {note}" if profile.speed_note else note
     return profile.model_copy(update={"server_mode": mode, "speed_note": note})

@@ -240,7 +240,8 @@ def _check_evidence(claim: SpeedGatePlan) -> None:
     """
     rule, rate = claim.rule, claim.workload.arrivals.rate
     schedule = rule.schedule(SIDES if rule.compares else SIDES[1:])
-    loads = schedule.unit * (rule.cap + rule.warm_up)
+    units = 2 * schedule.swap if schedule.swap else rule.cap + rule.warm_up
+    loads = schedule.unit * units
     known = rate if rule.kind == "slo" and rate is not None else 0.0
     requests = loads * known * send_seconds(claim.workload)
     most = MAX_CHARACTERS // CHARACTERS_PER_REQUEST

@@ -41,9 +41,10 @@ class PlannedGatePower:
     # Maximum, with warm-up and server starts; None where the workload is a profile's.
     minutes: float | None
     chances: tuple[PassProbability, ...]
-    # Server starts for `most` units: of servers that are interleaved, or of two on the same GPUs.
+    # Server starts for `most` units: of servers that are interleaved, or of two on GPUs.
     starts: int = 0
     gpu_minutes: float | None = None  # of a variant; None without GPUs, or where minutes are
+    server_mode: str = "concurrent"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -101,11 +102,15 @@ def _power_of(
     schedule = rule.schedule(SIDES if rule.compares else SIDES[1:])
     on_gpus = profile is not None and profile.accelerator == "cuda"
     starts = len(schedule.sides) * rule.cap if schedule.loads else 2 * on_gpus
-    seconds = None
+    seconds, sets = None, 1
+    if schedule.swap:  # two loads at the same time, and two starts
+        starts, sets = 4, 2
     if workload is not None:
-        unit_seconds = schedule.unit * _seconds_of(workload)
+        unit_seconds = schedule.unit * _seconds_of(workload) / sets
         units = rule.cap + warm_up_units(rule, unit_seconds)
-        seconds = units * unit_seconds + starts * start
+        if schedule.swap:
+            units = sets * schedule.swap
+        seconds = units * unit_seconds + starts * start / sets
     return PlannedGatePower(
         gate=claim.name,
         tier=claim.tier,
@@ -117,9 +122,10 @@ def _power_of(
         minutes=None if seconds is None else seconds / 60,
         chances=power.chances,
         starts=starts,
-        gpu_minutes=count_gpus(profile.engine_arguments) * seconds / 60
+        gpu_minutes=sets * count_gpus(profile.engine_arguments) * seconds / 60
         if profile is not None and on_gpus and seconds is not None
         else None,
+        server_mode=rule.server_mode,
     )
 
 

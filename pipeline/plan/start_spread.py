@@ -63,7 +63,8 @@ def spread_of_starts(records: Iterable[StageRecord], machine: str) -> StartSprea
 
 def takes_measured_spread(profile: ServingProfile) -> bool:
     """Return whether ratios under the profile allow for the measured spread."""
-    return profile.server_mode == "concurrent" and "restart_stddev" not in profile.model_fields_set
+    holds = profile.server_mode in ("concurrent", "swapped")
+    return holds and "restart_stddev" not in profile.model_fields_set
 
 
 def with_measured_spread(profile: ServingProfile, found: StartSpread | None) -> ServingProfile:

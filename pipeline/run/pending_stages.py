@@ -28,7 +28,6 @@ class PendingStages:
         self, spec: StageSpec, name: str, seconds: float | None, *, is_served: bool
     ) -> PendingStage:
         server_run = ("asked" if spec.key in self._first else "asked again") * is_served
-        is_load = is_served and spec.stage == SPEED.name
         return PendingStage(
             spec.key,
             spec.variant,
@@ -38,7 +37,7 @@ class PendingStages:
             tuple(each.key for each in spec.inputs.values()),
             self._turn(spec),
             server_run,
-            self._serving(spec.variant, self._plan.baseline.recipe.name) if is_load else None,
+            self._under_load(spec) if is_served and spec.stage == SPEED.name else None,
         )
 
     def _turn(self, spec: StageSpec) -> Phase:
@@ -50,10 +49,15 @@ class PendingStages:
         memory = self._memory.get((spec.stage, spec.variant), 0)
         return needs_to_make(spec.stage, self._plan.accelerator, memory)
 
-    def _serving(self, *names: str) -> ResourceRequest:
+    def _under_load(self, spec: StageSpec) -> ResourceRequest:
+        """Return the resources of both sides' servers."""
+        names = (spec.variant, self._plan.baseline.recipe.name)
+        return self._serving(*names, apart=SPEED.parameters_of(spec).is_apart)
+
+    def _serving(self, *names: str, apart: bool = False) -> ResourceRequest:
         """Return the resources of the variant's server, and of the baseline's under load."""
         is_load = len(names) > 1
         ours = [side for name in names if (side := self._arguments[name]) is not None]
         if not ours:  # another process serves them
             return ResourceRequest(exclusive=is_load)
-        return needs_to_serve(self._plan.accelerator, ours, exclusive=is_load)
+        return needs_to_serve(self._plan.accelerator, ours, exclusive=is_load, apart=apart)

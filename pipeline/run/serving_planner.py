@@ -41,13 +41,14 @@ class ServingPlanner:
         """Return the work in which the variant runs these stages.
 
         If several could run concurrently, loads have a separate serving task, after the others:
-        nothing may run next to them.
+        nothing may run next to them, or they need more GPUs.
         """
         needs = self._needs(variant, specs)
         questions = [spec for spec in specs if spec.stage != SPEED.name]
-        if needs.exclusive and questions:
+        if questions:
             shared = self._needs(variant, questions)
-            if self._stages.executor.count_room(shared) > 1:
+            is_more = needs.exclusive or needs.gpus > shared.gpus
+            if is_more and self._stages.executor.count_room(shared) > 1:
                 specs, needs = questions, shared
         name = f"{variant.recipe.name}.serving_task.{specs[-1].key[:8]}"
         return ScheduledWork(name, lambda: self._serving_task(variant, specs), needs, variant)
@@ -100,7 +101,10 @@ class ServingPlanner:
         sides = [variant.arguments]
         if exclusive and self._plan.baseline.arguments is not None:
             sides.append(self._plan.baseline.arguments)
-        return needs_to_serve(self._stages.accelerator, sides, exclusive=exclusive)
+        apart = any(
+            SPEED.parameters_of(spec).is_apart for spec in asked if spec.stage == SPEED.name
+        )
+        return needs_to_serve(self._stages.accelerator, sides, exclusive=exclusive, apart=apart)
 
 
 def raise_failure(work: ScheduledWork, error: PrepareError | None) -> None:

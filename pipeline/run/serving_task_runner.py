@@ -182,9 +182,13 @@ class ServingTaskRunner:
             self._endpoints.check_alive()
             self._endpoints.close()
             wanted = course_of(spec, self._stages.store).next_sides()
+        if SPEED.parameters_of(spec).is_apart:
+            names = list(wanted)
+            opened = self._endpoints.open_apart([sides[name] for name in names])
+            return {"endpoints": dict(zip(names, opened, strict=True))}
         return {"endpoints": {name: self._endpoints.open(sides[name]) for name in wanted}}
 
 
 def alternates(spec: StageSpec) -> bool:
-    """Whether each side of the stage is served in turn, with separate server starts."""
+    """Whether the stage has its sides' servers started again and again."""
     return spec.stage == SPEED.name and SPEED.parameters_of(spec).alternates

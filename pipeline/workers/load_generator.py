@@ -95,7 +95,11 @@ class LoadGenerator:
         parser = argparse.ArgumentParser()
         self._serve.add_cli_args(parser)
         options = parser.parse_args(self.arguments(endpoint, requests, seed, rate))
-        return asyncio.run(self._measure(options, MetricsPoller(endpoint.url, endpoint.counters)))
+        try:
+            watch = MetricsPoller(endpoint.url, endpoint.counters)
+            return asyncio.run(self._measure(options, watch))
+        finally:
+            self._own_trace.unlink(missing_ok=True)
 
     async def _measure(self, options: argparse.Namespace, watch: MetricsPoller) -> dict[str, Any]:
         before = await watch.counters()
@@ -187,12 +191,17 @@ class LoadGenerator:
             *([] if workload["arrivals"]["trace"] else ["--no-self-timed"]),
         ]
 
+    @property
+    def _own_trace(self) -> Path:
+        """File of the load's trace; two loads may run at the same time."""
+        return self._folder / f"trace.{os.getpid()}.jsonl"
+
     def _trace(self, seed: int) -> Path:
         """Return the trace with hash_ids that no other load has, so that the prompts differ.
 
         It begins immediately: the load generator would wait until the time that it names.
         """
-        path = self._folder / "trace.jsonl"
+        path = self._own_trace
         first: float | None = None
         with path.open("w") as changed:
             for line in filter(str.strip, read_lines(Path(self._workload["file"]))):

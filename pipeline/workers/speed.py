@@ -1,22 +1,27 @@
 """Worker: measures blocks or rounds until a speed gate is decided, inside the `serve` environment.
 
-A block is one load per side with the same prompts, one after the other, in random order. A round is
-one load of the candidate. If server starts alternate, one server runs and receives the few loads of
-its start. Each block has a separate seed: with one seed, every prompt would be in the server's
-cache.
+A block is one load per side with the same prompts, one after the other, in random order, or at the
+same time where each side has separate GPUs. A round is one load of the candidate. If server
+starts alternate, one server runs and receives the few loads of its start. Each block has a separate
+seed: with one seed, every prompt would be in the server's cache.
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval_gates.speed.randomization import Randomization
+from pipeline.core.errors import ServingError
 from pipeline.core.events import Progress
+from pipeline.core.gpu_disturbance import disturbances, gpu_states
+from pipeline.core.gpus import visible_gpus
 from pipeline.workers.load_generator import LoadGenerator, LoadTarget
 
 if TYPE_CHECKING:  # both need more than the standard library
@@ -49,7 +54,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: name and workload, rule (eval_gates/speed/gate_rule.py), sides, server run
             (eval_gates/speed/server_runs.py), endpoints by side, tokenizer (folder),
-            trust_remote_code.
+            trust_remote_code, on_gpus (whether its servers use this process's GPUs).
 
     Returns:
         the generator's version.
@@ -65,9 +70,13 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         folder=output,
     )
     endpoints = {side: LoadTarget(**each) for side, each in spec["endpoints"].items()}
+    gpus = [gpu.uuid for gpu in visible_gpus()] if spec["on_gpus"] else []
 
     def measure(side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
-        return generator.measure(endpoints[side], requests=requests, seed=seed, rate=rate)
+        before = gpu_states(gpus)
+        load = generator.measure(endpoints[side], requests=requests, seed=seed, rate=rate)
+        disturbed = disturbances(before, gpu_states(gpus), load["seconds"])
+        return {**load, "interference": list(disturbed)}
 
     measure_server_run(spec, measure, progress, output)
     return {"load_generator": f"vllm {vllm.__version__}"}
@@ -96,6 +105,8 @@ def measure_server_run(
         new = next(units)
         book.append(new)
         loads += new
+        if schedule.is_swap_due(len(loads)):
+            break
     done = len(loads) // schedule.unit
     progress.advance(task, done, done, rule.unit)
 
@@ -106,16 +117,62 @@ def generate_units(
     """Yield the loads of block after block, or round after round, without an end."""
     draw = Randomization(server_run.draw, server_run.sides)
     requests = count_requests(spec["workload"], server_run.sides, measure, draw.next_probe)
+    is_apart = spec["rule"].get("server_mode") == "swapped"
     for block in count(server_run.block):
         seed, order = draw.next_unit()
         where, size = (
             {"server_run": server_run.number, "block": block},
             size_of(spec, loads, seed, requests),
         )
+        measured = measure
+        if is_apart:
+            order = list(server_run.sides)
+            measured = measure_at_once(measure, order, size.requests, seed, size.rate)
         yield [
-            load_of(spec, measure, size, side, seed=seed, order=place, **where)
+            load_of(spec, measured, size, side, seed=seed, order=place, **where)
             for place, side in enumerate(order)
         ]
+
+
+def measure_at_once(
+    measure: Measure, sides: Sequence[str], requests: int, seed: int, rate: float | None
+) -> Measure:
+    """Measure a load of each side at the same time, and return what gives the results.
+
+    Each has its own process: a client has one connection, and one event loop for both would be late
+    for both.
+
+    Raises:
+        ServingError: a load has no result.
+    """
+    context = multiprocessing.get_context("fork")  # the load generator is imported already
+
+    def send(end: Connection, side: str) -> None:
+        try:
+            end.send((measure(side, requests, seed, rate), ""))
+        except ServingError as error:
+            end.send(({}, error.message))
+
+    found, loads = {}, []
+    for side in sides:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=send, args=(there, side))
+        process.start()
+        there.close()
+        loads.append((side, here, process))
+    try:
+        for side, here, _ in loads:
+            try:
+                found[side], why = here.recv()
+            except EOFError:
+                why = "its load generator ended without a result"
+            if why:
+                raise ServingError(f"{side}: {why}")
+    finally:
+        for _, _, process in loads:
+            process.terminate()
+            process.join()
+    return lambda side, *_: found[side]
 
 
 def generate_of_one_side(

@@ -36,23 +36,31 @@ RULE = ThroughputRatioRule(
 )
 
 
-def stage(store: Path, tokenizer: Path, socket: Path | None = None) -> StageSpec:
-    """The stage, with the one server up that it calls for next."""
+APART = ThroughputRatioRule(
+    min_ratio=0.5, alpha=0.05, blocks=2, server_mode="swapped", loads_per_server_run=30
+)
+
+
+def stage(
+    store: Path, tokenizer: Path, *sockets: Path, rule: ThroughputRatioRule = RULE
+) -> StageSpec:
+    """The stage, with the servers up that it calls for next."""
     served = ServedModel()
     parameters = SpeedParameters(
         name="small",
         workload=SMALL.model_dump(),
-        rule=RULE,
+        rule=rule,
         sides={"candidate": served, "baseline": served},
     )
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     runtime = SpeedRuntime(tokenizer=str(tokenizer), environment="serve", python=str(python))
     spec = SPEED.spec("fp8", parameters, {}, runtime, store)
-    if socket is None:
-        return spec
-    (side,) = course_of(spec, Store(store)).next_sides()
-    endpoint = ServerRuntime(url="http://localhost", model="m", socket=str(socket))
-    up = runtime.model_copy(update={"endpoints": {side: endpoint}})
+    sides = course_of(spec, Store(store)).next_sides()
+    endpoints = {
+        side: ServerRuntime(url="http://localhost", model="m", socket=str(socket))
+        for side, socket in zip(sides, sockets, strict=True)
+    }
+    up = runtime.model_copy(update={"endpoints": endpoints})
     return SPEED.spec("fp8", parameters, {}, up, store)
 
 
@@ -71,4 +79,26 @@ def test_both_sides_of_a_pair_are_asked_the_same(demo_model: Path, tmp_path: Pat
     assert len(pairs) == 2 * found.units > 0
     assert not [cause for pair in pairs for cause in find_side_differences(*pair)]
     assert len({baseline.prompts_sha256 for baseline, _ in pairs}) == len(pairs)
+    assert not any(error for load in loads for error in load.requests.error)
+
+
+def test_both_loads_of_a_block_run_at_the_same_time(demo_model: Path, tmp_path: Path) -> None:
+    """Each by a separate process, with the same prompts, before and after the swap."""
+    store = tmp_path / "store"
+    record, server_runs = None, 0
+    while record is None:
+        first, second = (tmp_path / f"s{server_runs}.{place}" for place in range(2))
+        with answering(first) as one, answering(second) as other:
+            spec = stage(store, demo_model, one, other, rule=APART)
+            record = advance(spec, Store(store), NullProgress())
+        server_runs += 1
+    found = SpeedResult.model_validate(record.result)
+    assert server_runs == found.server_runs >= 2
+    loads = read_loads(Store(store).stage_folder("speed", record.key) / LOADS)
+    pairs = pair_sides(loads)
+    assert len(pairs) == found.units > 30
+    assert not [cause for pair in pairs for cause in find_side_differences(*pair)]
+    # Begun within less than a load lasts.
+    assert all(abs(a.started - b.started) < max(a.seconds, b.seconds) for a, b in pairs)
+    assert {a.order for a, _ in pairs[:30]} != {a.order for a, _ in pairs[30:]}
     assert not any(error for load in loads for error in load.requests.error)

@@ -122,7 +122,7 @@ def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path
         **{"name": "few", "workload": workload.model_dump(), "rule": rule},
         **{"sides": ["candidate"], "server_run": asdict(ServerRun(0, ("candidate",), 0, 1))},
         "endpoints": {"candidate": endpoint},
-        **{"tokenizer": str(demo_model), "trust_remote_code": False},
+        **{"tokenizer": str(demo_model), "trust_remote_code": False, "on_gpus": False},
     }
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     output = tmp_path / "output"

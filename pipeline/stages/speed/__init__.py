@@ -37,8 +37,13 @@ class SpeedParameters(Record):
 
     @property
     def alternates(self) -> bool:
-        """Whether each pair or round has its own server starts, one server at a time."""
-        return self.rule.server_mode == "interleaved"
+        """Whether servers are started again and again while it measures."""
+        return self.rule.server_mode != "concurrent"
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the sides run at the same time, on separate GPUs."""
+        return self.rule.server_mode == "swapped"
 
     @property
     def decided_by(self) -> SpeedGateRule:

@@ -59,7 +59,10 @@ class MeasurementProgress:
         return self.server_runs.next_server_run(self.begun.seed, self.begun.server_runs, self.loads)
 
     def next_sides(self) -> tuple[str, ...]:
-        """Return the sides whose servers must run for it; of alternating starts, one."""
+        """Return the sides whose servers must run for it.
+
+        It is one of interleaved starts, and of swapped GPUs both in the order of the GPUs.
+        """
         server_run = self.next_server_run()
         return server_run.sides if server_run is not None else ()
 
@@ -206,4 +209,8 @@ def worker_spec(
         },
         "tokenizer": runtime.tokenizer,
         "trust_remote_code": any(side.trust_remote_code for side in parameters.sides.values()),
+        "on_gpus": all(
+            each.socket is not None and parameters.sides[side].hardware.accelerator == "cuda"
+            for side, each in runtime.endpoints.items()
+        ),
     }

@@ -65,6 +65,14 @@ def test_where_several_are_they_go_apart() -> None:
     assert (found["a: quantize"].seconds, found["a: quantize"].stages) == (10.0, ())
 
 
+def test_loads_with_more_gpus_than_the_questions_go_apart() -> None:
+    both = ResourceRequest(gpus=2)
+    load = stage("a", "speed", "a evaluate", "a check", server_run="asked", under_load=both)
+    stages = [load if each.name == "speed" else each for each in STAGES]
+    found = {p.name: p for p in expected_pieces(stages, lambda needs: 2, {"a": 5.0}.get)}
+    assert (found["a: asked"].needs, found["a: loads"].needs) == (GPU, both)
+
+
 def test_what_is_made_comes_before_what_is_asked() -> None:
     names = list(pieces(2))
     assert names.index("a: judge") < names.index("baseline: asked") < names.index("a: asked")

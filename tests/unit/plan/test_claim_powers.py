@@ -104,12 +104,14 @@ def test_the_default_gate_takes_at_most_20_minutes_of_a_gpu_that_has_room_for_tw
     """By the assumed start of two minutes; 84 where each pair of starts is one value."""
     mine, h100 = load_policy("default"), load_profile("h100")
     minutes = {}
-    for mode in ("concurrent", "interleaved"):
+    for mode in ("concurrent", "swapped", "interleaved"):
         (claim,) = claim_powers(mine, 2, h100.model_copy(update={"server_mode": mode}))
         assert claim.fewest is not None
         assert claim.fewest <= claim.most
         minutes[mode] = claim.gpu_minutes
     assert minutes["concurrent"] == pytest.approx(2 * 2 + 13 * 2 * 0.6)
+    # Two GPUs for two phases, each of a start and 13 blocks of both sides at the same time.
+    assert minutes["swapped"] == pytest.approx(2 * 2 * (2 + 13 * 0.6))
     assert minutes["interleaved"] == pytest.approx(11 * (2 * 2 + 6 * 0.6))
     two = {"engine_arguments": {"tensor-parallel-size": 2}, "server_mode": "concurrent"}
     (claim,) = claim_powers(mine, 2, h100.model_copy(update=two))
@@ -121,7 +123,7 @@ def test_the_default_gate_takes_at_most_20_minutes_of_a_gpu_that_has_room_for_tw
 @pytest.mark.parametrize("variants", [1, 2, 5, 8])
 def test_the_default_gate_can_decide_several_variants(variants: int) -> None:
     for name in ("h100", "cpu"):
-        for mode in ("concurrent", "interleaved"):
+        for mode in ("concurrent", "swapped", "interleaved"):
             profile = load_profile(name).model_copy(update={"server_mode": mode})
             powers = claim_powers(load_policy("default"), variants, profile)
             check_claims_decidable(load_policy("default"), powers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,33 @@ def test_the_report_names_what_was_not_kept_quiet(
     assert with_server_mode(cpu, DEFAULT, checkpoint, node) == cpu
 
 
+@pytest.mark.parametrize(
+    ("gpus", "number", "mode"),
+    [
+        ([H100], 1, "interleaved"),
+        ([H100] * 2, 1, "swapped"),
+        ([H100, H200], 1, "interleaved"),
+        ([H100] * 3, 2, "interleaved"),
+        ([H100] * 4, 2, "swapped"),
+    ],
+)
+def test_two_that_do_not_fit_on_one_gpu_have_equal_gpus_of_their_own(
+    tmp_path: Path, gpus: list[str], number: int, mode: str
+) -> None:
+    node = node_of({"accelerator": "cuda", "gpu": H100})
+    there = tuple(replace(node.gpus[0], name=name) for name in gpus)
+    profile = served(**{"tensor-parallel-size": number})
+    checkpoint = Checkpoint.model_construct(path=tmp_path)  # its size is not known
+    node = node.model_copy(update={"gpus": there})
+    found = with_server_mode(profile, DEFAULT, checkpoint, node)
+    assert found.server_mode == mode
+    without = DEFAULT.model_copy(update={"speed": None})
+    assert with_server_mode(profile, without, checkpoint, node).server_mode == "interleaved"
+    slices = tuple(replace(gpu, is_slice=True) for gpu in there)
+    node = node.model_copy(update={"gpus": slices})
+    assert with_server_mode(profile, DEFAULT, checkpoint, node).server_mode == "interleaved"
+
+
 @pytest.mark.parametrize(("given", "half"), [({}, 0.46), ({"gpu-memory-utilization": 0.8}, 0.4)])
 def test_each_side_has_the_same_half_of_the_memory(given: dict[str, Any], half: float) -> None:
     for is_baseline in (True, False):
@@ -119,7 +147,7 @@ def test_limits_are_measured_with_all_of_the_memory(tmp_path: Path) -> None:
         "slo": [{"workload": "chat", "rate": 4.0, "limits": {"ttft_ms_p50": 900.0}}],
     }
     mine = Policy.model_validate({**DEFAULT.model_dump(), "speed": speed})
-    profile = in_mode(served(), concurrent=True)
+    profile = in_mode(served(), "concurrent")
     model = ServedModel(
         serving=ServingArguments.of(profile, is_baseline=False),
         hardware=Hardware(accelerator="cuda", gpu=H100),

@@ -18,7 +18,7 @@ from model_server_stand_in import stand_in_python
 from pipeline.core.errors import ServingError
 from pipeline.core.store import Store
 from pipeline.run import endpoints
-from pipeline.run.endpoints import LocalServers
+from pipeline.run.endpoints import LocalServers, split_gpus
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.serving.serving_spec import ExternalEndpoint, ServingSpec
 from recipes.catalog import load_profile
@@ -79,6 +79,44 @@ def test_a_server_starts_again_where_it_is_to_have_other_arguments(
     assert ask(second) == 200
     assert "0.46" in second["server"]["command"]
     assert servers.open(shared) is second
+
+
+def test_two_that_are_opened_apart_start_at_once_on_gpus_of_their_own(
+    servers: LocalServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [SimpleNamespace(uuid=f"GPU-{n}") for n in range(2)]
+    monkeypatch.setattr(endpoints, "visible_gpus", lambda: gpus)
+    start, both, seen = endpoints.Server.start, threading.Barrier(2), {}
+
+    def start_with_other(server: endpoints.Server, *given: Any) -> float:
+        both.wait(20)
+        seen[server._log.name] = server._environment["CUDA_VISIBLE_DEVICES"]
+        return start(server, *given)
+
+    monkeypatch.setattr(endpoints.Server, "start", start_with_other)
+    facts = servers.open_apart([model(tmp_path, name) for name in ("fp8", "baseline")])
+    assert [ask(each) for each in facts] == [200, 200]
+    assert seen == {"server.fp8.log": "GPU-0", "server.baseline.log": "GPU-1"}
+    assert "server.fp8" in facts[0]["server_log"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httpcore's socket
+def test_where_one_of_two_does_not_start_neither_stays(
+    servers: LocalServers, tmp_path: Path
+) -> None:
+    sides = [model(tmp_path, "fp8", "dies"), model(tmp_path, "baseline")]
+    with pytest.raises(ServingError):
+        servers.open_apart(sides)
+    servers.check_alive()
+    assert servers._servers == {}
+
+
+def test_gpus_are_split_in_order_and_too_few_are_an_error() -> None:
+    two = ServingArguments({"tensor-parallel-size": 2}, {})
+    assert split_gpus(["a", "b", "c", "d"], [two, two]) == [["a", "b"], ["c", "d"]]
+    assert split_gpus([], [two, two]) == [(), ()]
+    with pytest.raises(ServingError):
+        split_gpus(["a", "b", "c"], [two, two])
 
 
 def test_both_sides_are_stopped_side_by_side(

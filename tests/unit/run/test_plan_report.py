@@ -488,7 +488,10 @@ class TestSchedule:
     def test_recipes_on_gpus(
         self, planning: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With room for several, all goes side by side; loads take their GPU, not the node."""
+        """With room for several, all goes side by side; loads take their GPUs, not the node.
+
+        The model's size is not known, so each side has a separate GPU under load.
+        """
         two_h100(tmp_path, monkeypatch)
         recipes = (RECIPE, "int8-w8a8")
         found = planning.forecast(profile="h100", recipes=recipes)
@@ -496,7 +499,7 @@ class TestSchedule:
         assert found.to_dict()["schedule"]["gpus"] == 2
         for name in recipes:
             assert work[f"{name}: quantize"]["needs"]["gpus"] == 1
-            assert f"{name}: loads" not in work
+            assert work[f"{name}: loads"]["needs"] == ResourceRequest(gpus=2).model_dump()
             assert work[f"{name}: asked"]["needs"] == ResourceRequest(gpus=1).model_dump()
         assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["concurrent_with"]
         assert found.to_dict()["schedule"]["max_concurrent"] >= 2

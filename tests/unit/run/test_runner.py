@@ -20,6 +20,7 @@ from artifacts.evidence.recompute import check_run
 from artifacts.evidence.rule_check import find_other_claim
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LOADS, LoadRun, format_lines, read_loads
+from eval_gates.speed.randomization import SIDES
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.core.resource_request import ResourceRequest
@@ -243,7 +244,7 @@ class TestSpeed:
         self, fast: FakeRun
     ) -> None:
         """And verification knows it."""
-        fast.hardware, fast.on_one_gpu = {**fast.hardware, "accelerator": "cuda"}, True
+        fast.hardware, fast.server_mode = {**fast.hardware, "accelerator": "cuda"}, "concurrent"
         fast.recipes = (ONE,)
         report, store = fast.run(), Store(fast.root)
         assert [check.differences for check in check_run(report, store)] == [()]
@@ -254,6 +255,32 @@ class TestSpeed:
         asked = [EVALUATE.parameters_of(each).serving for each in store.records("evaluate")]
         assert all("gpu-memory-utilization" not in each.engine_arguments for each in asked)
         assert SPEED.parameters_of(record).rule.server_mode == "concurrent"
+
+    def test_two_servers_swap_their_gpus_once(self, fast: FakeRun) -> None:
+        """Each has all of its GPU, and verification knows who had which."""
+        fast.hardware, fast.server_mode = {**fast.hardware, "accelerator": "cuda"}, "swapped"
+        fast.recipes = (ONE,)
+        report, store = fast.run(), Store(fast.root)
+        assert [check.differences for check in check_run(report, store)] == [()]
+        (record,) = store.records("speed")
+        parameters, result = SPEED.parameters_of(record), SPEED.result_of(record)
+        sides = parameters.sides.values()
+        assert all("gpu-memory-utilization" not in s.serving.engine_arguments for s in sides)
+        apart = parameters.rule.loads_per_server_run
+        file = store.stage_folder(record.stage, record.key) / LOADS
+        loads = read_loads(file)
+        places = [[load.order for load in loads if load.side == side] for side in SIDES]
+        first, then = places[0][0], places[1][0]
+        assert {first, then} == {0, 1}
+        half = len(places[0]) - apart
+        assert 10 <= half <= apart
+        assert places == [[first] * apart + [then] * half, [then] * apart + [first] * half]
+        assert (result.state, result.server_runs) == ("pass", 2)
+        # As if they had not been swapped.
+        kept = [load.model_copy(update={"order": load.side != loads[0].side}) for load in loads]
+        file.write_text("".join(format_lines(kept)))
+        (check,) = check_run(report, store)
+        assert any("is not what its seed drew" in each for each in check.differences)
 
     def test_verify_says_of_a_rule_beyond_numbers_what_is_wrong(self, fast: FakeRun) -> None:
         """Its bounds overflow."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -14,9 +18,16 @@ from measured_loads import round_of
 
 from eval_gates.speed.load_log import LoadLog
 from eval_gates.speed.load_run import LoadRun
+from eval_gates.speed.randomization import SIDES
 from eval_gates.speed.rounds import count_arrivals
 from eval_gates.speed.server_runs import ServerRun, ServerRunSchedule
-from pipeline.workers.speed import generate_of_one_side, generate_units, measure_server_run
+from pipeline.core.errors import ServingError
+from pipeline.workers.speed import (
+    generate_of_one_side,
+    generate_units,
+    measure_at_once,
+    measure_server_run,
+)
 
 AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
 WORKLOAD = {
@@ -217,6 +228,53 @@ def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
     life = ServerRunSchedule(("baseline", "candidate"), 2).next_server_run(1, 0, [])
     measure_server_run({**given, "server_run": asdict(life)}, Measuring(), Listener(), tmp_path)
     assert [load.side for load in LoadLog(tmp_path).loads()] == list(life.sides) * 2
+
+
+class TestApart:
+    """Each side has separate GPUs, and both loads of a block run at the same time."""
+
+    def test_the_start_ends_with_the_swap(self, tmp_path: Path) -> None:
+        given = spec()
+        given["rule"] |= {"server_mode": "swapped", "loads_per_server_run": 3}
+        schedule = ServerRunSchedule(SIDES, None, 3)
+        for number in range(2):
+            before = LoadLog(tmp_path).loads()
+            start = schedule.next_server_run(1, number, before)
+            worker_spec = {**given, "server_run": asdict(start)}
+            measure_server_run(worker_spec, Measuring(), Listener(), tmp_path)
+        loads = LoadLog(tmp_path).loads()
+        assert [load.server_run for load in loads] == [0] * 6 + [1] * 6
+        drawn = list(schedule.drawn(1, loads, 2))
+        assert [(each.side, each.block, each.order, each.seed) for each in loads] == drawn
+        assert [each.side for each in loads[:2]] == [each.side for each in loads[6:8]][::-1]
+
+    def test_both_are_measured_at_once_with_the_same_prompts(self) -> None:
+        at_once = multiprocessing.get_context("fork").Barrier(2)
+
+        def measure(side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
+            at_once.wait(20)
+            return {"side": side, "asked": (requests, seed, rate), "by": os.getpid()}
+
+        found = measure_at_once(measure, SIDES, 8, 7, None)
+        each = [found(side, 8, 7, None) for side in SIDES]
+        assert [one["side"] for one in each] == list(SIDES)
+        assert {one["asked"] for one in each} == {(8, 7, None)}
+        assert len({os.getpid(), *(one["by"] for one in each)}) == 3
+
+    @pytest.mark.parametrize("ends", ["error", "killed"])
+    def test_a_side_without_a_result_ends_both(self, ends: str) -> None:
+        def measure(side: str, *_: Any) -> dict[str, Any]:
+            if side == SIDES[0]:
+                if ends == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ServingError("not one of 8 requests was answered")
+            time.sleep(60)
+            return {}
+
+        began = time.monotonic()
+        with pytest.raises(ServingError, match=SIDES[0]):
+            measure_at_once(measure, SIDES, 8, 7, None)
+        assert time.monotonic() - began < 30
 
 
 def test_each_round_of_limits_has_a_start_of_its_own() -> None:
