@@ -61,7 +61,7 @@ class Server(HttpStandIn):
                         self.send(400, b"{}")
                         return
                     score = -math.log(value) if value > 1e-300 else 1e300
-                    scores = {"token_logprobs": [None, score, -1.0]}
+                    scores = {"token_logprobs": [None, *[score] * 80, -1.0]}
                 choice = {"text": served.sample, "logprobs": scores}
                 self.send(200, json.dumps({"choices": [choice]}).encode())
 
