@@ -1,6 +1,7 @@
 """Power of a performance gate before the measurement, by simulation of its rule.
 
-It assumes no drift, and the noise of a load or the share of rounds that meet the limits.
+It assumes no drift, the noise of a load and of a start, or the share of rounds that meet the
+limits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 NOISE = 0.02
 """Assumed coefficient of variation of a load's output tokens/s; 1 to 3 % are usual."""
 RESTART_NOISE = 0.02
-"""The same between server runs, where a pair of runs is one value; 1 to 2 % are usual."""
+"""The same between server runs; 1 to 2 % are usual."""
 GAINS = (0.02, 0.05, 0.1)
 """Assumed gains of a variant over the minimum."""
 ATTAINMENTS = (0.8, 0.9, 0.99)
@@ -65,6 +66,9 @@ def speed_power(rule: ClaimRule) -> SpeedGatePower:
         elif rule.server_mode == "swapped":
             of_one = NOISE / math.sqrt(rule.blocks_per_unit)
         noise = chance.normal(0, of_one * math.sqrt(2), shape)
+        if rule.restart_allowance:  # the same starts are in all values
+            of_starts = RESTART_NOISE * math.sqrt(2 / rule.starts_per_side)
+            noise += chance.normal(0, of_starts, (len(noise), 1))
         for ahead in GAINS:
             margins = noise + math.log1p(ahead)
             chances.append(_chance(rule, margins, rule.min_ratio * (1 + ahead)))

@@ -256,7 +256,7 @@ def describe_gate(rule: ClaimRule, workload: str, at: str = "") -> str:
 
 def unit_name(rule: ThroughputRatioRule) -> str:
     """Return the name of one unit of a ratio."""
-    return rule.unit.replace("blocks", "block").replace("pairs", "pair")
+    return "block" if rule.unit == "blocks" else rule.unit.replace("pairs", "pair")
 
 
 def describe_result(rule: ClaimRule, found: SpeedTestResult) -> str:

@@ -67,6 +67,11 @@ class ThroughputRatioRule(SequentialGateRule):
         return UNITS[self.server_mode]
 
     @property
+    def starts_per_side(self) -> int:
+        """Starts whose mean is in each value."""
+        return 2 if self.server_mode == "swapped" else 1
+
+    @property
     def blocks_per_unit(self) -> int:
         """Blocks whose mean log ratio is one value."""
         return {"interleaved": self.loads_per_server_run, "swapped": 2}.get(self.server_mode, 1)

@@ -34,7 +34,8 @@ POWER_LEGEND = (
 SPEED_HEADINGS = ("claim", "tier", "at most", "fewest", "minutes", "passes if the truth is")
 SPEED_LEGEND = (
     "minutes: of the most that are measured, with the starts of servers that alternate; - where "
-    "the workload is a profile's. A load's throughput is taken to vary by {noise:g} %."
+    "the workload is a profile's. Throughput is taken to vary by {noise:g} % from load to load, "
+    "and from start to start."
 )
 BENCHMARK_CLAIM = (
     "is about this list of questions and these answers to it (about: benchmark). Once all are "
