@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 
-def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def prepare(store: Path, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
     """Run `prepare` to its end, with any exit code."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
         env={**os.environ, "PREPARE_STORE": str(store)},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=timeout,
         check=False,
     )

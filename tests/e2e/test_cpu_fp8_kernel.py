@@ -39,6 +39,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
     kFp8StaticChannelSym,
     kFp8StaticTensorSym,
 )
+from vllm.model_executor.layers.quantization.utils.w8a8_utils import requantize_with_max_scale
 from vllm.plugins import load_general_plugins
 
 load_general_plugins()
@@ -160,6 +161,9 @@ torch.manual_seed(0)
 results = []
 with set_current_vllm_config(VllmConfig()):
     untold = type(chosen_kernel(192, 576, torch.bfloat16)).__name__
+    joined = torch.cat([torch.full((2, 16), 224.0), torch.full((3, 16), 448.0)]).to(E4M3)
+    shared, together = requantize_with_max_scale(joined, torch.tensor([1.0, 2.0]), [2, 3])
+    joint = {"scale": float(shared), "rows": together.float()[:, 0].tolist()}
     # First: where activations had a scale for each token before, vLLM's compiled function has it
     # here, too.
     os.environ["VLLM_DISABLED_KERNELS"] = os.environ["AS_SERVED"]
@@ -173,7 +177,8 @@ with set_current_vllm_config(VllmConfig()):
         for with_bias in (False, True):
             for dtype in (torch.float32, torch.bfloat16):
                 results.append(compare(shape, 192, with_bias, dtype))
-print("RESULT " + json.dumps({"untold": untold, "comparisons": results, "units": units}))
+found = {"untold": untold, "comparisons": results, "units": units, "joint": joint}
+print("RESULT " + json.dumps(found))
 """
 
 # The first test may have to build the environment.
@@ -267,3 +272,8 @@ def test_scales_of_a_matrix_and_of_blocks_are_multiplied_as_they_are_meant(
         assert found["kernel"] == name
         assert found["changed"] > 0.01, "the activations were not quantized"
         assert found["off"] < 1e-5, found
+
+
+def test_matrices_that_vllm_joins_get_the_larger_scale(result: dict[str, Any]) -> None:
+    """Its library for CPUs has no operator for that."""
+    assert result["joint"] == {"scale": 2.0, "rows": [112.0, 112.0, 448.0, 448.0, 448.0]}

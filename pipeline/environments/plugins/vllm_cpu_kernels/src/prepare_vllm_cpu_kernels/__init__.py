@@ -24,7 +24,11 @@ def register() -> None:
     from vllm.platforms import PlatformEnum
 
     from .fp4 import WidenedMxFp4LinearKernel, WidenedNvFp4LinearKernel, use_for_weights_alone
-    from .fp8 import WidenedFP8BlockLinearKernel, WidenedFP8LinearKernel
+    from .fp8 import (
+        WidenedFP8BlockLinearKernel,
+        WidenedFP8LinearKernel,
+        quantize_without_library,
+    )
     from .seeds import allow_seeded_chunks
     from .wna16 import WidenedWNA16LinearKernel
 
@@ -34,6 +38,7 @@ def register() -> None:
     register_linear_kernel(WidenedMxFp4LinearKernel, PlatformEnum.CPU, "mxfp4")
     linear._POSSIBLE_FP8_BLOCK_KERNELS[PlatformEnum.CPU].append(WidenedFP8BlockLinearKernel)
     use_for_weights_alone()
+    quantize_without_library()
     for config in (
         auto_awq.AutoAWQConfig,
         auto_gptq.AutoGPTQConfig,
