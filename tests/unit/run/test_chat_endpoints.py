@@ -17,15 +17,20 @@ from chat_stand_ins import (
     ChatStandIn,
     Schema,
 )
+from finished_stage import stage_record
+from sample_stages import PARAMETERS
 
 from eval_gates.suites.chat_form import ChatForm
 from pipeline.core.errors import PrepareError
+from pipeline.core.stage_record import StageRecord
 from pipeline.inspection.chat_template import ModelGeneration
 from pipeline.plan.chat_api import Api, by_chat
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
 from pipeline.run.gate import APIS, GateRequest, check_policy, possible_models
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.stages.evaluate import EvaluateParameters
+from pipeline.stages.judge.verdict import check_asked_alike
 from pipeline.stages.questions import QuestionsResult
 from recipes.catalog import load_policy
 from recipes.policy import Policy
@@ -219,3 +224,21 @@ def test_settings_that_need_the_models_files_are_refused_without_them(
         possible_models(request_of(tmp_path / "policy.yaml", "chat"), policy_of(suite))
     assert "sampling: {temperature" in str(caught.value)
     assert "thinking: {start" in str(caught.value)
+
+
+def test_a_verdict_on_sides_of_different_forms_is_refused() -> None:
+    form = ChatForm(length_key="max_tokens", extended=True)
+    endpoint = {"url": "u", "model": "m", "deployment_id": "d", "tokenizer": ""}
+
+    def record_with(chat: dict[str, ChatForm | None]) -> Callable[[str], StageRecord]:
+        def record(role: str) -> StageRecord:
+            side = role.partition(".")[0]
+            served = {"endpoint": {**endpoint, "side": side, "chat": chat[side]}}
+            parameters = EvaluateParameters.model_validate(PARAMETERS["evaluate"] | served)
+            return stage_record(stage="evaluate", parameters=parameters.model_dump(), inputs={})
+
+        return record
+
+    check_asked_alike(["code"], record_with({"baseline": form, "candidate": form}))
+    with pytest.raises(ValueError, match="code"):
+        check_asked_alike(["code"], record_with({"baseline": None, "candidate": form}))
