@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_stand_ins import (
@@ -21,6 +22,7 @@ from finished_stage import stage_record
 from sample_stages import PARAMETERS
 
 from eval_gates.suites.chat_form import ChatForm
+from eval_gates.suites.completions_model import generation_request
 from pipeline.core.errors import PrepareError
 from pipeline.core.stage_record import StageRecord
 from pipeline.inspection.chat_template import ModelGeneration
@@ -33,6 +35,7 @@ from pipeline.stages.evaluate import EvaluateParameters
 from pipeline.stages.judge.verdict import check_asked_alike
 from pipeline.stages.questions import QuestionsResult
 from recipes.catalog import load_policy
+from recipes.generation import Sampling
 from recipes.policy import Policy
 
 CODE = "code: {kind: humaneval, margins: {fp8: 0.3}}"
@@ -148,6 +151,16 @@ def test_text_completions_are_preferred_if_both_offer_what_is_needed(
     assert (probed.chat is not None) == is_chat
     expected = {CODE: "chat" if is_chat else "completion", LETTER: "letter"}[suites]
     assert next(iter(policy.suites.values())).prompt_format == expected
+
+
+def test_generated_answers_ask_tensorrt_llm_only_for_what_it_accepts() -> None:
+    """By text completions, where it rejects unknown fields."""
+    settings = {"until": ["a"], "max_gen_toks": 5, "do_sample": True, **Sampling().model_dump()}
+    limits: dict[str, Any] = {"limit": 99, "seed": 1, "template_arguments": {}}
+    request = generation_request("m", "a", [1], settings, special_tokens=[], **limits)
+    with ChatStandIn(TRTLLM) as server:
+        assert server.answer(f"/v1/{request.path}", request.body)[0] == 200
+        assert server.answer(f"/v1/{request.path}", {**request.body, "other": 1})[0] == 400
 
 
 def test_an_endpoint_that_lacks_both_is_refused_with_both_reasons(
