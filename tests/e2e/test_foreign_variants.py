@@ -209,7 +209,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "modelopt-fp8": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "stored as"),
     "modelopt-nvfp4": ({"quant_method": "fp8"}, "stored as U8"),
     "gguf-q8": ({"quant_method": "awq", "bits": 4, "group_size": 64}, "nothing was quantized"),
-    "autoawq": ({"group_size": 128}, "divide"),
+    "autoawq": ({"group_size": 128}, "shape"),
 }
 
 
