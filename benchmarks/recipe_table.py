@@ -21,7 +21,6 @@ from typing import Any
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.cli.display import open_display
-from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import PrepareError
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings, load_settings
@@ -129,7 +128,7 @@ class RecipeResults:
 
     def _find_refused(self, choices: ResolvedOptions, checkpoint: Checkpoint) -> dict[str, str]:
         """By recipe, what the preflight would refuse it for on this model and machine."""
-        source, features = read_folder(checkpoint.path), cpu_features()
+        source = read_folder(checkpoint.path)
         found = {
             recipe.name: [
                 fault.message
@@ -137,9 +136,7 @@ class RecipeResults:
                     recipe,
                     source,
                     variant_weights(source.tensors, recipe.quantization, source.config),
-                    checkpoint.architecture,
                     choices.profile,
-                    features,
                 )
             ]
             for recipe in choices.recipes

@@ -238,9 +238,9 @@ class TestDenseModel:
 @pytest.mark.parametrize(
     ("name", "unit", "shape"),
     [
-        ("gptq-w4a16", "head", (2, 1, 1)),
+        ("gptq-w4a16", "head", (4, 1, 1)),
         ("awq-w4a16", "tensor", (1,)),
-        ("nvfp4", "head", (2, 1, 1)),
+        ("nvfp4", "head", (4, 1, 1)),
     ],
 )
 def test_scales_of_the_kv_cache_with_any_recipe(
