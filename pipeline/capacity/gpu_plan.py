@@ -311,7 +311,7 @@ def notes(site: GpuPool, weights: dict[str, VariantWeights]) -> Iterable[str]:
     """Yield what the estimates omit, and oddities of a recipe with this checkpoint."""
     inspection = site.inspection
     source = inspection.source
-    if fault := unsupported.architecture_error(source.architecture, source.where):
+    if fault := unsupported.architecture_error(source.architecture, source.config, source.where):
         yield f"`prepare model` refuses it: {fault.message}"
     if needs_own_code(source.config):
         yield (

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pipeline.checkpoint.folder import CODE_KEY
 from pipeline.checkpoint.source_format import SourceFormat
 from pipeline.core.errors import CheckpointError, PrepareError
 
 GENERATING = ("ForCausalLM", "LMHeadModel")
+OF_IMAGES = "ForConditionalGeneration"  # and of encoder-decoders, which have no `vision_config`
 
 
-def architecture_error(architecture: str, config: str) -> PrepareError | None:
-    """Return an error for models that do not generate text; `config` is its location."""
+def architecture_error(
+    architecture: str, config: Mapping[str, Any], where: str
+) -> PrepareError | None:
+    """Return an error for models that do not generate text; `where` is the place of the config."""
     if architecture.endswith(GENERATING):
         return None
+    if architecture.endswith(OF_IMAGES) and "vision_config" in config:
+        return None
     return CheckpointError(
-        f"the architecture '{architecture}' is not supported: "
-        "only text-generating decoders are (names that end in ForCausalLM)",
-        where=f"{config}, key architectures",
-        hint="use a decoder-only language model",
+        f"the architecture '{architecture}' is not supported: only text-generating decoders are "
+        f"(names that end in ForCausalLM, or in {OF_IMAGES} with a vision_config)",
+        where=f"{where}, key architectures",
+        hint="use a decoder-only language model, or one of images and text",
     )
 
 

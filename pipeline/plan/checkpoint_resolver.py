@@ -6,7 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.checkpoint.demo_model import DEMO_LOCK
-from pipeline.checkpoint.folder import Checkpoint, CheckpointReference, inspect_folder
+from pipeline.checkpoint.folder import (
+    Checkpoint,
+    CheckpointReference,
+    inspect_folder,
+    read_config,
+)
 from pipeline.checkpoint.hub import download
 from pipeline.checkpoint.source_format import SourceFormat
 from pipeline.checkpoint.unsupported import (
@@ -189,7 +194,7 @@ def _fetch(
 def check_supported(checkpoint: Checkpoint, choices: ResolvedOptions) -> None:
     """Raise CheckpointError for a checkpoint that no recipe supports or vLLM cannot serve."""
     config = str(checkpoint.path / "config.json")
-    if fault := architecture_error(checkpoint.architecture, config):
+    if fault := architecture_error(checkpoint.architecture, read_config(checkpoint.path), config):
         raise fault
     if checkpoint.needs_remote_code and not choices.trust_remote_code:
         raise own_code_error(config)

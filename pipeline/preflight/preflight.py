@@ -179,7 +179,7 @@ class PreflightInput:
 
     def _find_checkpoint_faults(self) -> Iterator[PrepareError | None]:
         source, where = self.source, self.source.where
-        yield unsupported.architecture_error(self.architecture, where)
+        yield unsupported.architecture_error(self.architecture, source.config, where)
         to_make = (each for each in self.recipes if each.quantization.quantizes)
         if any(recipe.name not in self.made for recipe in to_make):
             yield unsupported.dequantization_error(where, source.format)

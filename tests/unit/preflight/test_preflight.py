@@ -118,11 +118,16 @@ def test_layers_that_autoawq_would_lose() -> None:
 
 
 class TestCheckpoint:
-    def test_an_architecture_that_does_not_generate(self) -> None:
-        config = LLAMA_3_8B | {"architectures": ["BertModel"]}
+    @pytest.mark.parametrize("name", ["BertModel", "T5ForConditionalGeneration"])
+    def test_an_architecture_that_does_not_generate(self, name: str) -> None:
+        config = LLAMA_3_8B | {"architectures": [name]}
         (fault,) = preflight(config).faults()
         assert isinstance(fault, CheckpointError)
-        assert "'BertModel' is not supported" in fault.message
+        assert f"'{name}' is not supported" in fault.message
+
+    def test_a_model_of_images_is_supported(self) -> None:
+        name = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}
+        assert preflight(LLAMA_3_8B | name).faults() == []
 
     @pytest.mark.parametrize("level", ["top", "text_config"])
     def test_quantized_weights_that_cannot_be_converted(self, level: str) -> None:
