@@ -2,9 +2,9 @@
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
 qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe,
-qwen3_next (a layer of linear attention, one of full), gpt_oss and jetmoe, and models of images and
-text (qwen2_5_vl, gemma3, mistral3), with a tokenizer trained on the texts. Those of images have
-their processor's settings and a chat template.
+qwen3_next (a dense layer of linear attention, one of full with experts), gpt_oss and jetmoe, and
+models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer trained on the texts.
+Those of images have their processor's settings and a chat template.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
 differ from the source's, relative to their size.
 """
@@ -119,7 +119,11 @@ def make(folder: Path, texts: Path) -> None:
         "qwen3_next": Qwen3NextForCausalLM(
             Qwen3NextConfig(
                 **SHAPE,
-                mlp_only_layers=[0, 1],
+                **EXPERTS,
+                num_experts=4,
+                moe_intermediate_size=128,
+                shared_expert_intermediate_size=128,
+                mlp_only_layers=[0],
                 layer_types=["linear_attention", "full_attention"],
                 linear_num_value_heads=4,
                 linear_num_key_heads=2,
@@ -195,6 +199,8 @@ def make(folder: Path, texts: Path) -> None:
     for name in ("qwen2", "stablelm", "gemma2"):  # norms are made as ones, and biases as zeros
         for vector in (each for each in models[name].parameters() if each.dim() == 1):
             vector.data.add_(torch.randn_like(vector) * 0.2)
+    projector = models["gemma3"].model.multi_modal_projector
+    projector.mm_input_projection_weight.data.normal_(std=0.2)  # made as zeros: it would not see
     for name, model in models.items():
         model.to(torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
@@ -203,6 +209,16 @@ def make(folder: Path, texts: Path) -> None:
         of_images.save_pretrained(folder / name)
         (folder / name / "preprocessor_config.json").write_text(json.dumps(pixels | tokens))
         (folder / name / "processor_config.json").write_text(json.dumps(tokens))
+    name_as_published(folder / "gemma3" / "model.safetensors")
+
+
+def name_as_published(file: Path) -> None:
+    """Give a tower the names in Google's checkpoints; transformers 5 writes shorter ones."""
+    from safetensors.torch import load_file, save_file
+
+    own, published = "vision_tower.", "vision_tower.vision_model."
+    renamed = {name.replace(own, published): its for name, its in load_file(file).items()}
+    save_file(renamed, file, metadata={"format": "pt"})
 
 
 def trained_tokenizer(texts: Path, *, sees: bool = False) -> Any:
