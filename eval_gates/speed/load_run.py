@@ -124,7 +124,8 @@ class LoadRun(NumericRecord):
     workload: str = Field(max_length=100, description="name of the workload")
     block: Count = Field(description="number of the block or round, from 0")
     order: Literal[0, 1] = Field(
-        description="0: a round, or this side of the block or pair went first"
+        description="0: a round, or this side of the block or pair went first, or has the first "
+        "GPUs if these are swapped"
     )
     server_run: Count = Field(
         description="number of the server run, from 0, among all that were started"

@@ -39,7 +39,7 @@ class LoadSummary(Record):
 
     side: Side
     block: int = Field(description="number of the block or round, from 0")
-    order: int = Field(description="0: it went first")
+    order: int = Field(description="0: it went first, or has the first GPUs")
     server_run: int = Field(description="number of the server run, from 0")
     output_tokens_per_s: float | None = Field(description="in the steady state")
     requests_per_s: float | None = Field(description="sent in the steady state")

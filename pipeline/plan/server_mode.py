@@ -44,19 +44,32 @@ def with_server_mode(
     """
     if profile.server_mode != "auto":
         return profile
-    known = catalog.gpu_of_driver(node.gpu_name or "")
-    memory = known.memory_gib if known else node.gpus[0].memory_gib if node.gpus else None
-    is_one_kind = len({gpu.name for gpu in node.gpus}) == 1 and not node.gpus[0].is_slice
     try:
         inspection = inspect(read_folder(checkpoint.path))
     except CheckpointError:  # its memory is not known; the preflight notes why
         inspection = None
-    fits = inspection is not None and fits_twice(
-        profile, policy, inspection, max_length_of(profile, checkpoint), memory
-    )
-    return in_mode(
-        profile, best_mode(profile, policy, fits=fits, gpus=len(node.gpus) if is_one_kind else 0)
-    )
+    return on_node(profile, policy, inspection, max_length_of(profile, checkpoint), node)
+
+
+def on_node(
+    profile: ServingProfile,
+    policy: Policy,
+    inspection: CheckpointInspection | None,
+    longest: int,
+    node: NodeInfo,
+) -> ServingProfile:
+    """Return the profile in the best mode for the node, and a note on how speeds are measured.
+
+    Args:
+        inspection: of the checkpoint; None if its memory is not known.
+        longest: tokens of a sequence, at most.
+    """
+    known = catalog.gpu_of_driver(node.gpu_name or "")
+    memory = known.memory_gib if known else node.gpus[0].memory_gib if node.gpus else None
+    is_one_kind = len({gpu.name for gpu in node.gpus}) == 1 and not node.gpus[0].is_slice
+    gpus = len(node.gpus) if is_one_kind else 0
+    fits = inspection is not None and fits_twice(profile, policy, inspection, longest, memory)
+    return in_mode(profile, best_mode(profile, policy, fits=fits, gpus=gpus))
 
 
 def best_mode(profile: ServingProfile, policy: Policy, *, fits: bool, gpus: int) -> Mode:

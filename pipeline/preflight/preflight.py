@@ -18,7 +18,7 @@ from pipeline.capacity.stage_resources import (
     stage_needs,
 )
 from pipeline.checkpoint import unsupported
-from pipeline.checkpoint.folder import needs_own_code
+from pipeline.checkpoint.folder import context_length, needs_own_code
 from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
 from pipeline.inspection.dequantized_source import dequantized, planned_weights
 from pipeline.inspection.header_source import HeaderSource
@@ -102,7 +102,7 @@ class PreflightInput:
 
     def pair_faults(self) -> list[PrepareError]:
         """Return the variants that cannot be served next to the baseline, as speed ratios need."""
-        if (inspection := self._inspection) is None:
+        if (inspection := self.inspection) is None:
             return []
         memory = self.machine.memory_bytes
         needs = {
@@ -127,7 +127,7 @@ class PreflightInput:
         ]
 
     def memory_to_make(self) -> dict[tuple[str, str], int]:
-        if (inspection := self._inspection) is None:
+        if (inspection := self.inspection) is None:
             return {}
         needs = [
             need
@@ -171,7 +171,7 @@ class PreflightInput:
             found.append(
                 f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
             )
-        elif gpu and self._inspection and (unknown := self._inspection.cache.unknown):
+        elif gpu and self.inspection and (unknown := self.inspection.cache.unknown):
             found.append(f"room for the KV cache is not checked before the run: {unknown}")
         if self.profile.accelerator == "cuda":
             found += remarks(self._served, self.machine.compute_capability)
@@ -195,7 +195,7 @@ class PreflightInput:
         GPUs of unknown memory are not checked. All models must be served, so another recipe is no
         hint.
         """
-        profile, inspection = self.profile, self._inspection
+        profile, inspection = self.profile, self.inspection
         gpu = gpu_type(self.machine)
         if inspection is None or gpu is None or profile.accelerator != "cuda":
             return
@@ -216,7 +216,7 @@ class PreflightInput:
                 )
 
     def _find_memory_faults(self) -> Iterator[PrepareError]:
-        memory, inspection = self.machine.memory_bytes, self._inspection
+        memory, inspection = self.machine.memory_bytes, self.inspection
         if inspection is None:
             return
         for need in stage_needs(
@@ -250,7 +250,13 @@ class PreflightInput:
             return error
 
     @property
-    def _inspection(self) -> CheckpointInspection | None:
+    def longest(self) -> int | None:
+        """Tokens of a sequence, at most: the engine's limit, or the model's; None if unknown."""
+        limit = self.profile.engine_arguments.get("max-model-len")
+        return limit if isinstance(limit, int) else context_length(self.source.config)
+
+    @property
+    def inspection(self) -> CheckpointInspection | None:
         return self._inspected if isinstance(self._inspected, CheckpointInspection) else None
 
 

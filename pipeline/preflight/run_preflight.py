@@ -9,7 +9,6 @@ from pathlib import Path
 from artifacts.registry.registry_address import check_registry
 from pipeline.capacity.gpu_request import read_draft_bytes, read_source
 from pipeline.capacity.machine import Machine, existing_folder, machine_of
-from pipeline.checkpoint.folder import context_length
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import CheckpointError, PrepareError, RegistryError
 from pipeline.environments.definition import EnvironmentName
@@ -57,9 +56,7 @@ def early_faults(preflight: PreflightInput, choices: ResolvedOptions) -> list[Pr
     if choices.profile.server_mode == "concurrent" and any(each.rule.compares for each in claims):
         faults += preflight.pair_faults()
     source = preflight.source
-    limit = choices.profile.engine_arguments.get("max-model-len")
-    length = limit if isinstance(limit, int) else context_length(source.config)
-    faults += generation_faults(choices.policy, source.generation, length)
+    faults += generation_faults(choices.policy, source.generation, preflight.longest)
     faults += chat_faults(choices.policy, source.generation, choices.profile, source.config)
     reference = choices.reference
     if reference.kind == "hub" and not _may_have_variants(preflight):

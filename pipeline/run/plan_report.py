@@ -33,6 +33,7 @@ from pipeline.plan.gate_power import GatePower, joint_power, policy_power
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.plan import Find, Plan
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
+from pipeline.plan.server_mode import on_node
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import PlannedGatePower, claim_powers
 from pipeline.plan.start_spread import with_measured_spread
@@ -270,6 +271,10 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         specs = []
         if line(error) not in map(line, early):
             late = [error]  # a run would end before it
+    if profile.server_mode == "auto" and preflight is not None:  # there was no plan
+        length = preflight.longest
+        inspection = preflight.inspection if length is not None else None
+        profile = on_node(profile, policy, inspection, length or 0, choices.node)
     # A run ends with the first group of them that has any.
     refused = refusal(early) or refusal(late)
     return PlanReport(

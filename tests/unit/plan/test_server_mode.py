@@ -118,7 +118,8 @@ def test_two_that_do_not_fit_on_one_gpu_have_equal_gpus_of_their_own(
     node = node_of({"accelerator": "cuda", "gpu": H100})
     there = tuple(replace(node.gpus[0], name=name) for name in gpus)
     profile = served(**{"tensor-parallel-size": number})
-    checkpoint = Checkpoint.model_construct(path=tmp_path)  # its size is not known
+    # Its size is not known.
+    checkpoint = Checkpoint.model_construct(path=tmp_path, max_position_embeddings=128)
     node = node.model_copy(update={"gpus": there})
     found = with_server_mode(profile, DEFAULT, checkpoint, node)
     assert found.server_mode == mode

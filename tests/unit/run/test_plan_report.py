@@ -504,6 +504,18 @@ class TestSchedule:
         assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["concurrent_with"]
         assert found.to_dict()["schedule"]["max_concurrent"] >= 2
 
+    @pytest.mark.parametrize("fits", [True, False])
+    def test_a_refused_plan_names_the_servers_mode_too(
+        self, planning: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
+    ) -> None:
+        two_h100(tmp_path, monkeypatch)
+        config = planning.checkpoint / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | (SHAPE if fits else {})))
+        (planning.checkpoint / "tokenizer.json").unlink()
+        found = planning.forecast(profile="h100")
+        assert found.faults
+        assert [each.server_mode for each in found.claims] == ["concurrent" if fits else "swapped"]
+
     @pytest.mark.parametrize("gpus", [1, 2])
     @pytest.mark.parametrize("dry_run", [True, False])
     def test_on_gpus_that_are_only_asked_about_it_is_the_same(
