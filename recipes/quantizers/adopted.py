@@ -8,8 +8,8 @@ from pydantic import Field
 
 from recipes.quantization import Quantization, Rounding
 from recipes.quantizers.in_groups import widened_bytes
-from recipes.quantizers.preset import FP8_BYTES_ON_CPU
-from recipes.weight_format import BNB_4BIT, PLAIN, WeightFormat
+from recipes.quantizers.preset import float_bytes_on_cpu
+from recipes.weight_format import BNB_4BIT, GPTQ, PLAIN, WeightFormat
 
 MADE_ELSEWHERE = "adopted"  # in place of the environment that quantizes
 
@@ -66,9 +66,14 @@ class AdoptedQuantization(Quantization):
         return "compensated"
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        if self.bits > 8 or (self.bits == 8 and self.number == "int"):
+        if self.bits > 8:
             return size
-        return FP8_BYTES_ON_CPU * size if self.bits == 8 else widened_bytes(size, wide=wide)
+        if self.number == "float":
+            return float_bytes_on_cpu(self.bits, size, wide=wide)
+        if self.bits == 8:  # with 16-bit activations they are widened
+            is_packed = self.layout.startswith((GPTQ, "pack-quantized"))
+            return size * (4 if wide else 2) if is_packed else size
+        return widened_bytes(size, wide=wide)
 
     def format_description(self, group_size: int | None) -> str:
         return self.layout

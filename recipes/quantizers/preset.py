@@ -9,15 +9,23 @@ from pydantic import AfterValidator, Field, model_validator
 
 from recipes.ignored_modules import is_ignored
 from recipes.quantization import Calibration, Quantization, check_patterns
-from recipes.quantizers.in_groups import SEQUENTIAL_PASSES, widened_bytes
+from recipes.quantizers.in_groups import SEQUENTIAL_PASSES
 from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat
 
-FP8_BYTES_ON_CPU = 4  # the serving plugin upcasts FP8 weights to 32 bits
 ModuleNames = Annotated[
     list[str], Field(min_length=1, max_length=2_000), AfterValidator(check_patterns)
 ]
 SchemeName = Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4", "NVFP4A16", "MXFP4"]
+
+
+def float_bytes_on_cpu(bits: int, size: int, *, wide: bool) -> int:
+    """Return memory of `size` bytes of 8- or 4-bit floats, which the serving plugin widens.
+
+    Args:
+        wide: the model is served in float32; FP8 weights always get 32 bits.
+    """
+    return size * (32 if wide or bits == 8 else 16) // bits
 
 
 @dataclass(frozen=True)
@@ -137,8 +145,7 @@ class PresetQuantization(WithKvScales):
         return SEQUENTIAL_PASSES if self.calibration else None
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
-        is_fp8 = SCHEMES[self.scheme].form.bits == 8
-        return FP8_BYTES_ON_CPU * size if is_fp8 else widened_bytes(size, wide=wide)
+        return float_bytes_on_cpu(SCHEMES[self.scheme].form.bits, size, wide=wide)
 
     def format_description(self, group_size: int | None) -> str:
         others = "".join(

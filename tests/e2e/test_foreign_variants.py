@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from prepare_command import prepare
+from quiz_policy import quiz_policy
 
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.errors import PrepareError
@@ -35,21 +35,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.of_everyth
 
 SCRIPT = Path(__file__).with_name("foreign_layouts.py")
 SERVED = ("gptq", "gptq-8", "fp8", "modelopt-fp8", "modelopt-nvfp4", "gguf-q8")
-POLICY = {
-    "name": "quiz",
-    "summary": "one suite",
-    "suites": {
-        "quiz": {
-            "kind": "mmlu",
-            "prompt_format": "cloze",
-            "num_fewshot": 0,
-            "questions": 96,
-            "batch": 48,
-            "sources": ["builtin"],
-            "margins": {"fp8": 0.15, "int8": 0.15, "int4": 0.3, "fp4": 0.3},
-        }
-    },
-}
 LAYER = "model.layers.7.mlp.down_proj"
 HEADER = 8  # bytes of its length
 # The tensor to multiply by two, by adding to each number's exponent: numpy's type, what to add.
@@ -66,9 +51,7 @@ SCALES = {
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("policy") / "policy.yaml"
-    file.write_text(yaml.safe_dump(POLICY))
-    return str(file)
+    return quiz_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

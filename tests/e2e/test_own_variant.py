@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from quiz_policy import quiz_policy
 
 from pipeline.core.events import NullProgress
 from pipeline.environments.environment import Accelerator, ensure
@@ -37,21 +37,6 @@ oneshot(model=model, recipe=recipe)
 model.save_pretrained(output, save_compressed=True)
 tokenizer.save_pretrained(output)
 """
-POLICY = {
-    "name": "quiz",
-    "summary": "one suite",
-    "suites": {
-        "quiz": {
-            "kind": "mmlu",
-            "prompt_format": "cloze",
-            "num_fewshot": 0,
-            "questions": 96,
-            "batch": 48,
-            "sources": ["builtin"],
-            "margins": {"fp8": 0.15},
-        }
-    },
-}
 LAYER = "model.layers.7.mlp.down_proj"
 HEADER = 8  # bytes of its length
 
@@ -81,9 +66,8 @@ def prepare(store: Path, *words: str) -> tuple[int, Any, str]:
 def test_sound_ones_are_promoted_and_broken_ones_are_not(
     demo_model: Path, vendor: Path, tmp_path: Path
 ) -> None:
-    policy, store = tmp_path / "policy.yaml", tmp_path / "store"
-    policy.write_text(yaml.safe_dump(POLICY))
-    options = ["--profile", "cpu", "--policy", str(policy), "--name", "demo"]
+    store = tmp_path / "store"
+    options = ["--profile", "cpu", "--policy", quiz_policy(tmp_path), "--name", "demo"]
 
     def model(*words: str) -> tuple[int, Any, str]:
         return prepare(store, "model", str(demo_model), *options, *words)

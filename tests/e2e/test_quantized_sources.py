@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prepare_command import prepare
+from quiz_policy import quiz_policy
 from tiny_llama import HEAD, LAYERS, SCHEMES
 
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
@@ -115,7 +116,7 @@ def test_heads_for_multi_token_prediction_are_carried(
 def test_released_weights_are_served_as_the_baseline(
     demo_model: Path, python: Path, tmp_path: Path
 ) -> None:
-    """The whole run: FP8 weights as the baseline, dequantized, INT4 of that, verdict and card."""
+    """The whole run: FP8 weights as the baseline, dequantized, FP8 of that, verdict and card."""
     source = checkpoint(demo_model)
     quantization = load_recipe("fp8-dynamic").quantization
     parameters = QuantizeParameters(
@@ -124,8 +125,9 @@ def test_released_weights_are_served_as_the_baseline(
     runtime = QuantizeRuntime(checkpoint=source, python=str(python))
     released = output_of(QUANTIZE.spec("fp8", parameters, {}, runtime, tmp_path / "made"))
     store = tmp_path / "store"
-    command = ["model", str(released), "--recipe", "fp8-dynamic", "--policy", "demo"]
-    done = prepare(store, *command, "--name", "fp8", "--json")
+    options = ["--policy", quiz_policy(tmp_path), "--name", "fp8", "--json"]
+    command = ["model", str(released), "--recipe", "fp8-dynamic", *options]
+    done = prepare(store, *command, timeout=1500)
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
     assert report["checkpoint"]["source"]["quantized"] == "FP8"

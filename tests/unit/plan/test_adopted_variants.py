@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from asked_run import request_for
@@ -269,3 +269,24 @@ def test_every_byte_of_a_variant_is_counted(tmp_path: Path, kind: str) -> None:
     assert weights.bytes == sum(tensor.size for tensor in it.tensors.values())
     quantized = sum(each.quantized for each in weights.tensors)
     assert quantized == (0 if kind == "gguf" else 12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "bits", "number", "sizes"),
+    [
+        ("unquantized, 16 bits", 16, "float", (100, 100)),
+        ("fp8", 8, "float", (400, 400)),
+        ("gptq, 8-bit int", 8, "int", (200, 400)),
+        ("int-quantized, 8-bit int", 8, "int", (100, 100)),
+        ("modelopt-nvfp4", 4, "float", (400, 800)),
+        ("awq-gemm", 4, "int", (100, 800)),
+    ],
+)
+def test_memory_of_a_cpu_server(
+    layout: str, bits: int, number: Literal["int", "float"], sizes: tuple[int, int]
+) -> None:
+    """The plugin widens what vLLM has no kernel for; 4-bit integers only in float32."""
+    made = AdoptedQuantization(
+        kind="adopted", origin="o", digest="d", layout=layout, bits=bits, number=number
+    )
+    assert tuple(made.bytes_on_cpu(100, wide=wide) for wide in (False, True)) == sizes
