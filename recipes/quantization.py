@@ -64,6 +64,7 @@ class Quantization(ConfigModel):
     quantizes: ClassVar[bool] = True  # False for the baseline
     # Managed environment that the worker runs in: `quantize` has llm-compressor and torch.
     environment: ClassVar[str] = "quantize"
+    weights: ClassVar[str] = "safetensors"  # file format, of which an engine serves one
 
     @property
     @abstractmethod

@@ -258,6 +258,13 @@ class ServingProfile(ConfigModel):
     )
 
     @model_validator(mode="after")
+    def _the_engine_runs_there(self) -> Self:
+        served = find_engine(self.engine).accelerators
+        if self.accelerator not in served:
+            raise ValueError(f"the engine '{self.engine}' needs accelerator: {' or '.join(served)}")
+        return self
+
+    @model_validator(mode="after")
     def _fallbacks_are_a_cpus(self) -> Self:
         if self.cpu_overrides and self.accelerator != "cpu":
             raise ValueError("'cpu_overrides' are for a profile with accelerator: cpu")

@@ -38,6 +38,7 @@ lock() { # NAME [uv's options...]
 
 lock quantize-cpu "${cpu_torch[@]}" "$@"
 lock serve-cpu "${cpu_torch[@]}" "$@"
+lock serve-llamacpp "${cpu_torch[@]}" "$@"
 lock quantize-autoawq-cpu "${cpu_torch[@]}" "$@"
 lock quantize-cuda "$@"
 lock quantize-autoawq-cuda "$@"

@@ -13,7 +13,7 @@ from pipeline.core.process_environment import server_environment
 from pipeline.core.record import Record
 from pipeline.environments.compile_caches import VARIABLES
 from pipeline.environments.cuda_home import cuda_home
-from pipeline.environments.definition import Accelerator
+from pipeline.environments.definition import Accelerator, define
 from pipeline.environments.folders import environments_folder, folder_name
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.engine_arguments import COMPILES
@@ -90,7 +90,7 @@ class ExportedVersion:
     def python(self) -> Path:
         """Interpreter of the judged environment in the image; another image does not have it."""
         tuple_ = self.deployable
-        key = f"{self.engine.environment}-{tuple_.accelerator.value}"
+        key = define(self.engine.environment, tuple_.accelerator).key
         name = folder_name(key, tuple_.serve_environment)
         return environments_folder(IMAGE_HOME) / name / "bin" / "python"
 

@@ -290,7 +290,9 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
         RegistryError: it is not a checkpoint; another user may have named a private folder.
         EvidenceError: it contains something that is neither a file nor a folder.
     """
-    if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
+    if not (source / "config.json").is_file() or not any(
+        file.suffix in (".safetensors", ".gguf") for file in source.iterdir()
+    ):
         raise RegistryError(
             "the version's source is not a checkpoint's folder",
             where=str(source),

@@ -222,7 +222,7 @@ def media_type(path: str) -> str:
     """Return ModelPack's media type for a path."""
     pure = PurePosixPath(path)
     name = pure.name.lower()
-    if name.endswith(".safetensors"):
+    if name.endswith((".safetensors", ".gguf")):
         return WEIGHT_TYPE
     if pure.parts[0] in EVIDENCE_FOLDERS or name.endswith(DOC_SUFFIXES):
         return DOC_TYPE

@@ -4,6 +4,9 @@ lm-eval scores each choice by its own prompt, which a server cannot serve from i
 each choice is one token, this client requests one token and the log-probabilities of the choices'
 tokens (vLLM: `logprob_token_ids`). The values equal those of scored prompts, over the complete
 vocabulary. Longer choices and other servers use lm-eval's requests.
+
+llama.cpp scores no prompts, but lists as many of the likeliest next tokens as asked, with ids. So a
+continuation of any length is scored token by token, each after the ones before.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ Answer = tuple[float, bool]  # lm-eval's: log-probability, whether it is the gre
 
 _CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be longer than ours
 OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "chat")
+# Likeliest tokens that llama.cpp is asked to list; all, if one asked for is not among the first.
+_LISTED = (200, 100_000)
 
 
 class OneTokenItem(NamedTuple):
@@ -76,6 +81,27 @@ def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
         "return_tokens_as_token_ids": True,
         **PLAIN_SAMPLING,
     }
+
+
+def listed_payload(model: str, item: OneTokenItem, seed: int, count: int) -> dict[str, Any]:
+    """Return llama.cpp's request: one token, and that many of the likeliest."""
+    return {
+        "model": model,
+        "prompt": list(item.context),
+        "max_tokens": 1,
+        "seed": seed,
+        "logprobs": count,
+        "temperature": 0,
+    }
+
+
+def split_into_tokens(requests: list[ScoredRequest]) -> list[ScoredRequest]:
+    """Return a request for each token of the continuations; its key is the request's number."""
+    return [
+        (number, [*context, *continuation[:place]], [continuation[place]])
+        for number, (_, context, continuation) in enumerate(requests)
+        for place in range(len(continuation))
+    ]
 
 
 def generation_request(
@@ -137,6 +163,18 @@ def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRe
         values = [(number, found[f"token_id:{token}"]) for number, token in item.places]
     except (LookupError, TypeError, ValueError, AttributeError):
         return RejectedRequest("its answer lacks the log-probabilities of the tokens asked for")
+    return {number: (value, value >= best) for number, value in values}
+
+
+def read_listed(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRequest:
+    """Return answers by the number of the request; a rejection if a token is not listed."""
+    try:
+        (listed,) = body["choices"][0]["logprobs"]["content"]
+        found = {int(each["id"]): float(each["logprob"]) for each in listed["top_logprobs"]}
+        values = [(number, found[token]) for number, token in item.places]
+    except (LookupError, TypeError, ValueError):
+        return RejectedRequest("its answer does not list the tokens asked for")
+    best = max(found.values())
     return {number: (value, value >= best) for number, value in values}
 
 
@@ -248,6 +286,7 @@ def completions_model(
     answered: Callable[[int], None],
     note: Callable[[str], None],
     asks_once: bool = True,
+    by_list: bool = False,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return an lm-eval model (`lm=` of its `evaluate`) for an OpenAI-compatible endpoint.
@@ -258,6 +297,7 @@ def completions_model(
         url: without `/v1/completions`.
         max_length: tokens that the server accepts, prompt and answer together.
         answered: receives the number of lm-eval's requests just answered.
+        by_list: continuations are scored by lists of tokens, as llama.cpp gives them.
         template_arguments: of the chat template.
     """
     place = f"{url}/v1/completions"
@@ -301,6 +341,8 @@ def completions_model(
                 length = len(context) + len(continuation)
                 lengths[tuple(context)] = max(length, lengths.get(tuple(context), 0))
             check_fit(list(lengths.values()), self.max_length)
+            if by_list:
+                return self._score_by_list(requests)
             items = one_token_items(requests)
             answers = self._ask_once(items)
             rest = [number for number in range(len(requests)) if number not in answers]
@@ -385,6 +427,41 @@ def completions_model(
             known = [answer for answer in found if not isinstance(answer, RejectedRequest)]
             self._counts["one_request"] += len(known)
             return {number: value for answer in known for number, value in answer.items()}
+
+        def _score_by_list(self, requests: list[ScoredRequest]) -> list[Answer]:
+            tokens = split_into_tokens(requests)
+            found: dict[int, Answer] = {}
+            items = one_token_items(tokens)
+            for count in _LISTED:
+                answers = self._send_lists(items, count)
+                rejected = [isinstance(each, RejectedRequest) for each in answers]
+                if count == _LISTED[-1]:
+                    answers = [accepted(each) for each in answers]
+                for answer in answers:
+                    found.update({} if isinstance(answer, RejectedRequest) else answer)
+                items = [item for item, failed in zip(items, rejected, strict=True) if failed]
+            check_numbers([value for value, _ in found.values()])
+            sums = [(0.0, True)] * len(requests)
+            for place, (number, _, _) in enumerate(tokens):
+                (value, is_best), (total, all_best) = found[place], sums[number]
+                sums[number] = (total + value, all_best and is_best)
+            self._counts["one_request"] += len(requests)
+            answered(len(requests))
+            return sums
+
+        def _send_lists(self, items: list[OneTokenItem], count: int) -> list[Any]:
+            found: list[Any] = self.send(
+                [
+                    EndpointRequest(
+                        "completions",
+                        listed_payload(self.model, item, self._seed, count),
+                        partial(read_listed, item=item),
+                        answers=0,
+                    )
+                    for item in items
+                ]
+            )
+            return found
 
         def _send(self, items: list[OneTokenItem]) -> list[Any]:
             found: list[Any] = self.send(

@@ -33,7 +33,8 @@ Names = Annotated[
     list[EnvironmentName] | None,
     typer.Argument(
         metavar="NAME",
-        help="quantize, serve, evaluate (these three by default), quantize-autoawq.",
+        help="quantize, serve, evaluate (these three by default), quantize-autoawq, "
+        "serve-llamacpp.",
     ),
 ]
 ForAccelerator = Annotated[

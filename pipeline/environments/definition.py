@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pipeline.core.errors import UsageError
 from pipeline.core.gpus import visible_gpus
+from recipes.engines.llamacpp import LlamaCpp
 from recipes.engines.vllm import Vllm
 
 LOCKS = Path(__file__).parent / "locks"
@@ -48,8 +49,12 @@ class EnvironmentName(StrEnum):
     QUANTIZE = "quantize"
     QUANTIZE_AUTOAWQ = "quantize-autoawq"
     SERVE = "serve"
+    SERVE_LLAMACPP = "serve-llamacpp"
     EVALUATE = "evaluate"
 
+
+SHARED = (EnvironmentName.SERVE_LLAMACPP, EnvironmentName.EVALUATE)
+"""Environments that are the same for every accelerator: they compute on the CPU, or nothing."""
 
 RUN_ENVIRONMENTS = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
 """Environments of every run; others are built for the recipes that need them."""
@@ -85,7 +90,7 @@ class EnvironmentDefinition:
 
     @property
     def needs_cuda_torch(self) -> bool:
-        return self.accelerator is Accelerator.CUDA and self.name is not EnvironmentName.EVALUATE
+        return self.accelerator is Accelerator.CUDA and self.name not in SHARED
 
     @property
     def identity(self) -> str:
@@ -103,21 +108,17 @@ class EnvironmentDefinition:
 
 
 def define(name: str, accelerator: Accelerator) -> EnvironmentDefinition:
-    """Return the definition of a managed environment.
-
-    `evaluate` is the same for every accelerator, because it computes nothing.
-    """
+    """Return the definition of a managed environment."""
     known = environment_name(name)
-    shared = known is EnvironmentName.EVALUATE
-    key = str(known) if shared else f"{known}-{accelerator}"
+    key = str(known) if known in SHARED else f"{known}-{accelerator}"
     overrides = LOCKS / f"{key}.overrides.txt"
     return EnvironmentDefinition(
         key=key,
         name=known,
-        accelerator=accelerator,
+        accelerator=Accelerator.CPU if known is EnvironmentName.SERVE_LLAMACPP else accelerator,
         lock=LOCKS / f"{key}.txt",
         overrides=overrides if overrides.is_file() else None,
-        plugins=(PLUGINS / "vllm_cpu_kernels",) if key == "serve-cpu" else (),
+        plugins=tuple(PLUGINS / name for name in _PLUGINS.get(key, ())),
         modules=_MODULES[known],
         disk_bytes=_DISK_BYTES[key],
     )
@@ -168,10 +169,13 @@ def _digest_sources(folder: Path) -> list[list[str]]:
     ]
 
 
+_PLUGINS = {"serve-cpu": ("vllm_cpu_kernels",), "serve-llamacpp": ("llamacpp_server",)}
+
 _MODULES = {
     EnvironmentName.QUANTIZE: ("llmcompressor", "transformers"),
     EnvironmentName.QUANTIZE_AUTOAWQ: ("awq", "transformers"),
     EnvironmentName.SERVE: Vllm.modules,
+    EnvironmentName.SERVE_LLAMACPP: LlamaCpp.modules,
     EnvironmentName.EVALUATE: (
         "lm_eval",
         "transformers",
@@ -187,8 +191,8 @@ _MODULES = {
     ),
 }
 
-# Measured sizes on the CPU (1.2, 1.2, 2.1 and 0.6 GB, in the order of names) plus a reserve; CUDA
-# sizes are estimated from wheels.
+# Measured sizes on the CPU (1.2, 1.2, 2.1, 1.1 and 0.6 GB, in the order of names) plus a reserve;
+# CUDA sizes are estimated from wheels.
 _DISK_BYTES = {
     "quantize-cpu": 2 * GIGABYTE,
     "quantize-cuda": 8 * GIGABYTE,
@@ -196,5 +200,6 @@ _DISK_BYTES = {
     "quantize-autoawq-cuda": 8 * GIGABYTE,
     "serve-cpu": 3 * GIGABYTE,
     "serve-cuda": 12 * GIGABYTE,
+    "serve-llamacpp": 2 * GIGABYTE,
     "evaluate": 1 * GIGABYTE,
 }

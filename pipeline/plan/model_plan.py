@@ -58,6 +58,7 @@ from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
+from recipes.weight_format import GGUF
 
 
 @dataclass(frozen=True)
@@ -346,7 +347,8 @@ class ModelPlanner:
 
     def _quantization(self, recipe: Recipe) -> Quantization:
         """Return the recipe's quantization, with its ignore list for the architecture."""
-        if not recipe.quantization.quantizes:
+        # llama.cpp's rules name the matrices of GGUF.
+        if not recipe.quantization.quantizes or recipe.quantization.weights == GGUF:
             return recipe.quantization
         return recipe.quantization.model_copy(
             update={
@@ -367,11 +369,17 @@ class ModelPlanner:
             nowhere = quantization.calibration.model_copy(update={"dataset": None})
             quantization = quantization.model_copy(update={"calibration": nowhere})
         source = self.checkpoint.recipe_source
+        worker: dict[str, Any] = {}  # only GGUF is read by a worker
+        if quantization.weights == GGUF:
+            trusted = self.trust_remote_code
+            worker = {"environment": quantization.environment, "trust_remote_code": trusted}
         return CHECK_WEIGHTS.spec(
             recipe.name,
             CheckWeightsParameters(checkpoint=source.digest, quantization=quantization),
             {"weights": quantize},
-            CheckWeightsRuntime(checkpoint=source, baseline_bytes=self.checkpoint.weights_bytes),
+            CheckWeightsRuntime(
+                checkpoint=source, baseline_bytes=self.checkpoint.weights_bytes, **worker
+            ),
             self.store,
         )
 

@@ -15,7 +15,7 @@ from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.unquantized_modules import decoder_layers
 from pipeline.inspection.variant_size import VariantWeights
-from recipes.engines import find_engine
+from recipes.engines import DEFAULT, find_engine
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 
@@ -44,12 +44,20 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
             )
 
 
-def check_servable(recipe: Recipe, accelerator: AcceleratorName) -> None:
-    """Check that vLLM can serve the recipe's weights.
+def check_servable(recipe: Recipe, accelerator: AcceleratorName, engine: str = DEFAULT) -> None:
+    """Check that the engine can serve the recipe's weights.
 
     Raises:
-        UsageError: it has no kernels for such weights there.
+        UsageError: it reads other files, or vLLM has no kernels for such weights there.
     """
+    quantization, serving = recipe.quantization, find_engine(engine)
+    if quantization.kind != "none" and quantization.weights != serving.weights:
+        raise UsageError(
+            f"{serving.title} serves variants in {serving.weights}, and '{recipe.name}' makes "
+            f"{quantization.weights}",
+            where=f"--recipe {recipe.name}",
+            hint="use --profile cpu-llamacpp for the recipes gguf-*, and another for all others",
+        )
     if reason := recipe.cannot_serve_on.get(accelerator):
         raise UsageError(
             f"'{recipe.name}' cannot be served on this machine: {reason}",

@@ -106,7 +106,7 @@ def find_unsuitable(
     If its weights are `made` already, only serving is checked.
     """
     try:
-        check_servable(recipe, profile.accelerator)
+        check_servable(recipe, profile.accelerator, profile.engine)
     except PrepareError as fault:
         yield fault
     if not made and recipe.quantization.quantizes:

@@ -122,8 +122,10 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
         yield DoctorCheck(f"{subject}, {name}", Severity.OK, override.reason)
     for name in recipe_names():
         recipe = load_recipe(name)
+        if recipe.quantization.weights != find_engine(fitted.engine).weights:
+            continue  # of another engine
         try:
-            check_servable(recipe, fitted.accelerator)
+            check_servable(recipe, fitted.accelerator, fitted.engine)
         except UsageError as error:
             yield DoctorCheck(
                 f"{subject}, recipe {name}", Severity.WARNING, error.message, error.hint

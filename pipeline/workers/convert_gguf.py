@@ -55,7 +55,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 def _read_metadata(source: Path) -> dict[str, Any]:
     """Return the GGUF file's short key-value pairs, without the vocabulary's arrays."""
-    import gguf  # type: ignore[import-not-found]
+    import gguf
 
     # transformers parses the file, 49,000 tokens one by one in Python, four times over and
     # builds the table of tensor names once a module: with both remembered, a third of the time.

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -30,6 +31,8 @@ class ApiCapabilities:
     scores_prompts: bool = False
     # `logprob_token_ids` returns those of chosen tokens (one request per question).
     scores_tokens: bool = False
+    # `logprobs` lists as many of the likeliest tokens as asked, with their ids.
+    lists_tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Engine(Protocol):
     homepage: str  # for the model card
     environment: str  # name of the environment that it runs in
     modules: tuple[str, ...]  # modules that must be importable there
+    accelerators: tuple[str, ...] = ("cpu", "cuda")
+    weights: str = "safetensors"  # file format of variants; the baseline's is always safetensors
     key_variable: str  # environment variable of the API key
     health: str = "/health"  # path that returns 200 when the server is ready
     dialect: ApiCapabilities = ApiCapabilities()
@@ -170,3 +175,19 @@ def options(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"--{name}"
             words = value if isinstance(value, list) else [value]
             yield from [] if value is True else map(str, words)
+
+
+def read_options(file: Path) -> EngineCliOptions:
+    """Return the options in a file that one of `scripts/` wrote."""
+    title, *lines = file.read_text().splitlines()
+    found = dict(line.partition("=")[::2] for line in lines)
+    return EngineCliOptions(
+        version=title.removeprefix("# ").partition(";")[0],
+        defaults={
+            name: default or None
+            for name, default in found.items()
+            if not name.startswith("-") and not name.isupper()
+        },
+        shorts={name: long for name, long in found.items() if name.startswith("-")},
+        variables=frozenset(name for name in found if name.isupper()),
+    )

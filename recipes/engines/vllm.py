@@ -17,6 +17,7 @@ from recipes.engines.engine import (
     EngineCliOptions,
     LaunchSpec,
     options,
+    read_options,
 )
 from recipes.engines.vllm_formats import find_obstacle
 
@@ -273,15 +274,4 @@ def _list_common(launch: LaunchSpec) -> list[str]:
 
 @cache
 def _read_options(accelerator: str) -> EngineCliOptions:
-    title, *lines = Path(__file__).with_name(f"vllm-{accelerator}.txt").read_text().splitlines()
-    found = dict(line.partition("=")[::2] for line in lines)
-    return EngineCliOptions(
-        version=title.removeprefix("# ").partition(";")[0],
-        defaults={
-            name: default or None
-            for name, default in found.items()
-            if not name.startswith(("-", "VLLM_"))
-        },
-        shorts={name: long for name, long in found.items() if name.startswith("-")},
-        variables=frozenset(name for name in found if name.startswith("VLLM_")),
-    )
+    return read_options(Path(__file__).with_name(f"vllm-{accelerator}.txt"))

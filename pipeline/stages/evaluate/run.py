@@ -185,6 +185,7 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
     """Return the worker's input."""
     parameters, runtime = context.parameters, context.runtime
     endpoint = parameters.endpoint
+    dialect = find_engine(parameters.serving.engine).dialect
     return {
         "name": runtime.suite,
         "suite": parameters.suite.model_dump(),
@@ -203,7 +204,8 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         "side": endpoint.side if endpoint is not None else "",
         # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
-        "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
+        "asks_once": dialect.scores_tokens,
+        "by_list": dialect.lists_tokens,
     }
 
 

@@ -50,7 +50,7 @@ def half_built(home: Path) -> Path:
 def test_list() -> None:
     found = answer("list")
     names = [item["name"] for item in found]
-    assert names == ["quantize", "quantize-autoawq", "serve", "evaluate"]
+    assert names == ["quantize", "quantize-autoawq", "serve", "serve-llamacpp", "evaluate"]
     assert {item["state"] for item in found} == {"missing"}
     assert all(len(item["identity"]) == 64 for item in found)
 

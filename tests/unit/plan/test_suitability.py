@@ -41,6 +41,7 @@ DEMO: dict[str, Any] = LLAMA_3_8B | {
 
 
 MIXED = "nvfp4-mlp-fp8-attention"
+GGUF = {name for name in recipe_names() if name.startswith("gguf-")}
 
 
 def changed(name: str, **changes: Any) -> Recipe:
@@ -48,13 +49,20 @@ def changed(name: str, **changes: Any) -> Recipe:
 
 
 class TestServers:
-    @pytest.mark.parametrize("name", recipe_names())
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - GGUF))
     def test_gpus_serve_all(self, name: str) -> None:
         check_servable(load_recipe(name), "cuda")
 
-    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"w4a8"}))
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - GGUF - {"w4a8"}))
     def test_every_cpu_serves_or_emulates_all_but_one(self, name: str) -> None:
         check_servable(load_recipe(name), "cpu")
+
+    def test_an_engine_serves_one_format_of_files(self) -> None:
+        check_servable(load_recipe("gguf-q8-0"), "cpu", "llamacpp")
+        check_servable(load_recipe("baseline"), "cpu", "llamacpp")
+        for name, engine in (("gguf-q8-0", "vllm"), ("fp8-dynamic", "llamacpp")):
+            with pytest.raises(UsageError):
+                check_servable(load_recipe(name), "cpu", engine)
 
     def test_a_format_of_one_gpu(self) -> None:
         with pytest.raises(UsageError, match="Hopper"):
@@ -188,7 +196,9 @@ STACKED: Shapes = {"model.layers.0.mlp.experts.gate_up_proj": (4, 32, 64)}
 
 
 class TestExperts:
-    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-dynamic", "fp8-block"}))
+    @pytest.mark.parametrize(
+        "name", sorted({*recipe_names()} - GGUF - {"fp8-dynamic", "fp8-block"})
+    )
     def test_stacks_are_refused(self, name: str) -> None:
         tensors = source(LLAMA_3_8B, STACKED).tensors
         with pytest.raises(StageError, match=r"experts\.gate_up_proj") as caught:

