@@ -18,8 +18,24 @@ SIBLINGS = (
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
+_TOGETHER = (
+    *("qkv_proj", "gate_up_proj", "gate_up_proj"),
+    *("fused_qkv_a_proj", "in_proj_qkvz", "in_proj_ba"),
+)
 _EXPERT = re.compile(r"(.*\bexperts)\.\d+\.")
 CURE = "give the modules of one fused set (q, k, v; gate, up; a layer's experts) one format"
+
+
+def fused_name(module: str) -> str | None:
+    """Return vLLM's name of the matrix that has the module's; None if it is stored alone.
+
+    Experts are found by their own names.
+    """
+    parent, _, leaf = module.rpartition(".")
+    place = next((n for n, each in enumerate(SIBLINGS) if leaf in each), None)
+    if place is None or _EXPERT.match(module):
+        return None
+    return f"{parent}.{_TOGETHER[place]}"
 
 
 def find_split(forms: Mapping[str, object]) -> tuple[str, str] | None:

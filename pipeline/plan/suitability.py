@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import PrepareError, StageError, UsageError
 from pipeline.inspection.divisibility import find_undivided_rows
-from pipeline.inspection.fused_sets import CURE, find_split
+from pipeline.inspection.fused_sets import CURE, find_split, fused_name
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
@@ -152,6 +152,16 @@ def check_parts(recipe: Recipe, weights: VariantWeights) -> None:
             where=where,
             hint=f"change quantization.ignore or quantization.other_schemes: {CURE}",
         )
+    part_of, last = recipe.quantization.part_of, len(recipe.quantization.parts) - 1
+    for name in (each.name.removesuffix(WEIGHT) for each in matrices if each.form is not None):
+        fused = fused_name(name)
+        if fused is not None and part_of(fused) not in (last, part_of(name)):
+            raise StageError(
+                f"'{recipe.name}' gives '{name}' another format than '{fused}', by which vLLM "
+                "looks for it",
+                where=where,
+                hint="change quantization.other_schemes: name the modules of one scheme alone",
+            )
 
 
 def check_experts(recipe: Recipe, tensors: Mapping[str, TensorEntry]) -> None:

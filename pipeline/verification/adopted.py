@@ -16,7 +16,7 @@ from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.source_format import QUANTIZER_FILE, quantization_configs
 from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.errors import VerificationError
-from pipeline.inspection.fused_sets import CURE, find_split
+from pipeline.inspection.fused_sets import CURE, SIBLINGS, find_split, fused_name
 from pipeline.inspection.linear_layers import is_head, is_linear_weight, is_tied
 from pipeline.inspection.regex_safety import check_expressions
 from pipeline.verification.adopted_files import check_adopted_files
@@ -31,12 +31,14 @@ from pipeline.verification.weight_format import (
     NotComparableError,
     StoredFormats,
     block_name,
+    names_and_expressions,
     stored_formats,
 )
 from recipes.ignored_modules import is_ignored
 from recipes.quantization import Quantization, Rounding
 from recipes.weight_format import PLAIN, WeightFormat
 
+ALWAYS_LINEAR = ("o_proj", "down_proj")  # besides those that vLLM fuses
 UNQUANTIZED = StoredFormats((((), WeightFormat(PLAIN, 16, "float", "none")),))
 WIDE_NOTE = (
     "the weights have 16 bits: those of a dequantized GGUF file, and those that were trained "
@@ -89,7 +91,8 @@ def check_fused_sets(
     """Check that modules which vLLM stores as one matrix have one format.
 
     Raises:
-        VerificationError: vLLM would load all of them in the format of the first.
+        VerificationError: vLLM would load them in another format: that of the first, or that of its
+            own name for the one matrix, which it looks up first.
     """
     ignored = _ignored(config)
     forms = {name: None if is_ignored(name, ignored) else formats.of(name) for name in modules}
@@ -100,6 +103,17 @@ def check_fused_sets(
             where=f"{where}.config_groups",
             hint=f"quantize again: {CURE}",
         )
+    for name, form in forms.items():
+        if (fused := fused_name(name)) is None:
+            continue
+        found = None if is_ignored(fused, ignored) else formats.of_name(fused) or form
+        if found != form:
+            raise VerificationError(
+                f"'{name}' ({form or 'in 16 bits'}) is part of '{fused}' in vLLM, and config.json "
+                f"names that, too ({found or 'in 16 bits'})",
+                where=where,
+                hint="quantize again, with expressions that match the modules' own names alone",
+            )
 
 
 def modules_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -186,15 +200,15 @@ def check_targets(
 ) -> None:
     """Check that an engine looks for quantized tensors where they are, and nowhere else.
 
-    A layer in 16 bits counts only if others of its name are quantized: not every matrix is one of
-    torch's linear layers.
+    A layer in 16 bits counts only if others of its name are quantized, or if it is linear in every
+    model: not every matrix is one of torch's linear layers.
 
     Raises:
         VerificationError: the config's targets and ignore list differ from the tensors.
     """
     targets = formats.expressions
     quantized = [tensor.name.removesuffix(".weight") for tensor in accounts.quantized]
-    kinds = {name.rpartition(".")[2] for name in quantized}
+    kinds = {name.rpartition(".")[2] for name in quantized}.union(ALWAYS_LINEAR, *SIBLINGS)
     plain = [tensor.name.removesuffix(".weight") for tensor, _ in accounts.kept]
     plain = [name for name in plain if name.rpartition(".")[2] in kinds and not is_head(name)]
 
@@ -217,6 +231,8 @@ def check_targets(
 
 def _ignored(config: Any) -> list[str]:
     value = config.get("ignore") if isinstance(config, dict) else None
+    if isinstance(config, dict) and config["quant_method"] == "compressed-tensors":
+        return [*names_and_expressions(value)]
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import VerificationError
-from recipes.ignored_modules import is_ignored
+from recipes.ignored_modules import is_ignored, to_expression
 from recipes.quantization import Quantization
 from recipes.weight_format import (
     AWQ_GEMM,
@@ -67,9 +67,12 @@ class StoredFormats:
         first = self.groups[0][1]
         if all(form == first for _, form in self.groups):
             return first
-        named = (form for targets, form in self.groups if is_ignored(module, targets))
         linear = (form for targets, form in self.groups if "Linear" in targets)
-        return next(named, next(linear, None))
+        return self.of_name(module) or next(linear, None)
+
+    def of_name(self, module: str) -> WeightFormat | None:
+        """Return the format of the first group that has the module by its name."""
+        return next((form for targets, form in self.groups if is_ignored(module, targets)), None)
 
     def of_quantized(self, module: str) -> WeightFormat:
         """Return a quantized module's format; raises VerificationError if no group has it."""
@@ -119,24 +122,27 @@ def _check_values(form: WeightFormat) -> None:
 def _compressed_tensors_formats(config: dict[str, Any], where: str) -> StoredFormats:
     if config.get("transform_config"):
         raise NotComparableError("the weights are rotated (transform_config)", where=where)
-    groups = config.get("config_groups")
+    groups, whole = config.get("config_groups"), config.get("format")
     if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
         raise _undescribed("config_groups", where)
-    found = StoredFormats(
-        tuple(
-            (_words(group.get("targets")), _group_format(group, config.get("format"), where))
-            for group in groups.values()
-            if group.get("weights") is not None  # others are of attention
-        )
-    )
-    if not found.groups:
+    found = [
+        (names_and_expressions(group.get("targets")), _group_format(group, whole, where))
+        for group in groups.values()
+        if group.get("weights") is not None  # others are of attention
+    ]
+    if not found:
         raise NotComparableError("no group has weights", where=f"{where}.config_groups")
-    return found
+    # vLLM keeps a target's first place and its last format.
+    by_target = {target: form for targets, form in found for target in targets}
+    return StoredFormats(
+        tuple(((target,), form) for target, form in by_target.items()) or (*found,)
+    )
 
 
-def _words(value: Any) -> tuple[str, ...]:
-    words = value if isinstance(value, list) else []
-    return tuple(word for word in words if isinstance(word, str))
+def names_and_expressions(words: Any) -> tuple[str, ...]:
+    """Return the words of a config of compressed-tensors that can match: it knows no patterns."""
+    texts = [word for word in (words if isinstance(words, list) else []) if isinstance(word, str)]
+    return tuple(word for word in texts if word.startswith("re:") or to_expression(word) is None)
 
 
 def _awq_format(config: dict[str, Any], where: str) -> WeightFormat:

@@ -182,6 +182,17 @@ class TestParts:
         assert words[0].removeprefix("*.") in caught.value.message
         assert "one format" in caught.value.hint
 
+    def test_vllm_looks_for_a_fused_set_by_its_own_name(self) -> None:
+        """`qkv_proj` matches the second scheme alone, and vLLM takes the first that matches."""
+        schemes = {
+            "FP8_DYNAMIC": [r"re:.*attn\.[qkvo]_proj"],
+            "MXFP4": ["*attn*_proj", "*.down_proj"],
+        }
+        with pytest.raises(StageError, match=r"self_attn\.qkv_proj', by which vLLM"):
+            self.check({"other_schemes": schemes}, dense(DEMO))
+        alone = {"FP8_DYNAMIC": [r"re:.*attn\.[qkvo]_proj"], "MXFP4": ["*.down_proj"]}
+        self.check({"other_schemes": alone}, dense(DEMO))
+
     @pytest.mark.parametrize("name", [MIXED, "awq-w4a16"])
     def test_a_fused_set_that_is_quantized_in_part(self, name: str) -> None:
         with pytest.raises(StageError, match=r"q_proj' and '.*k_proj' two formats"):

@@ -354,6 +354,42 @@ class TestQuantizationConfig:
             verify(tmp_path, files | {"config.json": as_json(config)})
         assert caught.value.hint
 
+    @pytest.mark.parametrize(
+        ("targets", "others", "words"),
+        [
+            (["*.self_attn.*"], ["Linear"], "is missing"),  # a pattern matches nothing
+            ([r"re:.*\.[qk]_proj"], ["re:.*_proj"], "part of 'model.*qkv_proj' in vLLM"),
+            (["re:.*attn.*"], ["Linear", "re:.*attn.*"], "is missing"),  # the last group's
+        ],
+    )
+    def test_groups_are_read_as_by_vllm(
+        self, tmp_path: Path, targets: list[str], others: list[str], words: str
+    ) -> None:
+        config = json.loads(of_ours("mixed")["config.json"])
+        groups = config["quantization_config"]["config_groups"]
+        groups["group_0"]["targets"], groups["group_1"]["targets"] = targets, others
+        with pytest.raises(VerificationError, match=words) as caught:
+            verify(tmp_path, of_ours("mixed") | {"config.json": as_json(config)})
+        assert caught.value.hint
+
+    def test_an_ignored_name_of_a_fused_set(self, tmp_path: Path) -> None:
+        with pytest.raises(VerificationError, match=r"'model.*qkv_proj' in vLLM"):
+            verify(tmp_path, self.with_ignore("mixed", ["re:.*qkv_proj"]))
+
+    @pytest.mark.parametrize("leaf", ["self_attn.k_proj", "mlp.down_proj"])
+    def test_a_kind_of_layer_in_16_bits_that_is_not_ignored(
+        self, tmp_path: Path, leaf: str
+    ) -> None:
+        """An engine would look for its quantized weights in every layer."""
+        tensors = {
+            name: tensor
+            for name, tensor in variant_tensors("mixed").items()
+            if f".{leaf}." not in name
+        }
+        plain = {name: each for name, each in source_tensors().items() if f".{leaf}." in name}
+        with pytest.raises(VerificationError, match=f"{leaf}' is stored in 16 bits.*2 more"):
+            verify(tmp_path, of_ours("mixed", tensors | plain))
+
     def test_each_group_has_its_own_floor(self, tmp_path: Path) -> None:
         """Noise that NVFP4 may have is a fault in FP8."""
         tensors = variant_tensors("mixed")
