@@ -82,8 +82,8 @@ class ChatStandIn(HttpStandIn):
 
         super().__init__(Handler)
 
-    def answer(self, path: str, asked: Body) -> tuple[int, Body]:
-        """Status and body of an answer."""
+    def answer(self, path: str, asked: Body) -> tuple[int, Body | list[Body]]:
+        """Status and body of an answer; a list where it is a stream."""
         is_chat, schema = path == "/v1/chat/completions", self.schema
         if not is_chat and not schema.completions:
             return 404, {"error": {"message": "Not Found"}}
@@ -105,8 +105,12 @@ class ChatStandIn(HttpStandIn):
         usage = {"prompt_tokens": 9, "completion_tokens": limit}
         return 200, {"choices": [{**choice, **logprobs}], "usage": usage}
 
-    def _complete(self, asked: Body) -> tuple[int, Body]:
+    def _complete(self, asked: Body) -> tuple[int, Body | list[Body]]:
         prompt = asked["prompt"]
+        if asked.get("stream"):
+            part: Body = {"choices": [{"index": 0, "text": " a"}]}
+            usage: Body = {"choices": [], "usage": {"completion_tokens": asked["max_tokens"]}}
+            return 200, [*[part] * asked["max_tokens"], usage]
         if not isinstance(prompt, str) and not self.schema.token_ids:
             return 400, {"error": {"message": "cannot unmarshal array into field prompt"}}
         scored = {"token_logprobs": [-1.5], "top_logprobs": [{"a": -1.5}], "tokens": [" a"]}
@@ -126,4 +130,7 @@ class _Handler(SilentHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server_of.requests.append((self.path, asked))
         status, body = self.server_of.answer(self.path, asked)
-        self.send(status, json.dumps(body).encode())
+        if isinstance(body, list):
+            self.send(status, "".join(f"data: {json.dumps(each)}\n\n" for each in body).encode())
+        else:
+            self.send(status, json.dumps(body).encode())

@@ -104,7 +104,7 @@ def gate(
 
       prepare gate --baseline URL --candidate URL --tokenizer DIR --policy strict --json
 
-      prepare gate --baseline URL --candidate URL --api chat --policy code
+      prepare gate --baseline URL --candidate URL --api chat --policy ./answers.yaml
 
     Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
     4 a gate failed, 5 undecided, 130 interrupted.

@@ -389,6 +389,12 @@ def check_policy(request: GateRequest) -> Policy:
             where="--api completions",
             hint="name its folder with --tokenizer, or take --api auto",
         )
+    if request.tokenizer is None and policy.claims_on(None):
+        raise UsageError(
+            "performance gates send text completions, whose prompts need the models' tokenizer",
+            where="policy key speed",
+            hint="name the tokenizer's folder with --tokenizer, or take a policy without 'speed'",
+        )
     if request.tokenizer and not (request.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(
             "there is no tokenizer in that folder",

@@ -12,7 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from eval_gates.suites.chat_form import PATH, ChatForm, read_choices
 from eval_gates.suites.endpoint_client import RejectedRequest
 from eval_gates.suites.generated_text import read_chat
-from pipeline.serving.endpoint_probe import Capability, Missing, post, read_json, try_tools
+from pipeline.serving.endpoint_probe import (
+    Capability,
+    Missing,
+    post,
+    read_json,
+    try_tools,
+    try_usage,
+)
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 
 FORMS = (
@@ -25,10 +32,7 @@ TOP_LOGPROBS = (20, 5)  # OpenAI's largest number; that of some of its models
 MAX_TOKENS = 4
 MESSAGES = [{"role": "user", "content": "Write the numbers from 1 to 50."}]
 SETTINGS = {"top_k": 0, "min_p": 0.0, "stop": ["\n\n", "</s>", "Question:", "###"]}
-UNAVAILABLE: Missing = {
-    Capability.SCORED: "the chat API does not score prompts",
-    Capability.USAGE: "loads are sent as text completions, and the endpoint is asked by chat",
-}
+UNAVAILABLE: Missing = {Capability.SCORED: "the chat API does not score prompts"}
 Try = Callable[[OpenAIEndpoint, ChatForm], str]
 
 
@@ -46,8 +50,10 @@ def probe_chat(
         found, reasons = _first_common(endpoints, listing, try_top)
         _note(missing, Capability.TOP, reasons)
         form = found or form
-    if Capability.TOOLS in wanted:
-        _note(missing, Capability.TOOLS, [try_tools(endpoint) for endpoint in endpoints])
+    # Loads are text completions, however the suites are asked.
+    for capability, try_it in ((Capability.TOOLS, try_tools), (Capability.USAGE, try_usage)):
+        if capability in wanted:
+            _note(missing, capability, [try_it(endpoint) for endpoint in endpoints])
     return form, missing
 
 

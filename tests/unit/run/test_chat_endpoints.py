@@ -116,7 +116,7 @@ def test_log_probabilities_are_listed_only_for_suites_that_choose(
         ((OLLAMA, OPENAI_NEWER), CODE, ("chat", "no form of requests")),
         ((VLLM, TRTLLM_ENGINE), LETTER, ("candidate", "gather_generation_logits", "PyTorch")),
         ((VLLM, VLLM), CLOZE, ("echo", "knowledge")),
-        ((VLLM, VLLM), f"{CODE}{SPEED}", ("loads", "without 'speed'")),
+        ((VLLM, VLLM), f"{CODE}{SPEED}", ("404", "without 'speed'")),
         ((VLLM, OPENAI), TOP_K, ("sampling.top_k",)),
         ((OPENAI, VLLM), SWITCHED, ("chat_template_kwargs",)),
     ],
@@ -151,6 +151,17 @@ def test_text_completions_are_preferred_if_both_offer_what_is_needed(
     assert (probed.chat is not None) == is_chat
     expected = {CODE: "chat" if is_chat else "completion", LETTER: "letter"}[suites]
     assert next(iter(policy.suites.values())).prompt_format == expected
+
+
+def test_loads_are_text_completions_also_where_suites_are_messages(
+    policy_of: Callable[[str], Policy], tmp_path: Path
+) -> None:
+    policy, file = policy_of(f"{LETTER}{SPEED}"), tmp_path / "policy.yaml"
+    probed, _ = choose(policy, TRTLLM, TRTLLM, api="auto")
+    assert probed.chat is not None
+    with pytest.raises(PrepareError) as caught:
+        check_policy(request_of(file, "auto"))
+    assert caught.value.where == "policy key speed"
 
 
 def test_generated_answers_ask_tensorrt_llm_only_for_what_it_accepts() -> None:
