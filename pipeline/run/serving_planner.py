@@ -40,16 +40,15 @@ class ServingPlanner:
     def lay_out(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ScheduledWork:
         """Return the work in which the variant runs these stages.
 
-        If several could run concurrently, loads have a separate serving task, after the others:
-        nothing may run next to them, or they need more GPUs.
+        If several could run concurrently, loads have a separate serving task, after the others,
+        where nothing may run next to them, or they need more GPUs.
         """
         needs = self._needs(variant, specs)
-        questions = [spec for spec in specs if spec.stage != SPEED.name]
-        if questions:
-            shared = self._needs(variant, questions)
-            is_more = needs.exclusive or needs.gpus > shared.gpus
-            if is_more and self._stages.executor.count_room(shared) > 1:
-                specs, needs = questions, shared
+        rest = [spec for spec in specs if not self._takes_more(variant, spec)]
+        if 0 < len(rest) < len(specs):
+            shared = self._needs(variant, rest)
+            if self._stages.executor.count_room(shared) > 1:
+                specs, needs = rest, shared
         name = f"{variant.recipe.name}.serving_task.{specs[-1].key[:8]}"
         return ScheduledWork(name, lambda: self._serving_task(variant, specs), needs, variant)
 
@@ -91,6 +90,14 @@ class ServingPlanner:
             specs=list(specs),
             blocking=blocking,
         )
+
+    def _takes_more(self, variant: VariantPlan, spec: StageSpec) -> bool:
+        """Return whether it measures speed with more than one server's share of a node."""
+        if spec.stage != SPEED.name or variant.arguments is None:
+            return False
+        own = self._needs(variant, [spec])
+        one = needs_to_serve(self._stages.accelerator, [variant.arguments])
+        return own.exclusive or own.gpus > one.gpus
 
     def _needs(self, variant: VariantPlan, specs: Sequence[StageSpec]) -> ResourceRequest:
         store = self._stages.store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ from pipeline.plan.build_plan import find_data, make_plan
 from pipeline.plan.checkpoint_resolver import locate
 from pipeline.plan.resolved_options import ModelRequest, choose
 from pipeline.run.plan_report import PlanReport, forecast
+from pipeline.run.serving_planner import ServingPlanner
+from pipeline.stages import speed
 from recipes import catalog
 
 RECIPE = "fp8-dynamic"
@@ -503,6 +506,37 @@ class TestSchedule:
             assert work[f"{name}: asked"]["needs"] == ResourceRequest(gpus=1).model_dump()
         assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["concurrent_with"]
         assert found.to_dict()["schedule"]["max_concurrent"] >= 2
+
+    def test_the_ratio_alone_takes_the_gpus_of_both_sides(
+        self, planning: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Questions and limits have those of one server."""
+        two_h100(tmp_path, monkeypatch)
+        slo = {"workload": "short", "rate": 9.0, "limits": {"latency_ms_p50": 900.0}}
+        ratio = {"min_ratio": 1.0, "workloads": ["short"]}
+        policy = catalog.load_policy("demo").model_dump(exclude_none=True)
+        path = planning.folder / "fast.yaml"
+        path.write_text(
+            json.dumps(policy | {"speed": policy["speed"] | {"ratio": ratio, "slo": [slo]}})
+        )
+        request = planning.request(profile="h100", policy=str(path))
+        choices = choose(request, planning.settings)
+        checkpoint = locate(choices, planning.settings, lambda spec: Path("/none"), Listener())
+        sources = find_data(choices, planning.settings, Listener())
+        plan = make_plan(choices, checkpoint, planning.settings, sources)
+        (variant,) = plan.variants
+        stages: Any = SimpleNamespace(
+            store=planning.store,
+            accelerator="cuda",
+            executor=SimpleNamespace(count_room=lambda needs: 2 // max(1, needs.gpus)),
+        )
+        asked = plan.served_stages(variant, lambda spec: None)
+        loads = [spec for spec in asked if spec.stage == speed.SPEED.name]
+        of_ratio = [spec for spec in loads if speed.SPEED.parameters_of(spec).is_apart]
+        assert len(loads) == 2 * len(of_ratio) == 2
+        planner = ServingPlanner(plan, stages)
+        work = [planner.lay_out(variant, specs) for specs in (asked, loads, of_ratio)]
+        assert [each.needs.gpus for each in work] == [1, 1, 2]
 
     @pytest.mark.parametrize("fits", [True, False])
     def test_a_refused_plan_names_the_servers_mode_too(
