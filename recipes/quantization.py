@@ -19,7 +19,7 @@ from recipes.group_sizes import find_dividing
 from recipes.of_kind import OfKind
 from recipes.weight_format import WeightFormat
 
-Rounding = Literal["nearest", "compensated", "rescaled"]
+Rounding = Literal["nearest", "compensated", "rescaled", "rescaled and compensated"]
 
 
 class Calibration(ConfigModel):
@@ -126,6 +126,7 @@ class Quantization(ConfigModel):
 
         nearest: none. compensated: later weights absorb an error, so rows may differ locally.
         rescaled: columns are scaled, and the preceding layers by the inverse.
+        rescaled and compensated: the one, then the other.
         """
         return "nearest"
 

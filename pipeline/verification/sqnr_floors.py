@@ -107,7 +107,8 @@ def check_pieces(
     fact: LayerStats, damaged: Sequence[tuple[int, int]], rounding: Rounding, where: str
 ) -> None:
     """Raise VerificationError if pieces of rows differ from the source's weights."""
-    if not damaged or (rounding == "compensated" and not _is_beyond_compensation(fact, damaged)):
+    compensated = rounding.endswith("compensated")
+    if not damaged or (compensated and not _is_beyond_compensation(fact, damaged)):
         return
     row, column = damaged[0]
     places = "1 place" if len(damaged) == 1 else f"{len(damaged)} places, the first"

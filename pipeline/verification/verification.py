@@ -174,6 +174,7 @@ class WeightComparison:
     ) -> None:
         self.accounts, self.form_of, self.recipe, self.after = accounts, form_of, recipe, after
         self.rounding = rounding or recipe.rounding
+        self.rescaled = self.rounding.startswith("rescaled")
         self.where = str(after.folder)
         self.total = before.size
         self._done, self._advance, self._lock = 0, advance, threading.Lock()
@@ -196,7 +197,7 @@ class WeightComparison:
         found.kept, found.merged = len(kept), len(accounts.merged)
         found.altered = {tensor.name: tensor.altered for tensor in kept if tensor.altered}
         found.scales += len(layers)
-        if self.rounding == "rescaled":
+        if self.rescaled:
             self._check_function(layers, kept)
         found.notes += _notes(found)
 
@@ -205,7 +206,7 @@ class WeightComparison:
         rows, columns = source.shape
         form = self.form_of(module)
         stored = layer_weights(form, module, (rows, columns), self.after.tensors)
-        rescaled = measure_rescaled(source, stored) if self.rounding == "rescaled" else None
+        rescaled = measure_rescaled(source, stored) if self.rescaled else None
         noise = rescaled.noise if rescaled else measure(source, stored)
         lossless = noise.sqnr_db == float("inf")
         fact = LayerStats(
@@ -236,7 +237,7 @@ class WeightComparison:
             ) from error
 
     def _check_unquantized(self, source: StoredTensor, variant: StoredTensor) -> UnquantizedTensor:
-        if self.rounding == "rescaled":
+        if self.rescaled:
             found = check_rescaled(source, variant, rounds=not self.recipe.keeps_types)
         elif source.dtype != variant.dtype and not self.recipe.keeps_types:
             found = check_close(source, variant, exact=False)

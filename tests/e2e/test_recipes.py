@@ -69,6 +69,7 @@ FORMATS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     },
     "int8-w8a8": {"weight": ("I8", (128, 128)), "weight_scale": ("BF16", (128, 1))},
     "gptq-w4a16": PACKED | {"weight_scale": ("BF16", (128, 1))},
+    "awq-gptq-w4a16": PACKED | {"weight_scale": ("BF16", (128, 1))},
     "w4a8": PACKED | {"weight_scale": ("BF16", (128, 1))},
     "awq-w4a16": PACKED
     | {"weight_scale": ("BF16", (128, 1)), "weight_zero_point": ("I32", (16, 1))},

@@ -25,7 +25,8 @@ SETTINGS = {
         {"scheme": scheme, "smoothing_strength": strength}
         for scheme in ("W4A16", "W8A8")
         for strength in (None, 0.5)
-    ],
+    ]
+    + [{"scheme": "W4A16", "awq_grid_points": 20}],
     "preset": [
         {"scheme": "FP8_DYNAMIC", "calibration": None},
         {"scheme": "FP8_BLOCK", "calibration": None},
@@ -85,6 +86,13 @@ def test_other_schemes_that_are_refused(keys: dict[str, object]) -> None:
         quantizations.validate_python(
             {"kind": "preset", "scheme": "NVFP4", "calibration": CALIBRATION, **keys}
         )
+
+
+def test_one_scaling_before_gptq() -> None:
+    keys = {"kind": "gptq", "scheme": "W4A16", "calibration": CALIBRATION, "awq_grid_points": 20}
+    assert quantizations.validate_python(keys).rounding == "rescaled and compensated"
+    with pytest.raises(ValidationError, match="both scale the columns"):
+        quantizations.validate_python(keys | {"smoothing_strength": 0.5})
 
 
 def test_parts_and_their_modules() -> None:
