@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from eval_gates.speed.drift import half_medians
+from eval_gates.speed.drift import LEVEL, half_medians, kendall_p_value
 from eval_gates.speed.invalid_reasons import (
     InvalidReason,
     drift_reason,
@@ -162,9 +162,31 @@ class ThroughputRatioRule(SequentialGateRule):
 
     def withhold_reason(self, loads: Sequence[LoadRun]) -> str | None:
         total = self.total_ratio(loads)
-        if total is None or total >= self.min_ratio:
-            return None
-        return "all output tokens over all time are below the minimum"
+        if total is not None and total < self.min_ratio:
+            return "all output tokens over all time are below the minimum"
+        if self.server_mode == "swapped" and self._may_drift_decide(loads):
+            return "one GPU became slower than the other, which may decide alone"
+        return None
+
+    def _may_drift_decide(self, loads: Sequence[LoadRun]) -> bool:
+        """Return whether the margins end where the GPUs' drift is taken off them, twice.
+
+        If the ratio of the GPUs' speeds changes from one half to the next, half of that stays in
+        every value. The same drift within the halves moves the difference of a value's two blocks.
+        """
+        import numpy as np
+
+        counted = self.counted_loads(loads)
+        logs = np.array(log_ratios(pair_sides(counted))).reshape(-1, 2)
+        margins = logs.mean(axis=1) - math.log(self.min_ratio) - self.restart_allowance
+        swaps = np.array([load.block // (2 * self.loads_per_server_run) for load in counted[::4]])
+        total = 0.0
+        for swap in np.unique(swaps):
+            differences = (logs[swaps == swap, 0] - logs[swaps == swap, 1]) / 2
+            if differences.size > 1 and kendall_p_value(differences) <= LEVEL:
+                before, now = half_medians(differences)
+                total += differences.size * max(0.0, before - now)
+        return total > 0 and bool(np.median(margins) <= 2 * total / margins.size)
 
     def drift(self, loads: Sequence[LoadRun]) -> InvalidReason:
         import numpy as np

@@ -62,6 +62,22 @@ def test_equal_servers_do_not_pass_by_a_faster_gpu() -> None:
     assert together.state(loads[: 2 * APART]) in ("pass", "fail")
 
 
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.0, "open"), (1.1, "pass")])
+def test_a_gpu_that_becomes_slower_is_no_pass(ratio: float, verdict: str) -> None:
+    """Half of what changes from the one half to the other stays in every value."""
+    first = RULE.schedule(SIDES).by_gpus(7, 0)[0]
+    drift = -0.005 if first == "candidate" else 0.005  # in the candidate's favour
+    loads = [
+        load
+        for number in range(2 * APART)
+        for load in measured(ratio, number + 1, gpu=1 + drift * number)[-2:]
+    ]
+    margins = RULE.margins([load for unit in RULE.units(loads) for load in unit])
+    assert RULE.evaluate_margins(margins).state == "pass"
+    found = RULE.evaluate(loads)
+    assert (found.state, bool(found.withheld)) == (verdict, verdict == "open")
+
+
 def test_a_fault_on_either_gpu_voids_the_pair_of_blocks() -> None:
     loads = measured(1.02, 2 * APART)
     cap = [Interference(kind="throttled", what="power cap")]
