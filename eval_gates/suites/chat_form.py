@@ -98,7 +98,7 @@ def read_choices(body: Any, choices: Sequence[str]) -> list[tuple[float, bool]] 
         listed = [(str(each["token"]), float(each["logprob"])) for each in first["top_logprobs"]]
         sampled = (str(first["token"]), float(first["logprob"]))
         best = max(value for _, value in listed)
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return RejectedRequest("its answer lacks the most likely tokens (top_logprobs)")
     if not all(value <= MAX_LOGPROB for _, value in (*listed, sampled)):  # NaN, too
         return RejectedRequest("its log-probabilities are not numbers up to 0")

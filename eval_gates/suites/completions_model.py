@@ -161,7 +161,7 @@ def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRe
         found = {str(token): float(value) for token, value in scored["top_logprobs"][0].items()}
         best = float(scored["token_logprobs"][0])
         values = [(number, found[f"token_id:{token}"]) for number, token in item.places]
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return RejectedRequest("its answer lacks the log-probabilities of the tokens asked for")
     return {number: (value, value >= best) for number, value in values}
 
@@ -172,7 +172,7 @@ def read_listed(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRe
         (listed,) = body["choices"][0]["logprobs"]["content"]
         found = {int(each["id"]): float(each["logprob"]) for each in listed["top_logprobs"]}
         values = [(number, found[token]) for number, token in item.places]
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, OverflowError):
         return RejectedRequest("its answer does not list the tokens asked for")
     best = max(found.values())
     return {number: (value, value >= best) for number, value in values}
@@ -188,7 +188,7 @@ def read_scored(
             _read_continuation(choice["logprobs"], len(prompt), length)
             for choice, prompt, length in zip(choices, prompts, lengths, strict=True)
         ]
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return RejectedRequest("its answer lacks the log-probabilities of the prompt's tokens")
 
 

@@ -119,9 +119,11 @@ class CoherenceProbe:
         if len(values) < len(PASSAGE.split()) // 2:  # as of TensorRT-LLM, which echoes text alone
             raise UnsupportedRequestError("it echoes no log-probabilities", where=self.url)
         numbers = all(isinstance(value, (int, float)) for value in values)
-        if not values or not numbers or not all(math.isfinite(value) for value in values):
+        if not values or not numbers:
             return None
         try:
+            if not all(math.isfinite(value) for value in values):
+                return None
             return math.exp(-sum(values) / len(values))
         except OverflowError:
             return None

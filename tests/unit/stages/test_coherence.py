@@ -98,7 +98,7 @@ class TestCoherent:
 
 
 class TestBroken:
-    @pytest.mark.parametrize("value", [math.nan, None, -math.inf])
+    @pytest.mark.parametrize("value", [math.nan, None, -math.inf, -(10**400)])
     @pytest.mark.parametrize("position", [1, 20])
     def test_one_log_probability_is_no_number(
         self, store: Store, server: CompletionsStandIn, value: float | None, position: int

@@ -203,3 +203,8 @@ def test_the_request_for_a_choice_is_one_token_with_a_list() -> None:
     found = FORM.choice_body("m", [{"role": "user", "content": "?"}], 3, {})
     assert (found["max_tokens"], found["temperature"], found["seed"]) == (1, 0, 3)
     assert (found["logprobs"], found["top_logprobs"]) == (True, 20)
+
+
+def test_an_integer_beyond_all_floats_is_a_rejection() -> None:
+    huge = json.loads(json.dumps(body([("A", -0.1)], ("A", -0.1))).replace("-0.1", f"-{10**400}"))
+    assert isinstance(read_choices(huge, LETTERS), RejectedRequest)
