@@ -38,6 +38,7 @@ class LoadTarget:
     model: str  # as requests call it
     socket: str | None  # of a server that has one
     counters: Mapping[str, str]  # the engine's names of its counters
+    keeps_connections: bool = True  # as in `Engine`
 
 
 class LoadGenerator:
@@ -91,7 +92,7 @@ class LoadGenerator:
         Raises:
             ServingError: not one request was answered.
         """
-        connect_through(endpoint.socket)
+        connect_through(endpoint.socket, keep=endpoint.keeps_connections)
         parser = argparse.ArgumentParser()
         self._serve.add_cli_args(parser)
         options = parser.parse_args(self.arguments(endpoint, requests, seed, rate))

@@ -9,11 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 # The settings of a TCPConnector that a connector of sockets has as well.
-_SHARED = ("limit", "limit_per_host", "keepalive_timeout", "force_close")
+_SHARED = ("limit", "limit_per_host")
+_KEPT = ("keepalive_timeout", "force_close")
 
 
-def connect_through(path: str | None) -> None:
-    """Send all requests of this process through the socket; None changes nothing."""
+def connect_through(path: str | None, *, keep: bool = True) -> None:
+    """Send all requests of this process through the socket; None changes nothing.
+
+    Args:
+        keep: whether requests share connections, as the library's settings say.
+    """
     if path is None:
         return
     import aiohttp
@@ -25,8 +30,9 @@ def connect_through(path: str | None) -> None:
         """A connector that accepts a TCPConnector's settings."""
 
         def __init__(self, **settings: Any) -> None:
-            shared = {name: settings[name] for name in _SHARED if name in settings}
-            super().__init__(socket, **shared)
+            names = (*_SHARED, *_KEPT) if keep else _SHARED
+            shared = {name: settings[name] for name in names if name in settings}
+            super().__init__(socket, **shared, **({} if keep else {"force_close": True}))
 
     aiohttp.TCPConnector = UnixSocketConnector
     aiohttp.connector.TCPConnector = UnixSocketConnector

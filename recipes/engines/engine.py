@@ -77,6 +77,8 @@ class Engine(Protocol):
     modules: tuple[str, ...]  # modules that must be importable there
     accelerators: tuple[str, ...] = ("cpu", "cuda")
     weights: str = "safetensors"  # file format of variants; the baseline's is always safetensors
+    # Whether requests may share a connection; else a client may meet one that the server closed.
+    keeps_connections: bool = True
     key_variable: str  # environment variable of the API key
     health: str = "/health"  # path that returns 200 when the server is ready
     dialect: ApiCapabilities = ApiCapabilities()

