@@ -104,7 +104,8 @@ def check_fused_sets(
             hint=f"quantize again: {CURE}",
         )
     for name, form in forms.items():
-        if (fused := fused_name(name)) is None:
+        # vLLM leaves the whole out, too, if each of its modules is ignored.
+        if (fused := fused_name(name)) is None or is_ignored(name, ignored):
             continue
         found = None if is_ignored(fused, ignored) else formats.of_name(fused) or form
         if found != form:

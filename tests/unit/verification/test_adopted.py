@@ -390,6 +390,19 @@ class TestQuantizationConfig:
         with pytest.raises(VerificationError, match=f"{leaf}' is stored in 16 bits.*2 more"):
             verify(tmp_path, of_ours("mixed", tensors | plain))
 
+    def test_ignored_modules_whose_fused_name_an_expression_matches(self, tmp_path: Path) -> None:
+        """As a tower for images: vLLM ignores a matrix if it ignores each of its modules."""
+        names = [f"model.layers.1.self_attn.{name}" for name in ("q_proj", "k_proj")]
+        tensors, source = variant_tensors("mixed"), source_tensors()
+        for name in names:
+            del tensors[f"{name}.weight_scale"]
+            tensors[f"{name}.weight"] = source[f"{name}.weight"]
+        files = of_ours("mixed", tensors)
+        config = json.loads(files["config.json"])
+        config["quantization_config"]["ignore"] += names
+        found = verify(tmp_path, files | {"config.json": as_json(config)})
+        assert len(found.layers) == len(LINEAR) - 2
+
     def test_each_group_has_its_own_floor(self, tmp_path: Path) -> None:
         """Noise that NVFP4 may have is a fault in FP8."""
         tensors = variant_tensors("mixed")
