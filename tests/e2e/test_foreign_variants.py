@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.of_everyth
 
 SCRIPT = Path(__file__).with_name("foreign_layouts.py")
 SERVED = ("gptq", "gptq-8", "fp8", "modelopt-fp8", "modelopt-nvfp4", "gguf-q8")
+FOUR_BITS = ("gptq", "modelopt-nvfp4")
 LAYER = "model.layers.7.mlp.down_proj"
 HEADER = 8  # bytes of its length
 # The tensor to multiply by two, by adding to each number's exponent: numpy's type, what to add.
@@ -96,7 +97,10 @@ def test_sound_ones_are_served_and_promoted(
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
     verdicts = {each["recipe"]: each["verdict"] for each in report["variants"]}
-    assert verdicts == dict.fromkeys(SERVED, "pass")
+    assert verdicts.keys() == {*SERVED}
+    # Rounding to 4 bits costs the demo model more than a small policy can decide about.
+    assert {verdicts[kind] for kind in SERVED if kind not in FOUR_BITS} == {"pass"}
+    assert {verdicts[kind] for kind in FOUR_BITS} <= {"pass", "undecided"}
     assert json.loads(prepare(store, "verify", "latest", "--json").stdout)["same"]
     shown = prepare(store, "registry", "show", "demo", "--json").stdout
     assert "prepare.made_by" in shown
@@ -104,6 +108,8 @@ def test_sound_ones_are_served_and_promoted(
     alone = ["--variant", f"autoawq={foreign / 'autoawq'}"]
     done = prepare(store, "model", str(demo_model), *options, *alone, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
+    (made,) = json.loads(done.stdout)["variants"]
+    assert made["promoted"]
 
 
 def test_a_gptq_file_as_the_baseline(foreign: Path, tmp_path: Path, policy: str) -> None:
