@@ -85,8 +85,14 @@ def try_top(endpoint: OpenAIEndpoint, form: ChatForm) -> str:
     answer, reason = post(endpoint, body, f"/v1/{PATH}")
     if reason:
         return reason
-    found = read_choices(read_json(answer), ())
-    return found.reason if isinstance(found, RejectedRequest) else ""
+    body = read_json(answer)
+    found = read_choices(body, ())
+    if isinstance(found, RejectedRequest):
+        return found.reason
+    listed = len(body["choices"][0]["logprobs"]["content"][0]["top_logprobs"])
+    if listed < min(TOP_LOGPROBS):  # hardly any choice would be shown
+        return f"it lists {listed} of the {form.top_logprobs} most likely tokens asked for"
+    return ""
 
 
 def _first_common(

@@ -30,6 +30,7 @@ from pipeline.plan.chat_api import Api, by_chat
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.run.endpoint_check import ProbedSides, probe_sides, refuse_laid_out
 from pipeline.run.gate import APIS, GateRequest, check_policy, possible_models
+from pipeline.serving.chat_probe import try_top
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages.evaluate import EvaluateParameters
 from pipeline.stages.judge.verdict import check_asked_alike
@@ -107,6 +108,13 @@ def test_log_probabilities_are_listed_only_for_suites_that_choose(
     probed, _ = choose(policy_of(CODE), TRTLLM_ENGINE, TRTLLM_ENGINE)
     assert probed.chat is not None
     assert probed.chat.top_logprobs == 0
+
+
+def test_an_endpoint_that_lists_hardly_any_token_is_refused() -> None:
+    """All of its answers would be undecidable, and the attempt would be counted."""
+    form = ChatForm(length_key="max_tokens", extended=True, top_logprobs=20)
+    with ChatStandIn(VLLM, {"B": 0.9, " A": 0.1}) as server:
+        assert "lists 2 of the 20" in try_top(OpenAIEndpoint(server.url, "m"), form)
 
 
 @pytest.mark.parametrize(
