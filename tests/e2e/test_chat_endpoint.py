@@ -212,7 +212,7 @@ def test_both_forms_generate_the_same_texts(forms: dict[str, Any]) -> None:
 
 @contextmanager
 def answers_at_random(url: str) -> Iterator[str]:
-    """A proxy of a server that asks for vLLM's largest temperature in every request."""
+    """A proxy of a server that replaces every question, and asks for the largest temperature."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -220,7 +220,8 @@ def answers_at_random(url: str) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.forward(json.dumps({**body, "temperature": 2.0}).encode())
+            other = {"messages": [{"role": "user", "content": "Write."}], "temperature": 2.0}
+            self.forward(json.dumps({**body, **other}).encode())
 
         def forward(self, body: bytes | None) -> None:
             headers = {"Content-Type": "application/json"}
