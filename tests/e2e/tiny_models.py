@@ -2,7 +2,7 @@
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
 qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe,
-qwen3_next (a dense layer of linear attention, one of full with experts), gpt_oss and jetmoe, and
+qwen3_next (a layer of linear attention, one of full), gpt_oss and jetmoe, and
 models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer trained on the texts.
 Those of images have their processor's settings and a chat template.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
@@ -123,7 +123,6 @@ def make(folder: Path, texts: Path) -> None:
                 num_experts=4,
                 moe_intermediate_size=128,
                 shared_expert_intermediate_size=128,
-                mlp_only_layers=[0],
                 layer_types=["linear_attention", "full_attention"],
                 linear_num_value_heads=4,
                 linear_num_key_heads=2,
