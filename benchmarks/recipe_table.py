@@ -47,9 +47,12 @@ def main() -> int:
     """Run, then print; 1 where a recipe failed."""
     arguments = parse_arguments()
     settings = load_settings(arguments.store)
-    table = RecipeResults(
-        settings, tuple(arguments.recipe or catalog.recipe_names()), arguments.eval_data
-    )
+    names = arguments.recipe or [
+        name
+        for name in catalog.recipe_names()
+        if catalog.load_recipe(name).quantization.weights == "safetensors"  # vLLM serves them
+    ]
+    table = RecipeResults(settings, tuple(names), arguments.eval_data)
     rows = table.rows()
     print_markdown(rows)
     print(json.dumps({"model": MODEL, "rows": rows}))
