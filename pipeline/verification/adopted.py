@@ -163,9 +163,7 @@ def verify_adopted(
         found.not_compared = error.message
         found.notes.append(f"the weights are not compared with the source's: {error.message}")
         return found
-    if config is None:
-        found.notes.append(WIDE_NOTE)
-    elif config["quant_method"] == "compressed-tensors":
+    if config is not None and config["quant_method"] == "compressed-tensors":
         check_targets(formats, _ignored(config), accounts, where)
         check_fused_sets(config, formats, modules, where)
     for scale in accounts.kv_scales:
@@ -174,6 +172,8 @@ def verify_adopted(
     rounding = find_rounding(accounts)
     form_of = formats.of_quantized
     WeightComparison(accounts, form_of, recipe, before, after, advance, rounding).run(found)
+    if config is None and any(layer.sqnr_db is not None for layer in found.layers):
+        found.notes.append(WIDE_NOTE)
     return found
 
 

@@ -95,6 +95,14 @@ def test_sound_variants_of_other_programs(tmp_path: Path, kind: str) -> None:
     assert len(found.layers) == len(LINEAR) + (kind == "gguf")
 
 
+def test_weights_in_16_bits_may_have_been_trained(tmp_path: Path) -> None:
+    """The source's own, as of a variant that the server makes, were not."""
+    found = verify(tmp_path / "gguf", of_others("gguf"), 16)
+    assert any("trained afterwards" in note for note in found.notes)
+    found = verify(tmp_path / "same", without_tokenizer(source_files()), 16)
+    assert not any("trained afterwards" in note for note in found.notes)
+
+
 SCALES = {
     "fp8-dynamic": "weight_scale",
     "gptq": "weight_scale",
