@@ -5,8 +5,9 @@ each choice is one token, this client requests one token and the log-probabiliti
 tokens (vLLM: `logprob_token_ids`). The values equal those of scored prompts, over the complete
 vocabulary. Longer choices and other servers use lm-eval's requests.
 
-llama.cpp scores no prompts, but lists as many of the likeliest next tokens as asked, with ids. So a
-continuation of any length is scored token by token, each after the ones before.
+Two engines score no prompts there, and a continuation of any length is scored token by token, each
+after the ones before: llama.cpp lists as many of the likeliest next tokens as asked, with ids, and
+SGLang's own `/generate` gives the log-probabilities of chosen tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from eval_gates.suites.endpoint_client import (
 )
 from eval_gates.suites.generated_text import GeneratedText, finish, read_chat, read_completion
 from pipeline.core.errors import StageError
+from recipes.engines.engine import OwnScores
 from recipes.generation import ThoughtMarkers
 
 Accepted = TypeVar("Accepted")
 ScoredRequest = tuple[Any, list[int], list[int]]  # lm-eval's: its key, context, continuation
 Answer = tuple[float, bool]  # lm-eval's: log-probability, whether it is the greedy choice
 
+NATIVE_PATH = "/generate"  # of SGLang
 _CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be longer than ours
 OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "chat")
 # Likeliest tokens that llama.cpp is asked to list; all, if one asked for is not among the first.
@@ -92,6 +95,16 @@ def listed_payload(model: str, item: OneTokenItem, seed: int, count: int) -> dic
         "seed": seed,
         "logprobs": count,
         "temperature": 0,
+    }
+
+
+def native_payload(item: OneTokenItem) -> dict[str, Any]:
+    """Return SGLang's own request: one token, and the continuations' log-probabilities."""
+    return {
+        "input_ids": list(item.context),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_logprob": True,
+        "token_ids_logprob": sorted({token for _, token in item.places}),
     }
 
 
@@ -175,6 +188,20 @@ def read_listed(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRe
     except (LookupError, TypeError, ValueError, OverflowError):
         return RejectedRequest("its answer does not list the tokens asked for")
     best = max(found.values())
+    return {number: (value, value >= best) for number, value in values}
+
+
+def read_native(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRequest:
+    """Return answers by the number of the request; a rejection if a token is missing."""
+    try:
+        scored = body["meta_info"]
+        found = {
+            int(token): float(value) for value, token, *_ in scored["output_token_ids_logprobs"][0]
+        }
+        best = float(scored["output_token_logprobs"][0][0])
+        values = [(number, found[token]) for number, token in item.places]
+    except (LookupError, TypeError, ValueError):
+        return RejectedRequest("its answer lacks the log-probabilities of the tokens asked for")
     return {number: (value, value >= best) for number, value in values}
 
 
@@ -286,7 +313,7 @@ def completions_model(
     answered: Callable[[int], None],
     note: Callable[[str], None],
     asks_once: bool = True,
-    by_list: bool = False,
+    own_scores: OwnScores = "",
     template_arguments: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return an lm-eval model (`lm=` of its `evaluate`) for an OpenAI-compatible endpoint.
@@ -297,7 +324,7 @@ def completions_model(
         url: without `/v1/completions`.
         max_length: tokens that the server accepts, prompt and answer together.
         answered: receives the number of lm-eval's requests just answered.
-        by_list: continuations are scored by lists of tokens, as llama.cpp gives them.
+        own_scores: the engine's own way to score tokens, or "" for OpenAI's and vLLM's.
         template_arguments: of the chat template.
     """
     place = f"{url}/v1/completions"
@@ -341,8 +368,8 @@ def completions_model(
                 length = len(context) + len(continuation)
                 lengths[tuple(context)] = max(length, lengths.get(tuple(context), 0))
             check_fit(list(lengths.values()), self.max_length)
-            if by_list:
-                return self._score_by_list(requests)
+            if own_scores:
+                return self._score_tokens(requests)
             items = one_token_items(requests)
             answers = self._ask_once(items)
             rest = [number for number in range(len(requests)) if number not in answers]
@@ -428,14 +455,15 @@ def completions_model(
             self._counts["one_request"] += len(known)
             return {number: value for answer in known for number, value in answer.items()}
 
-        def _score_by_list(self, requests: list[ScoredRequest]) -> list[Answer]:
+        def _score_tokens(self, requests: list[ScoredRequest]) -> list[Answer]:
             tokens = split_into_tokens(requests)
             found: dict[int, Answer] = {}
             items = one_token_items(tokens)
-            for count in _LISTED:
-                answers = self._send_lists(items, count)
+            # One request that lists or names the tokens; a longer list for those it lacked.
+            for count in _LISTED if own_scores == "list" else (0,):
+                answers = self._send_own(items, count)
                 rejected = [isinstance(each, RejectedRequest) for each in answers]
-                if count == _LISTED[-1]:
+                if count in (0, _LISTED[-1]):
                     answers = [accepted(each) for each in answers]
                 for answer in answers:
                     found.update({} if isinstance(answer, RejectedRequest) else answer)
@@ -449,13 +477,17 @@ def completions_model(
             answered(len(requests))
             return sums
 
-        def _send_lists(self, items: list[OneTokenItem], count: int) -> list[Any]:
+        def _send_own(self, items: list[OneTokenItem], count: int) -> list[Any]:
+            by_list = own_scores == "list"
+            read = read_listed if by_list else read_native
             found: list[Any] = self.send(
                 [
                     EndpointRequest(
-                        "completions",
-                        listed_payload(self.model, item, self._seed, count),
-                        partial(read_listed, item=item),
+                        "completions" if by_list else NATIVE_PATH,
+                        listed_payload(self.model, item, self._seed, count)
+                        if by_list
+                        else native_payload(item),
+                        partial(read, item=item),
                         answers=0,
                     )
                     for item in items

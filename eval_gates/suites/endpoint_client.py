@@ -37,7 +37,7 @@ class RejectedRequest(NamedTuple):
 class EndpointRequest:
     """One request."""
 
-    path: str  # after `/v1/`
+    path: str  # after `/v1/`; with a leading slash, of the server
     body: dict[str, Any]
     read: Callable[[Any], Any]  # parses the answer's JSON; may return a RejectedRequest
     answers: int = 1  # lm-eval's requests that it answers
@@ -87,7 +87,7 @@ def endpoint_client(url: str, answered: Callable[[int], None]) -> Any:
                 answered(len(answers))
                 return answers
             (asked,) = messages
-            address = f"{url}/v1/{asked.path}"
+            address = f"{url}{asked.path if asked.path[0] == '/' else f'/v1/{asked.path}'}"
             async with sem, session.post(address, json=asked.body, headers=self.header) as response:
                 if 400 <= response.status < 500 and response.status not in _PASSING_STATUSES:
                     return [

@@ -34,7 +34,7 @@ Names = Annotated[
     typer.Argument(
         metavar="NAME",
         help="quantize, serve, evaluate (these three by default), quantize-autoawq, "
-        "serve-llamacpp.",
+        "serve-llamacpp, serve-sglang.",
     ),
 ]
 ForAccelerator = Annotated[

@@ -58,6 +58,12 @@ def check_servable(recipe: Recipe, accelerator: AcceleratorName, engine: str = D
             where=f"--recipe {recipe.name}",
             hint="use --profile cpu-llamacpp for the recipes gguf-*, and another for all others",
         )
+    if quantization.quantizes and serving.only_16_bit:
+        raise UsageError(
+            f"{serving.title} serves 16-bit weights alone on a CPU, and '{recipe.name}' quantizes",
+            where=f"--recipe {recipe.name}",
+            hint="use another profile for it; compare two servers with prepare gate",
+        )
     if reason := recipe.cannot_serve_on.get(accelerator):
         raise UsageError(
             f"'{recipe.name}' cannot be served on this machine: {reason}",

@@ -50,6 +50,7 @@ from pipeline.run.serving_node import find_node
 from pipeline.stages import is_unfinished, known_of, stage_named
 from pipeline.stages.coherence import CoherenceResult
 from pipeline.stages.evaluate.run import is_answered
+from recipes.engines import find_engine
 
 Seen = dict[tuple[str, str], list[float]]
 SERVED = ("coherence", "evaluate", "speed")
@@ -300,7 +301,10 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         environments=tuple(
             status(name, accelerator, settings)
             for name in environments_for(
-                recipe.quantization.environment for recipe in choices.recipes
+                [
+                    *(recipe.quantization.environment for recipe in choices.recipes),
+                    find_engine(profile.engine).environment,
+                ]
             )
         ),
         faults=(*early, *late),

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,9 @@ class LaunchSpec:
     socket: str = ""  # Unix socket instead of a port; "" without one
 
 
+OwnScores = Literal["", "list", "generate"]
+
+
 @dataclass(frozen=True)
 class ApiCapabilities:
     """Request fields that not every OpenAI-compatible server accepts."""
@@ -31,8 +34,9 @@ class ApiCapabilities:
     scores_prompts: bool = False
     # `logprob_token_ids` returns those of chosen tokens (one request per question).
     scores_tokens: bool = False
-    # `logprobs` lists as many of the likeliest tokens as asked, with their ids.
-    lists_tokens: bool = False
+    # Its own way to score a token. list: `logprobs` lists as many of the likeliest tokens as asked,
+    # with ids (llama.cpp). generate: `/generate` scores chosen tokens (SGLang).
+    own_scores: OwnScores = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Engine(Protocol):
     weights: str = "safetensors"  # file format of variants; the baseline's is always safetensors
     # Whether requests may share a connection; else a client may meet one that the server closed.
     keeps_connections: bool = True
+    only_16_bit: bool = False  # it serves no quantized weights
     key_variable: str  # environment variable of the API key
     health: str = "/health"  # path that returns 200 when the server is ready
     dialect: ApiCapabilities = ApiCapabilities()

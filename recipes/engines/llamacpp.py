@@ -52,7 +52,7 @@ class LlamaCpp(Engine):
     weights = GGUF
     keeps_connections = False  # under load, 2 of 26 requests met a closed one
     key_variable = "LLAMA_API_KEY"
-    dialect = ApiCapabilities(lists_tokens=True)
+    dialect = ApiCapabilities(own_scores="list")
     hints = (
         (
             "converter does not take this model|unknown model architecture",

@@ -205,7 +205,7 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
         "asks_once": dialect.scores_tokens,
-        "by_list": dialect.lists_tokens,
+        "own_scores": dialect.own_scores,
     }
 
 

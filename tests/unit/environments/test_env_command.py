@@ -50,7 +50,14 @@ def half_built(home: Path) -> Path:
 def test_list() -> None:
     found = answer("list")
     names = [item["name"] for item in found]
-    assert names == ["quantize", "quantize-autoawq", "serve", "serve-llamacpp", "evaluate"]
+    assert names == [
+        "quantize",
+        "quantize-autoawq",
+        "serve",
+        "serve-llamacpp",
+        "serve-sglang",
+        "evaluate",
+    ]
     assert {item["state"] for item in found} == {"missing"}
     assert all(len(item["identity"]) == 64 for item in found)
 

@@ -17,11 +17,13 @@ from eval_gates.suites.completions_model import (
     check_numbers,
     generation_request,
     listed_payload,
+    native_payload,
     one_token_items,
     payload,
     read_answer,
     read_generated,
     read_listed,
+    read_native,
     read_scored,
     render_chat,
     special_texts,
@@ -67,6 +69,41 @@ def test_listed_tokens_are_found_by_their_ids() -> None:
 )
 def test_a_token_that_is_not_listed_is_never_guessed(body: Any) -> None:
     assert isinstance(read_listed(body, ITEM), RejectedRequest)
+
+
+def native(values: dict[int, float], best: float) -> dict[str, Any]:
+    """A body as SGLang's `/generate` answers."""
+    chosen = [[value, token, None] for token, value in values.items()]
+    return {
+        "meta_info": {
+            "output_token_logprobs": [[best, 28, None]],
+            "output_token_ids_logprobs": [chosen],
+        }
+    }
+
+
+def test_sglang_scores_the_tokens_that_its_own_request_names() -> None:
+    asked = native_payload(ITEM)
+    assert asked["input_ids"] == [5, 6, 7]
+    assert asked["token_ids_logprob"] == [330, 365, 367, 414]
+    values = {330: -1.0, 365: -2.0, 367: -3.0, 414: -4.0}
+    assert read_native(native(values, -0.5), ITEM) == {n: (-1.0 - n, False) for n in range(4)}
+    found = read_native(native(values, -1.0), ITEM)
+    assert isinstance(found, dict)
+    assert found[0] == (-1.0, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        native({330: -1.0}, -1.0),
+        {},
+        {"meta_info": {"output_token_ids_logprobs": []}},
+        {"meta_info": 1},
+    ],
+)
+def test_sglang_without_a_token_is_rejected(body: Any) -> None:
+    assert isinstance(read_native(body, ITEM), RejectedRequest)
 
 
 def test_as_many_tokens_are_listed_as_asked() -> None:

@@ -1,0 +1,1 @@
+"""SGLang's server on any x86 CPU and on a Unix socket."""

@@ -1,0 +1,80 @@
+"""SGLang for real, on a CPU: it serves the demo model, is judged, and answers as vLLM does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from free_port import free_port
+from prepare_command import prepare
+from quiz_policy import quiz_policy
+
+from pipeline.core.events import NullProgress
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+from pipeline.serving.server import Server
+from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.serving.serving_names import SERVED_NAME
+from recipes.catalog import load_profile
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600), pytest.mark.of_everything]
+
+BY_CHAT = """
+name: itself
+summary: by messages alone
+suites: {rouge: {kind: rouge, about: benchmark, margins: {fp8: 0.15}, questions: 24, batch: 8,
+  max_tokens: 16, noise_floor_questions: 8}}
+"""
+
+
+def test_other_arguments_of_sglang_are_promoted(demo_model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    found = prepare(
+        store,
+        *("model", str(demo_model), "--profile", "cpu-sglang", "--name", "demo"),
+        *("--policy", quiz_policy(tmp_path), "--served-variant", "lpm=--schedule-policy lpm"),
+        *("--registry", f"sqlite:///{tmp_path}/registry.db", "--json"),
+        timeout=3400,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    (variant,) = json.loads(found.stdout)["variants"]
+    assert (variant["verdict"], variant["promoted"]) == ("pass", True)
+    registry = ("--registry", f"sqlite:///{tmp_path}/registry.db")
+    (champion,) = json.loads(prepare(store, "registry", "list", "--json", *registry).stdout)
+    serving = json.loads(champion["tags"]["prepare.serving"])
+    assert serving["engine"] == "sglang"
+    assert serving["engine_arguments"]["schedule-policy"] == "lpm"
+    assert json.loads(prepare(store, "verify", "latest", "--json").stdout)["same"]
+
+
+@pytest.fixture
+def sglang(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
+    profile = load_profile("cpu-sglang")
+    arguments = ServingArguments.of(profile, is_baseline=True)
+    arguments.engine_arguments["dtype"] = "float32"  # as the shared server of vLLM
+    python = ensure("serve-sglang", Accelerator.CPU, load_settings(), NullProgress()).python
+    server = Server(python, demo_model, arguments, tmp_path / "server.log", port=free_port())
+    try:
+        server.start(profile.ready_timeout_seconds, NullProgress())
+        yield server
+    finally:
+        server.stop()
+
+
+def test_two_engines_of_the_same_weights_pass(
+    server: Server, sglang: Server, demo_model: Path, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(BY_CHAT)
+    found = prepare(
+        tmp_path / "store",
+        *("gate", "--api", "chat", "--policy", str(policy), "--json"),
+        *("--baseline", server.url, "--baseline-model", SERVED_NAME),
+        *("--candidate", sglang.url, "--candidate-model", str(demo_model)),
+        timeout=3400,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr[-3000:]
+    (gate,) = json.loads(found.stdout)["variants"][0]["gates"]
+    assert gate["verdict"] == "pass"
