@@ -188,7 +188,9 @@ def facts(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable)
             f"{n.replace('_', ' ')} {k}" for n, k in (deployable.kernels or {}).items()
         ),
         "engine": engine,
-        "engine_package": engine.package(deployable.accelerator),
+        "install_command": engine.install_command(
+            deployable.accelerator, deployable.engine_version
+        ),
         "serve_command": serve_command(deployable, trust_remote_code=judged.trust_remote_code),
         "trust_remote_code": judged.trust_remote_code,
         "prepare_command": verdict.command,

@@ -8,16 +8,19 @@ is a failed request with a cause.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from eval_gates.suites.bounded_session import StreamedResponse, post_bounded
+from pipeline.core.untrusted.json import parse_json
 
 BYTES_OF_AN_ANSWER = 1 << 17  # besides its tokens: headers of chunks, usage, an error in words
 BYTES_OF_A_TOKEN = 1 << 12  # vLLM's chunk of one token is about 300
 ANSWER_SECONDS = 3600.0
 SILENT_SECONDS = 600.0  # in a queue, and between two parts of an answer
+LAST_BYTES = 1 << 16  # of an answer; the part with the usage is in them
 MAX_TOKENS = 10_000_000
 BACKEND = "openai"  # of vLLM's request functions, the one that loads are sent with
 
@@ -77,13 +80,41 @@ class BoundedStreams:
     @asynccontextmanager
     async def post(
         self, url: str, *, json: Any, headers: dict[str, str]
-    ) -> AsyncIterator[StreamedResponse]:
+    ) -> AsyncIterator[CountedResponse]:
         """Send one request; raises BadResponseError, as `post_bounded`."""
         asked = post_bounded(
             self._session, url, self._most, json=json, headers=headers, timeout=self._limit
         )
         async with asked as response:
-            yield response
+            yield CountedResponse(response.response, response.most)
+
+
+class CountedResponse(StreamedResponse):
+    """Streamed answer whose usage is also in a part without choices.
+
+    vLLM's client reads it only there. llama.cpp has it in the part of the last choice. Without it,
+    the client would count the tokens of the text, which may be fewer or more than were written.
+    """
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        last = b""
+        async for part in super().iter_any():
+            last = (last + part)[-LAST_BYTES:]
+            yield part
+        if usage := usage_with_choices(last):
+            yield b'data: {"choices": [], "usage": %b}\n\n' % json.dumps(usage).encode()
+
+
+def usage_with_choices(stream: bytes) -> Any:
+    """Return the usage in a stream's last part but `[DONE]`, or None if it has no choice."""
+    for line in reversed(stream.splitlines()):
+        if line.startswith(b"data: {"):
+            try:
+                part = parse_json(line.removeprefix(b"data: "), whole_text=False, finite=False)
+            except ValueError:
+                return None
+            return part.get("usage") if part.get("choices") else None
+    return None
 
 
 async def read_nothing(*_: Any) -> None:

@@ -127,6 +127,10 @@ class Engine(Protocol):
     def package(self, accelerator: str) -> str:
         """Return the name on the package index."""
 
+    def install_command(self, accelerator: str, version: str) -> str:
+        """Return a shell command, or comment, that tells how to get the public command."""
+        return f'pip install "{self.package(accelerator)}=={version}"'
+
     @abstractmethod
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
         """Return name and version, and the long options of the parser."""

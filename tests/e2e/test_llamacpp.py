@@ -54,7 +54,9 @@ def test_the_tuple_names_engine_cache_and_arguments(report: dict[str, Any], stor
     weights = Path(champion["source"])
     assert [file.name for file in weights.glob("*.gguf")] == [GGUF_WEIGHTS]
     assert not list(weights.glob("*.safetensors"))
-    assert "llama-server" in (weights / "README.md").read_text(encoding="utf-8")
+    card = (weights / "README.md").read_text(encoding="utf-8")
+    assert "llama-server --model ./model.gguf" in card
+    assert "pip install" not in card  # the engine's package lacks that program
 
 
 def test_verdicts_follow_from_the_answers(report: dict[str, Any], store: Path) -> None:

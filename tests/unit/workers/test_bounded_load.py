@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -12,7 +13,15 @@ import pytest
 from served_answer import ServedAnswer
 from vllm_stand_in import Serve
 
-from pipeline.workers.bounded_load import BYTES_OF_A_TOKEN, BYTES_OF_AN_ANSWER, bound_load
+from pipeline.workers.bounded_load import (
+    BYTES_OF_A_TOKEN,
+    BYTES_OF_AN_ANSWER,
+    BoundedStreams,
+    bound_load,
+)
+
+CHOICE = {"choices": [{"text": " a", "finish_reason": None}]}
+USAGE = {"usage": {"completion_tokens": 8, "prompt_tokens": 16}}
 
 
 @dataclass
@@ -104,3 +113,39 @@ def test_the_engines_counters_are_read_elsewhere() -> None:
     for reader in (serve.fetch_spec_decode_metrics, serve.fetch_diffusion_metrics):  # type: ignore[attr-defined]
         assert asyncio.run(reader("http://e", None)) is None
     assert serve.aiohttp.ClientSession.keywords == {"auto_decompress": False}
+
+
+def streamed(*parts: dict[str, Any], cut: int = 7) -> list[dict[str, Any]]:
+    """The parts that vLLM's client sees of an answer, which comes in pieces of `cut` bytes."""
+    lines = [f"data: {json.dumps(part)}\n\n" for part in parts] + ["data: [DONE]\n\n"]
+    whole = "".join(lines).encode()
+    answer = ServedAnswer([whole[at : at + cut] for at in range(0, len(whole), cut)])
+
+    async def read() -> bytes:
+        session = BoundedStreams(answer, 10_000, None)
+        async with session.post("http://e", json={}, headers={}) as response:
+            return b"".join([part async for part in response.content.iter_any()])
+
+    seen = asyncio.run(read()).decode().split("\n\n")
+    return [json.loads(each.removeprefix("data: ")) for each in seen if each.endswith("}")]
+
+
+def test_the_usage_that_llamacpp_sends_with_a_choice_is_counted() -> None:
+    """vLLM's client reads it in a part without choices only, else it counts the text's tokens."""
+    last = {"choices": [{"text": "", "finish_reason": "length"}], **USAGE}
+    assert streamed(CHOICE, last) == [CHOICE, last, {"choices": [], **USAGE}]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (CHOICE, {"choices": [], **USAGE}),
+        ({**CHOICE, **USAGE}, {"choices": [], **USAGE}),
+        ({**CHOICE, **USAGE}, CHOICE),
+        (CHOICE, {"error": {"message": "x"}}),
+        (),
+    ],
+    ids=["vLLM", "vLLM with usage in each", "not the last", "an error", "nothing"],
+)
+def test_no_other_answer_is_changed(parts: tuple[dict[str, Any], ...]) -> None:
+    assert streamed(*parts) == list(parts)
