@@ -35,15 +35,15 @@ def find_obstacle(config: Mapping[str, Any], accelerator: str) -> str:
     if method == "awq":
         is_gemm = str(config.get("version", "gemm")).lower() == "gemm"
         if not is_gemm or config.get("bits", 4) != 4 or not config.get("zero_point", True):
-            return "of AutoAWQ's layouts vLLM reads the 4-bit 'gemm' with zero points alone"
+            return "vLLM reads AutoAWQ's 4-bit layout 'gemm' with zero points alone"
     if method == "gptq":
         if config.get("bits") not in GPTQ_BITS or config.get("sym") is False:
-            return "of GPTQ's weights vLLM reads symmetric ones of 4 or 8 bits alone"
+            return "vLLM reads GPTQ's symmetric weights of 4 or 8 bits alone"
         if config.get("desc_act") and config.get("group_size") != -1:
             return "vLLM reads no GPTQ weights whose groups are in the order of activations"
     if isinstance(method, str) and method.startswith("modelopt"):
         algorithm = str(config.get("quant_algo", "")).upper()
         known = ON_CPU if accelerator == "cpu" else ALGORITHMS
         if algorithm not in known:
-            return f"of ModelOpt's formats vLLM serves {', '.join(known)} here, not '{algorithm}'"
+            return f"vLLM serves ModelOpt's {', '.join(known)} here, not '{algorithm}'"
     return ""
