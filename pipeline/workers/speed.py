@@ -170,7 +170,7 @@ def measure_at_once(
                 raise ServingError(f"{side}: {why}")
     finally:
         for _, _, process in loads:
-            process.terminate()
+            process.kill()  # SIGTERM as an exception may be lost right after the fork
             process.join()
     return lambda side, *_: found[side]
 

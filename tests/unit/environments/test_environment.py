@@ -418,4 +418,7 @@ def test_unknown_name(home: Path) -> None:
     settings = Settings(home=home, store=home / "store")
     with pytest.raises(UsageError, match="'train'") as caught:
         ensure("train", Accelerator.CPU, settings, NullProgress())
-    assert "quantize, quantize-autoawq, serve, serve-llamacpp, evaluate" in caught.value.hint
+    assert (
+        "quantize, quantize-autoawq, serve, serve-llamacpp, serve-sglang, evaluate"
+        in caught.value.hint
+    )
