@@ -211,7 +211,9 @@ METHODS: dict[str, Callable[[dict[str, Any], str], WeightFormat]] = {
 
 def _undescribed(error: object, where: str) -> VerificationError:
     return VerificationError(
-        f"config.json does not describe the weights' format ({error})", where=where
+        f"config.json does not describe the weights' format ({error})",
+        where=where,
+        hint="add the key as the program that made the weights writes it, or ask their maker",
     )
 
 

@@ -217,7 +217,10 @@ def test_a_wrong_description_is_refused(
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "no loader"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            "no loader",
+        ),
         ({"quant_method": "gptq", "bits": 4, "sym": False, "group_size": 64}, "symmetric"),
     ],
 )
