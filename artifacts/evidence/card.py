@@ -222,10 +222,13 @@ def title(verdict: BundleVerdict) -> str:
 def tags(verdict: BundleVerdict, judged: VerdictInputs, deployable: Deployable) -> list[str]:
     """Return the customary tags of such checkpoints."""
     versions = judged.quantize.result.versions
-    kind = judged.quantize.parameters.quantization.kind
+    quantization = judged.quantize.parameters.quantization
+    made = [judged.judge.parameters.family, quantization.kind]
+    if isinstance(quantization, AdoptedQuantization) and quantization.is_source:
+        made = []  # whose weights keep their format
     libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
-    family, engine = judged.judge.parameters.family, deployable.serving.engine
-    return list(dict.fromkeys([family, kind, engine, *libraries, verdict.recipe]))
+    engine = deployable.serving.engine
+    return list(dict.fromkeys([*made, engine, *libraries, verdict.recipe]))
 
 
 def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:

@@ -40,7 +40,7 @@ def describe_maker(quantization: Quantization, recipe: str) -> str:
     if not isinstance(quantization, AdoptedQuantization):
         return f"quantized by the recipe `{markdown_code(recipe)}`"
     if quantization.is_source:
-        return "quantized by the server while it loads them"
+        return "with unchanged weights and other arguments"
     return f"quantized elsewhere ({markdown(quantization.made_by)})"
 
 

@@ -82,7 +82,7 @@ class AdoptedQuantization(Quantization):
     def made_by(self) -> str:
         """Return who made the weights, for cards, tags and reports."""
         if self.is_source:
-            return "the source's maker; the server quantizes"
+            return "the source's maker"
         place = f"{self.origin}@{self.revision}" if self.revision else self.origin
         return f"{place} ({self.producer})" if self.producer else place
 
