@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,13 +51,14 @@ def test_other_arguments_of_sglang_are_promoted(demo_model: Path, tmp_path: Path
     assert json.loads(prepare(store, "verify", "latest", "--json").stdout)["same"]
 
 
-@pytest.fixture
-def sglang(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
+@contextmanager
+def serve_with_sglang(model: Path, log: Path) -> Iterator[Server]:
+    """In float32, as the shared server of vLLM."""
     profile = load_profile("cpu-sglang")
     arguments = ServingArguments.of(profile, is_baseline=True)
-    arguments.engine_arguments["dtype"] = "float32"  # as the shared server of vLLM
+    arguments.engine_arguments["dtype"] = "float32"
     python = ensure("serve-sglang", Accelerator.CPU, load_settings(), NullProgress()).python
-    server = Server(python, demo_model, arguments, tmp_path / "server.log", port=free_port())
+    server = Server(python, model, arguments, log, port=free_port())
     try:
         server.start(profile.ready_timeout_seconds, NullProgress())
         yield server
@@ -63,19 +66,36 @@ def sglang(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
         server.stop()
 
 
-def test_two_engines_of_the_same_weights_pass(
-    server: Server, sglang: Server, demo_model: Path, tmp_path: Path
+def without_a_layer(model: Path, folder: Path) -> Path:
+    """The model with the matrix of one layer's outputs set to zero."""
+    copy = Path(shutil.copytree(model, folder))
+    file = copy / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    length = int.from_bytes(raw[:8], "little")
+    layer = json.loads(raw[8 : 8 + length])["model.layers.1.mlp.down_proj.weight"]
+    begin, end = (8 + length + place for place in layer["data_offsets"])
+    raw[begin:end] = bytes(end - begin)
+    file.write_bytes(raw)
+    return copy
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_same_weights_pass_and_broken_ones_do_not(
+    server: Server, demo_model: Path, tmp_path: Path, is_broken: bool
 ) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(BY_CHAT)
-    found = prepare(
-        tmp_path / "store",
-        *("gate", "--api", "chat", "--policy", str(policy), "--json"),
-        *("--baseline", server.url, "--baseline-model", SERVED_NAME),
-        *("--candidate", sglang.url, "--candidate-model", str(demo_model)),
-        timeout=3400,
-    )
-    assert found.returncode == 0, found.stdout + found.stderr[-3000:]
+    model = without_a_layer(demo_model, tmp_path / "broken") if is_broken else demo_model
+    with serve_with_sglang(model, tmp_path / "server.log") as sglang:
+        found = prepare(
+            tmp_path / "store",
+            *("gate", "--api", "chat", "--policy", str(policy), "--json"),
+            *("--baseline", server.url, "--baseline-model", SERVED_NAME),
+            *("--candidate", sglang.url, "--candidate-model", str(model)),
+            timeout=3400,
+        )
     (gate,) = json.loads(found.stdout)["variants"][0]["gates"]
-    assert gate["verdict"] == "pass"
-    assert abs(gate["difference"]) < 0.01  # both compute in float32
+    assert gate["verdict"] == ("fail" if is_broken else "pass"), found.stdout
+    assert found.returncode == (4 if is_broken else 0)
+    if not is_broken:
+        assert abs(gate["difference"]) < 0.01  # both compute in float32
