@@ -66,15 +66,16 @@ def serve_with_sglang(model: Path, log: Path) -> Iterator[Server]:
         server.stop()
 
 
-def without_a_layer(model: Path, folder: Path) -> Path:
-    """The model with the matrix of one layer's outputs set to zero."""
+def with_negated_attention(model: Path, folder: Path) -> Path:
+    """The model with another sign of all matrices of attention's outputs (bf16, little-endian)."""
     copy = Path(shutil.copytree(model, folder))
     file = copy / "model.safetensors"
     raw = bytearray(file.read_bytes())
     length = int.from_bytes(raw[:8], "little")
-    layer = json.loads(raw[8 : 8 + length])["model.layers.1.mlp.down_proj.weight"]
-    begin, end = (8 + length + place for place in layer["data_offsets"])
-    raw[begin:end] = bytes(end - begin)
+    for name, tensor in json.loads(raw[8 : 8 + length]).items():
+        if name.endswith("self_attn.o_proj.weight"):
+            begin, end = (8 + length + place for place in tensor["data_offsets"])
+            raw[begin + 1 : end : 2] = bytes(byte ^ 0x80 for byte in raw[begin + 1 : end : 2])
     file.write_bytes(raw)
     return copy
 
@@ -85,7 +86,7 @@ def test_the_same_weights_pass_and_broken_ones_do_not(
 ) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(BY_CHAT)
-    model = without_a_layer(demo_model, tmp_path / "broken") if is_broken else demo_model
+    model = with_negated_attention(demo_model, tmp_path / "broken") if is_broken else demo_model
     with serve_with_sglang(model, tmp_path / "server.log") as sglang:
         found = prepare(
             tmp_path / "store",
