@@ -24,7 +24,7 @@ from pipeline.environments.definition import Accelerator
 from pipeline.serving.serving_arguments import ServingArguments
 from recipes.engine_arguments import check_arguments, check_variables
 from recipes.engines import KERNELS
-from recipes.schema import KV_DTYPE
+from recipes.engines.engine import KV_DTYPE
 
 # Members that can differ where it is served, as people read them. What quantized is not there any
 # more, and weights have digests of their files.

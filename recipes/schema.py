@@ -24,6 +24,7 @@ from recipes.engine_arguments import (
     check_variables,
 )
 from recipes.engines import DEFAULT, find_engine
+from recipes.engines.engine import KV_DTYPE
 from recipes.quantization import AnyQuantization, Calibration
 from recipes.speculative import SpeculativeConfig, Word
 from recipes.workload import AnyWorkload
@@ -133,8 +134,6 @@ class CalibrationLimit(ConfigModel):
 
 
 EngineValue = bool | int | float | str | list[str]
-# A profile has its own key for it; the recorded arguments contain it.
-KV_DTYPE = "kv-cache-dtype"
 EngineName = Annotated[str, AfterValidator(lambda name: find_engine(name).name)]
 CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 

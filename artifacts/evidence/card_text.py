@@ -8,9 +8,9 @@ from pipeline.core.hardware import Hardware
 from pipeline.core.untrusted.text import markdown, markdown_code, markdown_link
 from pipeline.stages.check_weights import CheckWeightsResult
 from pipeline.stages.quantize import QuantizeResult
+from recipes.engines.engine import KV_DTYPE
 from recipes.quantization import Quantization
 from recipes.quantizers.adopted import AdoptedQuantization
-from recipes.schema import KV_DTYPE
 
 
 def percent(score: float) -> float:

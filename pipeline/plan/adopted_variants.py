@@ -30,8 +30,9 @@ from pipeline.verification.adopted import (
 from pipeline.verification.weight_format import NotComparableError
 from recipes.catalog import BASELINE
 from recipes.engine_arguments import check_arguments, check_counts
+from recipes.engines.engine import KV_DTYPE
 from recipes.quantizers.adopted import MADE_ELSEWHERE, AdoptedQuantization, family_of, words_of
-from recipes.schema import KV_DTYPE, EngineValue, Family, Recipe, ServingProfile
+from recipes.schema import EngineValue, Family, Recipe, ServingProfile
 
 _NAMED = re.compile(r"([a-z0-9][a-z0-9._-]*)=(.+)", re.DOTALL)
 NAME_HINT = "write NAME=..., with lower-case letters, digits, '.', '_' and '-'"

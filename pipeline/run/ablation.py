@@ -23,7 +23,7 @@ from pipeline.run.serving_planner import ServingPlanner
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.questions import QUESTIONS
-from recipes.schema import KV_DTYPE
+from recipes.engines.engine import KV_DTYPE
 
 DRAFTED = "speculative decoding counts with the weights"
 

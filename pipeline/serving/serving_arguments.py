@@ -10,7 +10,8 @@ from pydantic.dataclasses import dataclass
 
 from recipes.engine_arguments import MEMORY_SHARE, memory_share
 from recipes.engines import DEFAULT, find_engine
-from recipes.schema import KV_DTYPE, EngineName, EngineValue, ServingProfile
+from recipes.engines.engine import KV_DTYPE
+from recipes.schema import EngineName, EngineValue, ServingProfile
 from recipes.speculative import SpeculativeConfig
 
 

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -23,6 +24,9 @@ class LaunchSpec:
     socket: str = ""  # Unix socket instead of a port; "" without one
 
 
+# Members of every tuple, under the names that all engines share. A profile has its own key for the
+# second; recorded arguments contain both.
+LENGTH, KV_DTYPE = "max-model-len", "kv-cache-dtype"
 OwnScores = Literal["", "list", "generate"]
 
 
@@ -188,6 +192,7 @@ def options(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield from [] if value is True else map(str, words)
 
 
+@cache
 def read_options(file: Path) -> EngineCliOptions:
     """Return the options in a file that one of `scripts/` wrote."""
     title, *lines = file.read_text().splitlines()
@@ -202,3 +207,23 @@ def read_options(file: Path) -> EngineCliOptions:
         shorts={name: long for name, long in found.items() if name.startswith("-")},
         variables=frozenset(name for name in found if name.isupper()),
     )
+
+
+class TunedEngine(Engine):
+    """An engine of which a profile sets only options that tune the server."""
+
+    tunes: frozenset[str]  # all others decide who reaches it, what it loads or where it writes
+    options_file: Path  # that one of `scripts/` wrote
+
+    @property
+    def ours(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
+        """Return all other options, by the reason."""
+        others = read_options(self.options_file).defaults.keys() - self.tunes - {KV_DTYPE}
+        return {f"it does not tune {self.title}'s server": tuple(sorted(others))}
+
+    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
+        known = read_options(self.options_file)
+        return known.version, {*known.defaults, LENGTH}
+
+    def options_of(self, accelerator: str) -> EngineCliOptions:
+        return read_options(self.options_file)

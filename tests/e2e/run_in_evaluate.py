@@ -15,16 +15,18 @@ from pipeline.environments.settings import load_settings
 ROOT = Path(__file__).parents[2]
 
 
-def run_in_evaluate(script: str, folder: Path, *words: str) -> dict[str, Any]:
-    """What the script printed, run in the evaluate environment."""
+def run_in_evaluate(
+    script: str, folder: Path, *words: str, seconds: float = 400, **variables: str
+) -> dict[str, Any]:
+    """What the script printed; its arguments are the source tree, the folder and the words."""
     python = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress()).python
     (folder / "script.py").write_text(script)
     answer = subprocess.run(
         [str(python), "-I", str(folder / "script.py"), str(ROOT), str(folder), *words],
         capture_output=True,
         text=True,
-        timeout=400,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        timeout=seconds,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-3000:]

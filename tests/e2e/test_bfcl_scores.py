@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 from bfcl_reference import VERDICTS
-
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
+from run_in_evaluate import run_in_evaluate
 
 SCRIPT = """
 import json
@@ -140,24 +134,6 @@ print("RESULT " + json.dumps(found))
 """
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
-
-def run_in_evaluate(script: str, folder: Path) -> dict[str, Any]:
-    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress())
-    file = folder / "script.py"
-    file.write_text(script)
-    answer = subprocess.run(
-        [str(evaluate.python), "-I", str(file), str(Path(__file__).parents[2]), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    line = next(line for line in answer.stdout.splitlines() if line.startswith("RESULT "))
-    result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    return result
 
 
 @pytest.fixture(scope="module")

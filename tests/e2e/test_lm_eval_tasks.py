@@ -7,16 +7,11 @@ own functions. A model that knows every other answer stands for the server.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
+from run_in_evaluate import run_in_evaluate
 
 SCRIPT = """
 import json
@@ -269,21 +264,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress())
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
     hub_cache = tmp_path_factory.mktemp("hub_cache")
-    answer = subprocess.run(
-        [str(evaluate.python), "-I", str(script), str(Path(__file__).parents[2]), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(hub_cache)},
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    line = next(line for line in answer.stdout.splitlines() if line.startswith("RESULT "))
-    result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    result = run_in_evaluate(SCRIPT, folder, HF_HOME=str(hub_cache))
     result["hub_cache"] = [str(path) for path in hub_cache.rglob("*.arrow")]
     return result
 

@@ -7,16 +7,12 @@ it is told, what happens where an endpoint cannot be asked so.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_in_evaluate import run_in_evaluate
 
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
 
@@ -40,7 +36,7 @@ from eval_gates.suites import mmlu
 from eval_gates.suites.completions_model import completions_model
 from eval_gates.suites.fixed_task import task_of
 
-spec = json.loads(sys.argv[2])
+spec = json.loads(sys.argv[3])
 
 
 def ours(url, answered, note, max_length=spec["max_length"]):
@@ -266,24 +262,6 @@ print("RESULT " + json.dumps(found))
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
 
-def run_in_evaluate(script: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the script printed, run in the evaluate environment."""
-    python = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress()).python
-    (folder / "script.py").write_text(script)
-    answer = subprocess.run(
-        [str(python), "-I", str(folder / "script.py"), str(ROOT), json.dumps(spec)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    line = next(line for line in answer.stdout.splitlines() if line.startswith("RESULT "))
-    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    return found
-
-
 # --- the real server ----------------------------------------------------------------------------
 
 
@@ -298,7 +276,7 @@ def parity(
         "max_length": 4096,
         "questions": QUESTIONS,
     }
-    return run_in_evaluate(PARITY, spec, tmp_path_factory.mktemp("parity"))
+    return run_in_evaluate(PARITY, tmp_path_factory.mktemp("parity"), json.dumps(spec), seconds=900)
 
 
 @pytest.fixture(params=sorted(QUESTIONS))
@@ -361,7 +339,7 @@ def test_shared_examples_come_from_the_prefix_cache(parity: dict[str, Any]) -> N
 def endpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("endpoints")
     spec = {"model": "m", "tokenizer": str(folder / "tokenizer"), "max_length": 64}
-    return run_in_evaluate(STAND_IN, spec, folder)
+    return run_in_evaluate(STAND_IN, folder, json.dumps(spec), seconds=900)
 
 
 @pytest.mark.parametrize("kind", ["answers", "refuses", "ignores", "stumbles", "refuses some"])

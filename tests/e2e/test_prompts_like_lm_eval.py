@@ -6,17 +6,12 @@ place of the Hub's, and must send exactly what the suite sends.
 
 from __future__ import annotations
 
-import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
+from run_in_evaluate import run_in_evaluate
 
 from eval_gates.suites.mmlu_subjects import GROUPS
-from pipeline.core.events import NullProgress
-from pipeline.environments.environment import Accelerator, ensure
-from pipeline.environments.settings import load_settings
 
 COMPARE = """
 import json
@@ -105,21 +100,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everyth
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    evaluate = ensure("evaluate", Accelerator.CPU, load_settings(), NullProgress())
-    script = tmp_path_factory.mktemp("prompts") / "compare.py"
-    script.write_text(COMPARE)
-    root = Path(__file__).parents[2]
-    answer = subprocess.run(
-        [str(evaluate.python), "-I", str(script), str(root)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    line = next(line for line in answer.stdout.splitlines() if line.startswith("RESULT "))
-    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    return found
+    return run_in_evaluate(COMPARE, tmp_path_factory.mktemp("prompts"))
 
 
 def test_every_subject_is_compared_in_both_forms(result: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile
 from recipes.engine_arguments import EngineArgumentError, check_arguments
 from recipes.engines import LaunchSpec, find_engine
-from recipes.engines.llamacpp import KV_DTYPE, KV_DTYPES, LENGTH, SLOTS, TUNES
+from recipes.engines.engine import KV_DTYPE, LENGTH
+from recipes.engines.llamacpp import KV_DTYPES, SLOTS, TUNES
 from recipes.schema import ServingProfile
 
 ENGINE = find_engine("llamacpp")

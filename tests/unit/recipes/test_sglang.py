@@ -10,7 +10,8 @@ from pipeline.serving.serving_arguments import ServingArguments
 from recipes.catalog import load_profile, load_recipe
 from recipes.engine_arguments import EngineArgumentError, check_arguments
 from recipes.engines import LaunchSpec, find_engine
-from recipes.engines.sglang import LENGTH, PINNED, TUNES
+from recipes.engines.engine import LENGTH
+from recipes.engines.sglang import PINNED, TUNES
 
 ENGINE = find_engine("sglang")
 PROFILE = load_profile("cpu-sglang")
