@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from artifacts.run_record import SCHEMA_VERSION, RunReport
+from artifacts.run_record import RunReport
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
@@ -26,15 +26,7 @@ def read_run(folder: Path) -> RunReport:
     path = folder / RUN_RECORD
     try:
         content = read_regular(path, MAX_BYTES)
-        found = parse_json(content, finite=False, whole_text=False, values=MAX_VALUES)
-        version = found.get("schema_version", SCHEMA_VERSION)
-        if version != SCHEMA_VERSION:
-            raise StoreError(
-                f"this run's record has schema version {version}, this prepare reads "
-                f"{SCHEMA_VERSION}",
-                where=str(path),
-                hint="read it with the version of prepare that wrote it, or run the command again",
-            )
+        parse_json(content, finite=False, whole_text=False, values=MAX_VALUES)
         report = RunReport.model_validate_json(content)
         return report if report.status != "running" else _as_it_is_now(report, folder)
     except (OSError, ValueError, AttributeError) as error:

@@ -20,7 +20,7 @@ from pipeline.checkpoint.source_info import CheckpointReport
 from pipeline.core.record import Record
 from pipeline.stages.judge import JudgeResult
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 StageStatus = Literal["ran", "reused", "failed"]
 
@@ -105,7 +105,7 @@ class StageReport(Record):
 class RunReport(Record):
     """A whole run, in run.json and for `--json`."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     run: str = Field(description="id of the run")
     status: Literal["running", "finished", "failed", "interrupted", "killed"]
     exit_code: int | None

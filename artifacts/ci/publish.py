@@ -7,29 +7,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifacts.ci.annotations import annotation_lines
 from artifacts.ci.junit import junit_xml
 from artifacts.ci.outputs import outputs
 from artifacts.ci.summary import LARGEST_BYTES, markdown_summary
 from artifacts.run_record import RunReport
 from pipeline.core.store import write_atomically
 
-ON_GITHUB = "GITHUB_ACTIONS"
 SUMMARY = "GITHUB_STEP_SUMMARY"
 OUTPUTS = "GITHUB_OUTPUT"
 
 
 @dataclass(frozen=True)
 class ReportPaths:
-    """Paths of the reports, None for no report.
-
-    `annotate` prints to standard output, from which GitHub reads workflow commands.
-    """
+    """Paths of the reports, None for no report."""
 
     junit: Path | None
     summary: Path | None
     outputs: Path | None
-    annotate: Callable[[str], None] | None
 
     @classmethod
     def of(
@@ -37,14 +31,12 @@ class ReportPaths:
         environ: Mapping[str, str],
         junit: Path | None,
         outputs: Path | None,
-        annotate: Callable[[str], None] | None,
     ) -> ReportPaths:
         """Return the paths of the variables; a user's path takes precedence."""
         return cls(
             junit=junit,
             summary=path_in(environ, SUMMARY),
             outputs=outputs or path_in(environ, OUTPUTS),
-            annotate=annotate if environ.get(ON_GITHUB) == "true" else None,
         )
 
 
@@ -74,9 +66,6 @@ def publish(report: RunReport, places: ReportPaths, say: Callable[[str], None]) 
     if places.outputs is not None:
         with report_failure(places.outputs, say):
             append(places.outputs, outputs(report, written))
-    if places.annotate is not None:
-        for line in annotation_lines(report):
-            places.annotate(line)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -49,7 +49,7 @@ LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json")
 class BundleVerdict(Record):
     """A bundle's verdicts and their subject."""
 
-    schema_version: int = Field(1, description="of this record")
+    schema_version: Literal[1] = Field(1, description="of this record")
     subject: str = Field(ABOUT, description="what this is, for who finds it alone")
     prepare_version: str = Field(__version__, description="that wrote it")
     run: str = Field(description="id of the run that the bundle was made in")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -17,7 +18,6 @@ from pipeline.core.record import Record
 from pipeline.core.untrusted.record import read_record
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
 ABOUT = (
     "Every file of an evidence bundle of prepare (`evidence_files`, paths from this folder) and "
     "of the "
@@ -46,7 +46,7 @@ class ManifestFile(Record):
 class Manifest(Record):
     """Files of a bundle, and next to it."""
 
-    schema_version: int = Field(SCHEMA_VERSION, description="of this record")
+    schema_version: Literal[1] = Field(1, description="of this record")
     subject: str = Field(ABOUT, description="what this is, for who finds it alone")
     prepare_version: str = Field(description="that wrote it")
     recipe: str = Field(description="of the variant that the bundle is about")
@@ -56,13 +56,6 @@ class Manifest(Record):
     model_files: tuple[ManifestFile, ...] = Field(
         fail_fast=True, description="weights, config, tokenizer, model card"
     )
-
-    @field_validator("schema_version")
-    @classmethod
-    def _is_known(cls, version: int) -> int:
-        if version != SCHEMA_VERSION:
-            raise ValueError(f"version {version} of it, and this prepare knows {SCHEMA_VERSION}")
-        return version
 
     @field_validator("evidence_files", "model_files")
     @classmethod

@@ -1,7 +1,6 @@
 """Signs a weights folder with its evidence, and checks signatures, by model-signing.
 
-`model.sig` lists every file's digest. Keyless signing (sigstore) needs the network, and identifies
-the signer by a login.
+`model.sig` lists every file's digest.
 """
 
 from __future__ import annotations
@@ -89,20 +88,6 @@ def sign_with_key(folder: Path, private_key: Path) -> Path:
     return _write(config, folder)
 
 
-def sign_keyless(folder: Path) -> Path:
-    """Sign with a CI or browser login (sigstore), which needs the network.
-
-    Raises:
-        EvidenceError: no user logged in, or the network or a sigstore service does not respond.
-    """
-    with _library_errors("sign", folder):
-        from model_signing import signing
-
-        config = signing.Config().set_hashing_config(_hashing(folder))
-        config.use_sigstore_signer(use_ambient_credentials=bool(os.environ.get("CI")))
-    return _write(config, folder)
-
-
 def check_with_key(folder: Path, public_key: Path) -> None:
     """Check that the key's owner signed exactly these files.
 
@@ -125,23 +110,6 @@ def check_with_key(folder: Path, public_key: Path) -> None:
         open_regular(public_key, KEY_BYTES).close()
         config.use_elliptic_key_verifier(public_key=public_key)
     _check(config, folder, signature, f"the key in {public_key}")
-
-
-def check_keyless(folder: Path, identity: str, issuer: str) -> None:
-    """Check that a user with that login signed exactly these files; may need the network.
-
-    `identity`: an e-mail address or the URI of a CI workflow. `issuer`: URL of the login service.
-
-    Raises:
-        EvidenceError: as `check_with_key`.
-    """
-    signature = _signature_of(folder)
-    with _library_errors("verify", folder):
-        from model_signing import verifying
-
-        config = verifying.Config().set_hashing_config(_hashing(folder))
-        config.use_sigstore_verifier(identity=identity, oidc_issuer=issuer)
-    _check(config, folder, signature, f"{identity} ({issuer})")
 
 
 def _write(config: Any, folder: Path) -> Path:
@@ -250,10 +218,10 @@ def _library_errors(verb: str, folder: Path) -> Iterator[None]:
         ) from error
     except OSError:
         raise
-    # sigstore raises its own errors, its transport's and its dependencies'.
+    # The library raises its dependencies' errors, too.
     except Exception as error:
         raise EvidenceError(
             f"could not {verb} the folder: {str(error).strip() or type(error).__name__}",
             where=str(folder),
-            hint="with --private-key it needs no network; a folder with links cannot be signed",
+            hint="a folder with links cannot be signed",
         ) from error

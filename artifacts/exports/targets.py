@@ -6,23 +6,17 @@ from collections.abc import Callable, Mapping
 
 from artifacts.exports import (
     argo_rollouts,
-    compose,
-    kserve,
     kubernetes,
     litellm,
     monitoring,
-    systemd,
 )
 from artifacts.exports.exported_version import ExportRequest
 
 TARGETS: Mapping[str, Callable[[ExportRequest], dict[str, str]]] = {
     "kubernetes": kubernetes.export,
-    "kserve": kserve.export,
     "argo-rollouts": argo_rollouts.export,
-    "compose": compose.export,
-    "systemd": systemd.export,
     "litellm": litellm.export,
     "monitoring": monitoring.export,
 }
 # Those whose servers start elsewhere, and fetch their files from a registry.
-FETCHING = ("kubernetes", "kserve", "argo-rollouts", "compose")
+FETCHING = ("kubernetes", "argo-rollouts")

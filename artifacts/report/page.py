@@ -16,11 +16,8 @@ from artifacts.command_line import command_line
 from artifacts.report import (
     e_process_plots,
     flipped_answers,
-    latencies,
-    layer_errors,
     provenance,
     quality,
-    run_comparison,
     score_table,
     speed,
 )
@@ -38,8 +35,6 @@ def run_page(evidence: RunEvidence) -> str:
         "evidence": e_process_plots.evidence_figures(evidence, names),
         "flips": flipped_answers.flip_figures(evidence, names),
         "speed": speed.speed_figures(evidence, names),
-        "latency": latencies.latency_figures(evidence, names),
-        "layers": layer_errors.layer_figures(evidence, names),
     }
     word = run_outcome.outcome(evidence.report)
     return _render(
@@ -63,25 +58,6 @@ def run_page(evidence: RunEvidence) -> str:
         policies=provenance.policies_as_json(evidence),
         stages=provenance.stage_table(evidence.report),
         missing=evidence.missing,
-    )
-
-
-def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
-    """Return the report of two runs side by side as HTML."""
-    sides = (first, second)
-    return _render(
-        "two_runs.html.j2",
-        {"changes": run_comparison.change_figures(sides, UniqueIds())},
-        title=f"{first.report.run} and {second.report.run}",
-        runs=[
-            (letter, report, run_outcome.outcome(report), run_outcome.headline(report))
-            for letter, report in (("A", first.report), ("B", second.report))
-        ],
-        verdicts=run_comparison.verdict_table(sides),
-        scores=run_comparison.score_table(sides),
-        speed=run_comparison.speed_table(sides),
-        changes=run_comparison.changed_facts(sides),
-        missing=list(dict.fromkeys([*first.missing, *second.missing])),
     )
 
 

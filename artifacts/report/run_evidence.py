@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.run_record import SCHEMA_VERSION, RunReport
+from artifacts.run_record import RunReport
 from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.gate_rule import GateRule
-from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, EvidenceError, StoreError
@@ -23,7 +22,6 @@ from pipeline.core.store import Store
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
 from pipeline.stages.judge import JUDGE
 from pipeline.stages.questions import QUESTIONS as ASKED
-from pipeline.stages.speed import SPEED
 from recipes.catalog import BASELINE
 from recipes.policy import AnySuite, Policy
 
@@ -124,19 +122,6 @@ class RunEvidence:
         ]
         return [(suite, record) for suite, record in records if record is not None]
 
-    def loads(self, recipe: str) -> dict[str, list[LoadRun]]:
-        found = {}
-        for (name, variant), reference in self._finished.items():
-            if variant != recipe or reference.stage != SPEED.name:
-                continue
-            claim = name.removeprefix(f"{SPEED.name} ")
-            try:
-                folder = self.store.stage_folder(reference.stage, reference.key)
-                found[claim] = read_loads(folder / LOADS)
-            except (OSError, ValueError):
-                self._miss(f"the loads of {recipe} {claim} cannot be read")
-        return found
-
     def _answers(self, judge: StageRecord, role: str, words: str) -> Rows | None:
         kept = self._read_shape(EVALUATE, self._input(judge, role, f"the answers of {words}"))
         if kept is None:
@@ -188,14 +173,10 @@ class RunEvidence:
 
     def _find(self, of: StageReference) -> StageRecord | None:
         try:
-            record = self.store.find(of.stage, of.key)
+            return self.store.find(of.stage, of.key)
         except StoreError as error:
             self._miss(f"{of.stage}: {error.message}")
             return None
-        if record is not None and record.schema_version != SCHEMA_VERSION:
-            self._miss(f"{of.stage}: a record has schema version {record.schema_version}, not read")
-            return None
-        return record
 
     def _miss(self, sentence: str) -> None:
         if sentence not in self.missing:

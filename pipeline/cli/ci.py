@@ -14,7 +14,6 @@ import typer
 from pipeline.cli.display import open_display
 from pipeline.cli.options import PATH, setting
 from pipeline.cli.tables import errors_as_json, print_run
-from pipeline.cli.terminal import print_command
 from pipeline.core.errors import ExitCode, PrepareError, from_dict
 from pipeline.core.interruption import is_interruption
 
@@ -33,7 +32,7 @@ CiOption = Annotated[
     bool | None,
     setting(
         "--ci/--no-ci",
-        "Plain progress, a JUnit file, and on GitHub a summary, outputs and annotations. "
+        "Plain progress, a JUnit file, and on GitHub a summary and outputs. "
         "Default: where the variable CI is set to something true.",
     ),
 ]
@@ -69,7 +68,7 @@ class CiReporting:
     ci: bool  # whether this is a CI job; without one, only files that were asked for are written
     junit: Path | None
     outputs: Path | None
-    as_json: bool  # what is printed is for programs, so no annotations are among it
+    as_json: bool  # what is printed is for programs
 
     def carry_out(
         self,
@@ -123,8 +122,7 @@ class CiReporting:
 
         # Outside of a CI job, only what was asked for by name is written.
         environ = os.environ if self.ci else {}
-        annotate = None if self.as_json else print_command
-        publish(report, ReportPaths.of(environ, junit, self.outputs, annotate), progress.note)
+        publish(report, ReportPaths.of(environ, junit, self.outputs), progress.note)
 
 
 def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> RunReport:

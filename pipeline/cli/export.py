@@ -30,8 +30,7 @@ def export(
         str,
         option(
             "--for",
-            "What reads the files: kubernetes, kserve, argo-rollouts, compose, systemd, litellm or "
-            "monitoring.",
+            "What reads the files: kubernetes, argo-rollouts, litellm or monitoring.",
             metavar="TARGET",
         ),
     ],

@@ -31,7 +31,6 @@ from pipeline.cli import (
     rollback,
     runs,
     serve,
-    sign,
     task,
     tune,
     verify,
@@ -65,7 +64,6 @@ app.command("gate")(gate.gate)
 app.command("tune")(tune.tune)
 app.command("lint")(lint.lint)
 app.command("verify")(verify.verify)
-app.command("sign")(sign.sign)
 app.command("report")(report.report)
 app.command("promote")(promote.promote)
 app.command("rollback")(rollback.rollback)

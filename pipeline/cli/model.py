@@ -72,7 +72,7 @@ def model(
     --ablate shows how much weights and KV cache contribute to the loss of a variant
     that failed or came close; it serves two more models. If a disturbed machine left
     a gate undecided, the same command continues its measurement; --remeasure repeats
-    any gate's. In a CI job (--ci) a JUnit file, a summary and annotations report the
+    any gate's. In a CI job (--ci) a JUnit file and a summary report the
     outcome.
 
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,

@@ -1,17 +1,16 @@
-"""`prepare report`: one HTML file about a run, or about two side by side."""
+"""`prepare report`: one HTML file about a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.cli.options import PATH, RunArgument, StoreOption, argument, option
+from pipeline.cli.options import PATH, RunArgument, StoreOption, option
 from pipeline.core.errors import UsageError, raise_as
 
 
 def report(
     run: RunArgument = "latest",
-    other: Annotated[str | None, argument("A second run, to compare.", metavar="RUN2")] = None,
     output: Annotated[
         Path | None,
         option("--output", "File to write. Default: report-RUN.html.", "-o", **PATH),
@@ -22,31 +21,23 @@ def report(
     """Write a report of a run as one HTML file that opens anywhere, with no network.
 
     It has the verdict, gates, plots, examples of changed answers, and all sources.
-    With a second run it shows both side by side. It contains prompts and answers:
-    give it only to those who may read them.
+    It contains prompts and answers: give it only to those who may read them.
 
     Examples
 
       prepare report
 
       prepare report 20261121-0915 --output report.html --open
-
-      prepare report 20261120 20261121
     """
-    from artifacts.report.page import comparison_page, run_page
+    from artifacts.report.page import run_page
     from artifacts.report.run_evidence import RunEvidence
     from artifacts.run_loader import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
     found = Store(load_settings(store).store)
-    first = RunEvidence(find_run(found, run), found)
-    if other is None:
-        page, name = run_page(first), f"report-{first.report.run}.html"
-    else:
-        second = RunEvidence(find_run(found, other), found)
-        page = comparison_page(first, second)
-        name = f"report-{first.report.run}-{second.report.run}.html"
+    evidence = RunEvidence(find_run(found, run), found)
+    page, name = run_page(evidence), f"report-{evidence.report.run}.html"
     file = (output or Path(name)).resolve()
     write_page(file, page)
     print(file)

@@ -1,8 +1,7 @@
 """Standard output and standard error as they reach a person or a CI log.
 
 All output of the command passes here, so no text of a checkpoint, a registry or a model acts on the
-terminal or in the log. Colours and bars, by :func:`open_console`, and annotations, by
-:func:`print_command`, pass unchanged.
+terminal or in the log. Colours and bars, by :func:`open_console`, pass unchanged.
 """
 
 from __future__ import annotations
@@ -116,11 +115,6 @@ def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     return SanitizedConsole(file=underlying_stream(stream), width=width, highlight=False)
-
-
-def print_command(line: str) -> None:
-    """Print a workflow command unsanitized to standard error."""
-    print(line, file=underlying_stream(sys.stderr), flush=True)
 
 
 def underlying_stream(stream: TextIO) -> TextIO:

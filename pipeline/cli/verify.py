@@ -14,37 +14,18 @@ from pipeline.cli.options import (
     PublicKeyOption,
     RegistryOption,
     StoreOption,
-    option,
     parse_path,
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.untrusted.text import MAX_NAME_CHARACTERS, log_line
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
     from artifacts.evidence.recompute import VariantCheck
-    from artifacts.registry.registry import Version
 
 MAX_LINES = 50  # of one list
-
-IdentityOption = Annotated[
-    str | None,
-    option(
-        "--identity",
-        "For a folder: it must be signed by this login (keyless), with --identity-provider.",
-    ),
-]
-ProviderOption = Annotated[
-    str | None,
-    option(
-        "--identity-provider",
-        "Who vouches for that login, such as https://accounts.google.com.",
-        metavar="URL",
-    ),
-]
 
 
 def verify(
@@ -57,23 +38,7 @@ def verify(
             "of one, or 'latest'.",
         ),
     ] = "latest",
-    live: Annotated[
-        str | None,
-        option(
-            "--live",
-            "URL of a server: whether it is what NAME@ALIAS was judged as. Needs OPENAI_API_KEY "
-            "if the server has a key.",
-            metavar="URL",
-            parser=strip_credentials,
-        ),
-    ] = None,
-    server_log: Annotated[
-        Path | None,
-        option("--server-log", "With --live: the server's log, for its kernels.", metavar="FILE"),
-    ] = None,
     public_key: PublicKeyOption = None,
-    identity: IdentityOption = None,
-    identity_provider: ProviderOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -95,43 +60,22 @@ def verify(
 
       prepare verify smollm2-135m@champion
 
-      prepare verify smollm2-135m@champion --live http://127.0.0.1:8000
-
     Exit codes: 0 everything as kept, 1 something differs, 2 usage.
-    With --live: 0 it is the judged tuple, 1 error, 4 it differs, 5 undecided.
     """
     parse_path(reference)
-    if (identity is None) != (identity_provider is None):
-        raise UsageError(
-            "a login needs the provider that vouches for it",
-            where="--identity, --identity-provider",
-            hint="give both",
-        )
-    if live is not None:
-        raise typer.Exit(
-            verify_live(reference, live, server_log, registry, store, public_key, as_json=as_json)
-        )
-    if server_log is not None:
-        raise UsageError(
-            "a server's log is compared with a running server",
-            where="--server-log",
-            hint="name the server: --live URL",
-        )
     if is_version(reference):
-        found, public_key, _ = registered_folder(reference, registry, store, public_key)
+        found, public_key = registered_folder(reference, registry, store, public_key)
         reference = str(found)
     if is_folder(reference):
         if not Path(reference).is_dir():
             raise UsageError(
                 "there is no such folder", where=reference, hint="check the path for a typo"
             )
-        same = verify_folder(
-            Path(reference), public_key, identity, identity_provider, as_json=as_json
-        )
+        same = verify_folder(Path(reference), public_key, as_json=as_json)
     else:
         # A key in the environment is for folders and versions, and no fault of a run.
         origin = context.get_parameter_source("public_key")
-        if (origin is not None and origin.name == "COMMANDLINE") or identity is not None:
+        if origin is not None and origin.name == "COMMANDLINE":
             raise UsageError(
                 "a run in the store is not signed; folders are",
                 where=reference,
@@ -139,59 +83,6 @@ def verify(
             )
         same = verify_run(reference, store, as_json=as_json)
     raise typer.Exit(ExitCode.SUCCESS if same else ExitCode.EXPECTED_ERROR)
-
-
-def verify_live(
-    reference: str,
-    url: str,
-    log: Path | None,
-    registry: str | None,
-    store: Path | None,
-    public_key: Path | None,
-    *,
-    as_json: bool,
-) -> ExitCode:
-    """Compare a running server with a registered version; return the exit code."""
-    from pipeline.release.live import check_live
-    from pipeline.release.recorded_verdict import read_past
-
-    if not is_version(reference):
-        raise UsageError(
-            "a server is compared with a registered version",
-            where=f"--live {url}",
-            hint="name it: prepare verify NAME@ALIAS --live URL",
-        )
-    if log is not None and not log.is_file():
-        raise UsageError(
-            "there is no such file", where=f"--server-log {log}", hint="check the path for a typo"
-        )
-    folder, _, version = registered_folder(reference, registry, store, public_key)
-    check = check_live(read_past(version, folder), url, log=log)
-    if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "name": version.name,
-                "version": version.version,
-                **check.model_dump(),
-            }
-        )
-    else:
-        print_clipped([f"differs: {each}" for each in check.differences])
-        print_clipped([f"unknown: {each}" for each in check.unknown])
-        print_clipped([f"not compared: {each}" for each in check.not_reported])
-        words = {
-            "same": "it is the judged tuple, as far as the server shows",
-            "differs": "it is not the judged tuple",
-            "undecided": "undecided",
-        }
-        same = ", ".join(check.compared) or "nothing"
-        print(
-            f"{value(version.name)} version {version.version}: {words[check.verdict]}; "
-            f"as judged: {same}"
-        )
-    codes = {"differs": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
-    return codes.get(check.verdict, ExitCode.SUCCESS)
 
 
 def is_folder(reference: str) -> bool:
@@ -206,11 +97,11 @@ def is_version(reference: str) -> bool:
 
 def registered_folder(
     reference: str, registry: str | None, store: Path | None, public_key: Path | None
-) -> tuple[Path, Path | None, Version]:
+) -> tuple[Path, Path | None]:
     """Return a registered version's folder, after checking its files.
 
     Returns:
-        the folder, the public key that it must be signed with, if any, and the version.
+        the folder, and the public key that it must be signed with, if any.
 
     Raises:
         UsageError: there is no such version.
@@ -225,7 +116,7 @@ def registered_folder(
     folder = folder_of(version, None, settings.store, "prepare verify FOLDER")
     # What is remembered of the weights will do: the check of the bundle reads them all.
     check_files(version, folder, settings.digests, public_key=key)
-    return folder, key, version
+    return folder, key
 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
@@ -260,14 +151,7 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     return same
 
 
-def verify_folder(
-    folder: Path,
-    public_key: Path | None,
-    identity: str | None,
-    issuer: str | None,
-    *,
-    as_json: bool,
-) -> bool:
+def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bool:
     """Check a folder with evidence, and its signature where one is asked for.
 
     Raises:
@@ -275,7 +159,7 @@ def verify_folder(
     """
     from artifacts.evidence.bundle_check import check_bundle
 
-    signature = check_signature(folder, public_key, identity, issuer)
+    signature = check_signature(folder, public_key)
     check = check_bundle(folder)
     if as_json:
         print_json(
@@ -286,18 +170,13 @@ def verify_folder(
     return check.is_sound
 
 
-def check_signature(
-    folder: Path, public_key: Path | None, identity: str | None, issuer: str | None
-) -> str:
+def check_signature(folder: Path, public_key: Path | None) -> str:
     """Check the signature as asked for; says in a word how it stands: holds, unchecked or none."""
-    from artifacts.evidence.signing import check_keyless, check_with_key
+    from artifacts.evidence.signing import check_with_key
     from pipeline.checkpoint.weights_folder_files import SIGNATURE
 
     if public_key is not None:
         check_with_key(folder, public_key)
-    if identity is not None and issuer is not None:
-        check_keyless(folder, identity, issuer)
-    if public_key is not None or identity is not None:
         return "holds"
     return "unchecked" if (folder / SIGNATURE).exists() else "none"
 

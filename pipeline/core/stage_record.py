@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pipeline.core.record import Record
-
-SCHEMA_VERSION = 1
 
 
 class StageReference(Record):
@@ -31,7 +29,7 @@ class WorkItem(Record):
 class StageSpec(WorkItem):
     """Input of `prepare task run`: what to do (part of the key) and where (not part)."""
 
-    schema_version: int = Field(SCHEMA_VERSION, description="of this record")
+    schema_version: Literal[1] = Field(1, description="of this record")
     stage: str = Field(description="name of the stage, a module of pipeline.stages")
     variant: str = Field(description="name of the variant's recipe")
     key: str = Field(description="digest of stage, revision, parameters and inputs' keys")
@@ -49,7 +47,7 @@ class StageSpec(WorkItem):
 class StageRecord(Record):
     """Outcome of a finished stage, stored as stage.json."""
 
-    schema_version: int = Field(SCHEMA_VERSION, description="of this record")
+    schema_version: Literal[1] = Field(1, description="of this record")
     stage: str = Field(description="name of the stage")
     variant: str = Field(description="name of the first recipe that ran it")
     key: str = Field(description="name of its directory")

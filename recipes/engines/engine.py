@@ -100,9 +100,6 @@ class Engine(Protocol):
     # the upper bounds of the buckets, in seconds.
     monitored: Mapping[str, str] = {}
     buckets: Mapping[str, tuple[float, ...]] = {}
-    # Path whose JSON has `version`; and labels of its metrics that are arguments, by long name.
-    version_path: str = "/version"
-    reported_settings: Mapping[str, str] = {}
     # Facts that reports show from its log: name, and expression whose group is the value.
     facts: Mapping[str, str] = {}
     # Long names that no profile may set, by reason; `*` at the end matches any suffix.
@@ -167,10 +164,6 @@ class Engine(Protocol):
             settings: as `SpeculativeConfig.to_dict`.
             draft: directory of the draft model, or ''.
         """
-        return {}
-
-    def settings_in(self, metrics: str) -> dict[str, str]:
-        """Return the arguments in the text of its metrics, by long name."""
         return {}
 
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:

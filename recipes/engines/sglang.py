@@ -46,7 +46,6 @@ class Sglang(TunedEngine):
     only_16_bit = True
     key_variable = "SGLANG_API_KEY"
     dialect = ApiCapabilities(own_scores="generate")
-    version_path = "/server_info"
     counters: Mapping[str, str] = {
         "running": "sglang:num_running_reqs",
         "waiting": "sglang:num_queue_reqs",

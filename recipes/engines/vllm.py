@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -177,11 +176,6 @@ class Vllm(Engine):
         "latency": "vllm:e2e_request_latency_seconds",
     }
     buckets = BUCKETS
-    reported_settings: Mapping[str, str] = {
-        "cache_dtype": "kv-cache-dtype",
-        "block_size": "block-size",
-        "gpu_memory_utilization": "gpu-memory-utilization",
-    }
     # A model may need several kernels of one type.
     facts: Mapping[str, str] = {
         "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",
@@ -247,12 +241,6 @@ class Vllm(Engine):
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
         told = {name: value for name, value in settings.items() if name != "model"}
         return {"speculative-config": json.dumps({**told, **({"model": draft} if draft else {})})}
-
-    def settings_in(self, metrics: str) -> dict[str, str]:
-        line = re.search(r"^vllm:cache_config_info\{(.{1,9999})\}", metrics, re.MULTILINE)
-        labels = dict(re.findall(r'(\w+)="([^"\\]*)"', line[1])) if line else {}
-        found = self.reported_settings.items()
-        return {name: labels[label] for label, name in found if label in labels}
 
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
         space = environment.get("VLLM_CPU_KVCACHE_SPACE", "")

@@ -71,18 +71,13 @@ def test_the_core_of_kubernetes(python: Path, tmp_path: Path, accelerator: str) 
         subprocess.run([*command, *CORE, "config.yaml"], cwd=tmp_path, check=True, timeout=120)
 
 
-@pytest.mark.parametrize("target", ["kserve", "argo-rollouts"])
-def test_pods_of_other_objects(python: Path, tmp_path: Path, target: str) -> None:
-    """Their pods and jobs, as objects of Kubernetes."""
-    texts = files(target).values()
+def test_jobs_of_the_analysis(python: Path, tmp_path: Path) -> None:
+    """Its jobs, as objects of Kubernetes."""
+    texts = files("argo-rollouts").values()
     objects = [each for text in texts for each in yaml.safe_load_all(text)]
-    if target == "kserve":
-        spec = objects[0]["spec"]["template"]
-        found = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
-    else:
-        (template,) = [each for each in objects if each["kind"] == "AnalysisTemplate"]
-        spec = template["spec"]["metrics"][0]["provider"]["job"]["spec"]
-        found = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": spec}
+    (template,) = [each for each in objects if each["kind"] == "AnalysisTemplate"]
+    spec = template["spec"]["metrics"][0]["provider"]["job"]["spec"]
+    found = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": spec}
     (tmp_path / "pod.yaml").write_text(yaml.safe_dump(found))
     command = [python.with_name("kubernetes-validate"), "--strict", "pod.yaml"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120)

@@ -51,7 +51,6 @@ from pipeline.run.executors.node_probe import parse_description
 from pipeline.stages.coherence import COHERENCE
 from pipeline.verification.adopted import adopted_formats, read_quantization
 from recipes.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
-from recipes.engines import find_engine
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(7200)]
@@ -295,11 +294,6 @@ def one_error(read: Callable[[bytes], object], error: type[Exception]) -> Reader
 
 # name of the file, what is good in it, and who reads it
 READERS: dict[str, tuple[str, bytes, Reader]] = {
-    "settings of a live server": (
-        "metrics.txt",
-        b'vllm:cache_config_info{block_size="16",cache_dtype="fp8"} 1.0\n',
-        lambda p: find_engine("vllm").settings_in(p.read_text(errors="replace")),
-    ),
     "json": ("a.json", json.dumps(CONFIG).encode(), one_error(parse_json, UntrustedJsonError)),
     "yaml": ("a.yaml", carried("policies/demo.yaml"), one_error(parse_yaml, UntrustedYamlError)),
     "recipe": ("a.yaml", carried("awq-w4a16.yaml"), lambda p: load_recipe(str(p))),

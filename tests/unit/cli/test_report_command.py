@@ -49,13 +49,6 @@ def test_the_newest_run_into_a_file_of_its_name(tmp_path: Path) -> None:
     assert SECOND in page
 
 
-def test_two_runs(tmp_path: Path) -> None:
-    assert run("20261120", "latest", "-o", "two.html") == str(tmp_path / "two.html")
-    page = (tmp_path / "two.html").read_text()
-    assert FIRST in page
-    assert SECOND in page
-
-
 def test_it_opens_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)

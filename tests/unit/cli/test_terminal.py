@@ -17,7 +17,7 @@ from rich.text import Text
 from sample_reports import gate_report, run_report, variant_report
 
 from pipeline.cli.tables import print_run, print_table
-from pipeline.cli.terminal import SanitizedStream, guard_streams, open_console, print_command
+from pipeline.cli.terminal import SanitizedStream, guard_streams, open_console
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e[/]\n::error::x ##[command]y"
 
@@ -68,7 +68,6 @@ def test_closed_streams_take_whatever_is_written(monkeypatch: pytest.MonkeyPatch
     with guard_streams():
         print("a line")
         print_table(["name"], [["x"]])
-        print_command("::error::x")
         print("a fault", file=sys.stderr)
     assert sys.stdout is sys.stderr is None
 
@@ -128,14 +127,6 @@ def test_our_colours_act_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with guard_streams():
         open_console().print(Text("pass \x1b[2J", style="green"))
     assert "\x1b[32mpass \\u001b[2J" in out.getvalue()
-
-
-def test_a_workflow_command_of_ours_acts(monkeypatch: pytest.MonkeyPatch) -> None:
-    err = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", err)
-    with guard_streams():
-        print_command("::error title=x::y")
-    assert err.getvalue() == "::error title=x::y\n"
 
 
 def test_the_command_shows_a_hostile_path_on_a_terminal(tmp_path: Path) -> None:

@@ -208,4 +208,3 @@ def test_the_judging_step_does_what_it_says(tmp_path: Path) -> None:
     assert "verdict=error" in lines
     assert "junit=prepare-junit.xml" in lines
     assert (tmp_path / "prepare-junit.xml").is_file()
-    assert "::error title=prepare model" in done.stderr

@@ -64,7 +64,7 @@ class TestCheckFiles:
         assert check_files(version(folder), folder, public_key=None) == 3
 
     def test_a_signature_that_came_later(self, folder: Path, tmp_path: Path) -> None:
-        """`prepare sign` puts it there; in what a registry hands out it has no place."""
+        """A tool of the format puts it there; in what a registry hands out it has no place."""
         registered = version(folder)
         (folder / "model.sig").write_text("{}")
         (folder / ".gitattributes").write_text("*.safetensors filter=lfs\n")

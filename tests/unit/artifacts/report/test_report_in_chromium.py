@@ -17,7 +17,7 @@ import pytest
 from fake_run import FakeRun
 from reported_run import Texts, reported_run
 
-from artifacts.report.page import comparison_page, run_page
+from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from pipeline.cli.report import write_page
 
@@ -169,11 +169,11 @@ def test_the_skip_link_and_details_work_by_keyboard(
 
 def test_hovering_tells_the_value(opened: Callable[..., Opened], report: Path) -> None:
     found = opened(report)
-    plot = found.page.locator("#figure-latency-ttft")
+    plot = found.page.locator("#figure-evidence-mmlu")
     plot.scroll_into_view_if_needed()
     plot.locator(".nsewdrag").hover()
-    found.page.wait_for_selector("#figure-latency-ttft .hoverlayer .hovertext")
-    assert "100.0 ms" in plot.locator(".hoverlayer").text_content()
+    found.page.wait_for_selector("#figure-evidence-mmlu .hoverlayer .hovertext")
+    assert "questions, e = " in plot.locator(".hoverlayer").text_content()
 
 
 def test_what_a_model_says_stays_text(opened: Callable[..., Opened], tmp_path: Path) -> None:
@@ -210,20 +210,6 @@ def test_the_policy_stops_what_escaping_would_let_through(
     assert found.page.title() == "demo:smollm2-135m: promoted"
     assert any("Content Security Policy" in complaint for complaint in found.complaints)
     assert all(plot["marks"] > 0 for plot in found.drawn().values())
-
-
-def test_two_runs_side_by_side(
-    opened: Callable[..., Opened], kept_run: FakeRun, tmp_path: Path
-) -> None:
-    side = RunEvidence(kept_run.report, kept_run.store)
-    write_page(tmp_path / "two.html", comparison_page(side, side))
-    found = opened(tmp_path / "two.html", 390)
-    assert list(found.drawn()) == ["figure-changes"]
-    assert found.drawn()["figure-changes"]["marks"] > 0
-    assert found.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert found.requests == [(tmp_path / "two.html").as_uri()]
-    assert found.complaints == []
-    keep(found, "two-runs-390", tmp_path)
 
 
 def test_without_javascript_the_tables_tell_it(browser: Any, report: Path) -> None:

@@ -19,7 +19,7 @@ from pipeline.core.store import Store
 HOSTILE = "</script></pre><img src=x onerror=alert(1)><script>alert(2)</script>\"'>{{7*7}}"
 HALF_A_PAIR = "\ud800"
 SECTIONS = (
-    *("gates", "quality", "evidence", "speed", "flips", "answers", "latency", "layers"),
+    *("gates", "quality", "evidence", "speed", "flips", "answers"),
     "provenance",
 )
 
@@ -65,8 +65,6 @@ def test_every_plot_has_its_place_words_and_table(page: PageParts) -> None:
         "evidence",
         "speed",
         "flips",
-        "latency",
-        "layers",
     }
     said = [v for t, n, v in page.attributes if n == "aria-label" and t == "div"]
     assert len(said) >= 2 * len(drawn)  # of the plot, and of the table below it
@@ -163,10 +161,7 @@ def test_a_run_that_was_killed_says_what_it_has(made: FakeRun) -> None:
     assert "fp8-dynamic no verdict - the run is killed: it ended before this variant" in page.words
     assert "Measured, not judged: mmlu: " in page.words
     assert "No variant was judged, so there is nothing to draw." in page.words
-    assert {name.partition("-")[2].partition("-")[0] for name in page.figures} == {
-        "latency",
-        "layers",
-    }
+    assert page.figures == {}
 
 
 def test_a_run_that_failed_shows_its_error(tmp_path: Path) -> None:
@@ -205,10 +200,9 @@ def test_a_run_whose_stages_were_collected(made: FakeRun) -> None:
         "speed",
     }
     assert "No answers are kept that could be compared." in page.words
-    assert "The store keeps no table of layers" in page.words
 
 
-@pytest.mark.parametrize("stage", ["evaluate", "questions", "check_weights", "judge"])
+@pytest.mark.parametrize("stage", ["evaluate", "questions", "judge"])
 @pytest.mark.parametrize("damage", ["gone", "torn", "another version's"])
 def test_any_damaged_stage_leaves_a_report(made: FakeRun, stage: str, damage: str) -> None:
     for folder in (made.store.root / "stages" / stage).iterdir():
