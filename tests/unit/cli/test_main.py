@@ -377,7 +377,6 @@ GATE = ("gate", "--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0
         ("plan", "org/name", "--store"),
         ("verify",),
         ("verify", ".", "--public-key"),
-        ("sign",),
         ("pull", "a@1"),
         ("serve", "a@1", "--weights"),
         ("report", "--output"),

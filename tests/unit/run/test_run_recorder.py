@@ -241,14 +241,6 @@ def test_an_unknown_run_names_the_newest(store: Store, three: list[RunReport], n
     assert three[-1].run in caught.value.hint
 
 
-def test_a_record_of_another_version_says_so(log: RunRecorder) -> None:
-    path = log.folder / RUN_RECORD
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(StoreError, match=r" 2, .* 1") as caught:
-        read_run(log.folder)
-    assert "run the command again" in caught.value.hint
-
-
 def test_no_runs_at_all(store: Store) -> None:
     with pytest.raises(UsageError) as caught:
         find_run(store, "latest")
