@@ -1,6 +1,7 @@
 """Quantizes a whole model with llm-compressor and calibration data.
 
-The format is compressed-tensors'. Recipes without calibration are streamed (workers/fp8_stream).
+The format is compressed-tensors'. Recipes without calibration are cast file by file
+(workers/quantize_model_free).
 """
 
 from __future__ import annotations
@@ -206,6 +207,7 @@ def follow_bars(progress: Progress, kind: str) -> None:
     """Convert the library's progress bars to events: it offers no other hook.
 
     The sequential pipeline names its bars ``(layer/layers): ...``; a last one is over all modules.
+    `model_free_ptq` has one over the weight files.
     """
     import tqdm.std
 
@@ -219,6 +221,8 @@ def follow_bars(progress: Progress, kind: str) -> None:
             progress.advance(f"quantize ({kind})", int(match[1]), int(match[2]), "layers")
         elif description.startswith("Compressing") and bar.total:
             progress.advance("compress", int(bar.n), int(bar.total), "modules")
+        elif description.startswith("Quantizing") and bar.total:
+            progress.advance(f"quantize ({kind})", int(bar.n), int(bar.total), "weight files")
         return shown
 
     tqdm.std.tqdm.update = update

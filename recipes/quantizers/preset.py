@@ -107,10 +107,8 @@ class PresetQuantization(WithKvScales):
 
     @property
     def worker(self) -> str:
-        if not self.is_streamed:
-            return "pipeline.workers.quantize_preset"
-        fp8 = "pipeline.workers.fp8_stream.stream"
-        return fp8 if self.keeps_stacked_experts else "pipeline.workers.quantize_model_free"
+        name = "quantize_model_free" if self.is_streamed else "quantize_preset"
+        return f"pipeline.workers.{name}"
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:

@@ -65,7 +65,6 @@ class QuantizeResult(Record):
     experts: int | None = None
     least_tokens_of_an_expert: int | None = None
     shards: int | None = None
-    shards_reused: int | None = None
     source_bytes: int | None = None
     device: str | None = None
     worst_scaling_error: float | None = None

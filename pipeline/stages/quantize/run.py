@@ -16,7 +16,6 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QuantizeParameters, QuantizeResult, QuantizeRuntime
 from recipes.quantization import Quantization, for_worker
 
-RESUMED = ("output",)  # a stream keeps the files that a killed try has finished
 RESOLVED_RECIPE = "recipe.json"
 
 
@@ -28,9 +27,6 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
     output = context.output_folder()
     parameters, runtime = context.parameters, context.runtime
     quantization = parameters.quantization
-    if not quantization.is_streamed:
-        shutil.rmtree(output)
-        output.mkdir()
     source = runtime.checkpoint
     check_space(output, source.path, quantization)
     keep_recipe(context)
@@ -70,14 +66,10 @@ def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> N
 def check_space(folder: Path, source: Path, quantization: Quantization) -> None:
     """Check that the disk has room: the preflight may have been hours ago.
 
-    Args:
-        folder: for the variant; an earlier try's files in it are used or removed.
-
     Raises:
         StoreError: the room does not suffice.
     """
-    there = sum(file.stat().st_size for file in folder.iterdir())
-    needed = estimated_bytes(source, quantization) - there
+    needed = estimated_bytes(source, quantization)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StoreError(

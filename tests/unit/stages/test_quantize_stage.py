@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from listener import Listener
@@ -17,12 +15,10 @@ from loose_stage import stage_spec
 from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from pipeline.core.errors import StoreError, WorkerError
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.errors import StoreError
 from pipeline.core.store import Store
 from pipeline.inspection.variant_size import estimated_bytes
 from pipeline.stages.context import StageContext
-from pipeline.stages.quantize import run as quantize
 from pipeline.stages.quantize.run import (
     RESOLVED_RECIPE,
     check_space,
@@ -81,59 +77,8 @@ def test_what_is_carried_over(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in output.iterdir()} == own | kept
 
 
-FIRST = "model-00001-of-00002.safetensors"
-
-
-@dataclass
-class WatchedContext(StageContext):
-    """Its worker tells what it finds in `output/`, writes one file and is killed."""
-
-    found: list[list[str]] = field(default_factory=list)
-
-    def run_worker(
-        self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None, **_: Any
-    ) -> dict[str, Any]:
-        assert output is not None
-        self.found.append(sorted(file.name for file in output.iterdir()))
-        assert not (self.folder / "worker-result.json").exists()
-        (self.folder / "worker-result.json").write_text("{}")
-        (output / FIRST).write_bytes(safetensors({"a.weight": ("F8_E4M3", (8, 4))}))
-        raise WorkerError("killed")
-
-
-def killed_try(spec: StageSpec, store: Store, found: list[list[str]]) -> None:
-    """A try as `execute` makes it."""
-    with store.open_for_writing(spec.stage, spec.key, quantize.RESUMED) as folder:
-        assert folder is not None
-        quantize.run(WatchedContext(spec, folder, store, Listener(), found=found))
-
-
-@pytest.mark.parametrize(
-    ("name", "kept"),
-    [("fp8-dynamic", [FIRST]), ("fp8-block", [FIRST]), ("awq-w4a16", []), ("autoawq-w4a16", [])],
-)
-def test_only_a_stream_goes_on_with_a_killed_trys_files(
-    tmp_path: Path, name: str, kept: list[str]
-) -> None:
-    source = inspected(write_files(tmp_path / "model", checkpoint_files()))
-    recipe, store = load_recipe(name), Store(tmp_path / "store")
-    spec = stage_spec(
-        "quantize",
-        recipe.name,
-        {"checkpoint": "c", "environment": "e", "quantization": recipe.quantization.model_dump()},
-        {},
-        {"checkpoint": source.model_dump(mode="json")},
-        store.root,
-    )
-    found: list[list[str]] = []
-    for _ in range(2):
-        with pytest.raises(WorkerError, match="killed"):
-            killed_try(spec, store, found)
-    assert found == [[], kept]
-
-
 class TestSpace:
-    """What is asked of the disk is what the variant will take, less what a killed try has made."""
+    """What is asked of the disk is what the variant will take."""
 
     @pytest.fixture
     def source(self, tmp_path: Path) -> Path:
@@ -168,14 +113,3 @@ class TestSpace:
             check_space(output, source, quantization)
         assert caught.value.where == str(output)
         assert "--store DIR" in caught.value.hint
-
-    def test_files_that_are_there_are_not_asked_for_again(
-        self, source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        quantization = load_recipe("fp8-dynamic").quantization
-        (output / FIRST).write_bytes(bytes(2**19))
-        self.disk(monkeypatch, estimated_bytes(source, quantization) - 2**19)
-        check_space(output, source, quantization)
-        (output / FIRST).unlink()
-        with pytest.raises(StoreError):
-            check_space(output, source, quantization)

@@ -227,7 +227,7 @@ class TestImports:
         "module",
         [
             "pipeline.workers.convert_gguf",
-            "pipeline.workers.fp8_stream.stream",
+            "pipeline.workers.quantize_model_free",
             "pipeline.workers.quantize_autoawq",
             "pipeline.workers.quantize_awq",
             "pipeline.workers.quantize_gptq",

@@ -1,4 +1,4 @@
-"""Which tensors a stream quantizes, and what it refuses by names and shapes."""
+"""Which tensors the recipes without data quantize, and what it refuses by names and shapes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_checkpoint import safetensors
 
-from pipeline.checkpoint.safetensors_header import TensorEntry, read_header
+from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.core.errors import StageError
-from pipeline.workers.fp8_stream.same_bytes import has_same_bytes
-from pipeline.workers.fp8_stream.stream import resolve_tie
 from pipeline.workers.streamed_tensors import check_supported, kept_layers, tied_pair
 from recipes.ignored_modules import is_ignored
 
@@ -108,41 +105,3 @@ class TestTiedPair:
         assert tied_pair(LINEAR, {"tie_word_embeddings": True}) is None
         shorter = BOTH | {"lm_head.weight": tensor(6, 4)}
         assert tied_pair(shorter, {"tie_word_embeddings": True}) is None
-
-
-class TestResolveTie:
-    @pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])
-    @pytest.mark.parametrize(
-        ("config", "key"),
-        [
-            ({"tie_word_embeddings": True}, "tie_word_embeddings"),
-            ({"text_config": {"tie_word_embeddings": True}}, "text_config.tie_word_embeddings"),
-        ],
-    )
-    def test_the_embedding_is_left_out_and_another_head_refused(
-        self, tmp_path: Path, head: str, config: dict[str, Any], key: str
-    ) -> None:
-        path = tmp_path / "model.safetensors"
-        names = ("model.embed_tokens.weight", head)
-        content = bytearray(safetensors(dict.fromkeys(names, ("BF16", (4, 4)))))
-        path.write_bytes(content)
-        headers = {path: read_header(path)}
-        assert resolve_tie(tmp_path, headers, config) == [head]
-        assert resolve_tie(tmp_path, headers, {}) == []
-
-        content[-1] = 8  # a byte of the head; all others are 7
-        path.write_bytes(content)
-        with pytest.raises(StageError, match=f"'{head}'") as caught:
-            resolve_tie(tmp_path, headers, config)
-        assert caught.value.where == f"{tmp_path / 'config.json'}, key {key}"
-        assert "set tie_word_embeddings to false in config.json" in caught.value.hint
-
-
-def test_same_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    content = bytearray(safetensors(dict.fromkeys("abc", ("BF16", (4, 4)))))
-    content[-1] = 8  # the last byte of c; all others are 7
-    path.write_bytes(content)
-    place = (path, read_header(path))
-    assert has_same_bytes(place, "a", place, "b")
-    assert not has_same_bytes(place, "a", place, "c")
