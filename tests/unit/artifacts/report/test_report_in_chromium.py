@@ -104,7 +104,7 @@ def test_it_opens_anywhere(
 ) -> None:
     found = opened(report, width, scheme)
     drawn = found.drawn()
-    assert len(drawn) == 16
+    assert len(drawn) >= 5
     assert all(plot["marks"] > 0 and 250 < plot["width"] <= width for plot in drawn.values())
     assert found.requests == [report.as_uri()]
     assert found.complaints == []
