@@ -40,6 +40,23 @@ class ThoughtMarkers(ConfigModel):
     keep: bool = Field(False, description="thoughts stay in the answer that is scored")
 
 
+# Those of vLLM's reasoning parsers, and of models that vLLM serves without one.
+THOUGHT_MARKERS = tuple(
+    ThoughtMarkers(start=start, end=end)
+    for start, end in (
+        ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("[THINK]", "[/THINK]"),
+        ("<seed:think>", "</seed:think>"),
+        ("<mm:think>", "</mm:think>"),
+        ("<|inner_prefix|>", "<|inner_suffix|>"),
+        ("<|channel>thought", "<channel|>"),
+        ("<think>", "</think>"),
+        ("<thinking>", "</thinking>"),
+        ("<thought>", "</thought>"),
+    )
+)
+
 Thinking = Literal["remove", "keep"] | ThoughtMarkers | None
 
 

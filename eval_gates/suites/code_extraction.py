@@ -7,6 +7,10 @@ import builtins
 import re
 import textwrap
 from itertools import islice
+from typing import NamedTuple
+
+from eval_gates.suites.generated_text import remove_thoughts
+from recipes.generation import THOUGHT_MARKERS
 
 # Where a completed function has ended. vLLM's server refuses more than four.
 STOPS: dict[str, list[str]] = {
@@ -18,6 +22,7 @@ _FENCE_OPENS = re.compile(r"(?P<before>^[ \t]*|(?<=[^`~\n]))(?P<fence>`{3,}|~{3,
 _CODE_BEGINS = re.compile(
     r"^(?:from \S+ import |import \S+|(?:async )?def |class |@)", re.MULTILINE
 )
+_RETURNS = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
 _DEFINING = (
     ast.Import,
     ast.ImportFrom,
@@ -31,22 +36,38 @@ _DEFINING = (
 _MAX_BLOCKS, _MAX_FENCES, _MAX_DEPTH, _MAX_STARTS, _MAX_TRIES = 50, 20, 10, 20, 100
 
 
-def extract_code(completion: str, problem_prompt: str, entry_point: str, form: str) -> str:
+class ExtractedCode(NamedTuple):
+    """Program of an answer."""
+
+    code: str
+    is_found: bool
+    """Whether the answer has code: the function by its name, or a text that parses as its body."""
+
+
+def extract_code(
+    completion: str, problem_prompt: str, entry_point: str, form: str
+) -> ExtractedCode:
     """Return a completion's code, complete with what the problem's prompt defines.
 
     Base form: the prompt and its completion, cut at the first stop.
 
-    Chat form: the code is the first fenced block that defines the function, with other blocks that
-    only define names that it uses. Otherwise it is the first block, or the answer without prose.
-    The prompt's imports and other functions precede it. Code without the function's header is its
-    body. A block without a closing fence loses its last lines until it parses.
+    Chat form: thoughts are removed, whatever the markers. The code is the last fenced block that
+    defines the function, as in LiveCodeBench (arXiv 2403.07974), with other blocks that only define
+    names that it uses. A block with a stub of the function counts only if all are stubs. Without
+    such a block the code is the last block that returns, the first block, or the answer without
+    prose. The prompt's imports and other functions precede it. Code without the function's header
+    is its body. A block without a closing fence loses its last lines until it parses.
     """
     if form == "completion":
-        return problem_prompt + _cut_at_stops(completion)
-    code = _choose_code(completion, entry_point)
+        return ExtractedCode(problem_prompt + _cut_at_stops(completion), is_found=True)
+    code = _choose_code(_without_thoughts(completion), entry_point)
+    before = preamble(problem_prompt, entry_point)
     if _defines(code, entry_point):
-        return f"{preamble(problem_prompt, entry_point)}{code}"
-    return _with_body(problem_prompt, code)
+        return ExtractedCode(f"{before}{code}", is_found=True)
+    if method := _find_method(code, entry_point):
+        return ExtractedCode(f"{before}{code}\n\n{entry_point} = {method}\n", is_found=True)
+    whole = _with_body(problem_prompt, code)
+    return ExtractedCode(whole, is_found=bool(code.strip()) and _parses(whole))
 
 
 def preamble(problem_prompt: str, entry_point: str) -> str:
@@ -60,14 +81,55 @@ def _cut_at_stops(completion: str) -> str:
     return completion[: min(ends)] if ends else completion
 
 
+def _without_thoughts(text: str) -> str:
+    for markers in THOUGHT_MARKERS:
+        text, _ = remove_thoughts(text, markers)
+        text = text.rpartition(markers.end)[2]  # of a thought within a thought
+    return text
+
+
 def _choose_code(completion: str, entry_point: str) -> str:
     blocks = _blocks(completion)
-    for block in blocks:
-        if _defines(block, entry_point):
-            return _with_other_definitions(block, blocks, entry_point)
+    defining = [
+        block
+        for block in blocks
+        if _defines(block, entry_point) or _find_method(block, entry_point)
+    ]
+    solutions = [block for block in defining if not _is_stub(block, entry_point)]
+    for found in (solutions, defining):
+        if found:
+            return _with_other_definitions(found[-1], blocks)
+    bodies = [block for block in blocks if _RETURNS.search(block)]
     if blocks:
-        return blocks[0]
+        return bodies[-1] if bodies else blocks[0]
     return _without_prose(completion, entry_point)
+
+
+def _is_stub(code: str, name: str) -> bool:
+    """Return whether the function has no statement but `pass`, `...`, texts and raises."""
+    if not _parses(code):
+        header = _header(name).search(code)
+        return header is not None and "\n" not in code[header.start() :].strip()
+    bodies = [
+        node.body
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
+    ]
+    return bool(bodies) and all(
+        isinstance(statement, (ast.Pass, ast.Raise))
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in bodies[-1]
+    )
+
+
+def _find_method(code: str, name: str) -> str | None:
+    """Return the expression of a class's method of that name; None if no class has one."""
+    for node in ast.parse(code).body if _parses(code) else ():
+        for method in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(method, ast.FunctionDef) and method.name == name:
+                first = [argument.arg for argument in method.args.args[:1]]
+                return f"{node.name}{'()' if first == ['self'] else ''}.{name}"
+    return None
 
 
 def _blocks(text: str, depth: int = 0) -> list[str]:
@@ -99,11 +161,11 @@ def _dedent(code: str, before_fence: str) -> str:
     return textwrap.dedent(code) if before_fence else code
 
 
-def _with_other_definitions(code: str, blocks: list[str], entry_point: str) -> str:
+def _with_other_definitions(code: str, blocks: list[str]) -> str:
     wanted = _missing_names(code)
     helpers = []
     for block in blocks:
-        if block is code or _defines(block, entry_point) or not _only_defines(block):
+        if block is code or not _only_defines(block):
             continue
         if wanted & _defined_names(block):
             helpers.append(block.rstrip("\n") + "\n")

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from eval_gates.sandbox import Isolation, Program, choose_isolation, run_many
 from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
-from eval_gates.suites.code_extraction import STOPS, extract_code
+from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
 from eval_gates.suites.fixed_task import task_of
 from eval_gates.suites.generation import (
     GeneratingTask,
@@ -29,6 +29,8 @@ from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 
+UNREAD = "unread"
+"""Key of a row: the number of its answers in which no code was found."""
 UNFINISHED = "unfinished"
 """Outcome of an answer whose program was not run: it was cut off, or its thoughts have no end."""
 
@@ -167,7 +169,7 @@ def answer_rows(
     fields = Problem._fields
     problems = [Problem(*(question[f] for f in fields)) for question in questions]
     answers = [texts_of(sample) for sample in samples]
-    codes = [
+    codes: list[list[ExtractedCode | None]] = [
         [
             None
             if is_unsolved(task, text)
@@ -179,10 +181,10 @@ def answer_rows(
     executions = iter(
         run_many(
             [
-                program_of(problem, code)
+                program_of(problem, each.code)
                 for problem, drawn in zip(problems, codes, strict=True)
-                for code in drawn
-                if code is not None
+                for each in drawn
+                if each is not None
             ],
             seconds=task.seconds_per_problem,
             memory_bytes=task.memory_mb_per_problem * 2**20,
@@ -199,7 +201,8 @@ def answer_rows(
                 **common_fields(question, sample),
                 **generated_fields(sample),
                 "score": pass_at_k(len(ran), passed, task.k),
-                "code": unwrap([code or "" for code in drawn]),
+                "code": unwrap([each.code if each else "" for each in drawn]),
+                UNREAD: sum(each is not None and not each.is_found for each in drawn),
                 "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
                 "detail": unwrap([each.detail if each else "" for each in ran]),
                 "isolation": isolation.kind,

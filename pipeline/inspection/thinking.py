@@ -15,24 +15,8 @@ from pipeline.core.errors import CheckpointError
 from pipeline.core.untrusted.json import parse_json
 from pipeline.inspection import template_renderer
 from pipeline.inspection.chat_template import ModelGeneration
-from recipes.generation import ThoughtMarkers
+from recipes.generation import THOUGHT_MARKERS, ThoughtMarkers
 
-# Those of vLLM's reasoning parsers, and of models that vLLM serves without one.
-MARKERS = tuple(
-    ThoughtMarkers(start=start, end=end)
-    for start, end in (
-        ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
-        ("<|START_THINKING|>", "<|END_THINKING|>"),
-        ("[THINK]", "[/THINK]"),
-        ("<seed:think>", "</seed:think>"),
-        ("<mm:think>", "</mm:think>"),
-        ("<|inner_prefix|>", "<|inner_suffix|>"),
-        ("<|channel>thought", "<channel|>"),
-        ("<think>", "</think>"),
-        ("<thinking>", "</thinking>"),
-        ("<thought>", "</thought>"),
-    )
-)
 SWITCHES = ("enable_thinking", "thinking", "think", "enable_reasoning")
 MESSAGES = [{"role": "user", "content": "Hello"}]
 # Set by the client of the suites, or by transformers.
@@ -56,7 +40,7 @@ class Rendering:
 def find_markers(model: ModelGeneration) -> ThoughtMarkers | None:
     """Return the markers that the template mentions."""
     text = model.template or ""
-    return next((each for each in MARKERS if each.start in text or each.end in text), None)
+    return next((each for each in THOUGHT_MARKERS if each.start in text or each.end in text), None)
 
 
 def argument_names(model: ModelGeneration) -> frozenset[str]:

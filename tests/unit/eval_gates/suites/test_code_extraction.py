@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from eval_gates.sandbox import Program, choose_isolation, run_program
 from eval_gates.suites.code_extraction import STOPS, extract_code
+from recipes.generation import THOUGHT_MARKERS
 
 HELPER = "def half(x: int) -> int:\n    return x // 2\n\n\n"
 HEADER = "def halves(numbers: List[int]) -> List[int]:\n"
@@ -26,7 +28,7 @@ TEST = "def check(f):\n    assert f([4, 7]) == [2, 3]\n\n\ncheck(halves)\n"
 def solves(completion: str, form: str = "chat") -> bool:
     code = extract_code(
         completion, PROMPT, "halves", "completion" if form == "completion" else "chat"
-    )
+    ).code
     return run_program(
         Program(code, "halves", TEST),
         seconds=10,
@@ -48,7 +50,66 @@ def solves(completion: str, form: str = "chat") -> bool:
         pytest.param(f"```python\n{FUNCTION}\nassert halves([", id="unclosed, cut in a test"),
         pytest.param(f"```\nhalves([4])\n```\nso\n```python\n{FUNCTION}```", id="second fence"),
         pytest.param(
-            f"```python\n{FUNCTION}```\nOr:\n```python\n{HEADER}    return []\n```", id="first wins"
+            f"```python\n{HEADER}    return []\n```\nBetter:\n```python\n{FUNCTION}```",
+            id="last wins",
+        ),
+        pytest.param(
+            f"Naive:\n```python\n{HEADER}    raise NotImplementedError\n```\n```python\n{FUNCTION}```",
+            id="a stub before",
+        ),
+        pytest.param(
+            f"```python\n{FUNCTION}```\nIts form:\n```python\n{HEADER}    ...\n```",
+            id="a stub after",
+        ),
+        pytest.param(
+            f"```python\n{FUNCTION}```\nThe line\n```python\n{HEADER}```\nsays its types.",
+            id="the header alone after",
+        ),
+        pytest.param(
+            f"```python\ndef cut(n):\n    return n // 2\n\n\n{HEADER}    return []\n```\nNow:\n"
+            f"```python\n{HEADER}    return [cut(n) for n in numbers]\n```",
+            id="a helper in a draft",
+        ),
+        pytest.param(
+            f"```python\n{HEADER}    return []\n```\n````\n```python\n{FUNCTION}```\n````",
+            id="the last is nested",
+        ),
+        *(
+            pytest.param(
+                f"{start}\n```python\n{HEADER}    return []\n```\nNo.{end}\n\n{answer}",
+                id=f"a draft within {start or 'thoughts begun by the prompt'}, {number}",
+            )
+            for number, answer in enumerate([f"```python\n{FUNCTION}```", FUNCTION, BODY])
+            for start, end in [
+                *((each.start, each.end) for each in THOUGHT_MARKERS),
+                ("", "</think>"),
+                ("<think>", "</think> </think>"),
+            ]
+        ),
+        pytest.param(
+            f"<think>\n```python\n{HEADER}    ret</think>\n```python\n{FUNCTION}```",
+            id="a draft's fence open at the end of the thoughts",
+        ),
+        pytest.param(
+            f"```python\n{FUNCTION}```\n<think>\n```python\n{HEADER}    return []\n```\n</think>",
+            id="thoughts after the answer",
+        ),
+        pytest.param(
+            "```python\nclass Solution:\n"
+            + textwrap.indent(FUNCTION.replace("(", "(self, ", 1), "    ")
+            + "```",
+            id="a method",
+        ),
+        pytest.param(
+            "```python\nclass Solution:\n    @staticmethod\n"
+            + textwrap.indent(FUNCTION, "    ")
+            + "```",
+            id="a static method",
+        ),
+        pytest.param(
+            f"```python\n{BODY.replace('half(', 'nothing(')}```\nNo:\n```python\n{BODY}```\n"
+            "It takes\n```\nO(n)\n```",
+            id="the last body",
         ),
         pytest.param(
             "1. Write it:\n   ```python\n"
@@ -131,10 +192,34 @@ def test_a_right_answer_is_found_in_what_the_model_wrote(completion: str) -> Non
         pytest.param(f"```python\n{FUNCTION}\n  bad indent(\n```", id="closed but does not parse"),
         pytest.param(f"```python\n{FUNCTION.replace('halves', 'other')}```", id="other name"),
         pytest.param(f"```python\n{HEADER}    halved = [\n", id="cut in the middle"),
+        pytest.param(f"<think>\n```python\n{FUNCTION}```\nBut", id="thoughts without an end"),
+        pytest.param(
+            f"```python\n{FUNCTION}```\nNo:\n```python\n{HEADER}    return []\n```",
+            id="last is wrong",
+        ),
     ],
 )
 def test_a_wrong_answer_stays_wrong(completion: str) -> None:
     assert not solves(completion)
+
+
+@pytest.mark.parametrize(
+    ("completion", "is_found"),
+    [
+        (f"```python\n{HEADER}    return numbers\n```", True),
+        (f"```python\n{FUNCTION}\n  bad indent(\n```", True),
+        (f"```python\n{BODY}```", True),
+        (BODY, True),
+        ("", False),
+        ("I cannot do that.", False),
+        (f"<think>\n{FUNCTION}", False),
+        ('{"code": "def halves(numbers): return []"', False),
+        ("Use `halves = lambda ns: ns` here, it's fine.", False),
+        ("```\nFirst we loop over it.\n```", False),
+    ],
+)
+def test_an_answer_without_code_is_told(completion: str, is_found: bool) -> None:
+    assert extract_code(completion, PROMPT, "halves", "chat").is_found == is_found
 
 
 def test_a_base_completion_goes_on_from_the_prompt() -> None:
@@ -145,7 +230,7 @@ def test_a_base_completion_ends_where_the_function_does() -> None:
     assert solves(BODY + "\ndef halves(numbers):\n    return []\n", form="completion")
     assert solves(BODY + "\nprint(halves(1, 2, 3))\n", form="completion")
     assert solves(BODY + "\nif __name__ == '__main__':\n    raise ValueError\n", form="completion")
-    assert extract_code("    x\nclass A: pass", "P\n", "f", "completion") == "P\n    x"
+    assert extract_code("    x\nclass A: pass", "P\n", "f", "completion").code == "P\n    x"
 
 
 def test_the_server_takes_four_stops_at_most() -> None:
@@ -154,8 +239,8 @@ def test_the_server_takes_four_stops_at_most() -> None:
 
 @given(st.text(alphabet="`\n ab=():def halves", max_size=120))
 def test_no_answer_breaks_the_extraction(completion: str) -> None:
-    assert isinstance(extract_code(completion, PROMPT, "halves", "chat"), str)
-    assert extract_code(completion, PROMPT, "halves", "completion").startswith(PROMPT)
+    assert isinstance(extract_code(completion, PROMPT, "halves", "chat").code, str)
+    assert extract_code(completion, PROMPT, "halves", "completion").code.startswith(PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -179,5 +264,5 @@ def test_an_answer_that_goes_round_in_circles_takes_seconds(completion: str) -> 
 
 def test_the_longest_part_that_parses() -> None:
     cut_off = "\n".join(f"    x = {n}" for n in range(500))
-    code = extract_code(f"```python\n{FUNCTION}\n\ndef f(:\n{cut_off}", PROMPT, "halves", "chat")
-    assert code.endswith(f"{FUNCTION}\n\n")
+    found = extract_code(f"```python\n{FUNCTION}\n\ndef f(:\n{cut_off}", PROMPT, "halves", "chat")
+    assert found.code.endswith(f"{FUNCTION}\n\n")

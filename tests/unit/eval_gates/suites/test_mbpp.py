@@ -84,7 +84,7 @@ def test_a_row_is_asked_as_humanevals_problems_are() -> None:
     ],
 )
 def test_answers_of_either_form_are_found_and_pass(form: Any, answer: str) -> None:
-    code = extract_code(answer, SPREAD_PROBLEM.prompt, "spread", form)
+    code = extract_code(answer, SPREAD_PROBLEM.prompt, "spread", form).code
     execution = run_program(
         program(SPREAD_PROBLEM, code),
         seconds=10,
