@@ -89,6 +89,7 @@ def describe_lengths(gate: GateReport) -> str:
     for label, one, other in (
         ("cut off", before.truncated, after.truncated),
         ("thoughts without an end", before.unclosed, after.unclosed),
+        ("not readable", before.unread, after.unread),
     ):
         if one or other:
             words.append(f"{label}: {format_percent(one, 1)} to {format_percent(other, 1)}")

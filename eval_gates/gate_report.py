@@ -60,6 +60,9 @@ class AnswerLengths(Record):
     tokens: float = Field(description="mean tokens of an answer, thoughts included")
     truncated: float = Field(description="share that reached the largest number of tokens")
     unclosed: float = Field(description="share whose thoughts have no end")
+    unread: float = Field(
+        0.0, description="share scored 0 unread: unfinished, or without code that can be read"
+    )
 
 
 class GateReport(Record):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from eval_gates.answer_validity import UNREAD
 from eval_gates.chance_baselines import (
     UNDECIDABLE,
     UNRELATED,
@@ -204,7 +205,7 @@ def answer_lengths(name: str, rows: Answers) -> AnswerLengths | None:
     if not any("tokens" in row for row in rows):
         return None
     total = answers = 0
-    unfinished = {"truncated": 0, "unclosed": 0}
+    unfinished = {"truncated": 0, "unclosed": 0, UNREAD: 0}
     for row in rows:
         tokens = row.get("tokens")
         if not isinstance(tokens, list) or not tokens or not all(map(_is_count, tokens)):

@@ -1,11 +1,23 @@
-"""Interpretation of a recipe's ignore list; a separate module, since workers import it."""
+"""Interpretation of lists of modules: names, shell patterns, and `re:` expressions.
+
+Expressions come from recipes and from configs of downloaded checkpoints. RE2 matches them, in time
+linear in the name: Python's `re` may take years for one. What RE2 cannot read is refused by name,
+so lookahead, backreferences and more than 1,000 repetitions are.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fnmatch import translate
 from functools import lru_cache
+from typing import Any
+
+try:
+    import re2
+except ImportError:  # in a worker's environment, whose lists the command has compiled
+    re2 = None
+
+_ANY = {"*": ".*", "?": "."}
 
 
 def is_ignored(module: str, ignore: Sequence[str]) -> bool:
@@ -14,21 +26,64 @@ def is_ignored(module: str, ignore: Sequence[str]) -> bool:
     llm-compressor supports names and `re:` expressions; globs are converted first
     (:mod:`pipeline.inspection.unquantized_modules`).
     """
-    names, expressions = _compile(tuple(ignore))
-    return module in names or any(expression.match(module) for expression in expressions)
+    names, expressions = _compile_all(tuple(ignore))
+    if module in names:
+        return True
+    text = module.encode(errors="replace").decode()  # RE2 takes no halves of a surrogate pair
+    return any(expression.match(text) for expression in expressions)
 
 
 def to_expression(word: str) -> str | None:
     """Return the regular expression of an entry; None for a plain name."""
     if word.startswith("re:"):
         return word.removeprefix("re:")
-    return translate(word) if any(character in word for character in "*?[") else None
+    return _translate(word) if any(character in word for character in "*?[") else None
+
+
+def check_patterns(words: list[str]) -> list[str]:
+    """Return the words; raise ValueError for the first expression that RE2 cannot read."""
+    for word in words:
+        if (expression := to_expression(word)) is not None:
+            _compile(expression)
+    return words
+
+
+def _translate(pattern: str) -> str:
+    """Return a shell pattern's expression; `fnmatch`'s own has atomic groups, which RE2 lacks."""
+    parts = re.findall(r"\[!?\]?[^\]]*\]|.", pattern, re.DOTALL)
+    return "".join(_ANY.get(part) or _translate_set(part) for part in parts) + "$"
+
+
+def _translate_set(part: str) -> str:
+    if len(part) == 1:
+        return re.escape(part)
+    negated = part.startswith("[!")
+    inside = part[1 + negated : -1].translate({ord(each): f"\\{each}" for each in r"\[]^"})
+    return f"[{'^' * negated}{inside}]"
+
+
+def _compile(expression: str) -> Any:
+    if re2 is None:
+        return re.compile(expression)
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        if re.search(r"\{\d{5}", expression):  # which RE2 takes for plain text
+            raise ValueError("more than 1,000 repetitions")
+        # Python's own name of the end, which RE2 writes in lower case.
+        return re2.compile(re.sub(r"\\Z$", r"\\z", expression), options)
+    except (re2.error, ValueError) as error:
+        (reason, *_) = error.args
+        told = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise ValueError(
+            f"{expression[:80]!r} is no expression that RE2 reads: {told[:80]}"
+        ) from error
 
 
 @lru_cache(maxsize=64)
-def _compile(ignore: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+def _compile_all(ignore: tuple[str, ...]) -> tuple[frozenset[str], tuple[Any, ...]]:
     by_word = {word: to_expression(word) for word in ignore}
     return (
         frozenset(word for word, expression in by_word.items() if expression is None),
-        tuple(re.compile(each) for each in by_word.values() if each is not None),
+        tuple(_compile(each) for each in by_word.values() if each is not None),
     )

@@ -6,7 +6,6 @@ the core imports it. Its worker runs in another environment and receives plain d
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
@@ -16,6 +15,7 @@ from pydantic import Field, field_validator
 from pipeline.core.plugins import QUANTIZERS, find_plugin, load_class
 from recipes.config_model import ConfigModel, Seed
 from recipes.group_sizes import find_dividing
+from recipes.ignored_modules import check_patterns
 from recipes.of_kind import OfKind
 from recipes.weight_format import WeightFormat
 
@@ -188,16 +188,6 @@ class Quantization(ConfigModel):
     @classmethod
     def _ignored_expressions_are_such(cls, ignore: list[str]) -> list[str]:
         return check_patterns(ignore)
-
-
-def check_patterns(words: list[str]) -> list[str]:
-    """Return names of modules; raise ValueError if an expression after 're:' is none."""
-    for word in words:
-        try:
-            re.compile(word.removeprefix("re:") if word.startswith("re:") else "")
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"{word[:80]!r} is not a regular expression: {error}") from error
-    return words
 
 
 def _model(kind: str) -> type[Quantization]:

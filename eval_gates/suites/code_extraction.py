@@ -124,8 +124,9 @@ def _is_stub(code: str, name: str) -> bool:
 
 def _find_method(code: str, name: str) -> str | None:
     """Return the expression of a class's method of that name; None if no class has one."""
-    for node in ast.parse(code).body if _parses(code) else ():
-        for method in node.body if isinstance(node, ast.ClassDef) else ():
+    classes = [each for each in _parse(code) if isinstance(each, ast.ClassDef)]
+    for node in classes:
+        for method in node.body:
             if isinstance(method, ast.FunctionDef) and method.name == name:
                 first = [argument.arg for argument in method.args.args[:1]]
                 return f"{node.name}{'()' if first == ['self'] else ''}.{name}"
@@ -238,6 +239,10 @@ def _find_longest_parsing(code: str) -> str:
             return kept
         end = min(end - 1, fault)  # what includes the faulty line does not parse either
     return code
+
+
+def _parse(code: str) -> list[ast.stmt]:
+    return ast.parse(code).body if _parses(code) else []
 
 
 def _parses(code: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
+from eval_gates.answer_validity import UNREAD
 from eval_gates.sandbox import Isolation, Program, choose_isolation, run_many
 from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
 from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
@@ -29,8 +30,6 @@ from pipeline.core.events import Progress
 from recipes.generation import MaxTokens
 from recipes.policy import Suite
 
-UNREAD = "unread"
-"""Key of a row: the number of its answers in which no code was found."""
 UNFINISHED = "unfinished"
 """Outcome of an answer whose program was not run: it was cut off, or its thoughts have no end."""
 
@@ -199,10 +198,10 @@ def answer_rows(
         rows.append(
             {
                 **common_fields(question, sample),
-                **generated_fields(sample),
+                **generated_fields(task, sample),
                 "score": pass_at_k(len(ran), passed, task.k),
                 "code": unwrap([each.code if each else "" for each in drawn]),
-                UNREAD: sum(each is not None and not each.is_found for each in drawn),
+                UNREAD: sum(each is None or not each.is_found for each in drawn),
                 "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
                 "detail": unwrap([each.detail if each else "" for each in ran]),
                 "isolation": isolation.kind,

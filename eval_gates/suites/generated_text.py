@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from recipes.generation import ThoughtMarkers
 
+_WITHHELD = "content_filter"  # a reason to finish, of OpenAI's API
+
 
 class ToolCall(NamedTuple):
     """Function that an answer calls, with its arguments as the model wrote them: JSON, or not."""
@@ -22,10 +24,14 @@ class GeneratedText(str):
         tokens: number generated, thoughts included.
         is_truncated: it reached its largest number of tokens.
         is_unclosed: its last thought has no end.
+        is_refused: the endpoint withheld it.
+        is_thought: the server gave text only in its field of thoughts.
         tool_calls: by the server's parser; only of chat requests.
     """
 
     tokens: int
+    is_refused: bool
+    is_thought: bool
     is_truncated: bool
     is_unclosed: bool
     tool_calls: tuple[ToolCall, ...]
@@ -37,12 +43,16 @@ class GeneratedText(str):
         *,
         is_truncated: bool = False,
         is_unclosed: bool = False,
+        is_refused: bool = False,
+        is_thought: bool = False,
         tool_calls: Iterable[ToolCall] = (),
     ) -> GeneratedText:
         made = super().__new__(cls, text)
         made.tokens = tokens
         made.is_truncated = is_truncated
         made.is_unclosed = is_unclosed
+        made.is_refused = is_refused
+        made.is_thought = is_thought
         made.tool_calls = tuple(tool_calls)
         return made
 
@@ -59,6 +69,7 @@ class Completion(NamedTuple):
     finish_reason: str
     reasoning: str = ""  # thoughts that the server's own parser separated
     tool_calls: tuple[ToolCall, ...] = ()
+    is_refused: bool = False
 
 
 def read_completion(body: Any) -> Completion:
@@ -67,7 +78,8 @@ def read_completion(body: Any) -> Completion:
     text = choice.get("text")
     if not isinstance(text, str):
         raise ValueError("its answer has no text")
-    return Completion(text, _tokens(body), str(choice.get("finish_reason")))
+    reason = str(choice.get("finish_reason"))
+    return Completion(text, _tokens(body), reason, is_refused=reason == _WITHHELD)
 
 
 def read_chat(body: Any) -> Completion:
@@ -81,15 +93,16 @@ def read_chat(body: Any) -> Completion:
     content = message.get("content") or ""
     if not isinstance(content, str) or not isinstance(reasoning, str):
         raise ValueError("its message is not a text")
-    calls = message.get("tool_calls") or []
+    reason, calls = str(choice.get("finish_reason")), message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise ValueError("its tool calls are not a list")
     return Completion(
         content,
         _tokens(body),
-        str(choice.get("finish_reason")),
+        reason,
         reasoning,
         tuple(_tool_call(call) for call in calls),
+        is_refused=reason == _WITHHELD or bool(message.get("refusal")),
     )
 
 
@@ -127,6 +140,8 @@ def finish(
         found.tokens,
         is_truncated=is_truncated,
         is_unclosed=is_unclosed,
+        is_refused=found.is_refused,
+        is_thought=bool(found.reasoning) and not found.text.strip() and not found.tool_calls,
         tool_calls=found.tool_calls,
     )
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import model_validator
 
+from eval_gates.answer_validity import REFUSED, THOUGHTS_ONLY, UNREAD
 from eval_gates.chance_baselines import EMPTY, UNRELATED
 from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
 from eval_gates.suites.generated_text import GeneratedText
@@ -102,14 +103,17 @@ def score_answers(
     return [0.0 if is_unsolved(task, text) else score(text) for text in texts]
 
 
-def generated_fields(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row that describe its answers: texts, tokens, unfinished ones."""
+def generated_fields(task: GeneratingTask, sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that describe its answers: texts, tokens, what they lack."""
     texts = texts_of(sample)
     return {
         "answer": unwrap([str(text) for text in texts]),
         "tokens": [text.tokens for text in texts],
         "truncated": sum(text.is_truncated for text in texts),
         "unclosed": sum(text.is_unclosed for text in texts),
+        REFUSED: sum(text.is_refused for text in texts),
+        THOUGHTS_ONLY: sum(text.is_thought for text in texts),
+        UNREAD: sum(is_unsolved(task, text) for text in texts),
     }
 
 
@@ -147,7 +151,7 @@ def generated_rows(
         rows.append(
             {
                 **common_fields(question, sample),
-                **generated_fields(sample),
+                **generated_fields(task, sample),
                 "filtered": unwrap([str(text) for text in filtered]),
                 "score": mean(solved),
                 EMPTY: scores[0].empty,

@@ -142,7 +142,7 @@ def answer_rows(task: ImagesTask, questions: Rows, samples: Rows, progress: Prog
         rows.append(
             {
                 **common_fields(question, sample),
-                **generated_fields(sample),
+                **generated_fields(task, sample),
                 "score": mean(score_answers(task, texts_of(sample), score)),
             }
         )

@@ -317,7 +317,7 @@ def answer_rows(task: NeedlesTask, questions: Rows, samples: Rows, progress: Pro
     return [
         {
             **common_fields(question, sample),
-            **generated_fields(sample),
+            **generated_fields(task, sample),
             "score": mean(
                 score_answers(
                     task, texts_of(sample), partial(share_found, values=question["values"])

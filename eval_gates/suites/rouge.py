@@ -235,7 +235,7 @@ def answer_rows(
         rows.append(
             {
                 **common_fields(question, sample),
-                **generated_fields(sample),
+                **generated_fields(task, sample),
                 "score": means[task.metric],
                 UNRELATED: mean([elsewhere(text, question["id"]) for text in texts]),
                 **means,

@@ -125,7 +125,7 @@ def answer_rows(
         rows.append(
             {
                 **common_fields(question, sample),
-                **generated_fields(sample),
+                **generated_fields(task, sample),
                 "score": mean([float(not fault) for fault in faults]),
                 UNRELATED: mean([float(not find_fault(text, other)) for text in texts]),
                 "detail": unwrap(faults),

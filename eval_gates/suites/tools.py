@@ -187,7 +187,7 @@ def answer_rows(task: ToolsTask, questions: Rows, samples: Rows, progress: Progr
 
         row = {
             **common_fields(question, sample),
-            **generated_fields(sample),
+            **generated_fields(task, sample),
             "score": mean(score_answers(task, texts, score)),
             EMPTY: score(GeneratedText("")),
             GROUP: case.category,

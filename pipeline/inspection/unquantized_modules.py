@@ -18,7 +18,6 @@ from pipeline.inspection.module_kind import (
     is_expert_stack,
     module_kind,
 )
-from pipeline.inspection.regex_safety import check_expressions
 from recipes.ignored_modules import is_ignored, to_expression
 
 # Routers depend on small differences. Vision towers, projectors and multi-token prediction (MTP)
@@ -47,11 +46,7 @@ def ignore_list(
             alike:
         first the recipe's, with globs converted, then one expression for each kind of module that
         stays unquantized.
-
-    Raises:
-        UsageError: the recipe's expressions are too slow on these names.
     """
-    check_expressions(recipe_ignore, (_module(name) for name in tensors))
     found = list(dict.fromkeys(_to_supported_form(word) for word in recipe_ignore))
     layers = decoder_layers(config)
     matrices = {n: t for n, t in tensors.items() if is_quantizable(n, t, [])}

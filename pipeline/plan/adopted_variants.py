@@ -84,7 +84,7 @@ def read_variant(text: str) -> AdoptedVariant:
     where = f"{header.where}, key quantization_config"
     modules = modules_of(header.tensors)
     try:
-        formats = adopted_formats(config, modules, where)
+        formats = adopted_formats(config, where)
         check_fused_sets(config, formats, modules, where)
         layout = str(formats)
     except NotComparableError as error:

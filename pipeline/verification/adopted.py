@@ -15,10 +15,9 @@ import numpy as np
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.source_format import QUANTIZER_FILE, quantization_configs
 from pipeline.checkpoint.weight_files import read_json
-from pipeline.core.errors import VerificationError
+from pipeline.core.errors import VerificationError, raise_as
 from pipeline.inspection.fused_sets import CURE, SIBLINGS, find_split, fused_name
 from pipeline.inspection.linear_layers import is_head, is_linear_weight, is_tied
-from pipeline.inspection.regex_safety import check_expressions
 from pipeline.verification.adopted_files import check_adopted_files
 from pipeline.verification.auxiliary_files import check_only_safetensors
 from pipeline.verification.dequantize import check_readable, layer_parts
@@ -34,7 +33,7 @@ from pipeline.verification.weight_format import (
     names_and_expressions,
     stored_formats,
 )
-from recipes.ignored_modules import is_ignored
+from recipes.ignored_modules import check_patterns, is_ignored
 from recipes.quantization import Quantization, Rounding
 from recipes.weight_format import PLAIN, WeightFormat
 
@@ -61,16 +60,12 @@ def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any])
     return {**described, "quant_method": "modelopt"} if isinstance(described, dict) else None
 
 
-def adopted_formats(config: Any, modules: Collection[str], where: str) -> StoredFormats:
+def adopted_formats(config: Any, where: str) -> StoredFormats:
     """Return the formats of such a config; unquantized for None.
-
-    Args:
-        modules: of the variant.
 
     Raises:
         NotComparableError: verification does not read a format.
-        VerificationError: it is no description of a format.
-        UsageError: one of its expressions does not end.
+        VerificationError: it is no description of a format, or has an expression that RE2 refuses.
     """
     if config is not None and not config["quant_method"]:
         raise VerificationError(
@@ -81,7 +76,8 @@ def adopted_formats(config: Any, modules: Collection[str], where: str) -> Stored
     found = UNQUANTIZED if config is None else stored_formats(config, where)
     for _, form in found.groups:
         check_readable(form)
-    check_expressions([*found.expressions, *_ignored(config)], modules, where)
+    with raise_as(VerificationError, "its modules cannot be read", where, errors=ValueError):
+        check_patterns([*found.expressions, *_ignored(config)])
     return found
 
 
@@ -150,7 +146,7 @@ def verify_adopted(
     where = f"{variant / 'config.json'}, key quantization_config"
     modules = modules_of(after.tensors)
     try:
-        formats = adopted_formats(config, modules, where)
+        formats = adopted_formats(config, where)
         accounts = account(
             before,
             after,

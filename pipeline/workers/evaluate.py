@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.answer_log import AnswerLog
+from eval_gates.answer_validity import check_answers
 from eval_gates.stopping import StoppingPlan, read_stopping
 from eval_gates.suites.chat_form import ChatForm, count_against
 from eval_gates.suites.json_lines import read_rows
@@ -90,7 +91,11 @@ class EvalClient:
         self._model = client(spec, self._count_answers, progress)
 
     def ask(self, batch: range) -> Rows:
-        """Return the answers to these questions, in their order."""
+        """Return the answers to these questions, in their order.
+
+        Raises:
+            StageError: nearly all of them are none.
+        """
         from lm_eval.evaluator import evaluate
 
         self._before, self._requests = batch.start, 0
@@ -112,6 +117,9 @@ class EvalClient:
         rows: Rows = self._suite.rows_of(questions, ordered, self._progress)
         if self._spec.get("chat"):
             rows = count_against(rows, self._spec["side"])
+        # Answers that are none are not kept: the server may be started otherwise.
+        limit = self._spec["suite"].get("max_tokens")
+        check_answers(self._task, rows, max_tokens=limit, is_complete=False)
         self._progress.advance(self._task, batch.stop, self._limit, "questions")
         return rows
 

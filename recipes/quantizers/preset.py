@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from recipes.ignored_modules import is_ignored
-from recipes.quantization import Calibration, Quantization, check_patterns
+from recipes.ignored_modules import check_patterns, is_ignored
+from recipes.quantization import Calibration, Quantization
 from recipes.quantizers.in_groups import SEQUENTIAL_PASSES
 from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat

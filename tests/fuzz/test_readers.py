@@ -310,7 +310,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "quantization": (
         "config.json",
         json.dumps({"quantization_config": QUANTIZED}).encode(),
-        lambda p: adopted_formats(read_quantization(p.parent), (), str(p)),
+        lambda p: adopted_formats(read_quantization(p.parent), str(p)),
     ),
     "index": (
         "model.safetensors.index.json",

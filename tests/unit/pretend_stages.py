@@ -54,6 +54,7 @@ class PretendModels:
         questions: how many each suite has.
         broken: variants whose server does not come up.
         incoherent: variants that do not speak.
+        silent: variants whose answers are empty.
         unquantizable: variants whose dry run fails.
         engine_version: as the engine tells it.
         asked: (variant, suite, questions asked) of each worker's life.
@@ -66,6 +67,7 @@ class PretendModels:
     questions: int = 400
     broken: set[str] = field(default_factory=set)
     incoherent: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
     unquantizable: set[str] = field(default_factory=set)
     engine_version: str = "0.33.0"
     asked: list[tuple[str, str, int]] = field(default_factory=list)
@@ -84,7 +86,10 @@ class PretendModels:
     def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:
         """What a suite's worker keeps of an answer, in addition to the question's id."""
         score = self.score(variant, suite, int(question["id"]))
-        return {"answer": "x", "score": score, "subject": "anatomy"}
+        if variant in self.silent:
+            unread = {"truncated": 0, "unclosed": 0, "unread": 0}
+            return {"answer": "", "tokens": [0], "score": 0.0, **unread}
+        return {"answer": f"x {question['id']}", "score": score, "subject": "anatomy"}
 
     def layers(self) -> Rows:
         """Rows of layers.jsonl."""

@@ -15,7 +15,7 @@ from pipeline.checkpoint.safetensors_header import TensorEntry, header_bytes
 from pipeline.checkpoint.source_format import QUANTIZATION_KEYS
 from pipeline.checkpoint.weight_files import INDEX, read_json
 from pipeline.inspection.linear_layers import is_tied
-from pipeline.verification.adopted import adopted_formats, modules_of, read_quantization
+from pipeline.verification.adopted import adopted_formats, read_quantization
 from pipeline.verification.chunk_size import CHUNK_ELEMENTS, ROW_STEP
 from pipeline.verification.dequantize import layer_weights
 from pipeline.verification.number_types import round_to
@@ -42,8 +42,7 @@ def convert(
         VerificationError: tensors are missing or unexpected, or a scale is no number above zero.
     """
     released = open_folder(source)
-    config, modules = read_quantization(source), modules_of(released.tensors)
-    form_of = adopted_formats(config, modules, str(source / "config.json")).of_quantized
+    form_of = adopted_formats(read_quantization(source), str(source / "config.json")).of_quantized
     wanted = {
         name: StoredTensor(name, entry.dtype, entry.shape, source, 0)
         for name, entry in expected.items()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
+from eval_gates.answer_validity import check_answers
 from eval_gates.chance_baselines import State, check_sensitivities, sensitivity_state
 from eval_gates.clusters import labels_of
 from eval_gates.stopping import StoppingPlan, StoppingRule
@@ -100,6 +101,8 @@ def run(context: Context) -> EvaluateResult:
         rows = todo.book.rows()[: todo.stopping.end]
     if not rows:
         raise StageError("no question was answered", where=str(todo.book_file))
+    max_tokens = getattr(context.parameters.suite, "max_tokens", None)
+    check_answers(context.runtime.suite, rows, max_tokens=max_tokens, is_complete=True)
     write_rows(context.folder / ANSWERS, rows)
     scores = [float(row["score"]) for row in rows]
     state = todo.state(scores)

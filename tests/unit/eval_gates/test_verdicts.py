@@ -238,7 +238,7 @@ class TestGroups:
 class TestLengths:
     @staticmethod
     def lengths(tokens: Any, **unfinished: Any) -> Rows:
-        fields = {"tokens": tokens, "truncated": 0, "unclosed": 0, **unfinished}
+        fields = {"tokens": tokens, "truncated": 0, "unclosed": 0, "unread": 0, **unfinished}
         return [{**row, **fields} for row in answers([1.0, 0.5])]
 
     def test_every_answer_counts(self) -> None:
@@ -258,6 +258,12 @@ class TestLengths:
     def test_impossible_tokens(self, tokens: Any) -> None:
         with pytest.raises(ValueError, match="/0 has no tokens"):
             judged_rows(self.lengths([1]), self.lengths(tokens))
+
+    def test_answers_that_were_not_read_show_on_both_sides(self) -> None:
+        report = judged_rows(self.lengths([1], unread=1), self.lengths([1, 1, 1, 1], unread=1))
+        assert report.baseline_lengths == AnswerLengths(tokens=1, truncated=0, unclosed=0, unread=1)
+        assert report.candidate_lengths is not None
+        assert report.candidate_lengths.unread == 0.25
 
     @pytest.mark.parametrize("count", [None, -1, 2, "0", 0.5])
     def test_impossible_counts(self, count: Any) -> None:

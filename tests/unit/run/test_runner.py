@@ -586,6 +586,18 @@ class TestSeveralVariants:
         assert (verdict.verdict, verdict.reason) == ("fail", "it babbles")
         assert ONE not in {who for who, _, _ in bench.models.asked}
 
+    def test_one_whose_answers_are_empty_has_an_error_and_no_verdict(self, bench: FakeRun) -> None:
+        bench.recipes = (ONE, TWO)
+        bench.models.silent = {ONE}
+        found = {report.recipe: report for report in bench.run().variants}
+        assert (found[ONE].verdict, found[TWO].verdict) == ("error", "pass")
+        assert "are empty" in str(found[ONE].reason)
+
+    def test_a_baseline_whose_answers_are_empty_ends_the_run(self, bench: FakeRun) -> None:
+        bench.models.silent = {"baseline"}
+        with pytest.raises(PrepareError, match="are empty"):
+            bench.run()
+
     def test_a_baseline_that_does_not_speak_ends_the_run(self, bench: FakeRun) -> None:
         bench.models.incoherent = {"baseline"}
         with pytest.raises(PrepareError, match="it babbles"):

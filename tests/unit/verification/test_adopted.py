@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -335,12 +336,6 @@ class TestQuantizationConfig:
         found = verify(tmp_path, ignored | {WEIGHTS: files[WEIGHTS]}, 8)
         assert len(found.layers) == len(LINEAR) - 1
 
-    @pytest.mark.parametrize("word", [r"re:(.*)*x(.*)*y$", "re:((("])
-    def test_an_expression_without_end_or_sense(self, tmp_path: Path, word: str) -> None:
-        with pytest.raises(PrepareError, match=r"takes more than .* or is no regular") as caught:
-            verify(tmp_path, self.with_ignore("gptq", [word]))
-        assert caught.value.where.endswith("config.json, key quantization_config")
-
     @pytest.mark.parametrize(
         ("targets", "words"),
         [
@@ -427,6 +422,25 @@ class TestQuantizationConfig:
         config["quantization_config"]["ignore"] = ignore
         return files | {"config.json": as_json(config)}
 
+    @pytest.mark.parametrize("word", ["re:(?!lm_)head", "re:(?P=a)", "re:(((", "re:a{9999999}"])
+    def test_an_expression_that_cannot_be_matched_is_refused_by_name(
+        self, tmp_path: Path, word: str
+    ) -> None:
+        with pytest.raises(VerificationError) as caught:
+            verify(tmp_path, self.with_ignore("mixed", ["lm_head", word]))
+        assert word.removeprefix("re:") in caught.value.message
+        assert caught.value.where.endswith("config.json, key quantization_config")
+
+    @pytest.mark.parametrize(
+        "word", ["re:(model[.]?)*(.*)*qkv_proj(.*)*!$", "re:((.*)*_)*[^k]_proj!", "re:(.*.*)*!"]
+    )
+    def test_an_expression_without_an_end_in_python_is_matched(
+        self, tmp_path: Path, word: str
+    ) -> None:
+        started = time.process_time()
+        verify(tmp_path, self.with_ignore("mixed", ["lm_head", word]))
+        assert time.process_time() - started < 20
+
     @pytest.mark.parametrize(
         "config",
         [
@@ -460,7 +474,7 @@ def test_odd_configs_end_in_an_expected_error_or_are_not_compared(kind: str) -> 
                 level = level[key]
             level[path[-1]] = value
             try:
-                form = adopted_formats(changed, (), "config.json").coarsest
+                form = adopted_formats(changed, "config.json").coarsest
                 layer_parts(form, 128, 128)
             except PrepareError:
                 continue

@@ -54,7 +54,7 @@ def solves(completion: str, form: str = "chat") -> bool:
             id="last wins",
         ),
         pytest.param(
-            f"Naive:\n```python\n{HEADER}    raise NotImplementedError\n```\n```python\n{FUNCTION}```",
+            f"Naive:\n```\n{HEADER}    raise NotImplementedError\n```\n```\n{FUNCTION}```",
             id="a stub before",
         ),
         pytest.param(

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from recipes.ignored_modules import check_patterns, is_ignored, to_expression
+from recipes.quantizers.preset import PresetQuantization
+
+NAME = "model.layers.10.self_attn.qkv_proj" + ".a" * 40
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(.*)*x(.*)*y$",
+        "(.*)*x(.*)*y(.*)*z$",
+        "(a|a)*$",
+        "(.*a){40}!",
+        "(.+)+!",
+        "((.*)*)*!",
+        "(.|.)*!",
+        "([^!]*)*!",
+        "(.*[.])*!",
+        "(.?){60}" + "." * 90 + "!",
+        "(model[.]?)*(.*)*qkv_proj(.*)*!$",
+        "(.*?)*?!$",
+        "(?:.*.*.*.*.*.*)*!",
+        "(?i)(.*A)*!",
+        "(?s)(.*)*!",
+        "^(([a-z])+.)+[A-Z]([a-z])+$",
+        "(x+x+)+y|(.*)*!",
+        ".*.*.*.*.*.*.*.*.*.*!",
+    ],
+)
+def test_an_expression_takes_time_linear_in_the_name(expression: str) -> None:
+    started = time.process_time()
+    check_patterns([f"re:{expression}"])
+    for n in range(500):
+        assert not is_ignored(f"{n}{NAME}", [f"re:{expression}"])
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "re:(?=a)b",
+        "re:(?!a)b",
+        "re:(?<=a)b",
+        "re:(?<!a)b",
+        r"re:(a)\1",
+        "re:(?P<a>x)(?P=a)",
+        "re:(?>a)",
+        "re:a*+",
+        "re:(a)?(?(1)b|c)",
+        "re:a{1000000000}",
+        "re:((a{100}){100}){100}",
+        "re:(((",
+        "re:" + "(" * 3000,
+        "re:[",
+        "re:\udc80",
+    ],
+)
+def test_what_re2_cannot_read_is_refused_by_name(word: str) -> None:
+    with pytest.raises(ValueError, match="RE2") as caught:
+        check_patterns(["lm_head", word])
+    assert repr(word[3:83]) in str(caught.value)
+
+
+def test_ordinary_expressions_are_taken() -> None:
+    check_patterns(["lm_head", "re:.*(q|k)_proj$", "*.experts.[0-9]*", r"re:(?s:.*\.gate)\Z"])
+    assert is_ignored("a.gate", [r"re:(?s:.*\.gate)\Z"])
+
+
+def test_a_name_that_is_no_text_has_no_expression() -> None:
+    assert not is_ignored("a\udc80", ["re:b.*"])
+    assert is_ignored("a\udc80", ["a\udc80"])
+
+
+@given(
+    st.text("ab.[]!^-*?\\0", max_size=8).filter(lambda text: any(c in text for c in "*?[")),
+    st.text("ab.[]!^-\\0", max_size=6),
+)
+def test_shell_patterns_mean_what_fnmatch_says(pattern: str, name: str) -> None:
+    try:
+        expected = re.compile(fnmatch.translate(pattern)).match(name) is not None
+        check_patterns([pattern])
+    except (re.error, ValueError):
+        return
+    assert is_ignored(name, [pattern]) == expected
+    assert re.compile(to_expression(pattern) or "").match(name) is not None or not expected
+
+
+@pytest.mark.parametrize("word", ["re:(((", "re:a{99999999999999999999}", "re:" + "(" * 3000])
+def test_what_is_no_expression_is_the_recipes_fault(word: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        PresetQuantization.model_validate(
+            {"kind": "preset", "scheme": "FP8_DYNAMIC", "ignore": [word]}
+        )
+    assert caught.value.errors()[0]["loc"] == ("ignore",)
+
+
+def test_names_patterns_and_expressions_mean_what_they_did() -> None:
+    ignore = ["lm_head", "*.gate", "re:.*[.]down_proj$", "a[0]"]
+    assert is_ignored("lm_head", ignore)
+    assert not is_ignored("model.lm_head", ignore)
+    assert is_ignored("model.layers.0.gate", ignore)
+    assert not is_ignored("model.layers.0.gate_proj", ignore)
+    assert is_ignored("x.down_proj", ignore)
+    assert is_ignored("a0", ignore)
