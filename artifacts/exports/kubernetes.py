@@ -37,6 +37,7 @@ def export(request: ExportRequest) -> dict[str, str]:
     files = {
         "deployment.yaml": (_deployment(request), "One server of the judged tuple"),
         "service.yaml": (service(metadata(request), labels(request)), "Address inside the cluster"),
+        "network-policy.yaml": (_policy(request), "Who may connect to the servers"),
         "disruption-budget.yaml": (_budget(request), "Drains take one server at a time"),
         "podmonitor.yaml": (_monitor(request), "Scrapes /metrics; rules: `--for monitoring`"),
         "scaling.yaml": (_scaling(request), "Servers by load"),
@@ -218,6 +219,27 @@ def service(name: str | dict[str, Any], selector: dict[str, str]) -> dict[str, A
     return manifest("v1", "Service", name, {"selector": selector, "ports": ports})
 
 
+def _policy(request: ExportRequest) -> dict[str, Any]:
+    """Return the policy; it is for connections, so the engine's paths without a key need it."""
+    client = {"namespaceSelector": {}, "podSelector": {"matchLabels": {_client(request): "true"}}}
+    source = Noted(
+        "The engine's key guards some paths only. Label the pods that may connect: the gateway, "
+        "Prometheus, your own proxy.",
+        [client],
+    )
+    spec = {
+        "podSelector": {"matchLabels": labels(request)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": source, "ports": [{"port": "http", "protocol": "TCP"}]}],
+    }
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", metadata(request), spec)
+
+
+def _client(request: ExportRequest) -> str:
+    """Return the label of pods that may connect."""
+    return f"{request.version.app}-client"
+
+
 def _budget(request: ExportRequest) -> dict[str, Any]:
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(request)}}
     return manifest("policy/v1", "PodDisruptionBudget", metadata(request), spec)
@@ -290,5 +312,10 @@ def _routes(request: ExportRequest) -> list[dict[str, Any]]:
         pools.append(manifest(f"{group}/v1", "InferencePool", name, spec))
         backends.append({"group": group, "kind": "InferencePool", "name": name, "weight": share})
     gateway = {"name": Noted("The cluster's own gateway.", "inference-gateway")}
-    route = {"parentRefs": [gateway], "rules": [{"backendRefs": backends}]}
+    public = [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    rule = {
+        "matches": Noted("The engine's key guards these paths; it is not asked on others.", public),
+        "backendRefs": backends,
+    }
+    route = {"parentRefs": [gateway], "rules": [rule]}
     return [*pools, manifest("gateway.networking.k8s.io/v1", "HTTPRoute", version.app, route)]

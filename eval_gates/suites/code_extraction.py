@@ -51,7 +51,7 @@ def extract_code(
 
     Base form: the prompt and its completion, cut at the first stop.
 
-    Chat form: thoughts are removed, whatever the markers. The code is the last fenced block that
+    Chat form: thoughts with any known markers are removed. The code is the last fenced block that
     defines the function, as in LiveCodeBench (arXiv 2403.07974), with other blocks that only define
     names that it uses. A block with a stub of the function counts only if all are stubs. Without
     such a block the code is the last block that returns, the first block, or the answer without

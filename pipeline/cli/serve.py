@@ -19,7 +19,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
-from pipeline.serving.listening_host import HOST
+from pipeline.serving.listening_host import HOST, format_for_url, reachable_address
 
 
 def serve(
@@ -65,8 +65,8 @@ def serve(
     names the difference. Ctrl-C ends it.
 
     It listens on this machine only. With --host 0.0.0.0 it answers every client
-    that has the key, over plain HTTP. Paths outside of /v1, such as /metrics,
-    need no key.
+    that has the key, over plain HTTP. Every path needs the key, except that of
+    the server's health. The port opens when the kernels are checked.
 
     Examples
 
@@ -111,18 +111,17 @@ def serve(
                 words = "; ".join(differences) or "nothing differs from what was judged"
                 print(f"{version.name} version {version.version}: {words}")
             return
+        url = f"http://{format_for_url(reachable_address(deployment.check_host(host)))}:{port}"
         with deployment.start_server(
             port, ready_timeout, host, allow_mismatch=allow_mismatch
         ) as server:
             if as_json:
                 # One line, immediately: its reader waits for it.
-                line = json.dumps(
-                    {**facts, "url": f"{server.url}/v1", "host": host, "model": "model"}
-                )
+                line = json.dumps({**facts, "url": f"{url}/v1", "host": host, "model": "model"})
                 print(line, flush=True)
             else:
                 print(
-                    f"{version.name} version {version.version} answers at {server.url}/v1 as "
+                    f"{version.name} version {version.version} answers at {url}/v1 as "
                     f"'model', listening on {host}; Ctrl-C ends it",
                     flush=True,
                 )

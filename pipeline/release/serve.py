@@ -13,7 +13,7 @@ from typing import NoReturn
 from artifacts.deployable import Deployable
 from artifacts.registry.registry import TUPLE_TAG, Version
 from pipeline.checkpoint.folder import inspect_folder
-from pipeline.core.errors import RegistryError, ServingError, UsageError
+from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import hardware
 from pipeline.core.private_files import make_folder, make_private
@@ -30,9 +30,9 @@ from pipeline.release.recorded_verdict import (
     refuse_code,
 )
 from pipeline.serving.engine_version import engine_version
+from pipeline.serving.front import open_front, reserve
 from pipeline.serving.listening_host import HOST, check_host
 from pipeline.serving.server import Server
-from pipeline.serving.server_address import port_is_free
 from recipes.engines import find_engine
 
 POLL_INTERVAL_S = 2.0
@@ -128,23 +128,19 @@ class Deployment:
         *,
         allow_mismatch: bool = False,
     ) -> Iterator[Server]:
-        """Yield a server that answers.
+        """Yield a server, on a private socket, whose public port is open.
 
         Args:
             host: as the user wrote it.
             allow_mismatch: other kernels than the judged ones are only noted.
 
         Raises:
-            ServingError: it does not start.
+            ServingError: it does not start, or the port is taken.
             RegistryError: it has other kernels.
             UsageError: the draft model differs from the judged one; or the host is not allowed.
         """
-        host = self.check_host(host)
+        host, engine = self.check_host(host), find_engine(self.judged.serving.engine)
         draft = find_draft(self.judged, self._draft, self._settings)
-        if not port_is_free(port, host):
-            raise ServingError(
-                f"port {port} is taken", where=f"{host}:{port}", hint="choose another --port"
-            )
         folder = self._settings.store / "served"
         make_private(folder.parent)
         make_folder(folder)
@@ -155,20 +151,21 @@ class Deployment:
             self.judged.serving,
             folder / f"{self.version.name}.{self.version.version}.log",
             trust_remote_code=self._runs_own_code,
-            port=port,
-            host=host,
             draft=draft,
             caches=open_caches(self._settings.home, environment.identity, self._progress),
         )
-        try:
-            server.start(ready_timeout_seconds, self._progress)
-            if others := self._other_kernels(server):
-                if not allow_mismatch:
-                    self.refuse(others)
-                self._progress.note("; ".join(others))
-            yield server
-        finally:
-            server.stop()
+        with reserve(host, port) as bound:
+            try:
+                server.start(ready_timeout_seconds, self._progress)
+                if others := self._other_kernels(server):
+                    if not allow_mismatch:
+                        self.refuse(others)
+                    self._progress.note("; ".join(others))
+                key = os.environ.get(engine.key_variable, "").strip()
+                with open_front(bound, server.socket, key, engine.health):
+                    yield server
+            finally:
+                server.stop()
 
     def _other_kernels(self, server: Server) -> list[str]:
         """Return how its kernels differ from those of each accepted measurement of its tuple."""

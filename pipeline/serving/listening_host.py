@@ -49,24 +49,6 @@ def format_for_url(host: str) -> str:
     return f"[{host}]" if ip_address(host).version == 6 else host
 
 
-def socket_table_addresses(host: str) -> frozenset[str] | None:
-    """Return the forms of the address in the kernel's socket tables; None matches every address.
-
-    The forms include those of sockets that listen on all addresses.
-    """
-    address = ip_address(host)
-    if address.is_unspecified:
-        return None
-    # Hexadecimal words of 32 bits in the machine's byte order, which is little-endian.
-    return frozenset({_to_table_format(address), "0" * 8, "0" * 32})
-
-
-def _to_table_format(address: IPv4Address | IPv6Address) -> str:
-    packed = address.packed
-    words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
-    return "".join(f"{int.from_bytes(word, 'little'):08X}" for word in words)
-
-
 def _try_to_bind(address: IPv4Address | IPv6Address) -> None:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family) as probe:

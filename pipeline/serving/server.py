@@ -27,10 +27,8 @@ class Server:
     """A model server on this machine; the caller must stop it.
 
     Args:
-        port: public port, protected by the engine's key variable if that is set; None for a private
-        socket.
+        port: on the loopback, without a key; None for a private socket.
         caches: variables for compile caches; the shell's and the profile's take precedence.
-        host: address of the port, validated by `check_host`.
         draft: folder of the draft model, if the arguments use one.
         gpus: UUIDs of its GPUs; () for those that this process sees.
     """
@@ -44,7 +42,6 @@ class Server:
         *,
         trust_remote_code: bool = False,
         port: int | None = None,
-        host: str = HOST,
         caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
         gpus: Sequence[str] = (),
@@ -60,17 +57,20 @@ class Server:
         self._environment = {**(caches or {}), **given, **compiler}
         if gpus:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        # In a variable, because all users can read command lines.
-        key = os.environ.get(self._engine.key_variable, "") if port is not None else ""
-        if key:
-            self._environment[self._engine.key_variable] = key
         self._has_port = port is not None
-        self.address = ServerAddress(None, port or 0, key, host)
+        self.address = ServerAddress(None, port or 0)
         self._process: SupervisedProcess | None = None
 
     @property
     def url(self) -> str:
         return self.address.url
+
+    @property
+    def socket(self) -> Path:
+        """Return the private socket of a started server; ValueError if it has a port."""
+        if self.address.socket is None:
+            raise ValueError("the server has no socket")
+        return self.address.socket
 
     @property
     def command(self) -> list[str]:
@@ -79,7 +79,7 @@ class Server:
             arguments=self._arguments,
             trust_remote_code=self._trust_remote_code,
             name=SERVED_NAME,
-            host=self.address.host,
+            host=HOST,
             port=self.address.port,
             socket=str(self.address.socket or ""),
         )

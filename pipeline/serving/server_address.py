@@ -1,8 +1,8 @@
 """Address of prepare's model server, and the check that the listener is that server.
 
 A run's server has a Unix socket in a private folder: no other user can query it, load it, read its
-metrics, or replace it. A server for other programs (`prepare serve`) has a port, on the loopback by
-default. The listening socket must then belong to the server's process group.
+metrics, or replace it. What other programs may reach is in front of it (`front.py`). A server with
+a port is on the loopback, and the listening socket must belong to the server's process group.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ServingError
-from pipeline.serving.listening_host import (
-    HOST,
-    format_for_url,
-    reachable_address,
-    socket_table_addresses,
-)
+from pipeline.serving.listening_host import HOST
 
 if TYPE_CHECKING:
     import httpx
 
 MAX_SOCKET_PATH_BYTES = 107  # bytes; of Linux's sockaddr_un
 _LISTENING = "0A"
+# The loopback and all addresses, as the kernel's tables write them: words in the machine's order.
+_ADDRESSES = ("0100007F", "0" * 8, "0" * 32)
 
 
 @dataclass(frozen=True)
@@ -37,22 +34,20 @@ class ServerAddress:
     """A Unix socket or a port."""
 
     socket: Path | None  # in a private folder; None for a port
-    port: int = 0  # 0 for a socket
-    key: str = ""  # API key of clients; "" for none
-    host: str = HOST  # listening address of a port
+    port: int = 0  # on the loopback; 0 for a socket
 
     @property
     def url(self) -> str:
         if self.socket is not None:
             return "http://localhost"
-        return f"http://{format_for_url(reachable_address(self.host))}:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     def client(self, timeout_seconds: float) -> httpx.Client:
-        return open_client(self.url, self.socket, timeout_seconds, self.key)
+        return open_client(self.url, self.socket, timeout_seconds)
 
     def is_owned_by(self, group: int) -> bool:
         if self.socket is None:
-            inodes = _listening_inodes(self.host, self.port)
+            inodes = _listening_inodes(self.port)
             return bool(inodes) and inodes <= _find_sockets(group)
         pid = _find_listener(self.socket)
         with contextlib.suppress(ProcessLookupError):
@@ -60,7 +55,7 @@ class ServerAddress:
         return False
 
     def is_free(self) -> bool:
-        return self.socket is not None or port_is_free(self.port, self.host)
+        return self.socket is not None or port_is_free(self.port)
 
     def remove(self) -> None:
         if self.socket is not None:
@@ -85,9 +80,7 @@ def private_socket() -> ServerAddress:
     )
 
 
-def open_client(
-    url: str, through: Path | None, timeout_seconds: float, key: str = ""
-) -> httpx.Client:
+def open_client(url: str, through: Path | None, timeout_seconds: float) -> httpx.Client:
     """Return an HTTP client for the URL, through a Unix socket if given."""
     import httpx
 
@@ -96,16 +89,14 @@ def open_client(
         timeout=timeout_seconds,
         trust_env=False,
         transport=httpx.HTTPTransport(uds=str(through)) if through else None,
-        headers={"Authorization": f"Bearer {key}"} if key else {},
     )
 
 
-def port_is_free(port: int, host: str = HOST) -> bool:
-    """Return whether no process listens on the port."""
-    asked = reachable_address(host)
-    with socket.socket(socket.AF_INET6 if ":" in asked else socket.AF_INET) as probe:
+def port_is_free(port: int) -> bool:
+    """Return whether no process listens on the loopback's port."""
+    with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((asked, port)) != 0
+        return probe.connect_ex((HOST, port)) != 0
 
 
 def _find_listener(path: Path) -> int | None:
@@ -120,15 +111,14 @@ def _find_listener(path: Path) -> int | None:
         return int(struct.unpack("3i", found)[0])
 
 
-def _listening_inodes(host: str, port: int) -> set[str]:
-    hosts = socket_table_addresses(host)
+def _listening_inodes(port: int) -> set[str]:
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
                 address, _, number = fields[1].partition(":")
-                is_there = int(number, 16) == port and (hosts is None or address in hosts)
+                is_there = int(number, 16) == port and address in _ADDRESSES
                 if is_there and fields[3] == _LISTENING:
                     found.add(fields[9])
     return found

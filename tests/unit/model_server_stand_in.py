@@ -66,10 +66,6 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(9)
         if os.environ.get("STAND_IN") == "refuses":
             self.answer(500, {"error": "EngineCore is dead"})
-        elif (key := os.environ.get("VLLM_API_KEY")) and (
-            self.headers.get("Authorization") != f"Bearer {key}"
-        ):
-            self.answer(401, {"error": "Unauthorized"})
         elif asked["model"] != self.options.served_model_name:
             self.answer(404, {"error": f"The model `{asked['model']}` does not exist."})
         elif asked.get("stream"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_run import IDENTITIES, FakeRun, judged_run
+from free_port import free_port
 from listener import Listener
 from some_node import NODE
 
@@ -25,8 +26,10 @@ from pipeline.release.recheck_record import RecheckRecord, proven_tuple
 from pipeline.release.recorded_verdict import TRUST_OPTION
 from pipeline.release.serve import Deployment
 from pipeline.serving.server import Server
+from pipeline.serving.server_address import port_is_free
 from pipeline.serving.serving_arguments import ServingArguments
 
+PORT = free_port()
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}
 HARDWARE = {
     "cpu": {**NODE.hardware("cpu").model_dump(), "cpu": "a processor"},
@@ -204,6 +207,8 @@ def test_what_is_served_is_of_the_tuple_found(
     class Recorded:
         """In the place of a server: notes what it was to be started with."""
 
+        socket = Path("none")
+
         def __init__(
             self, python: Path, weights: Path, arguments: ServingArguments, *_: Any, **__: Any
         ) -> None:
@@ -217,14 +222,13 @@ def test_what_is_served_is_of_the_tuple_found(
             return {}
 
     monkeypatch.setattr(deployment_server, "Server", Recorded)
-    monkeypatch.setattr(deployment_server, "port_is_free", lambda *_: True)
     here = machine(place)
     found = place.deployment(judged, rechecked)
     assert found.differences() == []
-    with pytest.raises(UsageError, match="an API key"), found.start_server(8000, 1.0, "0.0.0.0"):
+    with pytest.raises(UsageError, match="an API key"), found.start_server(PORT, 1.0, "0.0.0.0"):
         pass
     assert started == []
-    with found.start_server(8000, 1.0):
+    with found.start_server(PORT, 1.0):
         ((python, arguments),) = started
     assert python == Path(f"serve-{here}")
     assert arguments.engine_arguments == {"seed": here, "kv-cache-dtype": "fp8"}
@@ -244,7 +248,7 @@ def test_a_server_with_other_kernels_does_not_answer(
     )
     place.has(gpu=False, cpu="a processor")
     stopped: list[Server] = []
-    monkeypatch.setattr(deployment_server, "port_is_free", lambda *_: True)
+    monkeypatch.setattr(Server, "socket", Path("none"))
     monkeypatch.setattr(Server, "start", lambda *_: None)
     monkeypatch.setattr(Server, "stop", lambda server: stopped.append(server))
     deployment = Deployment(run.registered(), None, place.settings, Listener())
@@ -252,14 +256,19 @@ def test_a_server_with_other_kernels_does_not_answer(
     monkeypatch.setattr(Server, "facts", lambda _: {"attention": "FLASHINFER"})
     with (
         pytest.raises(RegistryError, match="attention: judged FLASH_ATTN, here FLASHINFER"),
-        deployment.start_server(8000, 1.0),
+        deployment.start_server(PORT, 1.0),
     ):
         pass
     assert len(stopped) == 1
-    with deployment.start_server(8000, 1.0, allow_mismatch=True):
-        pass
+    # The port opens when the kernels are those of the verdict, not before.
+    monkeypatch.setattr(Server, "start", lambda *_: opened.append(not port_is_free(PORT)))
+    opened: list[bool] = []
+    with deployment.start_server(PORT, 1.0, allow_mismatch=True):
+        opened.append(not port_is_free(PORT))
+    opened.append(not port_is_free(PORT))
+    assert opened == [False, True, False]
     monkeypatch.setattr(Server, "facts", lambda _: {"attention": "FLASH_ATTN"})
-    with deployment.start_server(8000, 1.0):
+    with deployment.start_server(PORT, 1.0):
         pass
 
 
@@ -301,9 +310,9 @@ class TestWhatIsTrusted:
         assert caught.value.where == "model version 1"
         assert TRUST_OPTION in caught.value.hint
         found = self.deployment(place, run, trust_remote_code=True)
-        monkeypatch.setattr(deployment_server, "port_is_free", lambda *_: True)
+        monkeypatch.setattr(Server, "socket", Path("none"))
         monkeypatch.setattr(Server, "start", lambda *_: None)
-        with found.start_server(8000, 1.0) as server:
+        with found.start_server(PORT, 1.0) as server:
             assert server.command[-1] == "--trust-remote-code"
 
     def test_files_without_evidence(self, place: Place, tmp_path: Path) -> None:

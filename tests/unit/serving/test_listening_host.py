@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-from pathlib import Path
-
 import pytest
-from free_port import free_port
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
 from pipeline.serving.listening_host import (
     check_host,
     format_for_url,
     reachable_address,
-    socket_table_addresses,
 )
-from pipeline.serving.server_address import ServerAddress, port_is_free
 
 
 @pytest.mark.parametrize(
@@ -54,27 +46,3 @@ def test_its_url_is_one_that_we_can_ask() -> None:
         "10.0.0.7",
     )
     assert (format_for_url("::1"), format_for_url("10.0.0.7")) == ("[::1]", "10.0.0.7")
-    assert ServerAddress(None, 80, host="::").url == "http://[::1]:80"
-
-
-@given(st.integers(0, 254))
-def test_the_kernel_writes_it_so(last: int) -> None:
-    host = f"127.0.0.{last + 1}"
-    with socket.socket() as listening:
-        listening.bind((host, 0))
-        listening.listen()
-        port = listening.getsockname()[1]
-        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    # Others may listen on that port of other addresses.
-    addresses = {f[1][:-5] for f in lines if f[1].endswith(f":{port:04X}") and f[3] == "0A"}
-    (own,) = (socket_table_addresses(host) or frozenset()) - {"0" * 8, "0" * 32}
-    assert own in addresses
-
-
-def test_a_port_is_taken_at_its_address_alone() -> None:
-    port = free_port()
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.2", port))
-        listening.listen()
-        assert port_is_free(port)
-        assert not port_is_free(port, "127.0.0.2")

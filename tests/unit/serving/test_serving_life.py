@@ -22,7 +22,6 @@ from model_server_stand_in import stand_in_python
 from pipeline.core.errors import ServingError
 from pipeline.core.events import NullProgress
 from pipeline.serving.engine_version import engine_version
-from pipeline.serving.listening_host import HOST
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 
@@ -52,7 +51,6 @@ def server(tmp_path: Path) -> Callable[..., Server]:
     def make(
         trust_remote_code: bool = False,
         port: int | None = None,
-        host: str = HOST,
         **environment: str,
     ) -> Server:
         (tmp_path / "weights").mkdir()
@@ -63,7 +61,6 @@ def server(tmp_path: Path) -> Callable[..., Server]:
             tmp_path / "server.baseline.log",
             trust_remote_code=trust_remote_code,
             port=port,
-            host=host,
         )
 
     return make
@@ -223,38 +220,6 @@ def test_a_stranger_who_comes_later_is_noticed(
         with pytest.raises(ServingError):
             served.check_alive()
     served.stop()
-
-
-def test_a_served_port_asks_for_the_key_of_the_variable(
-    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "sk-of-this-life")
-    served = server(port=free_port())
-    served.start(30, NullProgress())  # its own warm-up shows the key
-    assert "sk-of-this-life" not in " ".join(served.command)
-    question = {"model": "model", "prompt": "x"}
-    place = f"{served.url}/v1/completions"
-    assert httpx.post(place, json=question, trust_env=False).status_code == 401
-    served.stop()
-
-
-def test_a_server_on_all_addresses_is_ours_and_asks_everyone_for_the_key(
-    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "sk-of-this-life")
-    port = free_port()
-    served = server(port=port, host="0.0.0.0")
-    served.start(30, NullProgress())
-    assert served.url == f"http://127.0.0.1:{port}"
-    assert served.command[served.command.index("--host") + 1] == "0.0.0.0"
-    question = {"model": "model", "prompt": "x"}
-    place = f"http://127.0.0.2:{port}/v1/completions"
-    assert httpx.post(place, json=question, trust_env=False).status_code == 401
-    shown = {"Authorization": "Bearer sk-of-this-life"}
-    assert httpx.post(place, json=question, headers=shown, trust_env=False).status_code == 200
-    served.check_alive()
-    served.stop()
-    assert served.address.is_free()
 
 
 def test_code_in_the_folder_that_it_is_asked_in_does_not_run(

@@ -88,6 +88,25 @@ def test_a_public_server_has_a_key() -> None:
     assert "optional" not in key["valueFrom"]["secretKeyRef"]
 
 
+def test_only_labelled_pods_may_connect() -> None:
+    policy = of_kind("NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    deployed = of_kind("Deployment")["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= deployed["metadata"]["labels"].items()
+    ((rule),) = policy["ingress"]
+    ((client),) = rule["from"]
+    assert client["podSelector"]["matchLabels"] == {"some-model-client": "true"}
+    (port,) = rule["ports"]
+    assert port["port"] == deployed["spec"]["containers"][0]["ports"][0]["name"]
+    assert "network-policy.yaml" not in OPTIONAL
+    assert "- network-policy.yaml" in files("kubernetes")["kustomization.yaml"]
+
+
+def test_the_gateway_routes_what_the_key_guards_alone() -> None:
+    (rule,) = of_kind("HTTPRoute")["spec"]["rules"]
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+
+
 def test_a_cpu() -> None:
     made = files("kubernetes", request(exported(deployable("cpu"))))
     (server,) = pod(made)["containers"]

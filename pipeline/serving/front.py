@@ -1,0 +1,185 @@
+"""Public port in front of a model server that listens on a private socket.
+
+Engines ask for their key on some paths only (vLLM: those below /v1, /v2 and /inference). Here every
+request needs it, except that for the server's health, which the front asks for itself: no byte of a
+client without the key reaches the server. A connection is for one request, so that a proxy which
+shares connections between its clients lends no client another one's key. Bodies and answers pass
+unread, so answers can stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+from pipeline.core.errors import ServingError, raise_as
+
+MAX_HEAD_BYTES = 1 << 16
+HEAD_SECONDS, LINGER_SECONDS = 30.0, 2.0
+_CHUNK = 1 << 16  # bytes
+_ACCEPTED_SECONDS = 0.05  # until a connection that was just accepted has its task
+_REQUEST = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.[01]")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
+# About this connection, or for the front alone.
+_NOT_FORWARDED = {b"authorization", b"connection", b"keep-alive", b"proxy-connection", b"upgrade"}
+_ANSWERS = {
+    400: (b"Bad Request", b'{"error": "Bad Request"}'),
+    401: (b"Unauthorized", b'{"error": "Unauthorized"}'),
+    502: (b"Bad Gateway", b'{"error": "The model server does not answer"}'),
+}
+
+
+class _RefusedError(Exception):
+    """The request is not forwarded; the argument is the status of the answer."""
+
+
+@contextmanager
+def reserve(host: str, port: int) -> Iterator[socket.socket]:
+    """Yield a socket bound to the port, which does not listen yet; ServingError if it is taken."""
+    family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+    with socket.socket(family) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _refuse_taken(host, port):
+            bound.bind((host, port))
+        yield bound
+
+
+@contextmanager
+def open_front(bound: socket.socket, server: Path, key: str, health: str) -> Iterator[None]:
+    """Answer requests on the socket until the block ends.
+
+    Args:
+        server: socket of the model server.
+        key: that clients have to show as a bearer token; "" for none.
+        health: path that needs no key.
+    """
+    front = _Front(server, key.encode(), health.encode())
+    with _refuse_taken(*bound.getsockname()[:2]):
+        bound.listen(1024)
+    with asyncio.Runner() as runner:
+        loop, end = runner.get_loop(), asyncio.Event()
+        thread = threading.Thread(
+            target=runner.run, args=(front.serve(bound.dup(), end),), name="front", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(end.set)
+            thread.join()
+
+
+def _refuse_taken(host: str, port: int) -> AbstractContextManager[None]:
+    message, hint = f"port {port} cannot be opened", "choose another --port"
+    return raise_as(ServingError, message, f"{host}:{port}", hint)
+
+
+class _Front:
+    def __init__(self, server: Path, key: bytes, health: bytes) -> None:
+        self._server, self._key, self._health = str(server), key, health
+
+    async def serve(self, listening: socket.socket, end: asyncio.Event) -> None:
+        server = await asyncio.start_server(self.answer, sock=listening, limit=MAX_HEAD_BYTES)
+        async with server:
+            await end.wait()
+        await asyncio.sleep(_ACCEPTED_SECONDS)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # closed transports are told in the loop's next round
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        except asyncio.CancelledError:
+            writer.transport.abort()
+        except _RefusedError as refused:
+            await _refuse(reader, writer, refused.args[0])
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the client is gone or too slow
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
+        except asyncio.LimitOverrunError:
+            raise _RefusedError(400) from None
+        line, *fields = head[:-4].split(b"\r\n")
+        asked = _REQUEST.fullmatch(line)
+        read = [_FIELD.fullmatch(field) for field in fields]
+        if asked is None or None in read:
+            raise _RefusedError(400)
+        headers = [(each[1].lower(), each[2].strip()) for each in read if each is not None]
+        keys = [value for name, value in headers if name == b"authorization"]
+        has_key = not self._key or (len(keys) == 1 and self._is_key(keys[0]))
+        if not has_key and (asked[1], asked[2]) != (b"GET", self._health):
+            raise _RefusedError(401)
+        try:
+            answers, requests = await asyncio.open_unix_connection(self._server)
+        except OSError:
+            raise _RefusedError(502) from None
+        try:
+            if not has_key:
+                line, headers = b"GET " + self._health + b" HTTP/1.1", [(b"host", b"localhost")]
+            sent = [line, *(b"%s: %s" % each for each in headers if each[0] not in _NOT_FORWARDED)]
+            requests.write(b"\r\n".join([*sent, b"connection: close", b"", b""]))
+            await _pass_on(reader if has_key else None, requests, answers, writer)
+        finally:
+            requests.close()
+
+    def _is_key(self, value: bytes) -> bool:
+        scheme, _, shown = value.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(shown.strip(), self._key)
+
+
+async def _pass_on(
+    body: asyncio.StreamReader | None,
+    requests: asyncio.StreamWriter,
+    answers: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Forward the body and the answer until the server ends the answer, or the client leaves."""
+    there = asyncio.create_task(_copy(body, requests)) if body is not None else None
+    back = asyncio.create_task(_copy(answers, writer))
+    tasks = [each for each in (there, back) if each is not None]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not back.done() and requests.can_write_eof():
+            with contextlib.suppress(OSError):
+                requests.write_eof()  # the client's end, by which the server ends its work
+            await back
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(_CHUNK):
+        writer.write(chunk)
+        await writer.drain()
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int) -> None:
+    words, body = _ANSWERS[status]
+    writer.write(
+        b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+        b"connection: close\r\n\r\n%s" % (status, words, len(body), body)
+    )
+    # Closing with unread input resets the connection, and the client would not see the answer.
+    with contextlib.suppress(OSError, TimeoutError):
+        await writer.drain()
+        writer.write_eof()
+        async with asyncio.timeout(LINGER_SECONDS):
+            while await reader.read(_CHUNK):
+                pass
