@@ -25,7 +25,8 @@ from pipeline.core.errors import ServingError, raise_as
 MAX_HEAD_BYTES = 1 << 16
 HEAD_SECONDS, LINGER_SECONDS = 30.0, 2.0
 _CHUNK = 1 << 16  # bytes
-_ACCEPTED_SECONDS = 0.05  # until a connection that was just accepted has its task
+# The loop's rounds until a connection that was just accepted has its task, and one is closed.
+_ROUNDS = 8
 _REQUEST = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.[01]")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
 # About this connection, or for the front alone.
@@ -90,12 +91,14 @@ class _Front:
         server = await asyncio.start_server(self.answer, sock=listening, limit=MAX_HEAD_BYTES)
         async with server:
             await end.wait()
-        await asyncio.sleep(_ACCEPTED_SECONDS)
+            # A closed server would drop, and not close, what was just accepted.
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+            await _let_run(_ROUNDS)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # closed transports are told in the loop's next round
+        await _let_run(_ROUNDS)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -168,6 +171,11 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while chunk := await reader.read(_CHUNK):
         writer.write(chunk)
         await writer.drain()
+
+
+async def _let_run(rounds: int) -> None:
+    for _ in range(rounds):
+        await asyncio.sleep(0)
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int) -> None:

@@ -34,7 +34,7 @@ class Wordy(PretendModels):
         length = 40 + int(question["id"]) % 20
         tokens = length if variant == "baseline" else round(self.longer * length)
         answer = super().answer(variant, suite, question)
-        return answer | {"tokens": [tokens], "truncated": 0, "unclosed": 0}
+        return answer | {"tokens": [tokens], "truncated": 0, "unclosed": 0, "unread": 0}
 
 
 def policy(**cost: Any) -> Policy:

@@ -773,7 +773,7 @@ class TestVerify:
     def test_one_changed_byte(self, bench: FakeRun, run: RunReport) -> None:
         file = bench.folder("evaluate", ONE) / "answers.jsonl"
         content = bytearray(file.read_bytes())
-        content[content.index(b'"x"') + 1] = ord("y")
+        content[content.index(b'"x ') + 1] = ord("y")
         file.write_bytes(content)
         assert "the answers are not those that were given" in self.differences(bench, run)
 
