@@ -34,7 +34,7 @@ PATHS = ("tokenizer", "eval_data", "weights")
 def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = False) -> str:
     """Return one shell line, without passwords in URLs.
 
-    Names stay as the user gave them: a ladder, not its rungs. `public` omits private data: paths
+    Names stay as the user gave them. `public` omits private data: paths
     become `./NAME`, and there is no registry.
 
     Raises:

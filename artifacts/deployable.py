@@ -160,7 +160,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         serving = self.serving
         of_a_profile = {k: v for k, v in serving.engine_arguments.items() if k != KV_DTYPE}
         try:
-            check_arguments(self.accelerator, of_a_profile, serving.engine)
+            check_arguments(of_a_profile, serving.engine)
             check_variables(serving.environment, serving.engine)
             if serving.speculative is not None:
                 serving.speculative.check(self.accelerator, serving.engine)

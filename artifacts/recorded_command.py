@@ -56,7 +56,6 @@ class RecordedCommand(CommandOptions):
     force: bool | None = None
     remeasured: Names | None = None
     attempted: Names | None = None
-    ladder: Names | None = None
     changed: Names | None = None
     trust_remote_code: bool | None = None
     promote: bool | None = None

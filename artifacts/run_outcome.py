@@ -209,7 +209,7 @@ def next_steps(report: RunReport) -> list[str]:
     if verdict == "fail":
         return [
             "Read below which gate failed, and by how much.",
-            "Try another recipe, or a ladder of them. A wider margin is a decision about the "
+            "Try another recipe. A wider margin is a decision about the "
             "product: it belongs in the policy, not in a second try.",
             f"{command} names the folders with every answer.",
         ]

@@ -49,7 +49,6 @@ class TuningReport(Record):
     screening: list[ScreeningReport] = Field(
         [], fail_fast=True, description="the engine's defaults first"
     )
-    parameters: dict[str, str] = Field({}, description="what each did here, in words")
     winner: str | None = Field(
         None, description="of the screening; None: nothing was faster than the defaults"
     )

@@ -14,7 +14,6 @@ from pipeline.core.untrusted.yaml import read_yaml_file
 from pipeline.core.user_path import user_path
 from recipes.config_file import parse, read, shorten, validate
 from recipes.config_model import ConfigModel
-from recipes.fallback_chain import FallbackChain
 from recipes.gpu import GpuType
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
@@ -37,22 +36,13 @@ def load_recipe(name: str) -> Recipe:
     return _recipe_in(_find(name, RECIPES, "recipe"))
 
 
-def load_recipe_or_ladder(name: str) -> Recipe | FallbackChain:
-    """Return the recipe or ladder that `--recipe` names; raises as load_recipe."""
-    if is_ladder(name):
-        return load_ladder(name)
-    return _recipe_in(_find(name, RECIPES, "recipe", also=ladder_names()))
-
-
 def load_shown(name: str) -> ConfigModel:
-    """Return the recipe, ladder or profile of that name or YAML file; raises as load_recipe."""
+    """Return the recipe or profile of that name or YAML file; raises as load_recipe."""
     if not _is_path(name) and name in profile_names():
         return load_profile(name)
     if _is_path(name) and _is_profile(name):
         return load_profile(name)
-    if is_ladder(name):
-        return load_ladder(name)
-    return _recipe_in(_find(name, RECIPES, "recipe", also=(*ladder_names(), *profile_names())))
+    return _recipe_in(_find(name, RECIPES, "recipe", also=profile_names()))
 
 
 def load_policy(name: str) -> Policy:
@@ -137,16 +127,6 @@ def gpu_names() -> list[str]:
     return sorted(_names(folder), key=lambda name: load_gpu(name).memory_gib)
 
 
-def load_ladder(name: str) -> FallbackChain:
-    """Return the ladder of that name or YAML file; raises as load_recipe."""
-    return _load(name, RECIPES / "ladders", "ladder", FallbackChain)
-
-
-def is_ladder(name: str) -> bool:
-    """Return whether the value of `--recipe` names a ladder or its file."""
-    return "recipes" in _keys(name) if _is_path(name) else name in ladder_names()
-
-
 def _is_profile(name: str) -> bool:
     """Return whether the YAML file is a profile's, also one that extends another."""
     keys = _keys(name)
@@ -164,11 +144,6 @@ def _keys(name: str) -> set[str]:
 def recipe_names() -> list[str]:
     """Return the built-in recipes without the baseline."""
     return [name for name in _names(RECIPES) if name != BASELINE]
-
-
-def ladder_names() -> list[str]:
-    """Return the built-in ladders."""
-    return _names(RECIPES / "ladders")
 
 
 def profile_names() -> list[str]:

@@ -1,8 +1,9 @@
 """Engine arguments and variables that a profile or a registry tag may set.
 
-The engine's parser accepts any unique prefix, so only complete known names are passed on. Only
-`prepare` sets arguments that decide access to the server and what it loads. No value may name a
-file or a Python object, because the engine would open or import it.
+Only `prepare` sets arguments that decide access to the server and what it loads. The engine's
+parser accepts any unique beginning of a name, so the beginning of such an argument is refused, too.
+No value may name a file or a Python object, because the engine would open or import it. Whether the
+engine has an argument at all is told by its own parser (pipeline/serving/argument_check.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from recipes.engines import DEFAULT, find_engine
 
 # A dot leads into an argument that is a mapping.
-_NAME = re.compile(r"([a-z0-9-]+)(\.[A-Za-z0-9_-]{1,60}){0,5}")
+_NAME = re.compile(r"([a-z0-9][a-z0-9-]*)(\.[A-Za-z0-9_-]{1,60}){0,5}")
 _PATH = re.compile(r"[/\\~]|^\.|\.[^\W\d]")
 _OBJECT = re.compile(r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$")
 # Keys whose value names a file or object, even without a slash or a dot.
@@ -83,36 +84,37 @@ def explain_ours(name: str, engine: str = DEFAULT) -> str:
     """Return why only `prepare` sets this argument; "" if a profile may."""
     if name == "kv-cache-dtype":
         return "the profile has a separate key for it"
-    for reason, names in find_engine(engine).ours.items():
+    serving = find_engine(engine)
+    if name in serving.whole_names:
+        return ""
+    for reason, names in serving.ours.items():
         for ours in names:
-            if name == ours or (ours.endswith("*") and name.startswith(ours[:-1])):
+            whole = ours.removesuffix("*")
+            if whole.startswith(name) or (ours != whole and name.startswith(whole)):
                 return reason
     return ""
 
 
-def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str = DEFAULT) -> None:
+def check_arguments(arguments: Mapping[str, Any], engine: str = DEFAULT) -> None:
     """Check that these arguments may be passed to the engine.
 
     Args:
-        accelerator: kind of machine, which decides the engine's version.
         arguments: by long name without dashes; true is a bare flag, false omits it.
 
     Raises:
         EngineArgumentError: an argument is not permitted.
     """
     serving = find_engine(engine)
-    version, known = serving.known_arguments(accelerator)
     for name, value in arguments.items():
         shown = ascii(name)[:80]
         found = _NAME.fullmatch(name)
         whole = found[1] if found else ""
+        if not whole:
+            raise EngineArgumentError(
+                f"{shown} is no argument: write its long option, without the leading dashes"
+            )
         if reason := explain_ours(whole, engine):
             raise EngineArgumentError(f"a profile must not set {shown}: {reason}")
-        if whole not in known:
-            raise EngineArgumentError(
-                f"{shown} is not an argument of {version}: write its long option in full, "
-                "without the leading dashes"
-            )
         words = serving.words_or_folders.get(name, (value,))
         if reason := _fault_in_value(value) or _fault_in_place(name, value, words):
             raise EngineArgumentError(f"the value of {shown} {reason}")

@@ -23,13 +23,6 @@ class GpuType(ConfigModel):
     memory_bandwidth_gb_per_s: float = Field(
         gt=0, le=1_000_000, description="published, in 10^9 bytes a second"
     )
-    tflops_16_bit: float | None = Field(
-        None,
-        gt=0,
-        le=1_000_000,
-        description="published, for dense 16-bit matrices, in 10^12 operations a second; without "
-        "it `prepare plan` estimates no calibration time",
-    )
 
     @property
     def memory_bytes(self) -> int:

@@ -196,7 +196,6 @@ class PromotionRule(ConfigModel):
 RESERVED_SUITE_NAMES = (
     "quantize",
     "check_weights",
-    "dry_run",
     "coherence",
     "judge",
     "speed",

@@ -19,7 +19,7 @@ from recipes.ignored_modules import check_patterns
 from recipes.of_kind import OfKind
 from recipes.weight_format import WeightFormat
 
-Rounding = Literal["nearest", "compensated", "rescaled", "rescaled and compensated"]
+Rounding = Literal["nearest", "compensated", "rescaled"]
 
 
 class Calibration(ConfigModel):
@@ -64,7 +64,6 @@ class Quantization(ConfigModel):
     quantizes: ClassVar[bool] = True  # False for the baseline
     # Managed environment that the worker runs in: `quantize` has llm-compressor and torch.
     environment: ClassVar[str] = "quantize"
-    weights: ClassVar[str] = "safetensors"  # file format, of which an engine serves one
 
     @property
     @abstractmethod
@@ -126,7 +125,6 @@ class Quantization(ConfigModel):
 
         nearest: none. compensated: later weights absorb an error, so rows may differ locally.
         rescaled: columns are scaled, and the preceding layers by the inverse.
-        rescaled and compensated: the one, then the other.
         """
         return "nearest"
 
@@ -144,11 +142,6 @@ class Quantization(ConfigModel):
 
     # Bytes per weight of a matrix that verification must load completely.
     checked_bytes: ClassVar[float] = 0.0
-
-    @property
-    def forward_passes(self) -> float | None:
-        """Passes of the calibration tokens through the layers; None if unknown."""
-        return None
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         """Return the memory of `size` bytes of weights on a CPU server; `wide`: in float32."""

@@ -71,9 +71,6 @@ class Recipe(ConfigModel):
     suggested_recipe: str | None = Field(
         None, description="recipe that an error suggests for unsupported models"
     )
-    cannot_serve_on: dict[AcceleratorName, str] = Field(
-        default={}, description="machines without vLLM kernels for such weights, with the reason"
-    )
     extends: str | None = Field(
         None,
         exclude=True,
@@ -360,7 +357,7 @@ class ServingProfile(ConfigModel):
             "accelerator",
             "engine",
         } <= profile.data.keys():  # an invalid one is missing
-            check_arguments(profile.data["accelerator"], arguments, profile.data["engine"])
+            check_arguments(arguments, profile.data["engine"])
         return arguments
 
     @field_validator("environment")
@@ -389,6 +386,6 @@ class ServingProfile(ConfigModel):
         if "engine" in profile.data:
             for each in cpu_overrides.values():
                 check_counts(each.engine_arguments)
-                check_arguments("cpu", each.engine_arguments, profile.data["engine"])
+                check_arguments(each.engine_arguments, profile.data["engine"])
                 check_variables(each.environment, profile.data["engine"])
         return cpu_overrides

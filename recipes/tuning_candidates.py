@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from recipes.catalog import load_described
 from recipes.config_model import ConfigModel, Name
 from recipes.engine_arguments import check_counts
-from recipes.engine_facts import Lever, vllm_facts
 from recipes.schema import AcceleratorName, EngineValue
 from recipes.speculative import SpeculativeConfig, Word
 
@@ -17,6 +16,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ENGINE_DEFAULTS, AS_PROFILED, COMBINED = "engine-defaults", "profile", "combined"
+Lever = Literal[
+    "batching",
+    "prefix_caching",
+    "kv_cache_dtype",
+    "quantization",
+    "memory",
+    "parallelism",
+    "speculation",
+    "compilation",
+    "kernels",
+]
+CHANGES_OUTPUTS = frozenset(
+    {
+        *("kv-cache-dtype", "quantization", "dtype", "speculative-config", "spec-method"),
+        *("attention-backend", "attention-config", "quantization-config", "hf-overrides"),
+    }
+)
+"""Engine arguments that change answers, so the gates on answers are asked again."""
 
 
 class ServingCandidate(ConfigModel):
@@ -97,8 +114,7 @@ def load_candidates(name: str) -> CandidateFile:
 
 def change_answers(names: Iterable[str]) -> bool:
     """Return whether one of these engine arguments changes answers."""
-    changing = vllm_facts().changes_outputs
-    return any(name.partition(".")[0] in changing for name in names)
+    return any(name.partition(".")[0] in CHANGES_OUTPUTS for name in names)
 
 
 def combine(candidates: Iterable[ServingCandidate]) -> ServingCandidate:

@@ -10,8 +10,6 @@ GPTQ, GPTQ_V2 = "gptq", "gptq_v2"  # AutoGPTQ's and GPTQModel's
 FP8 = "fp8"  # `quant_method: fp8`: DeepSeek's blocks, or a scale a matrix
 MODELOPT_FP8, MODELOPT_NVFP4 = "modelopt-fp8", "modelopt-nvfp4"
 BNB_4BIT, BNB_8BIT = "bitsandbytes-4bit", "bitsandbytes-8bit"
-GGUF = "gguf"  # llama.cpp's file, in which each tensor has its own type
-GGUF_WEIGHTS = "model.gguf"  # name of a variant's file
 PLAIN = "unquantized"  # all other names are compressed-tensors'
 SCALE_BYTES = 2  # scales have the source's 16-bit type
 # Other bytes of a matrix: the unpacked shape (two 64-bit integers), the 32-bit scale of a matrix.

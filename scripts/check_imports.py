@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = ("pipeline", "recipes", "eval_gates", "artifacts")
-ADDED = "benchmarks.scheduler.stages."  # sitecustomize.py there adds them to pipeline.stages
 
 
 def main() -> int:
@@ -24,7 +23,6 @@ def main() -> int:
     modules: dict[str, set[str]] = {}
     for file, tree in trees.items():
         name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-        name = name.replace(ADDED, "pipeline.stages.")
         modules[name] = set(bound_names(tree))
         if file.parts[0] not in PACKAGES:  # pytest and scripts import neighbors by their file name
             modules.setdefault(file.stem, set()).update(modules[name])

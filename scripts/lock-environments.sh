@@ -38,8 +38,6 @@ lock() { # NAME [uv's options...]
 
 lock quantize-cpu "${cpu_torch[@]}" "$@"
 lock serve-cpu "${cpu_torch[@]}" "$@"
-lock serve-llamacpp "${cpu_torch[@]}" "$@"
-lock serve-sglang "${cpu_torch[@]}" --python-platform x86_64-manylinux_2_35 "$@" # its wheel is for glibc 2.34
 lock quantize-autoawq-cpu "${cpu_torch[@]}" "$@"
 lock quantize-cuda "$@"
 lock quantize-autoawq-cuda "$@"

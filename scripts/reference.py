@@ -19,14 +19,12 @@ from artifacts.evidence.manifest import Manifest
 from artifacts.run_record import RunReport
 from eval_gates.speed.load_run import LoadRun
 from pipeline.cli.main import app
-from pipeline.core.plugins import EXECUTORS, plugin_names
 from pipeline.core.stage_record import StageRecord
 from pipeline.environments.settings import SettingsFile
 from pipeline.inspection.kv_cache import ELEMENT_BYTES, kv_cache
 from pipeline.inspection.model_shape import model_shape
 from pipeline.release.recheck_record import RecheckRecord
-from pipeline.run.executors import options_of
-from recipes.fallback_chain import FallbackChain
+from pipeline.run.executors import KINDS, options_of
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 from recipes.tuning_candidates import CandidateFile
@@ -40,10 +38,9 @@ CONFIGURATION: Mapping[str, Any] = {
     "Recipe": Recipe,
     "Serving profile": ServingProfile,
     "Workload": NamedWorkload,
-    "Fallback chain": FallbackChain,
     "Tuning candidates": CandidateFile,
     "Settings": SettingsFile,
-    **{f"Settings of the executor {name}": options_of(name) for name in plugin_names(EXECUTORS)},
+    **{f"Settings of the executor {name}": options_of(name) for name in KINDS},
 }
 RECORDS: Mapping[str, Any] = {
     "run.json": RunReport,

@@ -2,7 +2,7 @@
 
 `failure` prevents promotion: a failed gate (type `fail`) or an undecided critical gate (type
 `undecided`). `error`: a variant could not be made or served, or the run did not finish. `skipped`
-has no effect: a failed advisory gate, an undecided gate that is not critical, or an unneeded rung.
+has no effect: a failed advisory gate, or an undecided gate that is not critical.
 """
 
 from __future__ import annotations

@@ -4,10 +4,6 @@ lm-eval scores each choice by its own prompt, which a server cannot serve from i
 each choice is one token, this client requests one token and the log-probabilities of the choices'
 tokens (vLLM: `logprob_token_ids`). The values equal those of scored prompts, over the complete
 vocabulary. Longer choices and other servers use lm-eval's requests.
-
-Two engines score no prompts there, and a continuation of any length is scored token by token, each
-after the ones before: llama.cpp lists as many of the likeliest next tokens as asked, with ids, and
-SGLang's own `/generate` gives the log-probabilities of chosen tokens.
 """
 
 from __future__ import annotations
@@ -26,18 +22,14 @@ from eval_gates.suites.endpoint_client import (
 )
 from eval_gates.suites.generated_text import GeneratedText, finish, read_chat, read_completion
 from pipeline.core.errors import StageError
-from recipes.engines.engine import OwnScores
 from recipes.generation import ThoughtMarkers
 
 Accepted = TypeVar("Accepted")
 ScoredRequest = tuple[Any, list[int], list[int]]  # lm-eval's: its key, context, continuation
 Answer = tuple[float, bool]  # lm-eval's: log-probability, whether it is the greedy choice
 
-NATIVE_PATH = "/generate"  # of SGLang
 _CHAT_SLACK = 16  # tokens by which a server's rendering of messages may be longer than ours
 OWN_SETTINGS = ("until", "max_gen_toks", "max_tokens", "do_sample", "thinking", "chat")
-# Likeliest tokens that llama.cpp is asked to list; all, if one asked for is not among the first.
-_LISTED = (200, 100_000)
 
 
 class OneTokenItem(NamedTuple):
@@ -84,37 +76,6 @@ def payload(model: str, item: OneTokenItem, seed: int) -> dict[str, Any]:
         "return_tokens_as_token_ids": True,
         **PLAIN_SAMPLING,
     }
-
-
-def listed_payload(model: str, item: OneTokenItem, seed: int, count: int) -> dict[str, Any]:
-    """Return llama.cpp's request: one token, and that many of the likeliest."""
-    return {
-        "model": model,
-        "prompt": list(item.context),
-        "max_tokens": 1,
-        "seed": seed,
-        "logprobs": count,
-        "temperature": 0,
-    }
-
-
-def native_payload(item: OneTokenItem) -> dict[str, Any]:
-    """Return SGLang's own request: one token, and the continuations' log-probabilities."""
-    return {
-        "input_ids": list(item.context),
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-        "return_logprob": True,
-        "token_ids_logprob": sorted({token for _, token in item.places}),
-    }
-
-
-def split_into_tokens(requests: list[ScoredRequest]) -> list[ScoredRequest]:
-    """Return a request for each token of the continuations; its key is the request's number."""
-    return [
-        (number, [*context, *continuation[:place]], [continuation[place]])
-        for number, (_, context, continuation) in enumerate(requests)
-        for place in range(len(continuation))
-    ]
 
 
 def generation_request(
@@ -175,32 +136,6 @@ def read_answer(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRe
         best = float(scored["token_logprobs"][0])
         values = [(number, found[f"token_id:{token}"]) for number, token in item.places]
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-        return RejectedRequest("its answer lacks the log-probabilities of the tokens asked for")
-    return {number: (value, value >= best) for number, value in values}
-
-
-def read_listed(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRequest:
-    """Return answers by the number of the request; a rejection if a token is not listed."""
-    try:
-        (listed,) = body["choices"][0]["logprobs"]["content"]
-        found = {int(each["id"]): float(each["logprob"]) for each in listed["top_logprobs"]}
-        values = [(number, found[token]) for number, token in item.places]
-    except (LookupError, TypeError, ValueError, OverflowError):
-        return RejectedRequest("its answer does not list the tokens asked for")
-    best = max(found.values())
-    return {number: (value, value >= best) for number, value in values}
-
-
-def read_native(body: Any, item: OneTokenItem) -> dict[int, Answer] | RejectedRequest:
-    """Return answers by the number of the request; a rejection if a token is missing."""
-    try:
-        scored = body["meta_info"]
-        found = {
-            int(token): float(value) for value, token, *_ in scored["output_token_ids_logprobs"][0]
-        }
-        best = float(scored["output_token_logprobs"][0][0])
-        values = [(number, found[token]) for number, token in item.places]
-    except (LookupError, TypeError, ValueError):
         return RejectedRequest("its answer lacks the log-probabilities of the tokens asked for")
     return {number: (value, value >= best) for number, value in values}
 
@@ -267,14 +202,6 @@ def check_fit(lengths: list[int], limit: int) -> None:
         )
 
 
-def without_images(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with its texts alone: the server's processor knows what an image needs."""
-    content = message["content"]
-    if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content)
-    return {**message, "content": content}
-
-
 def render_chat(tokenizer: Any, messages: list[Any], **settings: Any) -> str:
     """Return the prompt of the messages; StageError if the chat template refuses them."""
     from jinja2 import TemplateError
@@ -313,7 +240,6 @@ def completions_model(
     answered: Callable[[int], None],
     note: Callable[[str], None],
     asks_once: bool = True,
-    own_scores: OwnScores = "",
     template_arguments: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return an lm-eval model (`lm=` of its `evaluate`) for an OpenAI-compatible endpoint.
@@ -324,7 +250,6 @@ def completions_model(
         url: without `/v1/completions`.
         max_length: tokens that the server accepts, prompt and answer together.
         answered: receives the number of lm-eval's requests just answered.
-        own_scores: the engine's own way to score tokens, or "" for OpenAI's and vLLM's.
         template_arguments: of the chat template.
     """
     place = f"{url}/v1/completions"
@@ -368,8 +293,6 @@ def completions_model(
                 length = len(context) + len(continuation)
                 lengths[tuple(context)] = max(length, lengths.get(tuple(context), 0))
             check_fit(list(lengths.values()), self.max_length)
-            if own_scores:
-                return self._score_tokens(requests)
             items = one_token_items(requests)
             answers = self._ask_once(items)
             rest = [number for number in range(len(requests)) if number not in answers]
@@ -432,9 +355,7 @@ def completions_model(
             chat = settings.get("chat")
             if chat is None:
                 return prompt
-            return self.apply_chat_template(
-                [without_images(message) for message in chat["messages"]], tools=chat.get("tools")
-            )
+            return self.apply_chat_template(chat["messages"], tools=chat.get("tools"))
 
         def _ask_once(self, items: list[OneTokenItem]) -> dict[int, Answer]:
             if not items or self._asks_once is False:
@@ -454,46 +375,6 @@ def completions_model(
             known = [answer for answer in found if not isinstance(answer, RejectedRequest)]
             self._counts["one_request"] += len(known)
             return {number: value for answer in known for number, value in answer.items()}
-
-        def _score_tokens(self, requests: list[ScoredRequest]) -> list[Answer]:
-            tokens = split_into_tokens(requests)
-            found: dict[int, Answer] = {}
-            items = one_token_items(tokens)
-            # One request that lists or names the tokens; a longer list for those it lacked.
-            for count in _LISTED if own_scores == "list" else (0,):
-                answers = self._send_own(items, count)
-                rejected = [isinstance(each, RejectedRequest) for each in answers]
-                if count in (0, _LISTED[-1]):
-                    answers = [accepted(each) for each in answers]
-                for answer in answers:
-                    found.update({} if isinstance(answer, RejectedRequest) else answer)
-                items = [item for item, failed in zip(items, rejected, strict=True) if failed]
-            check_numbers([value for value, _ in found.values()])
-            sums = [(0.0, True)] * len(requests)
-            for place, (number, _, _) in enumerate(tokens):
-                (value, is_best), (total, all_best) = found[place], sums[number]
-                sums[number] = (total + value, all_best and is_best)
-            self._counts["one_request"] += len(requests)
-            answered(len(requests))
-            return sums
-
-        def _send_own(self, items: list[OneTokenItem], count: int) -> list[Any]:
-            by_list = own_scores == "list"
-            read = read_listed if by_list else read_native
-            found: list[Any] = self.send(
-                [
-                    EndpointRequest(
-                        "completions" if by_list else NATIVE_PATH,
-                        listed_payload(self.model, item, self._seed, count)
-                        if by_list
-                        else native_payload(item),
-                        partial(read, item=item),
-                        answers=0,
-                    )
-                    for item in items
-                ]
-            )
-            return found
 
         def _send(self, items: list[OneTokenItem]) -> list[Any]:
             found: list[Any] = self.send(

@@ -38,7 +38,6 @@ class ChatNeed(Enum):
     NONE = "none"
     CHAT = "chat"
     TOOLS = "tools"
-    IMAGES = "images"
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from pipeline.capacity.fit import FitResult, GpuPool, ShardedVariant
 from pipeline.capacity.serving_limits import NATIVE_FP8
 from pipeline.capacity.sharding import shards
-from pipeline.capacity.stage_duration import ObservedDurations, StageDuration, stage_minutes
 from pipeline.capacity.stage_resources import StageResources, stage_needs
-from pipeline.capacity.timeline import Timeline
 from pipeline.checkpoint import unsupported
 from pipeline.checkpoint.folder import needs_own_code
 from pipeline.core.errors import UsageError
@@ -40,9 +37,6 @@ class CapacityPlan:
     fits: tuple[FitResult, ...]  # each variant on each number of GPUs, the baseline first
     notes: tuple[str, ...]  # limits of the estimates
     needs: tuple[StageResources, ...] = ()
-    minutes: tuple[StageDuration, ...] = ()
-    seen: ObservedDurations = field(default_factory=ObservedDurations)
-    timeline: Timeline | None = None  # None if a run is not possible on these GPUs
     speed: tuple[PlannedGatePower, ...] = ()  # the policy's speed gates
 
     def best(self, variant: str) -> FitResult | None:
@@ -105,27 +99,22 @@ class CapacityPlan:
             },
             "fits": [fit.to_dict() for fit in self.fits],
             "stages": self.stages(),
-            "schedule": self.timeline.to_dict() if self.timeline else None,
             **({"speed": [gate.to_dict() for gate in self.speed]} if self.speed else {}),
             "disk_bytes": self.disk_bytes(),
             "notes": list(self.notes),
         }
 
     def stages(self) -> list[dict[str, Any]]:
-        """Return minutes, host memory and disk of each stage; null where unknown."""
-        needs = {(need.variant, need.stage): need for need in self.needs}
+        """Return host memory and disk of each stage; null where unknown."""
         return [
             {
-                "variant": each.variant,
-                "stage": each.stage,
-                "minutes": each.minutes,
-                "minutes_basis": each.basis,
-                "host_bytes": need.host_bytes if need else None,
-                "host_bytes_basis": need.basis if need else "not known",
-                "disk_bytes": need.disk_bytes if need else 0,
+                "variant": need.variant,
+                "stage": need.stage,
+                "host_bytes": need.host_bytes,
+                "host_bytes_basis": need.basis,
+                "disk_bytes": need.disk_bytes,
             }
-            for each in self.minutes
-            for need in (needs.get((each.variant, each.stage)),)
+            for need in self.needs
         ]
 
     def disk_bytes(self) -> int:
@@ -143,16 +132,14 @@ def capacity_plan(
     *,
     profile: ServingProfile | None,
     context: int | None = None,
-    store: Path | None = None,
     draft_bytes: int = 0,
     gpus_a_copy: int | None = None,
     adopted: Mapping[str, HeaderSource] | None = None,
 ) -> CapacityPlan:
     """Fit the baseline and the recipes' variants on the GPUs.
 
-    Observed stage durations come from the directory `store`, if it is given. Without `gpus_a_copy`
-    and a number in the profile, every division of the GPUs is tried. `adopted` has the headers of
-    variants that others quantized, by name.
+    Without `gpus_a_copy` and a number in the profile, every division of the GPUs is tried.
+    `adopted` has the headers of variants that others quantized, by name.
 
     Raises:
         UsageError: the profile, the context or the number does not suit the model or the GPUs.
@@ -193,15 +180,12 @@ def capacity_plan(
         for candidate in candidates
         for fit in (site.fit(candidate, number) for number in numbers)
     )
-    seen = ObservedDurations.of(store, gpu, weights) if store else ObservedDurations()
     return CapacityPlan(
         site,
         weights,
         fits,
         (*notes(site, weights), *remarks(wanted, gpu.compute_capability)),
         tuple(stage_needs(inspection, wanted, weights, profile, draft_bytes=draft_bytes)),
-        tuple(stage_minutes(inspection, wanted, weights, gpu, profile, seen)),
-        seen,
     )
 
 

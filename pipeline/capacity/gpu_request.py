@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline.capacity.gpu_plan import CapacityPlan, capacity_plan
-from pipeline.capacity.gpu_schedule import schedule_on_gpus
 from pipeline.capacity.machine import gpu_type, machine_of
 from pipeline.checkpoint.reference import CheckpointReference
 from pipeline.core.errors import CheckpointError
@@ -16,7 +14,6 @@ from pipeline.environments.settings import Settings
 from pipeline.inspection.header_source import HeaderSource, read_folder, read_hub
 from pipeline.inspection.inspection import inspect
 from pipeline.plan.checkpoint_resolver import demo_stage_of
-from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.resolved_options import ModelRequest, ResolvedOptions, choose
 from pipeline.plan.server_mode import best_mode, fits_twice, in_mode
 from pipeline.plan.serving_profile import draft_reference
@@ -55,17 +52,12 @@ def answer(
         gpus,
         profile=profile,
         context=context,
-        store=settings.store,
         draft_bytes=read_draft_bytes(profile, settings) if profile else 0,
         gpus_a_copy=request.gpus_a_copy,
         adopted={each.recipe.name: each.header for each in choices.adopted if each.header},
     )
-    at_once = [recipe for recipe in choices.recipes if recipe.name not in choices.rungs[1:]]
-    dry_run = is_worth_it(source.weights_bytes, request.dry_run)
     measuring = _under_load(plan, profile, choices) if profile is not None else None
-    apart = measuring is not None and measuring.server_mode == "swapped"
-    timeline = schedule_on_gpus(plan, at_once, choices.policy, dry_run=dry_run, apart=apart)
-    return replace(plan, timeline=timeline, speed=_speed_gates(plan, measuring, choices))
+    return replace(plan, speed=_speed_gates(measuring, choices))
 
 
 def _under_load(
@@ -84,7 +76,7 @@ def _under_load(
 
 
 def _speed_gates(
-    plan: CapacityPlan, profile: ServingProfile | None, choices: ResolvedOptions
+    profile: ServingProfile | None, choices: ResolvedOptions
 ) -> tuple[PlannedGatePower, ...]:
     """Return the policy's speed gates on the plan's GPUs; none without a profile.
 
@@ -93,14 +85,7 @@ def _speed_gates(
     """
     if profile is None:
         return ()
-    known = [plan.seen.minutes("serve", name) for name in plan.weights]
-    starts = [60 * minutes for minutes in known if minutes is not None]
-    return claim_powers(
-        choices.policy,
-        len(choices.recipes),
-        profile,
-        start_seconds=statistics.median(starts) if starts else None,
-    )
+    return claim_powers(choices.policy, len(choices.recipes), profile)
 
 
 def spread_over_gpus(choices: ResolvedOptions, settings: Settings) -> ResolvedOptions:

@@ -16,7 +16,6 @@ from typing import Any
 from pydantic import Field
 
 from pipeline.checkpoint import gguf
-from pipeline.checkpoint.library_models import LIBRARY_MODELS
 from pipeline.checkpoint.reference import CheckpointReference, Kind, parse_reference
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.checkpoint.source_format import QUANTIZER_FILE, source_format
@@ -266,11 +265,8 @@ def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def needs_own_code(config: dict[str, Any]) -> bool:
-    """Return whether the model runs Python code of the checkpoint: the libraries do not have it."""
-    names = config.get("architectures")
-    first = names[0] if isinstance(names, list) and names else None
-    model = (str(config.get("model_type")), str(first))
-    return bool(config.get(CODE_KEY)) and model not in LIBRARY_MODELS
+    """Return whether config.json names Python code of the checkpoint for its model."""
+    return bool(config.get(CODE_KEY))
 
 
 def context_length(config: dict[str, Any]) -> int | None:

@@ -45,5 +45,6 @@ def own_code_error(config: str) -> PrepareError:
     return CheckpointError(
         "the checkpoint requires running its own Python code",
         where=f"{config}, key {CODE_KEY}",
-        hint="read that code; if you trust it, add --trust-remote-code",
+        hint="read that code; if you trust it, add --trust-remote-code; if transformers has the "
+        f"model itself, use a copy of the folder whose config.json lacks {CODE_KEY}",
     )

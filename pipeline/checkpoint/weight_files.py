@@ -15,7 +15,6 @@ from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.untrusted.file import list_names
 from pipeline.core.untrusted.json import read_json_file
 from pipeline.core.untrusted.names import is_plain_name
-from recipes.weight_format import GGUF_WEIGHTS
 
 INDEX = "model.safetensors.index.json"
 # Mistral's repositories contain all weights again under this name, in another format.
@@ -26,7 +25,7 @@ _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the sorted weight files: those in the index, all safetensors, or a variant's GGUF.
+    """Return the sorted weight files: those in the index, or all safetensors.
 
     Raises:
         CheckpointError: there are none, the index is damaged or leaves the folder, a shard is
@@ -41,8 +40,6 @@ def weight_files(folder: Path) -> list[Path]:
         _check_shards(shards, index)
         _check_one_set(folder / "model.safetensors", shards, index)
         return shards
-    if not found and GGUF_WEIGHTS in names:
-        return [folder / GGUF_WEIGHTS]
     if not found:
         raise _no_safetensors(folder, {Path(name).suffix for name in names})
     if any(_SHARD.fullmatch(file.name) for file in found):
@@ -61,10 +58,7 @@ def are_weights(name: str) -> bool:
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
     """Return the headers of the weight files, checked against the index."""
-    files = weight_files(folder)
-    if files[0].name == GGUF_WEIGHTS:
-        raise gguf.gguf_error(str(folder), GGUF_WEIGHTS, str(folder))
-    headers = {file: read_header(file) for file in files}
+    headers = {file: read_header(file) for file in weight_files(folder)}
     index = folder / INDEX
     for tensor, name in read_index(index).items() if index.exists() else ():
         if tensor not in headers[folder / name].tensors:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.policy import print_claims
-from pipeline.cli.schedule_tables import print_schedule
 from pipeline.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -42,10 +41,9 @@ def print_capacity(plan: CapacityPlan) -> None:
     )
     print(copies_line(plan))
     print_table(
-        ["variant", "stage", "minutes", "memory of the machine", "disk", "minutes are"],
+        ["variant", "stage", "memory of the machine", "disk"],
         [stage_row(stage) for stage in plan.stages()],
     )
-    print_schedule(plan.timeline)
     print_claims(plan.speed)
     for line in (*refusals(plan), *hints(plan), *(f"note: {note}" for note in plan.notes)):
         print(line)
@@ -135,14 +133,12 @@ def fit_row(fit: FitResult, plan: CapacityPlan) -> list[str]:
 
 def stage_row(stage: dict[str, Any]) -> list[str]:
     """Resources of one stage of a variant."""
-    minutes, host = stage["minutes"], stage["host_bytes"]
+    host = stage["host_bytes"]
     return [
         stage["variant"],
         stage["stage"],
-        "not known" if minutes is None else f"{minutes:,.1f}",
         "not known" if host is None else gigabytes(host),
         gigabytes(stage["disk_bytes"]) if stage["disk_bytes"] else "-",
-        "" if minutes is None else stage["minutes_basis"],
     ]
 
 

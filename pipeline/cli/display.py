@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.terminal import open_console
 from pipeline.core.events import Progress
-from pipeline.core.object_store import log_outages
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -29,7 +28,7 @@ EVENT_INTERVAL_S = 0.5
 @contextmanager
 def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Progress]:
     """Yield a Progress on standard error; `plain` lines even on a terminal."""
-    with _open(as_json=as_json, plain=plain) as progress, log_outages(progress.note):
+    with _open(as_json=as_json, plain=plain) as progress:
         yield progress
 
 
@@ -137,5 +136,4 @@ class JsonLines:
         self._print({"event": "note", "text": text})
 
     def _print(self, event: dict[str, object]) -> None:
-        # Immediately, since another thread reports an outage of the store.
         print(json.dumps(event) + "\n", end="", file=sys.stderr, flush=True)

@@ -33,8 +33,7 @@ Names = Annotated[
     list[EnvironmentName] | None,
     typer.Argument(
         metavar="NAME",
-        help="quantize, serve, evaluate (these three by default), quantize-autoawq, "
-        "serve-llamacpp, serve-sglang.",
+        help="quantize, serve, evaluate (these three by default), quantize-autoawq.",
     ),
 ]
 ForAccelerator = Annotated[

@@ -66,10 +66,7 @@ def gc(
         print_json({"schema_version": 1, "dry_run": dry_run, "bytes": size, "removed": removed})
         return
     if garbage:
-        rows = [
-            [g.kind, format_megabytes(g.size, nothing="0 MB"), g.object or str(g.path)]
-            for g in garbage
-        ]
+        rows = [[g.kind, format_megabytes(g.size, nothing="0 MB"), str(g.path)] for g in garbage]
         print_table(["what", "size", "where"], rows)
     words = "would be removed" if dry_run else "removed"
     print(f"{len(garbage)} things {words}, {size / 1e9:,.2f} GB, from {found.root}")

@@ -17,7 +17,6 @@ from pipeline.cli import (
     export,
     gate,
     gc,
-    lint,
     model,
     plan,
     policy,
@@ -62,7 +61,6 @@ app.command("model")(model.model)
 app.command("plan")(plan.plan)
 app.command("gate")(gate.gate)
 app.command("tune")(tune.tune)
-app.command("lint")(lint.lint)
 app.command("verify")(verify.verify)
 app.command("report")(report.report)
 app.command("promote")(promote.promote)

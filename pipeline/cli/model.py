@@ -6,7 +6,6 @@ from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, i
 from pipeline.cli.options import (
     AblateOption,
     CheckpointArgument,
-    DryRunOption,
     EvalDataOption,
     ExecutorOption,
     GpusACopyOption,
@@ -39,7 +38,6 @@ def model(
     store: StoreOption = None,
     executor: ExecutorOption = None,
     gpus_a_copy: GpusACopyOption = None,
-    dry_run: DryRunOption = None,
     as_json: JsonOption = False,
     trust_remote_code: TrustOption = False,
     promote: PromoteOption = True,
@@ -94,7 +92,6 @@ def model(
         eval_data=eval_data,
         trust_remote_code=trust_remote_code,
         promote=promote,
-        dry_run=dry_run,
         ablate=ablate,
         remeasured=tuple(remeasure or ()),
         sign=sign,

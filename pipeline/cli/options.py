@@ -17,17 +17,6 @@ def parse_path(text: str) -> Path:
     return user_path(text, "the command line, or a variable PREPARE_*")
 
 
-def parse_store(text: str) -> Path:
-    """As `parse_path`; for a URL, return this node's cache folder of that store."""
-    from pipeline.core.object_store import check_url, is_url
-    from pipeline.core.remote_store import cache_folder
-    from pipeline.environments.settings import find_home
-
-    if not is_url(text):
-        return parse_path(text)
-    return cache_folder(check_url(text, "--store, or PREPARE_STORE"), find_home())
-
-
 MAX_DAYS = 36_500  # `datetime` represents a date so long ago
 
 PATH: Mapping[str, Any] = {"parser": parse_path, "metavar": "PATH"}
@@ -104,7 +93,7 @@ RegistryOption = Annotated[
     setting(
         "--registry",
         "MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in the "
-        "store's folder; a store in an object store has none.",
+        "store's folder.",
         parser=strip_credentials,
         metavar="URI",
     ),
@@ -137,10 +126,8 @@ StoreOption = Annotated[
     Path | None,
     setting(
         "--store",
-        "Folder of finished stages and runs, or s3://BUCKET/PREFIX, gs:// or az://. Default: "
-        "$PREPARE_HOME/store.",
-        parser=parse_store,
-        metavar="PATH",
+        "Folder of finished stages and runs. Default: $PREPARE_HOME/store.",
+        **PATH,
     ),
 ]
 ExecutorOption = Annotated[
@@ -158,13 +145,6 @@ WeightsOption = Annotated[
         "Folder that `prepare pull` made. Default: the version's own, where it is a folder of "
         "this machine.",
         **PATH,
-    ),
-]
-DryRunOption = Annotated[
-    bool | None,
-    setting(
-        "--dry-run/--no-dry-run",
-        "Try each calibrated recipe on two layers first. Default: from 2 GB of weights on.",
     ),
 ]
 AblateOption = Annotated[

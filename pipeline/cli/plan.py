@@ -9,7 +9,6 @@ from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     CheckpointArgument,
     ContextOption,
-    DryRunOption,
     EvalDataOption,
     ExecutorOption,
     GpuOption,
@@ -27,7 +26,6 @@ from pipeline.cli.options import (
     VariantOption,
 )
 from pipeline.cli.policy import print_claims, print_power
-from pipeline.cli.schedule_tables import print_schedule
 from pipeline.cli.tables import print_json, print_table
 from pipeline.core.errors import UsageError
 
@@ -45,7 +43,6 @@ def plan(
     store: StoreOption = None,
     executor: ExecutorOption = None,
     gpus_a_copy: GpusACopyOption = None,
-    dry_run: DryRunOption = None,
     gpu: GpuOption = None,
     gpus: GpusOption = 1,
     context: ContextOption = None,
@@ -54,16 +51,15 @@ def plan(
 ) -> None:
     """Show what `prepare model` with the same options would do; nothing is run.
 
-    Expected times are medians of the store's earlier stages; a stage that never ran
-    here has none. The schedule is simulated. For each gate the plan shows how many
-    questions a decision takes if nothing is lost, and the smallest drop that the gate
-    detects. If the run would be refused, the plan names the reason and exits with the
-    code of `prepare model`.
+    Expected times are medians of the store's earlier stages, on this hardware and of
+    models of a like size. For each gate the plan shows how many questions a decision
+    takes if nothing is lost, and the smallest drop that the gate detects. If the run
+    would be refused, the plan names the reason and exits with the code of
+    `prepare model`.
 
     With --gpu it shows instead whether the checkpoint and each variant fit on such
-    GPUs, their capacity there, and the schedule of a run. It needs neither such a GPU
-    nor a cluster. It reads config.json and the headers of the weights only, so a
-    checkpoint on the Hub is not downloaded.
+    GPUs, and their capacity there. It needs no such GPU. It reads config.json and the
+    headers of the weights only, so a checkpoint on the Hub is not downloaded.
 
     Examples
 
@@ -100,7 +96,6 @@ def plan(
         registry=registry,
         eval_data=eval_data,
         trust_remote_code=trust_remote_code,
-        dry_run=dry_run,
         gpus_a_copy=gpus_a_copy,
     )
     if gpu is not None:
@@ -120,7 +115,6 @@ def plan(
     print(found.headline())
     print(found.options_line())
     print_table(["stage", "variant", "state", "expected"], found.stage_rows())
-    print_schedule(found.timeline)
     if rows := found.size_rows():
         print_table(["variant", "weights, estimated", ""], rows)
     for line in serving_lines(read_command(found.choices.to_dict())):

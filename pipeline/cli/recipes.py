@@ -16,7 +16,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_recipes(as_json: JsonOption = False) -> None:
-    """List the recipes and the ladders of recipes that the package carries.
+    """List the recipes that the package carries.
 
     Example
 
@@ -25,21 +25,19 @@ def list_recipes(as_json: JsonOption = False) -> None:
     from recipes import catalog
 
     found = [catalog.load_recipe(name) for name in catalog.recipe_names()]
-    ladders = [catalog.load_ladder(name) for name in catalog.ladder_names()]
     if as_json:
-        print_json([each.model_dump(exclude_none=True) for each in (*found, *ladders)])
+        print_json([each.model_dump(exclude_none=True) for each in found])
         return
     rows = [[r.name, r.family, r.summary] for r in found]
-    rows += [[ladder.name, "ladder", ladder.summary] for ladder in ladders]
     print_table(["recipe", "family", "what it does"], rows)
 
 
 @app.command("show")
 def show(
-    name: Annotated[str, argument("Name or YAML file of a recipe, ladder or profile.")],
+    name: Annotated[str, argument("Name or YAML file of a recipe or profile.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show a recipe, a ladder of several or a profile, with all its defaults filled in.
+    """Show a recipe or a profile, with all its defaults filled in.
 
     Example
 

@@ -264,13 +264,12 @@ def last_line(report: RunReport, store: Path | None = None, *, is_shown: bool = 
 
 def given_store(store: Path | None) -> str:
     """Return ` --store PATH` for a next command; '' if a variable names the store anyway."""
-    from pipeline.cli.options import parse_store
-    from pipeline.core.remote_store import remote_url
+    from pipeline.cli.options import parse_path
 
     named = os.environ.get("PREPARE_STORE")
-    if store is None or (named and parse_store(named) == store):
+    if store is None or (named and parse_path(named) == store):
         return ""
-    return f" --store {shlex.quote(remote_url(store) or str(store))}"
+    return f" --store {shlex.quote(str(store))}"
 
 
 def print_stages(report: RunReport, store: Store) -> None:

@@ -20,8 +20,6 @@ def print_tuning(report: RunReport, store: Path | None) -> None:
         return
     headings = ["candidate", "parameter", "tokens/s", "of defaults", "repetitions", "", "why"]
     print_table(headings, [screening_row(each) for each in tuning.screening])
-    parameters = [[name.replace("_", " "), words] for name, words in tuning.parameters.items()]
-    print_table(["parameter", "what it did"], parameters)
     for line in ending_lines(tuning, report, store):
         print(line)
 

@@ -21,7 +21,6 @@ from pipeline.core.errors import UsageError
 
 SUITES = "prepare.suites"
 ENGINES = "prepare.engines"
-EXECUTORS = "prepare.executors"
 REGISTRIES = "prepare.registries"
 QUANTIZERS = "prepare.quantizers"
 PLUGINS = "plugins"  # key of a worker's specification

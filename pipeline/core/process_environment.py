@@ -13,7 +13,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.core.redaction import ADDRESSES_VARIABLE
-from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 
 
 class NetworkAccess(StrEnum):
@@ -23,7 +22,6 @@ class NetworkAccess(StrEnum):
     REGISTRY = "registry"
     ENDPOINT = "endpoint"
     PACKAGES = "packages"
-    STORE = "store"
 
 
 # A trailing '*' matches any suffix.
@@ -61,8 +59,6 @@ _BY_NETWORK_ACCESS: dict[NetworkAccess, tuple[str, ...]] = {
     NetworkAccess.ENDPOINT: (ENDPOINT_KEY, ADDRESSES_VARIABLE),
     # uv also reads pip's index settings; an index may require a password.
     NetworkAccess.PACKAGES: ("UV_*", "PIP_*", "NETRC"),
-    # Variables of the object stores' clients.
-    NetworkAccess.STORE: (*("AWS_*", "GOOGLE_*", "AZURE_*"), REMOTE_STORE_VARIABLE),
 }
 _LOADS_CODE = ("OMP_TOOL",)  # libraries that a process would load
 # A stage runs in prepare's interpreter and needs prepare's variables, except credentials.
@@ -80,7 +76,6 @@ _STAGE_ACCESS: dict[str, tuple[NetworkAccess, ...]] = {
     "demo_checkpoint": (NetworkAccess.PACKAGES,),
     "questions": (NetworkAccess.HUB,),
     "quantize": (NetworkAccess.HUB,),
-    "dry_run": (NetworkAccess.HUB,),
     "promote": (NetworkAccess.REGISTRY,),
     # It builds missing environments of its stages on any node.
     "serving_task": (NetworkAccess.PACKAGES,),
@@ -132,7 +127,7 @@ def stage_environment(
     Args:
         needs: in addition to the stage's own network access.
     """
-    asked = [*_stage_access(stage, base), *needs]
+    asked = [*_STAGE_ACCESS.get(stage, ()), *needs]
     return dict(_select_listed(base, asked, (*_ALWAYS_PASSED, *_STAGE_VARIABLES)))
 
 
@@ -147,7 +142,7 @@ def forwarded_environment(
     Args:
         needs: in addition to the stage's own network access.
     """
-    needs = {*_stage_access(stage, base), *needs, NetworkAccess.PACKAGES}
+    needs = {*_STAGE_ACCESS.get(stage, ()), *needs, NetworkAccess.PACKAGES}
     names = [name for need in needs for name in _BY_NETWORK_ACCESS[need]]
     found = _select_listed(base, (), ("PREPARE_*", *names))
     return {name: value for name, value in found if name not in _MACHINE_VARIABLES}
@@ -162,11 +157,6 @@ def merge_node_environment(node: Mapping[str, str], forwarded: Mapping[str, str]
         sources = dict(_select_listed(forwarded, [], _BY_NETWORK_ACCESS[NetworkAccess.PACKAGES]))
         forwarded = {name: value for name, value in forwarded.items() if name not in sources}
     return {**node, **forwarded}
-
-
-def _stage_access(stage: str, base: Mapping[str, str]) -> list[NetworkAccess]:
-    of_store = [NetworkAccess.STORE] if base.get(REMOTE_STORE_VARIABLE) else []
-    return [*_STAGE_ACCESS.get(stage, ()), *of_store]
 
 
 def _select_listed(

@@ -1,7 +1,4 @@
-"""Run directories of a store: one for each run, with its record and logs.
-
-With an object store, other nodes see the record while it grows; logs stay on the node.
-"""
+"""Run directories of a store: one for each run, with its record and logs."""
 
 from __future__ import annotations
 
@@ -12,17 +9,12 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.core.key_value_store import FileKeyValueStore
 from pipeline.core.leases import Leases
-from pipeline.core.object_store import ObjectStore
 from pipeline.core.private_files import private_umask
-from pipeline.core.store import Store, write_atomically
+from pipeline.core.store import Store
 
 RUN_RECORD = "run.json"
-RUNNING = "running"
-"""Prefix in an object store: current records and leases of unfinished runs."""
 IN_USE = "work"
 """Folder of the leases of processes that use a run."""
-GROWING = ".growing"
-"""Marker file: the record was fetched from another node and may have grown since."""
 
 
 class RunFolders:
@@ -35,30 +27,20 @@ class RunFolders:
     def make(self, run_id: str) -> Path:
         """Create and return a run's folder; raise StoreError if that fails."""
         folder, store = self._folder / run_id, self._store
-        if store.remote is not None:
-            store.remote.objects.check()
         store.make_root()
         with store.explain_errors(), private_umask(store.root):
             folder.mkdir(parents=True)
         return folder
 
     def all(self) -> list[Path]:
-        if self._store.remote is not None:
-            with self._store.explain_errors(), private_umask():
-                _fetch_records(self._store.remote.objects, self._folder)
         if not self._folder.is_dir():
             return []
         return sorted(path for path in self._folder.iterdir() if path.is_dir())
 
     def maybe_running(self) -> list[Path]:
-        if self._store.remote is None:
-            return [run for run in self.all() if (run / RUN_RECORD).is_file()]
-        begun = self._store.remote.objects.names(RUNNING)
-        return [self._folder / name for name in sorted({PurePosixPath(n).parts[0] for n in begun})]
+        return [run for run in self.all() if (run / RUN_RECORD).is_file()]
 
     def leases(self, folder: Path) -> Leases:
-        if self._store.remote is not None:
-            return Leases(self._store.remote.objects.below(f"{RUNNING}/{folder.name}"))
         return Leases(FileKeyValueStore(folder))
 
     @contextmanager
@@ -87,39 +69,4 @@ class RunFolders:
         )
 
     def _user_leases(self, folder: Path) -> Leases:
-        if self._store.remote is not None:
-            return Leases(self._store.remote.objects.below(f"{RUNNING}/{folder.name}/{IN_USE}"))
         return Leases(FileKeyValueStore(folder / IN_USE))
-
-    def publish_record(self, folder: Path, *, is_over: bool) -> None:
-        if self._store.remote is not None:
-            objects, growing = self._store.remote.objects, f"{RUNNING}/{folder.name}/{RUN_RECORD}"
-            content = (folder / RUN_RECORD).read_bytes()
-            objects.put(f"runs/{folder.name}.json" if is_over else growing, content)
-            if is_over:
-                objects.remove(growing)
-
-
-def _fetch_records(objects: ObjectStore, runs: Path) -> None:
-    running = {
-        path.parts[0]: f"{RUNNING}/{path}"
-        for path in map(PurePosixPath, objects.names(RUNNING))
-        if path.parts[1:] == (RUN_RECORD,)
-    }
-    over = {
-        name.removesuffix(".json"): f"runs/{name}"
-        for name in objects.names("runs")
-        if "/" not in name and name.endswith(".json")
-    }
-    for run, name in {**running, **over}.items():
-        folder, growing = runs / run, runs / run / GROWING
-        if (folder / RUN_RECORD).exists() and not growing.exists():
-            continue  # local, or finished
-        content = objects.get(name)
-        if content is None:
-            continue  # finished in the meantime
-        folder.mkdir(parents=True, exist_ok=True)
-        growing.touch()
-        write_atomically(folder / RUN_RECORD, content.decode(errors="replace"))
-        if run in over:
-            growing.unlink(missing_ok=True)

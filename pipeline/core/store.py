@@ -26,7 +26,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -34,10 +34,9 @@ from pathlib import Path
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.fsync import flush_folder
-from pipeline.core.key_value_store import FileKeyValueStore, KeyValueStore
+from pipeline.core.key_value_store import FileKeyValueStore
 from pipeline.core.leases import Lease, Leases
 from pipeline.core.private_files import is_shared, make_private, private_umask, share_with_group
-from pipeline.core.remote_store import RemoteStore, open_remote
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted.file import UntrustedFileError, read_regular
 from pipeline.core.untrusted.record import MAX_BYTES, parse_record
@@ -55,46 +54,16 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._here: set[tuple[str, str]] = set()
 
     def stage_folder(self, stage: str, key: str) -> Path:
-        """Return the directory of the stage's outputs; fetch it from an object store."""
-        folder = self._folder(stage, key)
-        if self.remote is not None and (stage, key) not in self._here:
-            self._fetch(self.remote, stage, key, folder)
-        return folder
+        """Return the directory of the stage's outputs."""
+        return self.root / "stages" / stage / key
 
-    def fetch_named_stages(self, data: object) -> None:
-        """Fetch finished stages whose store paths occur in the data.
-
-        The paths come from another node, and this one may not have the stages yet.
-        """
-        if self.remote is None:
-            return
-        stages = self.root / "stages"
-        if isinstance(data, str):
-            place = Path(data)
-            if place.is_relative_to(stages) and len(parts := place.relative_to(stages).parts) > 1:
-                self.stage_folder(*parts[:2])
-        elif isinstance(data, Mapping):
-            self.fetch_named_stages(list(data.values()))
-        elif isinstance(data, Sequence):
-            for item in data:
-                self.fetch_named_stages(item)
-
-    @cached_property
-    def remote(self) -> RemoteStore | None:
-        return open_remote(self.root)
-
-    def key_value_store(self, name: str) -> KeyValueStore:
-        if self.remote is not None:
-            return self.remote.objects.below(name)
+    def key_value_store(self, name: str) -> FileKeyValueStore:
         return FileKeyValueStore(self.root / name, flush=True)
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
-        final = self._folder(stage, key)
-        if self.remote is not None:
-            self.remote.fetch_unfinished(final, _latest_attempt(final))
+        final = self.stage_folder(stage, key)
         return next(iter(_unfinished(final)), final.with_name(f"{key}{PARTIAL}"))
 
     @cached_property
@@ -104,18 +73,10 @@ class Store:
         Raises:
             UsageError: the variable for the lease duration is invalid.
         """
-        if self.remote is not None:
-            return Leases(self.remote.objects.below("leases"))
         return Leases(FileKeyValueStore(self.root / "leases"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
-        if self.remote is not None:
-            marker = self.remote.find(stage, key)
-            return marker.record if marker is not None else None
-        return self._find_here(stage, key)
-
-    def _find_here(self, stage: str, key: str) -> StageRecord | None:
-        path = self._folder(stage, key) / RECORD
+        path = self.stage_folder(stage, key) / RECORD
         try:
             content = read_regular(path, MAX_BYTES)
         except FileNotFoundError:
@@ -153,8 +114,6 @@ class Store:
                 yield record
 
     def _keys(self, stage: str) -> list[tuple[str, str]]:
-        if self.remote is not None:
-            return self.remote.keys(stage)
         found = sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}"))
         keys = [(path.parent.parent.name, path.parent.name) for path in found]
         return [
@@ -182,13 +141,8 @@ class Store:
         Args:
             forget: the stage will not run again, so remove its lease as well.
         """
-        folder = self._folder(stage, key)
-        self._here.discard((stage, key))
+        folder = self.stage_folder(stage, key)
         with self.hold(key, forget=forget) as lease, self.explain_errors():
-            if self.remote is not None:
-                if not lease.is_current():
-                    raise lease.lost_error()
-                self.remote.unpublish(stage, key)
             if not folder.exists():
                 return
             # Rename first: a directory with its final name is always complete.
@@ -201,11 +155,9 @@ class Store:
                 raise lease.lost_error()
             shutil.rmtree(doomed)
 
-    def reopen(self, stage: str, key: str, resumed: Collection[str]) -> None:
-        """Make a finished stage unfinished, so that it continues these files of its directory."""
-        self.stage_folder(stage, key)
-        folder = self._folder(stage, key)
-        self._here.discard((stage, key))
+    def reopen(self, stage: str, key: str) -> None:
+        """Make a finished stage unfinished, so that it continues files of its directory."""
+        folder = self.stage_folder(stage, key)
         with self.hold(key) as lease, self.explain_errors(), _explain_loss(lease):
             if not folder.exists():  # another process has reopened it
                 return
@@ -214,9 +166,6 @@ class Store:
             partial = folder.with_name(f"{key}.{_lease_name(lease)}{PARTIAL}")
             folder.rename(partial)
             flush_folder(folder.parent)
-            if self.remote is not None:
-                self.remote.upload_unfinished(partial, resumed)
-                self.remote.unpublish(stage, key)
 
     @contextmanager
     def open_for_writing(
@@ -237,12 +186,10 @@ class Store:
         Raises:
             StoreError: the disk is full, the store is not writable, or the lease was lost.
         """
-        final = self._folder(stage, key)
+        final = self.stage_folder(stage, key)
         with self.hold(key, waits) as lease, _explain_loss(lease):
             with self.explain_errors():
                 self.wait_for_collection(waits)
-                if self.remote is not None and resumed:
-                    self.remote.fetch_unfinished(final, _latest_attempt(final))
                 partial = _take_unfinished(final, lease)
             # Check after renaming: the previous holder can no longer finish it.
             if self._is_done(stage, key):
@@ -260,17 +207,13 @@ class Store:
                 handed_out = partial.stat()
             try:
                 yield partial
-            except BaseException as error:
-                with contextlib.suppress(StoreError, OSError):
-                    self._leave_unfinished(partial, resumed)
-                # Other errors may be the stage's own.
-                if isinstance(error, OSError) and _means_full_disk(error):
+            except OSError as error:  # other errors may be the stage's own
+                if _means_full_disk(error):
                     raise self._disk_full() from error
                 raise
             with self.explain_errors():
                 if not (partial / RECORD).is_file():
                     if resumed:
-                        self._leave_unfinished(partial, resumed)
                         return
                     raise StoreError("a stage ended without a record", where=str(partial))
                 if is_shared(self.root):
@@ -279,29 +222,8 @@ class Store:
                 self._publish(partial, handed_out, final, lease)
                 flush_folder(final.parent)
 
-    def _leave_unfinished(self, partial: Path, resumed: Collection[str]) -> None:
-        if self.remote is not None:
-            self.remote.upload_unfinished(partial, resumed)
-
-    def _folder(self, stage: str, key: str) -> Path:
-        return self.root / "stages" / stage / key
-
     def _is_done(self, stage: str, key: str) -> bool:
-        if self.remote is not None:
-            return self.remote.find(stage, key) is not None
-        return (self._folder(stage, key) / RECORD).is_file()
-
-    def _fetch(self, remote: RemoteStore, stage: str, key: str, folder: Path) -> None:
-        marker = remote.find(stage, key)
-        if marker is None:
-            return
-        with self.explain_errors():
-            if folder.exists() and self._find_here(stage, key) != marker.record:
-                stale = folder.with_name(f"{folder.name}.{os.getpid()}.discarded")
-                folder.rename(stale)  # recomputed on another node
-                shutil.rmtree(stale)
-            remote.fetch(marker, folder)
-        self._here.add((stage, key))
+        return (self.stage_folder(stage, key) / RECORD).is_file()
 
     def _publish(
         self, partial: Path, handed_out: os.stat_result, final: Path, lease: Lease
@@ -314,16 +236,8 @@ class Store:
         stage, key = final.parent.name, final.name
         try:
             if os.path.samestat(partial.stat(), handed_out) and lease.is_current():
-                if self.remote is not None:
-                    record = StageRecord.model_validate_json((partial / RECORD).read_bytes())
-                    if self.remote.publish(partial, record, lease.is_current):
-                        self._here.add((stage, key))
-                        partial.rename(final)
-                        self.remote.remove_unfinished(final)
-                        return
-                else:
-                    partial.rename(final)
-                    return
+                partial.rename(final)
+                return
         except OSError as error:
             # NFS also reports FileNotFoundError for a repeated request that succeeded.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
@@ -451,11 +365,6 @@ def _unfinished(final: Path) -> list[Path]:
     found = [path for name in names for path in final.parent.glob(name)]
     # A name without a lease belongs to a process that only inspects the stage.
     return sorted(found, key=lambda path: (path.name.count("."), path.name), reverse=True)
-
-
-def _latest_attempt(final: Path) -> str:
-    """Return the directory name of the last attempt with a lease; "" if there is none."""
-    return next((p.name for p in _unfinished(final) if p.name.count(".") > 1), "")
 
 
 def _take_unfinished(final: Path, lease: Lease) -> Path:

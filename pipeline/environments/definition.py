@@ -17,8 +17,6 @@ from pathlib import Path
 
 from pipeline.core.errors import UsageError
 from pipeline.core.gpus import visible_gpus
-from recipes.engines.llamacpp import LlamaCpp
-from recipes.engines.sglang import Sglang
 from recipes.engines.vllm import Vllm
 
 LOCKS = Path(__file__).parent / "locks"
@@ -50,15 +48,11 @@ class EnvironmentName(StrEnum):
     QUANTIZE = "quantize"
     QUANTIZE_AUTOAWQ = "quantize-autoawq"
     SERVE = "serve"
-    SERVE_LLAMACPP = "serve-llamacpp"
-    SERVE_SGLANG = "serve-sglang"
     EVALUATE = "evaluate"
 
 
-ON_CPUS = (EnvironmentName.SERVE_LLAMACPP, EnvironmentName.SERVE_SGLANG)
-"""Environments that compute on the CPU, also on a machine with GPUs."""
-SHARED = (*ON_CPUS, EnvironmentName.EVALUATE)
-"""Environments that are the same for every accelerator: they compute on the CPU, or nothing."""
+SHARED = (EnvironmentName.EVALUATE,)
+"""Environments that are the same for every accelerator."""
 
 RUN_ENVIRONMENTS = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
 """Environments of every run; others are built for the recipes that need them."""
@@ -122,7 +116,7 @@ def define(name: str, accelerator: Accelerator) -> EnvironmentDefinition:
     return EnvironmentDefinition(
         key=key,
         name=known,
-        accelerator=Accelerator.CPU if known in ON_CPUS else accelerator,
+        accelerator=accelerator,
         lock=LOCKS / f"{key}.txt",
         overrides=overrides if overrides.is_file() else None,
         plugins=tuple(PLUGINS / name for name in _PLUGINS.get(key, ())),
@@ -178,16 +172,12 @@ def _digest_sources(folder: Path) -> list[list[str]]:
 
 _PLUGINS = {
     "serve-cpu": ("vllm_cpu_kernels",),
-    "serve-llamacpp": ("llamacpp_server",),
-    "serve-sglang": ("sglang_server",),
 }
 
 _MODULES = {
     EnvironmentName.QUANTIZE: ("llmcompressor", "transformers"),
     EnvironmentName.QUANTIZE_AUTOAWQ: ("awq", "transformers"),
     EnvironmentName.SERVE: Vllm.modules,
-    EnvironmentName.SERVE_LLAMACPP: LlamaCpp.modules,
-    EnvironmentName.SERVE_SGLANG: Sglang.modules,
     EnvironmentName.EVALUATE: (
         "lm_eval",
         "transformers",
@@ -203,7 +193,7 @@ _MODULES = {
     ),
 }
 
-# Measured sizes on the CPU (1.2, 1.2, 2.1, 1.1, 2.8 and 0.6 GB, in the order of names) plus a
+# Measured sizes on the CPU (1.2, 1.2, 2.1 and 0.6 GB, in the order of names) plus a
 # reserve; CUDA sizes are estimated from wheels.
 _DISK_BYTES = {
     "quantize-cpu": 2 * GIGABYTE,
@@ -212,7 +202,5 @@ _DISK_BYTES = {
     "quantize-autoawq-cuda": 8 * GIGABYTE,
     "serve-cpu": 3 * GIGABYTE,
     "serve-cuda": 12 * GIGABYTE,
-    "serve-llamacpp": 2 * GIGABYTE,
-    "serve-sglang": 4 * GIGABYTE,
     "evaluate": 1 * GIGABYTE,
 }

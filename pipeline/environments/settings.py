@@ -4,7 +4,7 @@ The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the defau
 ``$XDG_CONFIG_HOME/prepare/settings.yaml``. It is optional. Its keys::
 
     home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME takes precedence
-    store: /shared/prepare-store      # or s3://bucket/prefix; $PREPARE_STORE takes precedence
+    store: /shared/prepare-store      # $PREPARE_STORE takes precedence
     executor: local                   # where stages run; or {kind: ray, address: ...}
     environments:
       serve: {python: /opt/vllm/bin/python}
@@ -15,16 +15,13 @@ The settings file is named by ``--settings`` or ``$PREPARE_SETTINGS``; the defau
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.object_store import check_url, is_url
 from pipeline.core.record import Record
-from pipeline.core.remote_store import cache_folder
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings_file import (
     absolute_from,
@@ -62,9 +59,7 @@ class Settings(Record):
     """Settings in force; every path is absolute."""
 
     home: Path = Field(description="folder of the managed environments")
-    store: Path = Field(
-        description="folder of the stages' outputs, or this node's cache of an object store"
-    )
+    store: Path = Field(description="folder of the stages' outputs")
     executor: ExecutorChoice = Field(
         default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
     )
@@ -87,9 +82,7 @@ class SettingsFile(Record):
     """What a settings file may say; what it leaves out has a default."""
 
     home: Path | None = Field(default=None, description="folder of the managed environments")
-    store: str | None = Field(
-        default=None, description="folder of the stages' outputs, or URL in an object store"
-    )
+    store: Path | None = Field(default=None, description="folder of the stages' outputs")
     executor: ExecutorChoice = Field(
         default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
     )
@@ -114,10 +107,8 @@ def load_settings(
     home = find_home()
     store = (
         (store and absolute_from(Path.cwd(), store, "--store"))
-        or _resolve_store(
-            os.environ.get("PREPARE_STORE"), Path.cwd(), "the variable PREPARE_STORE", home
-        )
-        or _resolve_store(configured.store, folder, f"{file}, key store", home)
+        or path_variable("PREPARE_STORE")
+        or (configured.store and absolute_from(folder, configured.store, f"{file}, key store"))
         or home / "store"
     )
     overrides = {}
@@ -164,12 +155,3 @@ def find_home() -> Path:
         or (configured.home and absolute_from(folder, configured.home, f"{file}, key home"))
         or xdg_folder("CACHE", ".cache")
     )
-
-
-def _resolve_store(address: str | None, folder: Path, where: str, home: Path) -> Path | None:
-    """Return the store's folder, or this node's cache of it; None without an address."""
-    if not address:
-        return None
-    if is_url(address):
-        return cache_folder(check_url(address, where), home)
-    return absolute_from(folder, Path(address), where)

@@ -137,7 +137,7 @@ def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVaria
     try:
         arguments = _parse_arguments(shlex.split(named[2]))
         others = {name: value for name, value in arguments.items() if name != KV_DTYPE}
-        check_arguments(profile.accelerator, others, profile.engine)
+        check_arguments(others, profile.engine)
         check_counts(others)
         kind = arguments.get(KV_DTYPE, "auto")
         if not isinstance(kind, str) or not re.fullmatch(r"\w+", kind):

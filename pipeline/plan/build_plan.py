@@ -18,7 +18,6 @@ from pipeline.plan.adopted_variants import with_facts
 from pipeline.plan.context_length import max_length_of, with_lengths
 from pipeline.plan.cost_power import check_costs_decidable, cost_powers
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.gate_power import check_decidable, check_likely
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.model_plan import ModelPlanner
@@ -115,8 +114,6 @@ def make_planner(
         sources=sources,
         store=settings.store,
         trust_remote_code=choices.trust_remote_code,
-        rungs=choices.rungs,
-        dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
         draft=draft,
         start_spread=choices.start_spread,
     )

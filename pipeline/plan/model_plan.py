@@ -18,7 +18,6 @@ from pipeline.inspection.unquantized_modules import describe_added_modules, igno
 from pipeline.plan.adopted_variants import adopt_stage, served_profile
 from pipeline.plan.context_length import max_length_of
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.dry_run import dry_run_stage
 from pipeline.plan.evaluation_plan import EvaluationPlanner, EvaluationSide
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.speed_plan import (
@@ -58,7 +57,6 @@ from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
-from recipes.weight_format import GGUF
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,6 @@ class ModelPlanner:
         baseline: the recipe that changes nothing.
         identities: environment name to identity digest.
         node: the serving node, or one of its kind.
-        rungs: names of those recipes that are a ladder, in order.
-        dry_run: try variants with calibration on two layers first.
         made: stages of existing weights, by recipe; they replace quantizing.
         tried: recipes that a verdict counts, if they differ from `recipes`.
         draft: the draft checkpoint, if the profile names one.
@@ -90,8 +86,6 @@ class ModelPlanner:
     sources: SourceResolver
     store: Path
     trust_remote_code: bool = False
-    rungs: tuple[str, ...] = ()
-    dry_run: bool = False
     made: Mapping[str, StageSpec] = field(default_factory=dict)
     tried: tuple[Recipe, ...] = ()
     draft: Checkpoint | None = None
@@ -167,7 +161,6 @@ class ModelPlanner:
                 for recipe in self.recipes
             ),
             profile=self._carried_out(self.measuring_profile),
-            rungs=self.rungs,
             attempt=self.attempt,
         )
 
@@ -228,9 +221,6 @@ class ModelPlanner:
             **{name: specs[0] for name, specs in rounds.items()},
         }
         made = {"quantize": quantize, "check_weights": check_weights}
-        makes = quantize.stage == QUANTIZE.name
-        if self.dry_run and makes and (dry_run := dry_run_stage(quantize, check_weights)):
-            made["dry_run"] = dry_run
         plan = self._variant_plan(
             recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
         )
@@ -347,8 +337,7 @@ class ModelPlanner:
 
     def _quantization(self, recipe: Recipe) -> Quantization:
         """Return the recipe's quantization, with its ignore list for the architecture."""
-        # llama.cpp's rules name the matrices of GGUF.
-        if not recipe.quantization.quantizes or recipe.quantization.weights == GGUF:
+        if not recipe.quantization.quantizes:
             return recipe.quantization
         return recipe.quantization.model_copy(
             update={
@@ -369,17 +358,11 @@ class ModelPlanner:
             nowhere = quantization.calibration.model_copy(update={"dataset": None})
             quantization = quantization.model_copy(update={"calibration": nowhere})
         source = self.checkpoint.recipe_source
-        worker: dict[str, Any] = {}  # only GGUF is read by a worker
-        if quantization.weights == GGUF:
-            trusted = self.trust_remote_code
-            worker = {"environment": quantization.environment, "trust_remote_code": trusted}
         return CHECK_WEIGHTS.spec(
             recipe.name,
             CheckWeightsParameters(checkpoint=source.digest, quantization=quantization),
             {"weights": quantize},
-            CheckWeightsRuntime(
-                checkpoint=source, baseline_bytes=self.checkpoint.weights_bytes, **worker
-            ),
+            CheckWeightsRuntime(checkpoint=source, baseline_bytes=self.checkpoint.weights_bytes),
             self.store,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -73,10 +73,6 @@ class VariantPlan:
             served=tuple(dict.fromkeys((*self.served, *speed))),
         )
 
-    def wants_dry_run(self, find: Find) -> bool:
-        """Return whether two layers are tried first; not if the weights exist."""
-        return "dry_run" in self.stages and find(self.stages["quantize"]) is None
-
     def find_reached(self, find: Find) -> dict[str, StageSpec]:
         """Return each suite's last required round, which may be pending."""
         reached = {}
@@ -95,7 +91,6 @@ class Plan:
     Args:
         shared: stages that all variants need, by role.
         profile: as it is applied; None for endpoints and tuning.
-        rungs: recipes of a ladder, in order; empty without one.
         attempt: None for tuning, which judges no variant.
     """
 
@@ -104,7 +99,6 @@ class Plan:
     baseline: VariantPlan
     variants: tuple[VariantPlan, ...]
     profile: ServingProfile | None = None
-    rungs: tuple[str, ...] = ()
     attempt: Attempt | None = None
 
     @property
@@ -112,28 +106,14 @@ class Plan:
         """The serving accelerator; '' if unknown."""
         return self.profile.accelerator if self.profile is not None else ""
 
-    @property
-    def tried_at_once(self) -> tuple[VariantPlan, ...]:
-        """The variants that wait for no other: all but later recipes of a ladder."""
-        later = self.rungs[1:]
-        return tuple(each for each in self.variants if each.recipe.name not in later)
-
-    @property
-    def later_rungs(self) -> tuple[VariantPlan, ...]:
-        """The ladder's recipes after the first, in order; tried until one passes."""
-        by_name = {each.recipe.name: each for each in self.variants}
-        return tuple(by_name[name] for name in self.rungs[1:])
-
     def stages(self, find: Find) -> list[StageSpec]:
         """Return every stage that the answers so far require, roughly in run order."""
-        variants = self.find_reached_variants(find)
-        tried = [v.stages["dry_run"] for v in variants if v.wants_dry_run(find)]
+        variants = self.variants
         made = [[v.stages["quantize"], v.stages["check_weights"]] for v in variants]
         measured = [self.served_stages(v, find) for v in (self.baseline, *variants)]
         judged = [self.judge_stage(v, self.last_rounds(v, find), find) for v in variants]
         return [
             *self.shared.values(),
-            *tried,
             *chain(*made),
             *chain(*measured),
             *self._further_rounds(variants, find),
@@ -145,17 +125,6 @@ class Plan:
         speed = self.speed_stages(variant, find)
         roles = [r for r in variant.served if r in speed or variant.stages[r].stage != SPEED.name]
         return [variant.stages[role] for role in roles]
-
-    def find_reached_variants(self, find: Find) -> tuple[VariantPlan, ...]:
-        """Return the variants that the verdicts so far require."""
-        reached = list(self.tried_at_once)
-        by_name = {each.recipe.name: each for each in self.variants}
-        for before, rung in pairwise(by_name[name] for name in self.rungs):
-            judged = find(self.judge_stage(before, self.last_rounds(before, find), find))
-            if judged is None or JUDGE.result_of(judged).verdict == "pass":
-                break
-            reached.append(rung)
-        return tuple(reached)
 
     def last_rounds(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
         """Return each suite's last round, which may be pending.

@@ -13,7 +13,6 @@ from pipeline.checkpoint.source_info import find_source
 from pipeline.core.credentials import strip_credentials
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeInfo, this_node
-from pipeline.core.remote_store import remote_url
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
@@ -49,7 +48,6 @@ class ModelRequest:
     eval_data: Path | None
     trust_remote_code: bool
     promote: bool = True
-    dry_run: bool | None = None
     ablate: bool = False
     remeasured: tuple[str, ...] = ()  # gates
     sign: bool = False  # what is promoted
@@ -98,9 +96,7 @@ class ResolvedOptions:
     eval_data: Path | None
     trust_remote_code: bool
     node: NodeInfo  # that serves, or one of its kind
-    rungs: tuple[str, ...] = ()
     promote: bool = True
-    dry_run: bool | None = None
     ablate: bool = False
     remeasured: tuple[str, ...] = ()  # gates that are measured again though it is over
     start_spread: StartSpread | None = None  # of servers here, as the store has measured it
@@ -128,7 +124,6 @@ class ResolvedOptions:
         return {
             "checkpoint": self.reference.text,
             "recipes": [recipe.name for recipe in self.recipes],
-            "ladder": list(self.rungs),
             "profile": self.profile.name,
             **({"gpus_a_copy": n} if (n := self.profile.gpus_a_copy) else {}),
             "cpu_overrides": self.cpu_overrides,
@@ -149,7 +144,6 @@ class ResolvedOptions:
             "eval_data": str(self.eval_data) if self.eval_data else None,
             "trust_remote_code": self.trust_remote_code,
             "promote": self.promote,
-            "dry_run": self.dry_run,
             **({"ablate": True} if self.ablate else {}),
         }
 
@@ -175,7 +169,7 @@ def choose(
     default = () if others else DEFAULT_RECIPES
     wanted = () if request.recipes is None else request.recipes or default
     recipe_names = tuple(dict.fromkeys(wanted))
-    recipes, rungs = choose_recipes(recipe_names)
+    recipes = choose_recipes(recipe_names)
     node = node or this_node()
     profile = choose_profile(request.profile, node)
     if request.gpus_a_copy is not None and profile.accelerator != "cuda":
@@ -221,9 +215,7 @@ def choose(
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
         trust_remote_code=request.trust_remote_code,
         node=node,
-        rungs=rungs,
         promote=request.promote,
-        dry_run=request.dry_run,
         ablate=request.ablate,
         remeasured=remeasured,
         start_spread=spread_of_starts(
@@ -260,52 +252,23 @@ def find_gates(
     return found
 
 
-def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[str, ...]]:
-    """Return the recipes, a ladder's included, and the names of the ladder's.
-
-    Raises:
-        UsageError: there is no such recipe, or more than one ladder.
-    """
-    recipes: list[Recipe] = []
-    rungs: tuple[str, ...] = ()
-    for name in dict.fromkeys(names):
-        found = catalog.load_recipe_or_ladder(name)
-        if isinstance(found, Recipe):
-            if isinstance(found.quantization, AdoptedQuantization):
-                raise UsageError(
-                    "a recipe cannot adopt weights",
-                    where=f"--recipe {name}, key quantization.kind",
-                    hint="name the checkpoint: --variant FOLDER",
-                )
-            recipes.append(found)
-            continue
-        if rungs:
+def choose_recipes(names: tuple[str, ...]) -> tuple[Recipe, ...]:
+    """Return the recipes; raise UsageError if one is unknown or adopts weights."""
+    recipes = tuple(catalog.load_recipe(name) for name in dict.fromkeys(names))
+    for name, recipe in zip(dict.fromkeys(names), recipes, strict=True):
+        if isinstance(recipe.quantization, AdoptedQuantization):
             raise UsageError(
-                "a run can have only one ladder",
-                where=f"--recipe {name}",
-                hint="leave one out, or write a ladder of your own with the rungs of both",
+                "a recipe cannot adopt weights",
+                where=f"--recipe {name}, key quantization.kind",
+                hint="name the checkpoint: --variant FOLDER",
             )
-        ladder = [catalog.load_recipe(rung) for rung in found.recipes]
-        rungs = tuple(recipe.name for recipe in ladder)
-        recipes.extend(ladder)
-    return tuple(recipes), rungs
+    return recipes
 
 
 def registry_uri(given: str | None, settings: Settings) -> str:
-    """Return the given registry, or the embedded registry in the store's folder.
-
-    Raises:
-        UsageError: no registry is given, and the store is in an object store.
-    """
+    """Return the given registry, or the embedded registry in the store's folder."""
     if given:
         return strip_credentials(given)
-    if url := remote_url(settings.store):
-        raise UsageError(
-            "a store in an object store has no registry",
-            where=url,
-            hint="name one with --registry or PREPARE_REGISTRY: an MLflow server, hf://NAMESPACE "
-            "or oci:///FOLDER; `prepare model --no-promote` needs none",
-        )
     return f"sqlite:///{settings.store / 'registry.db'}"
 
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages.dry_run import DRY_RUN
 from pipeline.stages.quantize import QUANTIZE
 from recipes.engine_arguments import count_gpus
 
 
 def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> ResourceRequest:
     """Return the resources of a stage without a served model."""
-    if stage not in (QUANTIZE.name, DRY_RUN.name):
+    if stage != QUANTIZE.name:
         return ResourceRequest(memory_bytes=memory_bytes)
     if accelerator == "cuda":
         return ResourceRequest(gpus=1, memory_bytes=memory_bytes)

@@ -15,8 +15,8 @@ from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.unquantized_modules import decoder_layers
 from pipeline.inspection.variant_size import VariantWeights
-from recipes.engines import DEFAULT, find_engine
-from recipes.schema import AcceleratorName, Recipe, ServingProfile
+from recipes.engines import find_engine
+from recipes.schema import Recipe, ServingProfile
 
 
 def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
@@ -42,34 +42,6 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
                 hint="give the profile a CPU override, as `cpu` has one, or kv_cache_dtype: auto "
                 "(docs/how-to/recipes-and-profiles.md)",
             )
-
-
-def check_servable(recipe: Recipe, accelerator: AcceleratorName, engine: str = DEFAULT) -> None:
-    """Check that the engine can serve the recipe's weights.
-
-    Raises:
-        UsageError: it reads other files, or vLLM has no kernels for such weights there.
-    """
-    quantization, serving = recipe.quantization, find_engine(engine)
-    if quantization.kind != "none" and quantization.weights != serving.weights:
-        raise UsageError(
-            f"{serving.title} serves variants in {serving.weights}, and '{recipe.name}' makes "
-            f"{quantization.weights}",
-            where=f"--recipe {recipe.name}",
-            hint="use --profile cpu-llamacpp for the recipes gguf-*, and another for all others",
-        )
-    if quantization.quantizes and serving.only_16_bit:
-        raise UsageError(
-            f"{serving.title} serves 16-bit weights alone on a CPU, and '{recipe.name}' quantizes",
-            where=f"--recipe {recipe.name}",
-            hint="use another profile for it; compare two servers with prepare gate",
-        )
-    if reason := recipe.cannot_serve_on.get(accelerator):
-        raise UsageError(
-            f"'{recipe.name}' cannot be served on this machine: {reason}",
-            where=f"--recipe {recipe.name}",
-            hint="leave the recipe out, or run on a machine that has the kernels",
-        )
 
 
 def find_making_faults(

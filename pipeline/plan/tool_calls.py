@@ -60,20 +60,14 @@ def chat_faults(
         if need is ChatNeed.NONE:
             continue
         place = f"policy key suites.{name}"
-        if need is ChatNeed.IMAGES and config is not None and "vision_config" not in config:
-            yield UsageError(
-                f"the suite '{name}' asks about images, and the model has no vision tower",
-                where=f"{place}; config.json has no vision_config",
-                hint="give a checkpoint that takes images, or remove the suite from the policy",
-            )
-        elif model.template is None:
+        if model.template is None:
             if suite.prompt_format != "chat":  # which is refused already
                 yield UsageError(
                     f"the suite '{name}' is asked by the chat API, and the tokenizer has no chat "
                     "template",
                     where=f"{place}; {model.where}",
-                    hint="give an instruction-tuned checkpoint, or remove 'form: server', "
-                    "'guided', or a suite of images there",
+                    hint="give an instruction-tuned checkpoint, or remove 'form: server' or "
+                    "'guided' there",
                 )
         elif (
             need is ChatNeed.TOOLS

@@ -125,7 +125,7 @@ def make_screened(
     base = defaults.profile
     where = f"candidates.{name}"
     try:
-        check_arguments(base.accelerator, candidate.engine_arguments, base.engine)
+        check_arguments(candidate.engine_arguments, base.engine)
         check_variables(candidate.environment, base.engine)
         if (speculative := candidate.speculative) is not None:
             speculative.check(base.accelerator, base.engine)

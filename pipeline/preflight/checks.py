@@ -12,7 +12,7 @@ from pipeline.core.errors import PreflightError, PrepareError, UsageError
 from pipeline.core.gpus import MIN_DRIVER_VERSION, is_driver_too_old
 from pipeline.inspection.header_source import HeaderSource
 from pipeline.inspection.variant_size import VariantWeights
-from pipeline.plan.suitability import check_servable, find_making_faults
+from pipeline.plan.suitability import find_making_faults
 from pipeline.verification.adopted import quantization_config
 from recipes import catalog
 from recipes.catalog import BASELINE
@@ -97,18 +97,10 @@ def find_unsuitable(
     recipe: Recipe,
     source: HeaderSource,
     weights: VariantWeights,
-    profile: ServingProfile,
     *,
     made: bool = False,
 ) -> Iterable[PrepareError]:
-    """Yield the reasons against a recipe on this model or machine.
-
-    If its weights are `made` already, only serving is checked.
-    """
-    try:
-        check_servable(recipe, profile.accelerator, profile.engine)
-    except PrepareError as fault:
-        yield fault
+    """Yield the reasons against making a recipe's weights, unless they are `made` already."""
     if not made and recipe.quantization.quantizes:
         yield from find_making_faults(recipe, source, weights)
 

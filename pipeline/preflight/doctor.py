@@ -34,7 +34,6 @@ from pipeline.environments.installer import find_uv, installer_variables, run_uv
 from pipeline.environments.package_sources import has_cpu_torch
 from pipeline.environments.status import EnvironmentState, status
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
-from pipeline.plan.suitability import check_servable
 from pipeline.preflight.checks import find_gpu_fault, find_missing_gpus
 from recipes.catalog import load_recipe, recipe_names
 from recipes.engines import DEFAULT, find_engine
@@ -122,14 +121,6 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[DoctorCheck]:
         yield DoctorCheck(f"{subject}, {name}", Severity.OK, override.reason)
     for name in recipe_names():
         recipe = load_recipe(name)
-        if recipe.quantization.weights != find_engine(fitted.engine).weights:
-            continue  # of another engine
-        try:
-            check_servable(recipe, fitted.accelerator, fitted.engine)
-        except UsageError as error:
-            yield DoctorCheck(
-                f"{subject}, recipe {name}", Severity.WARNING, error.message, error.hint
-            )
         if fault := find_gpu_fault(recipe, fitted, machine):
             yield DoctorCheck(
                 f"{subject}, recipe {name}", Severity.WARNING, fault.message, fault.hint

@@ -59,7 +59,6 @@ class PreflightInput:
                     recipe,
                     self.recipe_source,
                     self.weights[recipe.name],
-                    self.profile,
                     made=recipe.name in self.made,
                 )
             ),

@@ -25,7 +25,6 @@ from pipeline.checkpoint.weights_folder_files import (
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.file_digests import FileDigests
-from pipeline.core.store import Store
 from pipeline.core.untrusted.text import clip
 from pipeline.release.signed_version import check_signed
 
@@ -50,8 +49,6 @@ def folder_of(version: Version, weights: Path | None, store: Path, command: str)
         RegistryError: its files are not on this machine; the hint ends in `command`.
     """
     if weights is None and not Path(version.source).is_dir():
-        weights = _find_evidence(version, Store(store))
-    if weights is None and not Path(version.source).is_dir():
         reference = f"{version.name}@{version.version}"
         raise RegistryError(
             "the version's files are not on this machine",
@@ -59,13 +56,6 @@ def folder_of(version: Version, weights: Path | None, store: Path, command: str)
             hint=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
         )
     return (weights or Path(version.source)).absolute()
-
-
-def _find_evidence(version: Version, store: Store) -> Path | None:
-    key = version.tags.get(EVIDENCE_TAG, "")
-    if store.remote is None or not KEY.fullmatch(key) or store.find("evidence", key) is None:
-        return None
-    return store.stage_folder("evidence", key) / "output"
 
 
 def find_version(registry: Registry, reference: str) -> Version:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.embedded_database import EMBEDDED
-from artifacts.registry.registry import EVIDENCE_TAG, Registry, Version
+from artifacts.registry.registry import Registry, Version
 from artifacts.registry.registry_address import open_registry
 from artifacts.run_loader import is_alive, read_run
 from eval_gates.answer_log import book_of_part
@@ -26,7 +26,6 @@ from pipeline.core.events import Progress
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, Store
-from pipeline.release.object_store_gc import copies_to_go, objects_to_go, refuse_while_written
 from pipeline.release.recheck_record import rechecks_of
 from pipeline.release.stages.promote import PROMOTE
 from pipeline.stages.evaluate.run import book_key
@@ -47,15 +46,13 @@ class RetainedItems:
 class GarbageItem:
     """One thing to remove."""
 
-    kind: str  # stage, unfinished stage, run or answers; of an object store also content
-    path: Path  # folder or file; of an object store, in this node's cache
+    kind: str  # stage, unfinished stage, run or answers
+    path: Path
     size: int  # bytes that come free when all that was found with it goes too
-    object: str | None = None  # its name in the object store, where it is there
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
-        where = {"object": self.object} if self.object is not None else {}
-        return {"kind": self.kind, "path": str(self.path), "bytes": self.size, **where}
+        return {"kind": self.kind, "path": str(self.path), "bytes": self.size}
 
 
 def find_garbage(
@@ -71,46 +68,22 @@ def find_garbage(
         StoreError: a run is in progress.
     """
     refuse_while_running(store)
-    refuse_while_written(store)
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = RetainedItems()
     for uri in registries_of(store, registries):
         keep_named(store, open_registry(uri), kept)
     keep_of_runs(store, oldest, kept, progress)
     records = keep_inputs(store, kept)
-    objects = find_objects(store, kept, records, oldest)
-    placed = {each.path for each in objects}
-    if store.remote is not None:  # a copy here stays as long as what it is a copy of
-        kept.stages |= {
-            (stage, key)
-            for stage, key in store.remote.keys("*")
-            if store.root / "stages" / stage / key not in placed
-        }
-    gone = {each.path.name for each in objects if each.kind == "content"}
     found = [
         *stages_to_go(store, kept, oldest.timestamp()),
         *runs_to_go(store, kept, oldest.timestamp()),
         *answers_to_go(store, records, oldest.timestamp()),
-        *(("content", path) for path in copies_to_go(store, gone, oldest)),
     ]
-    found = [(kind, path) for kind, path in found if path not in placed]
     sizes = freed_bytes([path for _, path in found])
     garbage = [
         GarbageItem(kind, path, size) for (kind, path), size in zip(found, sizes, strict=True)
     ]
-    # Content last: a kill leaves no stage without it.
-    return sorted([*objects, *garbage], key=lambda each: (each.kind == "content", -each.size))
-
-
-def find_objects(
-    store: Store, kept: RetainedItems, records: Iterable[StageRecord], oldest: datetime
-) -> list[GarbageItem]:
-    """Return what may be removed from an object store."""
-    books = {book_of(record, store) for record in records if record.stage == "evaluate"}
-    return [
-        GarbageItem(each.kind, each.path, each.size, each.name)
-        for each in objects_to_go(store, kept.stages, kept.runs, books, oldest)
-    ]
+    return sorted(garbage, key=lambda each: -each.size)
 
 
 def remove(garbage: GarbageItem, store: Store) -> None:
@@ -120,30 +93,20 @@ def remove(garbage: GarbageItem, store: Store) -> None:
         store.discard(path.parent.name, path.name, forget=True)
         return
     with store.explain_errors():
-        if garbage.kind in ("run", "content"):
-            _remove_object(garbage, store)
-            if path.is_dir():
-                doomed = path.with_name(f".{path.name}.removed")
-                path.rename(doomed)
-                shutil.rmtree(doomed)
-            else:
-                path.unlink(missing_ok=True)
+        if garbage.kind == "run":
+            doomed = path.with_name(f".{path.name}.removed")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
             return
         # An unfinished stage, or a part of an answer log, unless it is being written again.
         key = path.name.partition(".")[0]
         with store.leases.hold_if_free(key, forget=True) as claim:
             if claim is None:
                 return
-            _remove_object(garbage, store)
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-
-
-def _remove_object(garbage: GarbageItem, store: Store) -> None:
-    if garbage.object is not None and store.remote is not None:
-        store.remote.objects.remove(garbage.object)
 
 
 def refuse_while_running(store: Store) -> None:
@@ -221,8 +184,6 @@ def stages_of(store: Store, version: Version) -> Iterator[Stage]:
     """Yield the stages of a registered version: its weights' and its verdict's."""
     if "prepare.verdict.stage" in version.tags:
         yield "judge", version.tags["prepare.verdict.stage"]
-    if store.remote is not None and EVIDENCE_TAG in version.tags:
-        yield "evidence", version.tags[EVIDENCE_TAG]
     stages = (store.root / "stages").resolve()
     source = Path(version.source)
     if source.is_absolute() and source.resolve().is_relative_to(stages):

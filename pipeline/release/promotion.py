@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from artifacts.evidence.recompute import check_run, claims_of, find_missing
-from artifacts.multiple_testing import first_of_the_ladder
 from artifacts.run_record import RunReport, VariantReport
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.events import Progress
@@ -121,7 +120,7 @@ def choose_variants(run: RunReport, order: PromotionRequest) -> list[VariantRepo
             hint="to promote it anyway: --override REASON, which is kept in the "
             f"history; the run's variants: {names}",
         )
-    return first_of_the_ladder(passed, run.options.ladder or ())
+    return passed
 
 
 def check_evidence(run: RunReport, store: Store) -> None:

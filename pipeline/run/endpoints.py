@@ -109,7 +109,6 @@ class LocalServers:
         environment = find_engine(engine).environment
         python = self._stages.python_of(environment)
         log = self._make_log(model.name)
-        self._stages.store.fetch_named_stages([model.folder, model.draft])
         server = Server(
             python,
             Path(model.folder),

@@ -31,6 +31,8 @@ from pipeline.run.promotion import Promotion
 from pipeline.run.runner import Runner, run_planned
 from pipeline.run.serving_node import find_node
 from pipeline.run.session import RunSession
+from pipeline.serving.argument_check import check_engine_arguments
+from pipeline.stages.coherence import COHERENCE
 
 
 def run_model(request: ModelRequest, settings: Settings, progress: Progress) -> RunReport:
@@ -77,6 +79,7 @@ def run_choices(
             if preflight is None:
                 check_early(known, choices, progress)
             refuse(late_faults(known, plan, stages.find_reusable))
+        check_serving(plan, session)
         memory = known.memory_to_make() if known is not None else {}
         Runner(plan, stages, session.log, memory).run()
 
@@ -93,6 +96,24 @@ def run_choices(
         return exit_code_of([report.verdict for report in session.log.variants()])
     return Promotion(plan, stages, session.log, signer).run(
         choices.name, registry_uri(choices.registry, settings)
+    )
+
+
+def check_serving(plan: Plan, session: RunSession) -> None:
+    """Let the engine's parser read the arguments of what is to be served here.
+
+    Raises:
+        UsageError: it refuses one.
+    """
+    stages = session.stages
+    planned = plan.stages(stages.find_reusable)
+    if not stages.has_environments or all(map(stages.find_reusable, planned)):
+        return
+    served = [COHERENCE.parameters_of(s) for s in planned if s.stage == COHERENCE.name]
+    check_engine_arguments(
+        [(each.engine, each.serving) for each in served],
+        stages.python_of,
+        session.settings.home / "accepted-arguments",
     )
 
 

@@ -7,20 +7,19 @@ questions.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.capacity.gpu_request import spread_over_gpus
-from pipeline.capacity.pending_work import expected_pieces
-from pipeline.capacity.timeline import Timeline, play
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
+from pipeline.core.hardware import Hardware
 from pipeline.core.record import Record
-from pipeline.core.resource_request import ResourceRequest
+from pipeline.core.stage import TypedStageRecord
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import environments_for
@@ -44,16 +43,20 @@ from pipeline.preflight.run_preflight import (
     preflight_of,
     registry_faults,
 )
-from pipeline.run.executors import Executor, executor_of
-from pipeline.run.pending_stages import PendingStages
+from pipeline.run.executors import executor_of
 from pipeline.run.serving_node import find_node
+from pipeline.serving.served_model import ServedModel
 from pipeline.stages import is_unfinished, known_of, stage_named
+from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters
 from pipeline.stages.coherence import CoherenceResult
 from pipeline.stages.evaluate.run import is_answered
+from pipeline.stages.speed import SpeedParameters
 from recipes.engines import find_engine
 
 Seen = dict[tuple[str, str], list[float]]
 SERVED = ("coherence", "evaluate", "speed")
+NOT_MEASURED = "not measured here"
+LIKE_SIZE = 0.2  # relative difference of two checkpoints' weights
 
 
 class CheckpointNotLocalError(Exception):
@@ -90,7 +93,6 @@ class PlanReport:
     exit_code: ExitCode = ExitCode.SUCCESS  # of `prepare model`, where it would refuse to begin
     attempt: str = ""
     notes: tuple[str, ...] = ()  # what the preflight could not check
-    timeline: Timeline | None = None  # None while the later stages have no keys yet, or never fit
 
     def to_dict(self) -> dict[str, Any]:
         checkpoint = self.checkpoint
@@ -103,7 +105,6 @@ class PlanReport:
             "estimated_weights_bytes": self.weights_bytes,
             "stages": [vars(stage) for stage in self.stages],
             "more_rounds_may_follow": self.may_ask_more,
-            "rungs_that_may_follow": self.rungs_that_may_follow(),
             "forms": dict(self.forms),
             "gates": [asdict(gate) for gate in self.power],
             "joint": [asdict(joint) for joint in joint_power(self.power)],
@@ -114,7 +115,6 @@ class PlanReport:
                 for env in self.environments
             ],
             "expected_seconds": self.expected_seconds(),
-            "schedule": self.timeline.to_dict() if self.timeline else None,
             "refused": [fault.to_dict() for fault in self.faults],
             "notes": list(self.notes),
         }
@@ -169,22 +169,15 @@ class PlanReport:
         """Reasons why `prepare model` would refuse to begin, one per line."""
         return [f"would be refused: {line(fault)}" for fault in self.faults]
 
-    def rungs_that_may_follow(self) -> list[str]:
-        """Recipes of the ladder that are made only if no earlier one passes, in order."""
-        planned = {stage.variant for stage in self.stages}
-        return [name for name in self.choices.rungs if name not in planned]
-
     def total(self) -> str:
         to_run = sum(not stage.cached for stage in self.stages)
         seconds = self.expected_seconds()
-        words = f"about {seconds / 60:.1f} minutes" if seconds is not None else "time not known yet"
-        rungs = self.rungs_that_may_follow()
+        words = f"about {seconds / 60:.1f} minutes" if seconds is not None else NOT_MEASURED
         return "; ".join(
             [
                 f"{to_run} stages to run, {len(self.stages) - to_run} cached",
                 words,
                 *(["more rounds of questions may follow while gates are open"] * self.may_ask_more),
-                *([f"while no rung of the ladder passes: {', '.join(rungs)}"] if rungs else []),
             ]
         )
 
@@ -201,7 +194,7 @@ def describe_expected(stage: PlannedStage) -> str:
     if stage.cached:
         return "-"
     if stage.expected_seconds is None:
-        return "not measured here yet"
+        return NOT_MEASURED
     return f"{stage.expected_seconds:.0f} s"
 
 
@@ -228,7 +221,8 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
     sources = find_data(choices, settings, progress)
     checkpoint: Checkpoint | None = None
     not_here, may_ask_more, attempt = "", False, ""
-    seen, timeline = seen_seconds(store), None
+    hardware = choices.node.hardware(choices.profile.accelerator)
+    seen = seen_seconds(store, hardware, None)
     level: float | None = None
     profile = choices.measuring_profile
     preflight = preflight_of(choices, settings)
@@ -258,10 +252,8 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
             choices.profile.model_copy(update=mode), plan.attempt.start_spread
         )
         specs = plan.stages(find)
+        seen = seen_seconds(store, hardware, checkpoint)
         may_ask_more = rounds_may_follow(plan, find)
-        timeline = play_through(
-            plan, specs, store, seen, executor, preflight.memory_to_make() if preflight else {}
-        )
         late = late_faults(preflight, plan, find) if preflight is not None else []
     except CheckpointNotLocalError as reason:
         not_here = str(reason)
@@ -291,7 +283,6 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         attempt=attempt,
         notes=tuple(preflight.notes()) if preflight is not None else (),
         forms={name: suite.prompt_format for name, suite in policy.suites.items()},
-        timeline=timeline,
         may_ask_more=may_ask_more,
         weights_bytes={
             recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes
@@ -310,34 +301,6 @@ def forecast(request: ModelRequest, settings: Settings, progress: Progress) -> P
         faults=(*early, *late),
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
     )
-
-
-def play_through(
-    plan: Plan,
-    specs: list[StageSpec],
-    store: Store,
-    seen: Seen,
-    executor: Executor,
-    memory: Mapping[tuple[str, str], int],
-) -> Timeline | None:
-    """Return the simulated schedule of unfinished stages; None if a part fits nowhere."""
-
-    def find(spec: StageSpec) -> StageRecord | None:
-        return find_finished(spec, store)
-
-    stages, to_run = PendingStages(plan, find, memory), []
-    for spec in specs:
-        stage = plan_stage(spec, store, seen)
-        if not stage.cached:
-            is_served = needs_server(spec, stage, store)
-            seconds = stage.expected_seconds
-            to_run.append(stages.expect(spec, stage.name, seconds, is_served=is_served))
-    pieces = expected_pieces(to_run, executor.count_room, lambda _: start_seconds(seen))
-    try:
-        gpus = executor.count_room(ResourceRequest(gpus=1)) if plan.accelerator == "cuda" else 0
-        return play(pieces, executor.count_room, gpus)
-    except ValueError:  # which is among what would be refused
-        return None
 
 
 def rounds_may_follow(plan: Plan, find: Find) -> bool:
@@ -431,13 +394,50 @@ def kind_of(parameters: Record) -> str:
     return str(getattr(parameters, "kind", ""))
 
 
-def seen_seconds(store: Store) -> Seen:
-    """Durations of the finished stages in the store, by stage and kind."""
+def seen_seconds(store: Store, hardware: Hardware, checkpoint: Checkpoint | None) -> Seen:
+    """Return durations of the store's finished stages on this hardware, by stage and kind.
+
+    Stages of a model count if the model has a like size and was served on such hardware.
+    """
     seen: Seen = {}
     # `prepare model` reports a damaged record if it needs it.
-    for kept in known_of(store.records(leave_out_damaged=True)):
+    records = list(known_of(store.records(leave_out_damaged=True)))
+    models = {} if checkpoint is None else like_models(records, checkpoint)
+    here = {p.checkpoint for p in map(served_of, records) if p and p.hardware == hardware}
+    for kept in records:
+        served = served_of(kept)
+        if served is not None and served.hardware != hardware:
+            continue
+        model = served.checkpoint if served else getattr(kept.parameters, "checkpoint", None)
+        if model is not None and (model not in models or not {model, models[model]} & here):
+            continue
         stage = kept.record.stage, kind_of(kept.parameters)
         seen.setdefault(stage, []).append(kept.record.seconds)
         if isinstance(kept.result, CoherenceResult):
             seen.setdefault(("serve", ""), []).append(kept.result.server.ready_seconds)
     return seen
+
+
+def served_of(kept: TypedStageRecord[Record, Record]) -> ServedModel | None:
+    """Return the model that a stage queried; None for other stages."""
+    of = kept.parameters
+    if isinstance(of, SpeedParameters):
+        of = of.sides["candidate"]
+    return of if isinstance(of, ServedModel) else None
+
+
+def like_models(
+    records: Iterable[TypedStageRecord[Record, Record]], checkpoint: Checkpoint
+) -> dict[str, str]:
+    """Return checkpoints of a like size: digests of what recipes start from, and as served."""
+    source = checkpoint.recipe_source.digest
+    found = {checkpoint.digest: source, source: checkpoint.digest}
+    for kept in records:
+        if not isinstance(kept.parameters, CheckWeightsParameters):
+            continue
+        result = CHECK_WEIGHTS.result_of(kept.record)
+        if result.weights_bytes and result.size_ratio:
+            ratio = result.weights_bytes / result.size_ratio / checkpoint.weights_bytes
+            if abs(ratio - 1) <= LIKE_SIZE:
+                found.setdefault(kept.parameters.checkpoint, kept.parameters.checkpoint)
+    return found

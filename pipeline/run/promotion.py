@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from artifacts.multiple_testing import NOT_PREFERRED, exit_code_of, first_of_the_ladder
+from artifacts.multiple_testing import NOT_PREFERRED, exit_code_of
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
@@ -42,12 +42,9 @@ class Promotion:
         run = self._log.report()
         # In the plan's order: which verdict came first is chance, and would change the stage's key.
         order = [variant.recipe.name for variant in self._plan.variants]
-        passed = first_of_the_ladder(
-            sorted(
-                (report for report in run.variants if report.verdict == "pass"),
-                key=lambda report: order.index(report.recipe),
-            ),
-            self._plan.rungs,
+        passed = sorted(
+            (report for report in run.variants if report.verdict == "pass"),
+            key=lambda report: order.index(report.recipe),
         )
         if not passed:
             return exit_code_of([report.verdict for report in run.variants])

@@ -78,7 +78,6 @@ class Remeasurement:
             trust_remote_code=self.past.judged.trust_remote_code,
             node=self.node,
             promote=False,
-            dry_run=False,
         )
 
     def command(self, choices: ResolvedOptions, changed: list[str]) -> dict[str, Any]:

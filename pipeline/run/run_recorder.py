@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +13,7 @@ from artifacts.run_loader import ALIVE
 from artifacts.run_record import RunReport, StageReport, VariantReport
 from artifacts.tuning_report import TuningReport
 from pipeline.checkpoint.source_info import CheckpointReport
-from pipeline.core.errors import PrepareError, StoreError
+from pipeline.core.errors import PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
@@ -61,13 +59,7 @@ class RunRecorder:
             stages=[],
             notes=[],
         )
-        self._saved = self._report
         self._save()
-        self._over = threading.Event()
-        self._sender: threading.Thread | None = None
-        if store.remote is not None:
-            self._sender = threading.Thread(target=self._send, daemon=True)
-            self._sender.start()
 
     def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
         self._update(checkpoint=checkpoint, registered_name=registered_name)
@@ -102,24 +94,7 @@ class RunRecorder:
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         told = error.to_dict() if error else None
         self._update(status=status, exit_code=exit_code, error=told, running=[])
-        self._over.set()
-        if self._sender is not None:
-            self._sender.join()
-        try:
-            with self._store.explain_errors():
-                RunFolders(self._store).publish_record(self.folder, is_over=True)
-        finally:
-            self._alive.release(forget=self._sender is not None)
-
-    def _send(self) -> None:
-        sent: RunReport | None = None
-        while True:
-            if (report := self._saved) is not sent:
-                with suppress(StoreError, OSError):  # the next time, or at the end
-                    RunFolders(self._store).publish_record(self.folder, is_over=False)
-                    sent = report
-            if self._over.wait(SENT_EVERY_SECONDS):
-                return
+        self._alive.release()
 
     def report(self) -> RunReport:
         return self._report
@@ -132,7 +107,6 @@ class RunRecorder:
     def _save(self) -> None:
         with self._store.explain_errors():
             write_atomically(self.folder / RUN_RECORD, self._report.model_dump_json(indent=1))
-        self._saved = self._report
 
 
 class RecordingProgress:

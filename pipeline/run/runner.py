@@ -95,15 +95,13 @@ class Runner:
         self._stages = stages
         self._log = log
         self._asking = ServingPlanner(plan, stages)
-        self._going = list(plan.tried_at_once)
-        self._later_rungs = list(plan.later_rungs)
+        self._going = list(plan.variants)
 
     def run(self) -> None:
         """Run every stage up to the verdicts; a variant's failure does not stop the others.
 
-        If resources do not suffice for all, two layers of each variant are tried first, then all
-        are quantized and verified, then measured: what can fail in minutes should not fail after an
-        hour of other work. A ladder's later rungs wait for the verdicts on earlier ones.
+        If resources do not suffice for all, variants are quantized and verified first, then
+        measured: what can fail early should not fail after an hour of other work.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
@@ -159,24 +157,13 @@ class Runner:
         ]
 
     def _find_work(self, running: Collection[ScheduledWork]) -> list[ScheduledWork]:
-        """Return all work that can start; a ladder's next rung if there is no other."""
-        while True:
-            self._drop_incoherent()
-            found = list(self._find_dry_runs()) or [
-                *self._find_making(),
-                *self._find_verdicts(),
-                *self._find_serving_tasks(running),
-            ]
-            if found or running or not self._later_rungs:
-                return found
-            self._climb(self._later_rungs.pop(0))
-
-    def _find_dry_runs(self) -> Iterator[ScheduledWork]:
-        for variant in self._going:
-            if variant.wants_dry_run(self._stages.find_reusable):
-                spec = variant.stages["dry_run"]
-                if self._stages.reuse(spec) is None:
-                    yield self._stage(spec, variant, self._needs_to_make(spec))
+        """Return all work that can start."""
+        self._drop_incoherent()
+        return [
+            *self._find_making(),
+            *self._find_verdicts(),
+            *self._find_serving_tasks(running),
+        ]
 
     def _find_making(self) -> Iterator[ScheduledWork]:
         for variant in self._going:
@@ -310,28 +297,6 @@ class Runner:
         self._going.remove(variant)
         found = JUDGE.result_of(self._stages.find_finished(self._judge_stage(variant)))
         self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
-
-    def _climb(self, rung: VariantPlan) -> None:
-        """Try the ladder's next rung, unless an earlier one has passed."""
-        name = rung.recipe.name
-        before = self._passing_rung()
-        if before is None:
-            self._stages.progress.note(f"{name}: no rung of the ladder has passed; trying this one")
-            self._going.append(rung)
-        else:
-            self._log.note_variant(
-                report_unjudged(name, "skipped", f"not needed: {before} passed", None)
-            )
-
-    def _passing_rung(self) -> str | None:
-        """Return the first rung that passes.
-
-        Each one's level counts also rungs that are never tried.
-
-        The number of tried rungs depends on the verdicts, so counting only these would be biased.
-        """
-        passed = {each.recipe for each in self._log.variants() if each.verdict == "pass"}
-        return next((name for name in self._plan.rungs if name in passed), None)
 
     def _weights(self, variant: VariantPlan) -> int | None:
         spec = variant.stages.get("quantize")

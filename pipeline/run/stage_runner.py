@@ -204,7 +204,7 @@ class StageRunner:
             return None
         if is_unfinished(record):
             self.progress.note(f"{spec.variant}: {spec.stage} goes on where it was disturbed")
-            self.store.reopen(spec.stage, spec.key, getattr(code, "RESUMED", ()))
+            self.store.reopen(spec.stage, spec.key)
             return None
         return record
 

@@ -68,7 +68,6 @@ from pipeline.run.session import RunSession
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.stages.attempts import Attempt
 from pipeline.stages.speed import SPEED
-from recipes.engine_facts import vllm_facts
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import (
     AS_PROFILED,
@@ -418,27 +417,7 @@ class TuningRun:
 
     def _note(self, **changes: Any) -> None:
         self._report = self._report.model_copy(update=changes)
-        self._report = self._report.model_copy(update={"parameters": levers_of(self._report)})
         self._log.note_tuning(self._report)
-
-
-def levers_of(report: TuningReport) -> dict[str, str]:
-    """Describe each lever's effect here; for an unused one, its default."""
-    told: dict[str, str] = {str(name): words for name, words in vllm_facts().parameters.items()}
-    for parameter in told:
-        tried = [each for each in report.screening if parameter in each.parameter.split(" and ")]
-        tried = [each for each in tried if each.name != COMBINED]
-        measured = [each for each in tried if each.ratio_to_defaults is not None]
-        if measured:
-            best = max(measured, key=lambda each: each.ratio_to_defaults or 0.0)
-            told[parameter] = (
-                f"{best.name} {best.ratio_to_defaults or 0.0:.3f} of the defaults in the screening"
-            )
-        elif tried and (whys := {each.reason for each in tried if each.outcome != "dropped"}):
-            told[parameter] = f"tried without result: {'; '.join(sorted(whys))}"
-        else:
-            told[parameter] = f"not tried; by default: {told[parameter]}"
-    return told
 
 
 def dump_profile(profile: ServingProfile) -> str:

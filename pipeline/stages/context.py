@@ -188,7 +188,6 @@ def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | 
     with store.open_for_writing(spec.stage, spec.key, resumed, progress.note) as folder:
         if folder is not None:
             started = time.monotonic()
-            store.fetch_named_stages(spec.runtime)
             context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
             result = code.run(context)
             if result is None:

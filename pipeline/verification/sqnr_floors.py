@@ -107,7 +107,7 @@ def check_pieces(
     fact: LayerStats, damaged: Sequence[tuple[int, int]], rounding: Rounding, where: str
 ) -> None:
     """Raise VerificationError if pieces of rows differ from the source's weights."""
-    compensated = rounding.endswith("compensated")
+    compensated = rounding == "compensated"
     if not damaged or (compensated and not _is_beyond_compensation(fact, damaged)):
         return
     row, column = damaged[0]

@@ -34,10 +34,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: name and suite, questions (file), book (file of the answer log), part (of the log, for
             this worker), stopping, minutes, concurrency, url, model, tokenizer (folder), max_length
-            (tokens), trust_remote_code, asks_once (try one request a question), own_scores (the
-            engine's way to score tokens), socket (of a server that has one), counters (the
-            engine's names, if it drafts); for an endpoint that is asked by its chat API: chat (its
-            form) and side.
+            (tokens), trust_remote_code, asks_once (try one request a question), socket (of a server
+            that has one), counters (the engine's names, if it drafts); for an endpoint that is
+            asked by its chat API: chat (its form) and side.
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
@@ -180,6 +179,5 @@ def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Prog
         max_length=spec["max_length"],
         note=progress.note,
         asks_once=spec["asks_once"],
-        own_scores=spec.get("own_scores", ""),
         **common,
     )

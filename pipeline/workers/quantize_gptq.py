@@ -1,4 +1,4 @@
-"""Worker: GPTQ, after AWQ or SmoothQuant if the recipe requires it, by llm-compressor."""
+"""Worker: GPTQ, after SmoothQuant if the recipe requires it, by llm-compressor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.workers.quantize_llm_compressor import (
     quantize_whole_model,
     weights_in_groups,
 )
-from pipeline.workers.text_mappings import awq_mappings, smoothquant_mappings
+from pipeline.workers.text_mappings import smoothquant_mappings
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -21,7 +21,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     def modifiers(model: Any, group_size: int | None) -> list[Any]:
         from compressed_tensors.quantization import preset_name_to_scheme
         from llmcompressor.modifiers.gptq import GPTQModifier
-        from llmcompressor.modifiers.transform.awq import AWQModifier
         from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
         made: list[Any] = []
@@ -29,14 +28,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         if strength is not None:
             mappings = smoothquant_mappings(model)
             made.append(SmoothQuantModifier(smoothing_strength=strength, mappings=mappings))
-        points = quantization["awq_grid_points"]
-        if points is not None:
-            made.append(AWQModifier(mappings=awq_mappings(model), n_grid=points))
         groups = {"group_0": preset_name_to_scheme("W8A8", ["Linear"])}
         if group_size is not None:
-            fp8 = quantization["scheme"] == "W4A8"
-            inputs = preset_name_to_scheme("W4AFP8", []).input_activations if fp8 else None
-            groups = weights_in_groups(4, group_size, symmetric=True, inputs=inputs)
+            groups = weights_in_groups(4, group_size, symmetric=True)
         made.append(
             GPTQModifier(
                 dampening_frac=quantization["dampening"],

@@ -121,13 +121,8 @@ def weights_in_groups(
     *,
     symmetric: bool,
     observer: str = MINMAX,
-    inputs: Any = None,
 ) -> dict[str, Any]:
-    """Return a scheme of integer weights that share a scale by groups of columns.
-
-    Args:
-        inputs: quantization of the activations, if any.
-    """
+    """Return a scheme of integer weights that share a scale by groups of columns."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     weights = QuantizationArgs(
@@ -138,11 +133,9 @@ def weights_in_groups(
         group_size=group_size,
         observer=observer,
     )
-    # With 8-bit activations the library would store each 4-bit number in 8 bits.
-    scheme = QuantizationScheme(
-        targets=["Linear"], weights=weights, input_activations=inputs, format="pack-quantized"
-    )
-    return {"group_0": scheme}
+    return {
+        "group_0": QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
+    }
 
 
 def kv_cache_scheme(quantization: dict[str, Any]) -> Any:

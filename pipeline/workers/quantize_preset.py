@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeline.core.events import Progress
 from pipeline.workers.quantize_llm_compressor import (
-    OBSERVERS,
     kv_cache_scheme,
     quantize_whole_model,
 )
@@ -17,7 +16,6 @@ from recipes.ignored_modules import to_expression
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write the quantized checkpoint into `output`; see :func:`quantize_whole_model`."""
     quantization = spec["quantization"]
-    observer = quantization["observer"]
 
     def modifiers(model: Any, group_size: int | None) -> list[Any]:
         from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -31,7 +29,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
             QuantizationModifier(
                 scheme={**others, quantization["scheme"]: ["Linear"]},
                 ignore=quantization["ignore"],
-                weight_observer=None if observer == "minmax" else OBSERVERS[observer],
                 kv_cache_scheme=kv_cache_scheme(quantization),
             )
         ]

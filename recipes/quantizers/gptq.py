@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from recipes.quantization import Rounding
-from recipes.quantizers.in_groups import SEQUENTIAL_PASSES, InGroups, awq_passes, groups_of
+from recipes.quantizers.in_groups import InGroups, groups_of
 from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat
 
 
 class GptqQuantization(InGroups, WithKvScales):
-    """GPTQ (arXiv 2210.17323), optionally after AWQ or SmoothQuant (arXiv 2211.10438)."""
+    """GPTQ (arXiv 2210.17323), optionally after SmoothQuant (arXiv 2211.10438)."""
 
     kind: Literal["gptq"]
-    scheme: Literal["W4A16", "W4A8", "W8A8"] = Field(
-        description="W4A16: 4-bit weights in groups, symmetric. W4A8: the same with FP8 "
-        "activations per token. W8A8: 8-bit weights per channel (no groups), 8-bit activations "
-        "per token"
+    scheme: Literal["W4A16", "W8A8"] = Field(
+        description="W4A16: 4-bit weights in groups, symmetric. W8A8: 8-bit weights per channel "
+        "(no groups), 8-bit activations per token"
     )
     dampening: float = Field(
         0.01,
@@ -29,13 +28,6 @@ class GptqQuantization(InGroups, WithKvScales):
     )
     smoothing_strength: float | None = Field(
         None, ge=1e-6, lt=1, description="strength of SmoothQuant; not used when absent"
-    )
-    # llm-compressor 0.14 divides by this less two.
-    awq_grid_points: int | None = Field(
-        None,
-        ge=3,
-        le=1_000,
-        description="candidate scales that AWQ tries per layer before GPTQ; not used when absent",
     )
 
     @property
@@ -59,14 +51,7 @@ class GptqQuantization(InGroups, WithKvScales):
 
     @property
     def rounding(self) -> Rounding:
-        if self.awq_grid_points is not None:
-            return "rescaled and compensated"
         return "compensated" if self.smoothing_strength is None else "rescaled"
-
-    @property
-    def forward_passes(self) -> float | None:
-        points = self.awq_grid_points
-        return None if points is None else SEQUENTIAL_PASSES + awq_passes(points)
 
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         return size if self.scheme == "W8A8" else super().bytes_on_cpu(size, wide=wide)
@@ -74,8 +59,6 @@ class GptqQuantization(InGroups, WithKvScales):
     def format_description(self, group_size: int | None) -> str:
         if self.scheme == "W4A16":
             return f"4-bit weights, 16-bit activations{groups_of(group_size)}"
-        if self.scheme == "W4A8":
-            return f"4-bit weights{groups_of(group_size)}, FP8 activations (one scale a token)"
         return "8-bit weights (one scale an output channel), 8-bit activations (one scale a token)"
 
     @property
@@ -85,14 +68,6 @@ class GptqQuantization(InGroups, WithKvScales):
             "GPTQ (arXiv 2210.17323), by llm-compressor: each rounding is compensated by the "
             "weights that follow."
         )
-        if self.awq_grid_points is not None:
-            return f"{words} AWQ (arXiv 2306.00978) before it scales channels up that matter."
         if strength is None:
             return words
         return f"{words} SmoothQuant (arXiv 2211.10438) before it, strength {strength:g}."
-
-    @model_validator(mode="after")
-    def _one_scaling(self) -> GptqQuantization:
-        if self.smoothing_strength is not None and self.awq_grid_points is not None:
-            raise ValueError("SmoothQuant and AWQ both scale the columns: remove one of the two")
-        return self

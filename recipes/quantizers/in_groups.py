@@ -1,4 +1,4 @@
-"""Common parts of several kinds: groups of columns, and the cost of calibration."""
+"""Common parts of several kinds: groups of columns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from pydantic import Field
 from recipes.quantization import Calibration, Quantization
 from recipes.weight_format import WeightFormat
 
-SEQUENTIAL_PASSES = 2.0  # layer by layer: once to see activations, once to pass them on
-# AWQ runs the smoothed parts of a layer for each candidate scale: attention, MLP and, a second
-# time, the layers after their inner products.
-AWQ_SHARE_OF_LAYER = 1.3
 FOUR_BITS_IN_FLOAT32 = 8  # the serving plugin upcasts 4-bit weights to float32
 
 
@@ -39,11 +35,6 @@ class InGroups(Quantization):
 def widened_bytes(size: int, *, wide: bool) -> int:
     """Return memory of `size` bytes of 4-bit weights on a CPU server."""
     return FOUR_BITS_IN_FLOAT32 * size if wide else size
-
-
-def awq_passes(candidates: int) -> float:
-    """Return the passes of a search over this many scales, plus one unscaled pass."""
-    return SEQUENTIAL_PASSES + AWQ_SHARE_OF_LAYER * (candidates + 1)
 
 
 def groups_of(size: int | None) -> str:

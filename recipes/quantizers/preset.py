@@ -9,7 +9,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from recipes.ignored_modules import check_patterns, is_ignored
 from recipes.quantization import Calibration, Quantization
-from recipes.quantizers.in_groups import SEQUENTIAL_PASSES
 from recipes.quantizers.kv_scales import WithKvScales
 from recipes.weight_format import WeightFormat
 
@@ -90,10 +89,6 @@ class PresetQuantization(WithKvScales):
         "in groups of 16, calibrated. NVFP4A16: the same with 16-bit activations. MXFP4: 4-bit "
         "floats in groups of 32"
     )
-    observer: Literal["minmax", "mse"] = Field(
-        "minmax",
-        description="how NVFP4 finds a group's range: its extremes, or the smallest error",
-    )
     other_schemes: dict[SchemeName, ModuleNames] = Field(
         default={},
         description="modules with another scheme, by that scheme: names, shell patterns, or 're:' "
@@ -138,10 +133,6 @@ class PresetQuantization(WithKvScales):
     def sqnr_floor_db(self) -> float:
         return SCHEMES[self.scheme].floor_db
 
-    @property
-    def forward_passes(self) -> float | None:
-        return SEQUENTIAL_PASSES if self.calibration else None
-
     def bytes_on_cpu(self, size: int, *, wide: bool) -> int:
         return float_bytes_on_cpu(SCHEMES[self.scheme].form.bits, size, wide=wide)
 
@@ -158,8 +149,6 @@ class PresetQuantization(WithKvScales):
 
     @model_validator(mode="after")
     def _static_scales_are_calibrated(self) -> PresetQuantization:
-        if self.observer != "minmax" and (self.scheme != "NVFP4" or self.other_schemes):
-            raise ValueError(f"{self.scheme} has no other observer: remove the key 'observer'")
         if self.scheme in self.other_schemes:
             raise ValueError(f"{self.scheme} is the scheme of all other modules: name it once")
         if self.other_schemes and self.calibration is None:

@@ -1,4 +1,4 @@
-"""One run with a suite, quantization kind, engine, executor and registry of another package."""
+"""One run with a suite, quantization kind, engine and registry of another package."""
 
 from __future__ import annotations
 
@@ -22,12 +22,8 @@ def test_all_of_them_in_one_run(tmp_path: Path) -> None:
     site, models = tmp_path / "site", tmp_path / "models"
     install = [find_uv_bin(), "pip", "install", "--no-deps", "--target", str(site), str(PACKAGE)]
     subprocess.run(install, check=True, capture_output=True, timeout=300)
-    settings, receipts = tmp_path / "settings.yaml", tmp_path / "receipts"
-    executor = {"kind": "outside", "partition": "all-five", "receipts": str(receipts)}
-    settings.write_text(json.dumps({"executor": executor}))
     variables = {
         "PYTHONPATH": str(site),
-        "PREPARE_SETTINGS": str(settings),
         "PREPARE_STORE": str(tmp_path / "store"),
     }
 
@@ -56,5 +52,4 @@ def test_all_of_them_in_one_run(tmp_path: Path) -> None:
     assert version["aliases"] == ["champion"]
     assert json.loads(version["tags"]["prepare.serving"])["engine"] == "outside"
     assert list(models.rglob("oci-layout"))
-    assert set(receipts.read_text().splitlines()) == {"all-five"}
     assert prepare("verify", "latest")["same"]

@@ -69,8 +69,6 @@ FORMATS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     },
     "int8-w8a8": {"weight": ("I8", (128, 128)), "weight_scale": ("BF16", (128, 1))},
     "gptq-w4a16": PACKED | {"weight_scale": ("BF16", (128, 1))},
-    "awq-gptq-w4a16": PACKED | {"weight_scale": ("BF16", (128, 1))},
-    "w4a8": PACKED | {"weight_scale": ("BF16", (128, 1))},
     "awq-w4a16": PACKED
     | {"weight_scale": ("BF16", (128, 1)), "weight_zero_point": ("I32", (16, 1))},
     "awq-w4a16-mse": PACKED
@@ -79,11 +77,6 @@ FORMATS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     | {"weight_scale": ("BF16", (128, 2)), "weight_zero_point": ("I32", (16, 2))},
     "awq-w4a16-sym": PACKED | {"weight_scale": ("BF16", (128, 1))},
     "nvfp4": NVFP4,
-    "nvfp4-mse": NVFP4,
-    "nvfp4-mlp-fp8-attention": {
-        "weight": ("F8_E4M3", (128, 128)),
-        "weight_scale": ("BF16", (128, 1)),
-    },
     "nvfp4a16": {
         "weight_packed": ("U8", (128, 64)),
         "weight_scale": ("F8_E4M3", (128, 8)),

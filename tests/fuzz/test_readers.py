@@ -35,7 +35,6 @@ from pipeline.checkpoint.source_info import license_in
 from pipeline.checkpoint.weight_files import read_index
 from pipeline.core.errors import PrepareError
 from pipeline.core.hardware import this_node
-from pipeline.core.remote_store import StageManifest
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.untrusted.json import UntrustedJsonError, parse_json
 from pipeline.core.untrusted.lines import UntrustedLinesError
@@ -50,7 +49,7 @@ from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
 from pipeline.run.executors.node_probe import parse_description
 from pipeline.stages.coherence import COHERENCE
 from pipeline.verification.adopted import adopted_formats, read_quantization
-from recipes.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
+from recipes.catalog import RECIPES, load_gpu, load_policy, load_profile, load_recipe
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(7200)]
@@ -159,9 +158,8 @@ RECHECK = {
 COMMAND = {
     "checkpoint": "org/name",
     "recipes": ["fp8-dynamic"],
-    "ladder": [],
     "profile": "cpu",
-    "requested": {"recipes": ["awq-ladder"], "profile": "cpu", "policy": "demo"},
+    "requested": {"recipes": ["awq-w4a16"], "profile": "cpu", "policy": "demo"},
     "registry": None,
     "trust_remote_code": True,
     "promote": False,
@@ -244,11 +242,6 @@ def parse_stage(content: bytes) -> object:
     return parse_record(content, StageRecord)
 
 
-MARKER = b"""{"schema_version": 1, "record": %s, "files": {
- "output/a.json": {"sha256": "%s", "size": 3}, "stage.json": {"sha256": "%s", "size": 9}}}
-""" % (STAGE, b"a" * 64, b"b" * 64)
-
-
 RUN = b"""{"schema_version": 1, "run": "20261121-100000-000001", "status": "finished",
  "exit_code": 0,
  "started": "2026-11-21T10:00:00+00:00", "seconds": 372.4, "kind": "model", "checkpoint": null,
@@ -256,10 +249,6 @@ RUN = b"""{"schema_version": 1, "run": "20261121-100000-000001", "status": "fini
  "registered_name": null, "variants": [], "notes": [], "tuning": null, "error": {"message": "w"},
  "stages": [{"name": "judge", "stage": "judge", "variant": "a", "status": "ran", "seconds": 1.25,
  "key": "abc"}]}"""
-
-
-def parse_marker(content: bytes) -> object:
-    return parse_record(content, StageManifest)
 
 
 def shape_of(path: Path) -> object:
@@ -299,7 +288,6 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "recipe": ("a.yaml", carried("awq-w4a16.yaml"), lambda p: load_recipe(str(p))),
     "policy": ("a.yaml", carried("policies/default.yaml"), lambda p: load_policy(str(p))),
     "profile": ("a.yaml", carried("profiles/h100.yaml"), lambda p: load_profile(str(p))),
-    "ladder": ("a.yaml", carried("ladders/awq-ladder.yaml"), lambda p: load_ladder(str(p))),
     "gpu": ("a.yaml", carried("gpus/h100.yaml"), lambda p: load_gpu(str(p))),
     "settings": (
         "a.yaml",
@@ -322,7 +310,6 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "packed rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), lambda p: list(read_rows(p))),
     "kept rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), kept_rows_of),
     "record": ("a.json", STAGE, one_error(parse_stage, UntrustedJsonError)),
-    "marker": ("a.json", MARKER, one_error(parse_marker, UntrustedJsonError)),
     "run": ("run.json", RUN, lambda p: read_run(p.parent)),
     "node": (
         "a.json",

@@ -179,8 +179,6 @@ class FakeRun:
         models: what answers.
         policy: gates and margins.
         recipes: names of the variants.
-        rungs: those of a ladder.
-        dry_run: try the variants on two layers first.
         serving: engine arguments and environment of baseline and variants.
         hardware: that it is judged on.
         identities: of the environments.
@@ -197,8 +195,6 @@ class FakeRun:
     models: PretendModels = field(default_factory=lambda: PretendModels(equal))
     policy: Policy = field(default_factory=policy)
     recipes: tuple[str, ...] = (ONE,)
-    rungs: tuple[str, ...] = ()
-    dry_run: bool = False
     serving: Mapping[str, Any] = field(default_factory=lambda: SERVING)
     hardware: Mapping[str, Any] = field(default_factory=lambda: HARDWARE)
     identities: Mapping[str, str] = field(default_factory=lambda: IDENTITIES)
@@ -269,8 +265,6 @@ class FakeRun:
             remeasured=remeasured,
             start_spread=self.start_spread,
             trust_remote_code=self.trust_remote_code,
-            rungs=self.rungs,
-            dry_run=self.dry_run,
         ).plan()
 
     def run(self, remeasured: frozenset[str] = frozenset()) -> RunReport:

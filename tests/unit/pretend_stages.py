@@ -55,7 +55,7 @@ class PretendModels:
         broken: variants whose server does not come up.
         incoherent: variants that do not speak.
         silent: variants whose answers are empty.
-        unquantizable: variants whose dry run fails.
+        unquantizable: variants whose quantization fails.
         engine_version: as the engine tells it.
         asked: (variant, suite, questions asked) of each worker's life.
         served: variants, in the order in which their servers were opened.
@@ -307,7 +307,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
         guessing = 0.25 if variant == "mmlu" else 0.0
         digest = digest_bytes(content)
         return {"questions": len(rows), "questions_digest": digest, "guessing": guessing}
-    if stage == "dry_run" and variant in models.unquantizable:
+    if stage == "quantize" and variant in models.unquantizable:
         raise StageError(f"{variant} cannot be quantized")
     if stage == "quantize":
         return quantized(context.output_folder(), variant, models.weights)
@@ -321,16 +321,14 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
             "size_ratio": 0.5,
             "sqnr": {"median_db": 31.0, "floor_db": 25.0, "worst": []},
         }
-    if stage == "coherence":
-        incoherent = "it babbles" * (variant in models.incoherent)
-        return {
-            "perplexity": 10.0,
-            "incoherent": incoherent,
-            "engine_version": models.engine_version,
-            **({"server": {"ready_seconds": 1.0, **models.kernels}} if models.kernels else {}),
-        }
-    assert stage == "dry_run"
-    return {"layers": [0, 1]}
+    assert stage == "coherence"
+    incoherent = "it babbles" * (variant in models.incoherent)
+    return {
+        "perplexity": 10.0,
+        "incoherent": incoherent,
+        "engine_version": models.engine_version,
+        **({"server": {"ready_seconds": 1.0, **models.kernels}} if models.kernels else {}),
+    }
 
 
 def is_somebody_elses(context: PretendContext) -> bool:

@@ -1,13 +1,13 @@
-"""Executors run stages; each is a module, found by its entry point."""
+"""Executors run stages; each is a module, imported when the settings name it."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from pydantic import create_model
 
 from pipeline.core.errors import UsageError
-from pipeline.core.plugins import EXECUTORS, load_class, plugin_names
 from pipeline.core.record import Record
 from pipeline.environments.settings import Settings
 from pipeline.environments.settings_file import find_settings_file
@@ -25,9 +25,13 @@ __all__ = [
 ]
 
 
+KINDS = {"local": "LocalOptions", "ray": "RayOptions", "slurm": "SlurmOptions"}
+
+
 def options_of(kind: str) -> type[ExecutorOptions]:
-    """Return the settings model of an executor kind; raise as :func:`load_class`."""
-    found: type[ExecutorOptions] = load_class(EXECUTORS, kind, ExecutorOptions)
+    """Return the settings model of an executor kind; raise KeyError if there is none."""
+    module = import_module(f"{__name__}.{kind}") if kind in KINDS else None
+    found: type[ExecutorOptions] = getattr(module, KINDS[kind])
     return found
 
 
@@ -41,11 +45,11 @@ def executor_of(settings: Settings) -> Executor:
     file = find_settings_file()
     try:
         known = options_of(str(asked.get("kind")))
-    except LookupError:
+    except KeyError:
         raise UsageError(
             f"there is no executor of the kind {shorten(ascii(asked.get('kind')))}",
             where=f"--executor, or {file or 'the settings file'}, key executor.kind",
-            hint=f"known: {', '.join(plugin_names(EXECUTORS))}",
+            hint=f"known: {', '.join(KINDS)}",
         ) from None
     # One of several keys, as it stands in the file, so that a message names it as the user did.
     around = create_model("Around", __base__=Record, executor=(known, ...))

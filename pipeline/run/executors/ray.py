@@ -17,17 +17,15 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from pipeline.core.credentials import credential_variables
-from pipeline.core.errors import PrepareError, StageError, StoreError, UsageError, raise_as
+from pipeline.core.errors import PrepareError, StageError, UsageError
 from pipeline.core.hardware import NodeInfo
 from pipeline.core.installation import this_prepare
-from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import forwarded_environment
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.run.executors import ray_node
 from pipeline.run.executors.executor import ExecutorOptions, Listener
 from pipeline.run.executors.node_probe import SAME_PREPARE, parse_description
 from pipeline.run.executors.ray_connection import connect
-from pipeline.run.executors.ray_node import LogTail, WorkItemFile
 from pipeline.run.executors.resources import Resources, count_room, most_frequent, words_of
 from pipeline.run.executors.stage_process import check_end, needs_of, stage_in
 from pipeline.run.executors.work_events import pass_on
@@ -184,9 +182,6 @@ class RayJob:
                     raise self._fault(error, f", try {number} of {tries}") from error
                 listener.note(f"{self._task.stem}: its node was lost; begun again on another")
                 continue
-            except StoreError:  # the driver cannot keep a log; the work itself would go on
-                self.cancel()
-                raise
             self._check_wanted()
             return check_end(self._exit_code, failure, self._log)
         return None
@@ -208,7 +203,7 @@ class RayJob:
                 ray.cancel(stream, force=True)
 
     def _lines(self, listener: Listener) -> Iterator[bytes]:
-        """Yield the work item's events; keep its streamed logs and exit code."""
+        """Yield the work item's events; keep its exit code."""
         import ray
 
         with self._submitting:
@@ -227,8 +222,6 @@ class RayJob:
                 return
             if isinstance(sent, int):
                 self._exit_code = sent
-            elif isinstance(sent, LogTail):
-                keep_log(sent, self._task.parents[1])
             elif isinstance(sent, bytes):
                 yield sent
 
@@ -239,15 +232,11 @@ class RayJob:
         given = forwarded_environment(here, stage_in(self._task), needs_of(self._task))
         if (home := self._options.home) is not None:
             given["PREPARE_HOME"] = str(home)
-        task = WorkItemFile(str(self._task), b"", 0)
-        if self._task.is_file():
-            written = self._task.stat().st_mtime_ns
-            task = WorkItemFile(str(self._task), self._task.read_bytes(), written)
         run: Any = ray.remote(ray_node.run).options(
             num_returns="streaming", max_retries=0, name=self._task.stem, **self._resources
         )
         gpus = int(self._resources["num_gpus"])
-        return run.remote(this_prepare(), task, str(self._log), given, gpus)
+        return run.remote(this_prepare(), str(self._task), str(self._log), given, gpus)
 
     def _check_wanted(self) -> None:
         if self._is_cancelled:
@@ -290,27 +279,6 @@ def resources_of(has: Mapping[str, float]) -> Resources:
     """Return a node's resources from Ray's list."""
     kinds = sorted(name.removeprefix(KIND) for name in has if name.startswith(KIND))
     return Resources(has.get("CPU", 0), has.get("GPU", 0), ", ".join(kinds), has.get("memory", 0))
-
-
-def keep_log(sent: LogTail, run: Path) -> None:
-    """Append the end of a node's log to the run's, inside its folder alone.
-
-    Raises:
-        StoreError: the disk is full.
-    """
-    if not Path(sent.path).resolve().is_relative_to(run.resolve()):
-        return
-    with (
-        raise_as(
-            StoreError,
-            "a log from a node cannot be written",
-            Path(sent.path),
-            "make room on that disk, then run the same command again",
-            errors=(OSError,),
-        ),
-        open_log(Path(sent.path)) as file,
-    ):
-        file.write(sent.content)
 
 
 def is_loss(error: Exception) -> bool:

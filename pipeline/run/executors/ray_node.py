@@ -8,49 +8,21 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.hardware import this_node
-from pipeline.core.private_files import private_umask
 from pipeline.core.process_environment import (
     NetworkAccess,
     merge_node_environment,
     stage_environment,
 )
-from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.supervised_process import SupervisedProcess
 from pipeline.run.executors.stage_process import needs_of, refuse_other, stage_in, start
 
 POLL_INTERVAL_S = 0.2  # within which Ray can interrupt a task
 CHUNK_BYTES = 1 << 16
-MAX_LOG_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class WorkItemFile:
-    """The driver's file of a work item.
-
-    Attributes:
-        content: needed by the node if only an object store is shared. The ends of the item's
-            logs are then sent to the driver.
-        written: in ns. A copy that an earlier task left on the node has another time.
-    """
-
-    path: str
-    content: bytes
-    written: int
-
-
-@dataclass(frozen=True)
-class LogTail:
-    """The end of a log that the driver cannot read."""
-
-    path: str
-    content: bytes
 
 
 def describe(prepare: str, given: Mapping[str, str]) -> str:
@@ -63,8 +35,8 @@ def describe(prepare: str, given: Mapping[str, str]) -> str:
 
 
 def run(
-    prepare: str, task: WorkItemFile, log: str, given: Mapping[str, str], gpus: int = 0
-) -> Iterator[bytes | LogTail | int]:
+    prepare: str, task: str, log: str, given: Mapping[str, str], gpus: int = 0
+) -> Iterator[bytes | int]:
     """Run the work item; yield its events as lines, then its exit code.
 
     Raises StageError if the driver's prepare differs.
@@ -73,54 +45,17 @@ def run(
         gpus: number that Ray reserved; it lists them in the worker's CUDA_VISIBLE_DEVICES.
     """
     refuse_other(prepare)
-    started = time.time()
-    file, variables = Path(task.path), merge_node_environment(_node_variables(), given)
+    file, variables = Path(task), merge_node_environment(_node_variables(), given)
     if gpus == 0:
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    is_shared = not given.get(REMOTE_STORE_VARIABLE) or is_there(task)
-    if not is_shared:
-        place_task(task)
     # The node may have to build the stage's environment first.
     variables = stage_environment(
         variables, stage_in(file), [*needs_of(file), NetworkAccess.PACKAGES]
     )
-    try:
-        with start(file, Path(log), variables) as process:
-            yield from _lines_of(process)
-            code = process.wait()
-        if not is_shared:
-            yield from _log_tails(file.parents[1], started)
-        yield code
-    finally:
-        if not is_shared:
-            file.unlink(missing_ok=True)
-
-
-def is_there(task: WorkItemFile) -> bool:
-    """Return whether this node sees the driver's file."""
-    file = Path(task.path)
-    return (
-        file.is_file()
-        and file.stat().st_mtime_ns == task.written
-        and file.read_bytes() == task.content
-    )
-
-
-def place_task(task: WorkItemFile) -> None:
-    """Write the task's file into a run folder, as on the driver's machine."""
-    file = Path(task.path)
-    with private_umask():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(task.content)
-
-
-def _log_tails(run: Path, since: float) -> Iterator[LogTail]:
-    for path in sorted(run.rglob("*.log")):
-        with suppress(OSError), path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mtime < since:
-                continue
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
-            yield LogTail(str(path), file.read())
+    with start(file, Path(log), variables) as process:
+        yield from _lines_of(process)
+        code = process.wait()
+    yield code
 
 
 def _node_variables() -> dict[str, str]:

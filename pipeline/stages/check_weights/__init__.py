@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.record import Record
-from pipeline.core.stage import Stage, WorkerRuntime
+from pipeline.core.stage import Stage
 from recipes.quantization import AnyQuantization
 
 
@@ -19,11 +19,10 @@ class CheckWeightsParameters(Record):
     quantization: AnyQuantization
 
 
-class CheckWeightsRuntime(WorkerRuntime):
-    """Where the source lies; an environment where a worker compares."""
+class CheckWeightsRuntime(Record):
+    """Where the source lies."""
 
     checkpoint: Checkpoint
-    trust_remote_code: bool = False
     baseline_bytes: int = Field(0, description="of the weights that it serves; 0: the source's")
 
 

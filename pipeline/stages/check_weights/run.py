@@ -16,7 +16,6 @@ from pipeline.stages.check_weights import (
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import QUANTIZE
 from recipes.quantizers.adopted import AdoptedQuantization
-from recipes.quantizers.gguf import GgufQuantization
 
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
@@ -29,7 +28,6 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     """
     # Imported here: numbers are for this stage alone, and every command imports the stages.
     from pipeline.verification.adopted import verify_adopted
-    from pipeline.verification.gguf_weights import verify_gguf
     from pipeline.verification.sqnr_floors import median_db, worst_layers
     from pipeline.verification.verification import verify_variant
 
@@ -40,22 +38,13 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     linked = weights.stage == ADOPT.name and not ADOPT.parameters_of(weights).copied
     carried = None if linked else digest_auxiliary_files(output)
     quantization = context.parameters.quantization
-    if isinstance(quantization, GgufQuantization):
-        trusted = {"trust_remote_code": context.runtime.trust_remote_code}
-        found = verify_gguf(
-            source.path,
-            output,
-            quantization,
-            lambda spec: context.run_worker("pipeline.workers.compare_gguf", {**spec, **trusted}),
-        )
-    else:
-        is_adopted = isinstance(quantization, AdoptedQuantization)
-        found = (verify_adopted if is_adopted else verify_variant)(
-            source.path,
-            output,
-            quantization,
-            lambda done, total: context.advance("check_weights", done, total, "bytes"),
-        )
+    is_adopted = isinstance(quantization, AdoptedQuantization)
+    found = (verify_adopted if is_adopted else verify_variant)(
+        source.path,
+        output,
+        quantization,
+        lambda done, total: context.advance("check_weights", done, total, "bytes"),
+    )
     lines = [json.dumps(asdict(layer)) + "\n" for layer in found.layers]
     (context.folder / LAYERS).write_text("".join(lines))
     for note in found.notes:

@@ -39,8 +39,7 @@ from pipeline.stages.evaluate import (
     EvaluateRuntime,
     log_key,
 )
-from pipeline.stages.evaluate.answer_log_sync import book_file, open_book
-from pipeline.stages.evaluate.answer_logs import begin_log, has_log
+from pipeline.stages.evaluate.answer_logs import begin_log, book_file, has_log, open_book
 from pipeline.stages.questions import QUESTIONS as ASKED
 from recipes.engines import find_engine
 
@@ -208,7 +207,6 @@ def worker_spec(context: Context, todo: EvaluationRound) -> dict[str, Any]:
         # For a user's endpoint it is unknown, and tried.
         "counters": draft_counters(parameters.serving),
         "asks_once": dialect.scores_tokens,
-        "own_scores": dialect.own_scores,
     }
 
 

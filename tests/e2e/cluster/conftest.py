@@ -6,25 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from ray_nodes import RayNodes
-from s3_server import S3Server, install
 from slurm_nodes import SlurmNodes, missing
 
-from pipeline.core.errors import PrepareError
 from pipeline.run.executors.ray import RayExecutor, RayOptions
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """An S3 server that answers."""
-    folder = tmp_path_factory.mktemp("s3")
-    try:
-        program = install(folder)
-    except PrepareError as error:
-        pytest.skip(f"the S3 server cannot be installed: {error.message}")
-    server = S3Server(program, folder)
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

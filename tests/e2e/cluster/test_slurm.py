@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,17 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3_server import BUCKET, S3Server
 from slurm_nodes import SlurmNodes, missing, node_of
 from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
 from pipeline.core.hardware import this_node
-from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.resource_request import ResourceRequest
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
-from pipeline.core.store import Store
 from pipeline.run.executors.slurm import (
     VISIBILITY_TIMEOUT_S,
     SlurmExecutor,
@@ -210,31 +205,6 @@ def test_nothing_is_removed_beside_a_job_whose_driver_is_gone(
     assert stages.record(task) is not None
     assert collect() == 0
     assert stages.record(task) is None  # there was nobody to keep it for
-
-
-def test_a_stage_whose_store_is_an_object_store(
-    executor: SlurmExecutor, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its node has the driver's cache; the stage, begun again after a kill, is there for others."""
-    for name, value in {**s3.variables, REMOTE_STORE_VARIABLE: ""}.items():
-        monkeypatch.setenv(name, value)
-    url = f"s3://{BUCKET}/slurm"
-    stages = TinyStages(tmp_path, Store(cache_folder(url, tmp_path / "home")))
-    RunFolders(stages.store).make("r")
-    task = stages.task("stored")
-    job = submit(executor, task)
-    with ThreadPoolExecutor() as threads:
-        end = threads.submit(job.wait, Heard())
-        [[worker, _]] = stages.wait_begun(1)
-        os.kill(int(worker), signal.SIGKILL)
-        with pytest.raises(StageError, match="137"):
-            end.result(timeout=60)
-    assert stages.record(task) is None
-    stages.let_go()
-    submit(executor, task).wait(Heard())
-    assert stages.record(task) is not None
-    elsewhere = Store(cache_folder(url, tmp_path / "elsewhere"))
-    assert [record.variant for record in elsewhere.records()] == ["stored"]
 
 
 @pytest.fixture(scope="module")

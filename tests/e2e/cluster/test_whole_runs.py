@@ -1,4 +1,4 @@
-"""Whole runs of the demo model, to a promoted alias, on a Ray cluster, on Slurm, on an S3 store.
+"""Whole runs of the demo model, to a promoted alias, on a Ray cluster and on Slurm.
 
 Each once undisturbed, and once with a node killed while the variant's server answers; then the same
 command elsewhere, which finds everything done. Real quantizer, real servers: some 20 minutes on two
@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray_nodes import RayNodes
-from s3_server import BUCKET, S3Server
 from slurm_nodes import SlurmNodes, node_of
 from store_processes import left_after
 from tiny_stages import TinyStages, wait_until
@@ -37,10 +33,7 @@ from whole_run import (
 )
 
 from eval_gates.answer_log import book_of_part
-from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.resource_request import ResourceRequest
-from pipeline.core.store import Store
-from pipeline.environments.settings import load_settings
 from pipeline.run.executors.slurm import SlurmJob, SlurmOptions, ask
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1200)]
@@ -180,102 +173,18 @@ def test_what_slurm_did_is_done_for_this_machine_alone(
     check_all_reused(done_on_slurm[0].elsewhere(tmp_path, {"kind": "local"}))
 
 
-# --- on an S3 store -------------------------------------------------------------------------------
-
-
-def on_s3(
-    server: S3Server, folder: Path, executor: Mapping[str, str], name: str = "whole"
-) -> WholeRun:
-    """A run on the store of that name there, on a machine that has nothing of it yet."""
-    home = folder / "home"
-    home.mkdir()
-    (home / "environments").symlink_to(load_settings().home / "environments")
-    return WholeRun(
-        folder,
-        executor,
-        f"s3://{BUCKET}/{name}",
-        {
-            **server.variables,
-            REMOTE_STORE_VARIABLE: "",
-            "PREPARE_HOME": str(home),
-            # A folder that all machines have: the store has no registry.
-            "PREPARE_REGISTRY": f"oci://{server.folder}/registry",
-        },
-    )
-
-
-@pytest.fixture(scope="module")
-def done_on_s3(
-    s3: S3Server,
-    done_on_ray: tuple[WholeRun, Ended],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[WholeRun, Ended]]:
-    """A run that began with the baseline asked, on nodes of Ray that share no folder."""
-    folder = tmp_path_factory.mktemp("s3-run")
-    copy_store(done_on_ray[0].place, folder / "begun", forget=(*MADE, *ASKED_AND_JUDGED))
-    run = on_s3(s3, folder, {})
-    with told(s3):
-        send_stages(folder / "begun", Store(run.place))
-    nodes = RayNodes(2, own=run.place)
-    try:
-        run.executor = on_ray(nodes)
-        yield run, run.run()
-    finally:
-        nodes.close()
-
-
-def test_nodes_of_ray_share_an_object_store_alone(done_on_s3: tuple[WholeRun, Ended]) -> None:
-    run, ended = done_on_s3
-    check_promoted(run, ended)
-    check_variant_ran(ended)
-    assert left_after(run.place) == []
-    folder = run.place / "runs" / ended.report["run"]
-    assert b"APIServer" in (folder / f"server.{RECIPE}.log").read_bytes()  # it came back
-
-
-def test_what_is_in_the_object_store_another_machine_finds_done(
-    done_on_s3: tuple[WholeRun, Ended], s3: S3Server, tmp_path: Path
-) -> None:
-    check_all_reused(on_s3(s3, tmp_path, {"kind": "local"}))
-
-
-def test_the_object_store_killed_while_a_server_answers(
-    done_on_s3: tuple[WholeRun, Ended], s3: S3Server, tmp_path: Path
-) -> None:
-    run = on_s3(s3, tmp_path, {"kind": "local"})
-    with told(s3):
-        forget_what_the_variant_was_asked(Store(run.place))
-    planned = to_run(run.plan())
-
-    def kill_and_start() -> None:
-        s3.kill()
-        time.sleep(SECONDS_AWAY)
-        s3.start()
-
-    ended = run.disturb(answers, kill_and_start)
-    assert any("does not answer" in note for note in ended.notes)
-    check_promoted(run, ended)
-    check_went_on(run, ended, planned)
-
-
 def test_a_pair_under_load_has_a_node_alone_and_goes_on_on_another(
     done_on_ray: tuple[WholeRun, Ended],
     slurm: SlurmNodes,
-    s3: S3Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On Slurm, with a speed gate, and an object store whose cache the nodes share."""
-    copy_store(done_on_ray[0].place, tmp_path / "so-far", forget=ASKED_AND_JUDGED)
+    """On Slurm, with a speed gate."""
+    copy_store(done_on_ray[0].place, tmp_path / "store", forget=ASKED_AND_JUDGED)
     executor, variables = on_slurm(slurm)
-    on_store = on_s3(s3, tmp_path, executor, "pair")
-    run = replace(
-        on_store,
-        policy=POLICY + CLAIM_ON_SPEED,
-        variables={**on_store.variables, **variables},
+    run = WholeRun(
+        tmp_path, executor, str(tmp_path / "store"), variables, policy=POLICY + CLAIM_ON_SPEED
     )
-    with told(s3):
-        send_stages(tmp_path / "so-far", Store(run.place))
     monkeypatch.setenv("SLURM_CONF", str(slurm.configuration))
     others, seen = TinyStages(tmp_path), []
 
@@ -319,32 +228,6 @@ def begin_again_at_once(name: str) -> None:
     wait_until(waiting, 120)
     [number] = waiting()
     ask("scontrol", "update", f"JobId={number}", "StartTime=now")
-
-
-@contextmanager
-def told(server: S3Server) -> Iterator[None]:
-    """We ourselves may use it meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**server.variables, REMOTE_STORE_VARIABLE: ""}.items():
-            patch.setenv(name, value)
-        yield
-
-
-def send_stages(begun: Path, store: Store) -> None:
-    """Have the stages of a folder in an object store."""
-    assert store.remote is not None
-    for record in Store(begun).records():
-        folder = begun / "stages" / record.stage / record.key
-        assert store.remote.publish(folder, record, lambda: True)
-
-
-def forget_what_the_variant_was_asked(store: Store) -> None:
-    assert store.remote is not None
-    for name in store.remote.objects.names("answers"):
-        store.remote.objects.remove(f"answers/{name}")
-    for record in list(store.records()):
-        if record.stage in ASKED_AND_JUDGED and record.variant != "baseline":
-            store.remote.unpublish(record.stage, record.key)
 
 
 # --- what all are held to -------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.core.object_store import is_url
-from pipeline.core.remote_store import cache_folder
 from recipes.engines.vllm import ENTRY
 
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
@@ -72,7 +70,7 @@ class WholeRun:
     Attributes:
         folder: for its policy and its output.
         executor: as the settings file has it.
-        store: its folder or URL.
+        store: its folder.
         variables: of its process, in addition to ours.
         profile: name or file of how it serves.
         policy: that it is judged by.
@@ -87,9 +85,6 @@ class WholeRun:
 
     @property
     def place(self) -> Path:
-        """The store's folder, or this machine's cache of it."""
-        if is_url(self.store):
-            return cache_folder(self.store, Path(self.variables["PREPARE_HOME"]))
         return Path(self.store)
 
     def elsewhere(

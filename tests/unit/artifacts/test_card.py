@@ -45,7 +45,7 @@ RECIPE = "fp8-dynamic"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     made = judged_run(tmp_path_factory.mktemp("card") / "store")
-    command = {**made.report.command, "requested": {"recipes": ["awq-ladder"]}}
+    command = {**made.report.command, "requested": {"recipes": ["awq-w4a16"]}}
     made.report = made.report.model_copy(update={"command": command})
     return made
 
@@ -213,7 +213,7 @@ class TestBody:
         assert cells[-1] == "pass"
 
     def test_creation_and_reproduction(self, text: str) -> None:
-        assert "prepare model ./source --recipe awq-ladder --profile cpu --policy demo" in text
+        assert "prepare model ./source --recipe awq-w4a16 --profile cpu --policy demo" in text
         assert "| llmcompressor | 0.14.0.1 |" in text
         assert "prepare verify ." in text
 

@@ -44,17 +44,6 @@ def policy(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_ladder_is_asked_for_as_one(tmp_path: Path, policy: str) -> None:
-    """Its rungs as several --recipe would all be tried."""
-    model = tmp_path / "my model"
-    model.mkdir()
-    command = chosen(tmp_path, str(model), recipes=("awq-ladder",), policy=policy)
-    assert shlex.split(command_line("model", command)) == [
-        *("prepare", "model", str(model), "--recipe", "awq-ladder"),
-        *("--profile", "cpu", "--policy", policy, "--name", "my model"),
-    ]
-
-
 def test_what_others_read_has_no_path_of_this_machine(tmp_path: Path, policy: str) -> None:
     model = tmp_path / "model"
     model.mkdir()
@@ -106,7 +95,7 @@ def test_names_that_are_no_paths_stay(tmp_path: Path, checkpoint: str) -> None:
 
 
 def test_command_line_without_asked_options() -> None:
-    assert command_line("model", {**COMMAND, "ladder": []}) == (
+    assert command_line("model", COMMAND) == (
         "prepare model demo:smollm2-135m --recipe fp8-dynamic --profile cpu --policy demo "
         "--name smollm2-135m --registry sqlite:////somewhere/registry.db"
     )

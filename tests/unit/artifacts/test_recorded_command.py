@@ -22,12 +22,11 @@ JSON = st.recursive(
 )
 WHOLE: dict[str, Any] = {
     **COMMAND,
-    "asked": {"recipes": ["awq-ladder"], "profile": "cpu", "policy": "demo"},
+    "asked": {"recipes": ["awq-w4a16"], "profile": "cpu", "policy": "demo"},
     "gate": False,
     "recheck": "",
     "again": "",
     "tried": ["a"],
-    "ladder": [],
     "weights": None,
 }
 

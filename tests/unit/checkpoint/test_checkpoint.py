@@ -18,7 +18,6 @@ from pipeline.checkpoint.folder import (
     CheckpointReference,
     Kind,
     inspect_folder,
-    needs_own_code,
     parse_reference,
 )
 from pipeline.core.errors import CheckpointError, UsageError
@@ -229,25 +228,6 @@ def test_remote_code_is_recorded(whole: Path, name: str) -> None:
     assert inspect(whole).needs_remote_code
     change_json(whole / name, auto_map={})  # as Phi-4 has it
     assert not inspect(whole).needs_remote_code
-
-
-@pytest.mark.parametrize(
-    ("model_type", "architecture", "needs"),
-    [
-        ("nemotron_h", "NemotronHForCausalLM", False),
-        ("minimax_m2", "MiniMaxM2ForCausalLM", False),
-        ("llama", "MineForCausalLM", True),
-        ("mine", "LlamaForCausalLM", True),
-        (["llama"], "LlamaForCausalLM", True),
-    ],
-)
-def test_code_is_not_needed_where_the_libraries_have_the_model(
-    model_type: Any, architecture: str, needs: bool
-) -> None:
-    code = {"AutoConfig": "configuration_own.Own"}
-    config = {"model_type": model_type, "architectures": [architecture], "auto_map": code}
-    assert needs_own_code(config) == needs
-    assert not needs_own_code(config | {"auto_map": {}})
 
 
 def test_dtype_is_that_of_most_bytes(whole: Path) -> None:

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from pipeline.cli.main import app
 from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.core.resource_request import ResourceRequest
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -70,24 +69,6 @@ def test_json(model: str) -> None:
         "embeddings": 64 * 128,
         "lm_head": 64 * 128,
     }
-
-
-def test_the_schedule_of_a_run_on_them(model: str) -> None:
-    """With no GPU here and no cluster; only quantizing has an estimate, so no end is told."""
-    options = ["plan", model, "--gpu", "h100", "--gpus", "2"]
-    told = CliRunner().invoke(app, options).stdout
-    assert "on 2 GPUs: at least 0:00:00 (h:mm:ss), 0.0 GPU-minutes, and what has no time" in told
-    schedule = json.loads(CliRunner().invoke(app, [*options, "--json"]).stdout)["schedule"]
-    assert (schedule["gpus"], schedule["max_concurrent"]) == (2, 3)
-    assert schedule["wall_seconds"] is None
-    assert schedule["gpu_minutes_at_least"] > 0
-    work = {each["name"]: each for each in schedule["work"]}
-    assert work["fp8-dynamic: asked"]["needs"] == ResourceRequest(gpus=1).model_dump()
-
-
-def test_no_schedule_where_nothing_can_be_served(model: str) -> None:
-    options = ["plan", model, "--gpu", "t4", "--recipe", "fp8-dynamic", "--json"]
-    assert json.loads(CliRunner().invoke(app, options).stdout)["schedule"] is None
 
 
 def test_a_gpu_of_ones_own(model: str, tmp_path: Path) -> None:

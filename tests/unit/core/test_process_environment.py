@@ -178,10 +178,7 @@ def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> 
     assert site.items() <= variables.items()
     for stage in ("coherence", "evaluate", "speed"):  # that it starts
         assert not site.keys() & stage_environment(variables, stage).keys()
-    assert (
-        not site.keys()
-        & server_environment(variables, {}, needs=[NetworkAccess.HUB, NetworkAccess.STORE]).keys()
-    )
+    assert not site.keys() & server_environment(variables, {}, needs=[NetworkAccess.HUB]).keys()
 
 
 def test_a_node_that_has_an_index_of_its_own_keeps_it() -> None:

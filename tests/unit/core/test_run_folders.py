@@ -14,8 +14,6 @@ from listener import Listener
 from pipeline.core.errors import StoreError
 from pipeline.core.key_value_store import FileKeyValueStore
 from pipeline.core.leases import Leases
-from pipeline.core.remote_store import cache_folder
-from pipeline.core.remote_store_variable import REMOTE_STORE_VARIABLE
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 from pipeline.release.garbage_collection import find_garbage
@@ -44,12 +42,9 @@ with store.collect() as claim:
 """
 
 
-@pytest.fixture(params=["folder", "object store"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    if request.param == "folder":
-        return Store(tmp_path / "store")
-    monkeypatch.setenv(REMOTE_STORE_VARIABLE, "")
-    return Store(cache_folder(f"file://{tmp_path}/bucket", tmp_path / "home"))
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
 def killed_run(store: Store) -> Path:

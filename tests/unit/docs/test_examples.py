@@ -18,7 +18,6 @@ from pipeline.cli.main import app
 from pipeline.environments.settings import SettingsFile
 from pipeline.run.executors import options_of
 from recipes.catalog import load_recipe
-from recipes.fallback_chain import FallbackChain
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
 from recipes.workload import NamedWorkload
@@ -30,7 +29,6 @@ BLOCK = re.compile(r"^```(.*?)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MODELS: dict[str, Any] = {
     "policy": Policy,
     "profile": ServingProfile,
-    "chain": FallbackChain,
     "settings": SettingsFile,
     "workload": NamedWorkload,
 }

@@ -54,8 +54,6 @@ def test_list() -> None:
         "quantize",
         "quantize-autoawq",
         "serve",
-        "serve-llamacpp",
-        "serve-sglang",
         "evaluate",
     ]
     assert {item["state"] for item in found} == {"missing"}

@@ -418,7 +418,4 @@ def test_unknown_name(home: Path) -> None:
     settings = Settings(home=home, store=home / "store")
     with pytest.raises(UsageError, match="'train'") as caught:
         ensure("train", Accelerator.CPU, settings, NullProgress())
-    assert (
-        "quantize, quantize-autoawq, serve, serve-llamacpp, serve-sglang, evaluate"
-        in caught.value.hint
-    )
+    assert "quantize, quantize-autoawq, serve, evaluate" in caught.value.hint

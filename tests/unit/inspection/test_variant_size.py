@@ -11,8 +11,12 @@ import pytest
 from pipeline.checkpoint.safetensors_header import TensorEntry
 from pipeline.inspection.variant_size import estimated_bytes, variant_weights
 from recipes.catalog import load_recipe
+from recipes.quantization import Quantization
 
 MIXED_BYTES = 128_100_000
+MIXED = load_recipe("nvfp4").quantization.model_copy(
+    update={"other_schemes": {"FP8_DYNAMIC": [r"re:.*attn\..*"]}}
+)
 LAYERS, HIDDEN, INNER, KEY_VALUE, VOCABULARY = 30, 576, 1536, 192, 49152
 
 
@@ -57,14 +61,15 @@ def smollm2_headers(folder: Path) -> None:
         ("awq-w4a16-sym", 113_175_416),
         ("gptq-w4a16", 113_175_416),
         ("nvfp4", 116_515_496),
-        ("nvfp4-mlp-fp8-attention", MIXED_BYTES),
+        (MIXED, MIXED_BYTES),
     ],
 )
 def test_estimates_are_within_one_per_cent(
-    tmp_path: Path, recipe: str, real_file_bytes: int
+    tmp_path: Path, recipe: str | Quantization, real_file_bytes: int
 ) -> None:
     smollm2_headers(tmp_path)
-    estimate = estimated_bytes(tmp_path, load_recipe(recipe).quantization)
+    quantization = load_recipe(recipe).quantization if isinstance(recipe, str) else recipe
+    estimate = estimated_bytes(tmp_path, quantization)
     assert estimate == pytest.approx(real_file_bytes, rel=0.01)
 
 
@@ -79,7 +84,7 @@ def test_each_module_has_the_format_of_its_group() -> None:
         f"model.layers.0.{name}.weight": TensorEntry("BF16", (64, 64), 0, 2 * 64 * 64)
         for name in ("self_attn.q_proj", "mlp.up_proj")
     }
-    weights = variant_weights(tensors, load_recipe("nvfp4-mlp-fp8-attention").quantization, {})
+    weights = variant_weights(tensors, MIXED, {})
     attention, mlp = (each.form for each in weights.tensors)
     assert attention is not None
     assert mlp is not None

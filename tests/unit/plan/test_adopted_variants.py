@@ -138,7 +138,6 @@ class TestServed:
             "online=",
             "online=fp8",
             "online=--quantization fp8 --quantization fp8",
-            "online=--no-such-option 1",
             "online=--port 80",
             "online=--quantization 'fp8",
             "online=--model other",

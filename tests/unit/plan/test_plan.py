@@ -57,7 +57,6 @@ class Wanted:
     eval_data: Path | None = None
     trust: bool = False
     names: tuple[str, ...] = (FP8, AWQ)
-    dry_run: bool = False
 
     def plan(self) -> Plan:
         digests = FileDigests(self.calibration.parent / "digests.json")
@@ -74,7 +73,6 @@ class Wanted:
             ),
             store=self.store,
             trust_remote_code=self.trust,
-            dry_run=self.dry_run,
         )
         return planning.plan()
 
@@ -170,7 +168,7 @@ class TestStages:
         )
 
     def test_no_suite_can_take_another_stages_name(self, wanted: Wanted) -> None:
-        plan = replace(wanted, dry_run=True).plan()
+        plan = wanted.plan()
         stages = {name for variant in plan.variants for name in variant.stages}
         assert stages - {*SUITES, SPEED} <= set(RESERVED_SUITE_NAMES)
 
@@ -270,21 +268,6 @@ class TestRecipe:
     def test_the_profiles_limit_on_calibration(self, wanted: Wanted) -> None:
         other = with_profile(wanted, calibration_limit=None)
         assert changed(wanted, other) == of((AWQ,), (*MADE, *OF_VARIANT)) | JUDGES
-
-
-class TestDryRun:
-    def test_of_recipes_with_calibration_alone(self, wanted: Wanted) -> None:
-        tried = replace(wanted, dry_run=True)
-        assert set(tried.keys()) - set(wanted.keys()) == {(AWQ, "dry_run")}
-
-    def test_it_changes_no_other_stage(self, wanted: Wanted) -> None:
-        before, tried = wanted.keys(), replace(wanted, dry_run=True).keys()
-        assert {label: tried[label] for label in before} == before
-
-    def test_another_recipe_is_tried_anew(self, wanted: Wanted) -> None:
-        tried = replace(wanted, dry_run=True)
-        assert (AWQ, "dry_run") in changed(tried, replace(tried, awq={"grid_points": 5}))
-        assert (AWQ, "dry_run") not in changed(tried, replace(tried, fp8={"ignore": []}))
 
 
 class TestPolicy:

@@ -16,8 +16,6 @@ from pipeline.core.file_digests import FileDigests
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import VariantPlan
-from pipeline.stages.check_weights import CHECK_WEIGHTS
-from pipeline.stages.quantize import QUANTIZE
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.schema import Recipe
 
@@ -55,7 +53,7 @@ def planned(folder: Path, recipe: Recipe, profile: str = "cpu") -> VariantPlan:
         policy=load_policy("demo"),
         recipes=(recipe,),
         baseline=load_recipe("baseline"),
-        identities={"quantize": "q", "serve": "s", "evaluate": "e", "serve-llamacpp": "l"},
+        identities={"quantize": "q", "serve": "s", "evaluate": "e"},
         node=NODE,
         sources=SourceResolver(None, "e", digests, Listener()),
         store=folder.parent / "store",
@@ -93,14 +91,3 @@ def test_a_router_that_the_recipe_names_itself_is_not_said_again(folder: Path) -
     stages = planned(folder, carried("fp8-dynamic", ignore=["lm_head", "*.gate"])).stages
     assert stages["quantize"].runtime["left_alone"] == ""
     assert len(stages["quantize"].parameters["quantization"]["ignore"]) == 2
-
-
-def test_llama_cpp_names_the_matrices_of_gguf_and_a_worker_compares_them(folder: Path) -> None:
-    stages = planned(folder, load_recipe("gguf-q8-0"), "cpu-llamacpp").stages
-    quantize, check_weights = stages["quantize"], stages["check_weights"]
-    for stage in (quantize, check_weights):
-        assert stage.parameters["quantization"]["ignore"] == []
-        assert stage.runtime["environment"] == "serve-llamacpp"
-    assert quantize.parameters["environment"] == stages["coherence"].parameters["engine"] == "l"
-    QUANTIZE.parameters_of(quantize)
-    CHECK_WEIGHTS.parameters_of(check_weights)

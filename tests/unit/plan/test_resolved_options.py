@@ -23,7 +23,6 @@ class TestDefaults:
         assert choices.to_dict() == {
             "checkpoint": "org/model@v1",
             "recipes": ["fp8-dynamic", "awq-w4a16"],
-            "ladder": [],
             "profile": "cpu",
             "cpu_overrides": {n: each.reason for n, each in choices.profile.in_effect.items()},
             "kv_cache_note": None,
@@ -38,7 +37,6 @@ class TestDefaults:
             "eval_data": None,
             "trust_remote_code": False,
             "promote": True,
-            "dry_run": None,
         }
         assert choices.baseline.family == "baseline"
 
@@ -55,12 +53,10 @@ class TestDefaults:
             name="mine",
             registry="http://registry.example",
             eval_data=tmp_path / "programs" / ".." / "data",
-            dry_run=False,
         )
         assert choose(request, settings).to_dict() | {"checkpoint": ""} == {
             "checkpoint": "",
             "recipes": ["fp8-dynamic"],
-            "ladder": [],
             "profile": "h200",
             "cpu_overrides": {},
             "kv_cache_note": load_profile("h200").kv_cache_note,
@@ -71,21 +67,12 @@ class TestDefaults:
             "eval_data": str(tmp_path / "data"),
             "trust_remote_code": False,
             "promote": True,
-            "dry_run": False,
         }
 
     def test_a_recipe_named_twice_is_made_once(self, settings: Settings) -> None:
         request = request_for(recipes=("awq-w4a16", "fp8-dynamic", "awq-w4a16"))
         names = [recipe.name for recipe in choose(request, settings).recipes]
         assert names == ["awq-w4a16", "fp8-dynamic"]
-
-    def test_a_ladder_is_its_rungs(self, settings: Settings, tmp_path: Path) -> None:
-        ladder = tmp_path / "mine.yaml"
-        ladder.write_text("name: mine\nsummary: s\nrecipes: [awq-w4a16, fp8-dynamic]\n")
-        choices = choose(request_for(recipes=(str(ladder),)), settings)
-        assert [recipe.name for recipe in choices.recipes] == ["awq-w4a16", "fp8-dynamic"]
-        assert choices.rungs == ("awq-w4a16", "fp8-dynamic")
-        assert choices.to_dict()["ladder"] == ["awq-w4a16", "fp8-dynamic"]
 
     def test_gates_are_measured_again_by_their_names(self, settings: Settings) -> None:
         for name, gate in (("quiz", "quiz"), ("speed.ratio.short", "ratio.short")):
@@ -94,10 +81,9 @@ class TestDefaults:
 
     def test_the_record_keeps_what_was_asked_for(self, settings: Settings, tmp_path: Path) -> None:
         policy = write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}})
-        told = choose(request_for(recipes=("awq-ladder",), policy=policy), settings).to_dict()
-        assert told["requested"] == {"recipes": ["awq-ladder"], "profile": "cpu", "policy": policy}
+        told = choose(request_for(recipes=("awq-w4a16",), policy=policy), settings).to_dict()
+        assert told["requested"] == {"recipes": ["awq-w4a16"], "profile": "cpu", "policy": policy}
         assert told["policy"] == "mine"
-        assert told["recipes"] == told["ladder"]
 
     @pytest.mark.parametrize("policy", [None, "no-such-policy"])
     def test_a_folder_that_is_not_there_is_told_first(
@@ -127,9 +113,6 @@ class TestUsage:
     def test_a_slip(self, settings: Settings, options: dict[str, Any], words: str) -> None:
         assert words in refused(request_for(**options), settings).hint
 
-    def test_an_unknown_recipe_names_the_ladders_too(self, settings: Settings) -> None:
-        assert "awq-ladder" in refused(request_for(recipes=("awq",)), settings).hint
-
     def test_the_baseline_cannot_be_promoted(self, settings: Settings) -> None:
         error = refused(request_for(recipes=("baseline",)), settings)
         assert "changes nothing" in error.message
@@ -142,21 +125,6 @@ class TestUsage:
         assert error.where == "policy key suites.mmlu.margins"
         assert choose(request_for(policy=policy, recipes=("fp8-dynamic",)), settings)
         assert choose(request_for(policy=policy, recipes=None), settings).recipes == ()
-
-    def test_two_ladders(self, settings: Settings, tmp_path: Path) -> None:
-        names = ("one.yaml", "two.yaml")
-        for name in names:
-            (tmp_path / name).write_text("name: l\nsummary: s\nrecipes: [awq-w4a16, fp8-dynamic]\n")
-        error = refused(request_for(recipes=tuple(str(tmp_path / n) for n in names)), settings)
-        assert error.message == "a run can have only one ladder"
-
-    def test_a_rung_that_is_asked_for_beside_its_ladder(
-        self, settings: Settings, tmp_path: Path
-    ) -> None:
-        ladder = tmp_path / "mine.yaml"
-        ladder.write_text("name: mine\nsummary: s\nrecipes: [awq-w4a16, fp8-dynamic]\n")
-        error = refused(request_for(recipes=("fp8-dynamic", str(ladder))), settings)
-        assert "two of the variants are called 'fp8-dynamic'" in error.message
 
     def test_two_recipes_of_one_name(self, settings: Settings, tmp_path: Path) -> None:
         import recipes

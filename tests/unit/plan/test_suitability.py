@@ -25,7 +25,6 @@ from pipeline.plan.suitability import (
     check_mtp,
     check_parts,
     check_processor,
-    check_servable,
     check_shapes,
 )
 from recipes.catalog import load_profile, load_recipe, recipe_names
@@ -40,8 +39,8 @@ DEMO: dict[str, Any] = LLAMA_3_8B | {
 }
 
 
-MIXED = "nvfp4-mlp-fp8-attention"
-GGUF = {name for name in recipe_names() if name.startswith("gguf-")}
+MIXED = "nvfp4"
+ATTENTION_IN_FP8 = {"other_schemes": {"FP8_DYNAMIC": [r"re:.*attn\..*", r"re:.*attention\..*"]}}
 
 
 def changed(name: str, **changes: Any) -> Recipe:
@@ -49,25 +48,6 @@ def changed(name: str, **changes: Any) -> Recipe:
 
 
 class TestServers:
-    @pytest.mark.parametrize("name", sorted({*recipe_names()} - GGUF))
-    def test_gpus_serve_all(self, name: str) -> None:
-        check_servable(load_recipe(name), "cuda")
-
-    @pytest.mark.parametrize("name", sorted({*recipe_names()} - GGUF - {"w4a8"}))
-    def test_every_cpu_serves_or_emulates_all_but_one(self, name: str) -> None:
-        check_servable(load_recipe(name), "cpu")
-
-    def test_an_engine_serves_one_format_of_files(self) -> None:
-        check_servable(load_recipe("gguf-q8-0"), "cpu", "llamacpp")
-        check_servable(load_recipe("baseline"), "cpu", "llamacpp")
-        for name, engine in (("gguf-q8-0", "vllm"), ("fp8-dynamic", "llamacpp")):
-            with pytest.raises(UsageError):
-                check_servable(load_recipe(name), "cpu", engine)
-
-    def test_a_format_of_one_gpu(self) -> None:
-        with pytest.raises(UsageError, match="Hopper"):
-            check_servable(load_recipe("w4a8"), "cpu")
-
     def test_a_cpu_without_avx2_serves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
         with pytest.raises(UsageError, match="AVX2"):
@@ -129,7 +109,7 @@ class TestShapes:
         assert caught.value.where == f"--recipe {recipe}"
         return caught.value
 
-    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-block", "w4a8"}))
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-block"}))
     def test_the_demo_model_suits(self, name: str) -> None:
         check(name, DEMO, dense(DEMO))
 
@@ -193,10 +173,14 @@ class TestParts:
         alone = {"FP8_DYNAMIC": [r"re:.*attn\.[qkvo]_proj"], "MXFP4": ["*.down_proj"]}
         self.check({"other_schemes": alone}, dense(DEMO))
 
-    @pytest.mark.parametrize("name", [MIXED, "awq-w4a16"])
-    def test_a_fused_set_that_is_quantized_in_part(self, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "changes"), [(MIXED, ATTENTION_IN_FP8), ("awq-w4a16", {})], ids=["two", "one"]
+    )
+    def test_a_fused_set_that_is_quantized_in_part(
+        self, name: str, changes: dict[str, Any]
+    ) -> None:
         with pytest.raises(StageError, match=r"q_proj' and '.*k_proj' two formats"):
-            self.check({"ignore": ["lm_head", "*.k_proj"]}, dense(DEMO), name)
+            self.check({"ignore": ["lm_head", "*.k_proj"], **changes}, dense(DEMO), name)
 
     def test_names_that_the_model_does_not_have(self) -> None:
         with pytest.raises(StageError, match="no module gets the format 'float-quantized"):
@@ -207,9 +191,7 @@ STACKED: Shapes = {"model.layers.0.mlp.experts.gate_up_proj": (4, 32, 64)}
 
 
 class TestExperts:
-    @pytest.mark.parametrize(
-        "name", sorted({*recipe_names()} - GGUF - {"fp8-dynamic", "fp8-block"})
-    )
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-dynamic", "fp8-block"}))
     def test_stacks_are_refused(self, name: str) -> None:
         tensors = source(LLAMA_3_8B, STACKED).tensors
         with pytest.raises(StageError, match=r"experts\.gate_up_proj") as caught:

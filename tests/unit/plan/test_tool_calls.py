@@ -50,14 +50,6 @@ def test_what_can_be_asked() -> None:
         assert list(chat_faults(asked, model, *more)) == []
 
 
-def test_a_model_without_a_vision_tower_cannot_be_asked_about_images() -> None:
-    asked = policy(kind="images")
-    assert "vision" in fault(asked, CHAT, PROFILE, {"model_type": "llama"}).message
-    assert "chat template" in fault(asked, BASE, PROFILE, {"vision_config": {}}).message
-    assert list(chat_faults(asked, CHAT, PROFILE, {"vision_config": {}})) == []
-    assert list(chat_faults(asked, CHAT)) == []  # of an endpoint nothing is known
-
-
 def test_a_template_without_tools_is_named() -> None:
     found = fault(SERVER, CHAT, PARSES, {})
     assert "folder" in str(found.where)

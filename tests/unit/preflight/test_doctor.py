@@ -150,7 +150,6 @@ class TestProfiles:
         findings = diagnose(settings, load_profile("cpu"))
         assert "float32" in about("profile cpu, float32", findings).message
         assert "KV cache" in about("profile cpu, kv-cache-not-fp8", findings).message
-        assert about("profile cpu, recipe w4a8", findings).severity is Severity.WARNING
 
     def test_a_cpu_that_serves_nothing(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch

@@ -228,11 +228,6 @@ class TestGroups:
         found = preflight(LLAMA_3_8B | {"hidden_size": 4176, "num_attention_heads": 36})
         assert replace(found, made=frozenset({AWQ})).faults() == []
 
-    def test_weights_that_are_there_still_need_kernels(self) -> None:
-        found = preflight(recipes=("w4a8",))
-        words = told(replace(found, made=frozenset({"w4a8"})).faults())
-        assert "'w4a8' cannot be served on this machine" in words
-
     def test_what_a_smaller_size_divides(self) -> None:
         config = LLAMA_3_8B | {"hidden_size": 4128, "num_attention_heads": 43}  # 32 x 129
         config |= {"num_key_value_heads": 43}

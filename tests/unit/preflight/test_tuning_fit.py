@@ -80,5 +80,6 @@ def test_the_defaults_are_the_engines_and_not_the_profiles() -> None:
 
 
 def test_a_profile_may_list_layers() -> None:
-    profile = load_profile("h100-kv16-window")
+    listed = {"kv-cache-dtype-skip-layers": ["sliding_window"]}
+    profile = load_profile("h100").model_copy(update={"engine_arguments": listed})
     assert make_profiled(profile, make_defaults(profile, STANDARD, H100)).changes_outputs

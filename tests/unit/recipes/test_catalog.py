@@ -19,7 +19,6 @@ from recipes import catalog
 from recipes.config_model import ConfigModel
 from recipes.schema import Recipe
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 Loader = Callable[[str], ConfigModel]
 LOADERS: dict[str, Loader] = {
     "recipe": catalog.load_recipe,
@@ -141,13 +140,6 @@ def test_a_profile_by_the_gpus_name(gpu: str, profile: str | None) -> None:
 
 
 # --- wrong names --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("file", sorted(BENCHMARKS.rglob("*.yaml")), ids=lambda file: file.stem)
-def test_what_the_benchmarks_ask_for_loads(file: Path) -> None:
-    is_policy = "suites" in yaml.safe_load(file.read_text())
-    found = LOADERS["policy" if is_policy else "recipe"](str(file))
-    assert found.name.replace("-", "_") == file.stem.replace("-", "_")
 
 
 @pytest.mark.parametrize("noun", LOADERS)
@@ -419,77 +411,6 @@ def test_whatever_a_file_holds_is_a_recipe_or_a_usage_error(
         catalog.load_recipe(str(path))
     except UsageError as error:
         assert str(path) in error.where  # noqa: PT017 - a recipe is as good an answer
-
-
-class TestLadders:
-    @pytest.mark.parametrize("name", catalog.ladder_names())
-    def test_the_rungs_of_the_carried_ones_are_recipes(self, name: str) -> None:
-        assert catalog.is_ladder(name)
-        ladder = catalog.load_ladder(name)
-        assert ladder.name == name
-        assert set(ladder.recipes) <= set(catalog.recipe_names())
-
-    @pytest.mark.parametrize("slip", ["awq", "awq-lader"])
-    def test_an_unknown_recipe_names_them_too(self, slip: str) -> None:
-        with pytest.raises(UsageError, match=f"'{slip}'") as caught:
-            catalog.load_recipe_or_ladder(slip)
-        for name in (*catalog.recipe_names(), *catalog.ladder_names()):
-            assert name in caught.value.hint
-        assert catalog.load_recipe_or_ladder("awq-ladder").name == "awq-ladder"
-        assert isinstance(catalog.load_recipe_or_ladder("awq-w4a16"), Recipe)
-
-    def test_there_is_one(self) -> None:
-        assert "awq-ladder" in catalog.ladder_names()
-        assert not catalog.is_ladder("awq-w4a16")
-
-    def test_a_file_with_rungs_is_one(self, tmp_path: Path) -> None:
-        mine = tmp_path / "mine.yaml"
-        mine.write_text("name: mine\nsummary: s\nrecipes: [fp8-dynamic, awq-w4a16]\n")
-        assert catalog.is_ladder(str(mine))
-        assert catalog.load_ladder(str(mine)).recipes == ["fp8-dynamic", "awq-w4a16"]
-
-    @pytest.mark.parametrize("text", ["- a\n", "", "{", "name: recipe\n"])
-    def test_other_files_are_not(self, tmp_path: Path, text: str) -> None:
-        mine = tmp_path / "mine.yaml"
-        mine.write_text(text)
-        assert not catalog.is_ladder(str(mine))
-        assert not catalog.is_ladder(str(tmp_path / "none.yaml"))
-
-    @pytest.mark.parametrize(
-        ("rungs", "words"),
-        [("[a, a]", "'a' occurs twice"), ("[a]", "at least 2"), ("[]", "at least 2")],
-    )
-    def test_rungs_are_several_and_differ(self, tmp_path: Path, rungs: str, words: str) -> None:
-        mine = tmp_path / "mine.yaml"
-        mine.write_text(f"name: mine\nsummary: s\nrecipes: {rungs}\n")
-        with pytest.raises(UsageError, match=words):
-            catalog.load_ladder(str(mine))
-
-
-CUDA_PROFILES = [
-    name for name in catalog.profile_names() if catalog.load_profile(name).accelerator == "cuda"
-]
-
-
-@pytest.mark.parametrize("name", CUDA_PROFILES)
-def test_a_gpu_needs_no_compiler_and_keeps_the_engines_defaults(name: str) -> None:
-    profile = catalog.load_profile(name)
-    if name == "h100-flashinfer":
-        assert profile.environment == {"PREPARE_NVCC": "1"}
-    else:
-        assert "PREPARE_NVCC" not in profile.environment
-        for variable in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_DEEP_GEMM"):
-            assert profile.environment[variable] == "0"
-    # vLLM's own are larger, and a baseline is served as the engine serves it.
-    assert not {"max-num-seqs", "gpu-memory-utilization"} & profile.engine_arguments.keys()
-
-
-def test_a_cpu_calibrates_in_one_batch_and_its_threads_wait_asleep() -> None:
-    profile = catalog.load_profile("cpu")
-    limits = profile.calibration_limit
-    assert limits is not None
-    assert limits.batch_size == limits.samples
-    assert profile.environment["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 class TestProfilesThatExtend:

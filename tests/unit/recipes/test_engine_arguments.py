@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-import pipeline
 from recipes.engine_arguments import (
     EngineArgumentError,
     check_arguments,
@@ -21,10 +18,6 @@ from recipes.engine_arguments import (
 )
 from recipes.engines import DEFAULT, find_engine
 from recipes.schema import ServingProfile
-
-LOCKS = Path(pipeline.__file__).parent / "environments" / "locks"
-ENGINES = ["cpu", "cuda"]
-
 
 TUNED: dict[str, Any] = {
     **{"min_gain": 1.1, "gain": 1.2, "alpha": 0.05, "workload": "chat", "engine_defaults": []},
@@ -38,28 +31,18 @@ def profile(**keys: Any) -> ServingProfile:
     )
 
 
-@pytest.mark.parametrize("accelerator", ENGINES)
-def test_the_names_are_those_of_the_locked_engine(accelerator: str) -> None:
-    engine, names = find_engine(DEFAULT).known_arguments(accelerator)
-    lock = (LOCKS / f"serve-{accelerator}.txt").read_text()
-    locked = re.search(r"^vllm(?:-cpu)?==(\S+)$", lock, re.MULTILINE)
-    assert locked is not None
-    assert engine == f"vllm {locked[1]}", "run scripts/engine_arguments.py in the new environment"
-    assert {"max-model-len", "host", "load-format", "middleware", "uds"} <= names
-
-
-@given(st.data(), st.sampled_from(ENGINES))
-def test_no_beginning_of_a_name_is_taken_for_it(data: st.DataObject, accelerator: str) -> None:
+@given(st.data())
+def test_no_beginning_of_a_refused_name_is_taken(data: st.DataObject) -> None:
     """argparse would take `hos`, `mod` and `trust-remote` for the whole name."""
-    names = find_engine(DEFAULT).known_arguments(accelerator)[1]
-    name = data.draw(st.sampled_from(sorted(names)))
-    short = name[: data.draw(st.integers(1, len(name) - 1))]
-    if short not in names or explain_ours(short):
+    engine = find_engine(DEFAULT)
+    names = [name.removesuffix("*") for names in engine.ours.values() for name in names]
+    name = data.draw(st.sampled_from(names))
+    short = name[: data.draw(st.integers(1, len(name)))]
+    if short not in engine.whole_names:
         with pytest.raises(EngineArgumentError):
-            check_arguments(accelerator, {short: True})
+            check_arguments({short: True})
 
 
-@pytest.mark.parametrize("accelerator", ENGINES)
 @pytest.mark.parametrize(
     "name",
     [
@@ -73,9 +56,9 @@ def test_no_beginning_of_a_name_is_taken_for_it(data: st.DataObject, accelerator
         *("", "block-size=1", "x\n--host", "\u202edtype", "max-model-len.\u00e9x" * 9),
     ],
 )
-def test_what_is_ours_or_unknown_is_refused(accelerator: str, name: str) -> None:
+def test_what_is_ours_or_no_name_is_refused(name: str) -> None:
     with pytest.raises(EngineArgumentError) as caught:
-        check_arguments(accelerator, {name: True})
+        check_arguments({name: True})
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
 
@@ -91,7 +74,7 @@ def test_what_is_ours_or_unknown_is_refused(accelerator: str, name: str) -> None
 )
 def test_a_value_is_no_option_file_or_object(value: Any) -> None:
     with pytest.raises(EngineArgumentError):
-        check_arguments("cuda", {"compilation-config": value})
+        check_arguments({"compilation-config": value})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +93,7 @@ def test_a_value_is_no_option_file_or_object(value: Any) -> None:
 def test_a_file_beside_who_serves_is_not_loaded(name: str, value: str) -> None:
     """A name without a slash is a path, too: from the folder that the command runs in."""
     with pytest.raises(EngineArgumentError):
-        check_arguments("cuda", {name: value})
+        check_arguments({name: value})
 
 
 def test_what_tunes_an_engine_is_taken() -> None:
@@ -127,8 +110,9 @@ def test_what_tunes_an_engine_is_taken() -> None:
         "num-gpu-blocks-override": -1,
         "override-generation-config": '{"temperature": 0.2}',
         "generation-config": "vllm",
+        "reasoning-parser": "qwen3",
     }
-    check_arguments("cuda", arguments)
+    check_arguments(arguments)
     assert profile(accelerator="cuda", engine_arguments=arguments).engine_arguments == arguments
 
 

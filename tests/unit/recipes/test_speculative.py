@@ -101,7 +101,7 @@ def test_what_the_engine_does_not_know_is_refused_with_file_and_key(
 def test_the_engines_own_arguments_lead_to_the_key(name: str) -> None:
     for argument in (name, f"{name}.method"):
         with pytest.raises(EngineArgumentError, match="'speculative'"):
-            check_arguments("cpu", {argument: "ngram"})
+            check_arguments({argument: "ngram"})
 
 
 def test_lossy_and_synthetic_are_told_apart(tmp_path: Path) -> None:

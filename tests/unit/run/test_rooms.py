@@ -24,20 +24,17 @@ MODELS: dict[str, Score] = {
     "different": flipping(4),
     "broken": equal,
     "incoherent": equal,
-    "unquantizable": equal,
 }
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A run: what each of its variants is, how it is judged, whether it is a ladder."""
+    """A run: what each of its variants is, how it is judged."""
 
     models: tuple[str, ...]
     has_two_suites: bool
     batch: int
     repeat: int
-    is_ladder: bool
-    dry_run: bool
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,7 +55,6 @@ class Asked:
             QUESTIONS,
             broken=self.of_kind("broken"),
             incoherent=self.of_kind("incoherent"),
-            unquantizable=self.of_kind("unquantizable"),
         )
         judged = policy(batch=self.batch, noise_floor_questions=self.repeat)
         if self.has_two_suites:
@@ -71,8 +67,6 @@ class Asked:
             models,
             judged,
             self.names,
-            rungs=self.names if self.is_ladder and len(self.names) > 1 else (),
-            dry_run=self.dry_run,
             rooms=rooms,
         )
         made.run()
@@ -85,8 +79,6 @@ RUNS = st.builds(
     has_two_suites=st.booleans(),
     batch=st.sampled_from([8, 32]),
     repeat=st.sampled_from([0, 16]),
-    is_ladder=st.booleans(),
-    dry_run=st.booleans(),
 )
 
 

@@ -618,124 +618,16 @@ class TestSeveralVariants:
         assert report.p_value <= 0.025
 
 
-class TestLadder:
-    @pytest.fixture
-    def ladder(self, bench: FakeRun) -> FakeRun:
-        bench.recipes = bench.rungs = (ONE, TWO, "three")
-        return bench
-
-    def verdicts(self, report: RunReport) -> dict[str, str]:
-        return {variant.recipe: variant.verdict for variant in report.variants}
-
-    def test_the_first_that_passes_ends_the_climb(self, ladder: FakeRun) -> None:
-        report = ladder.run()
-        assert self.verdicts(report) == {ONE: "pass", TWO: "skipped", "three": "skipped"}
-        assert report.variants[1].reason == f"not needed: {ONE} passed"
-        assert {stage.variant for stage in report.stages} == {"code", "baseline", ONE}
-        assert ladder.models.served == ["baseline", ONE]
-
-    def test_a_rung_is_made_once_that_before_has_not_passed(self, ladder: FakeRun) -> None:
-        ladder.models.score = lambda variant, suite, number: (lost(2) if variant == ONE else equal)(
-            variant, suite, number
-        )
-        report = ladder.run()
-        assert self.verdicts(report) == {ONE: "fail", TWO: "pass", "three": "skipped"}
-        assert set(ladder.models.served) == {"baseline", ONE, TWO}
-        order = [(stage.name, stage.variant) for stage in report.stages]
-        assert order.index(("judge", ONE)) < order.index(("quantize", TWO))
-
-    def test_a_rung_that_cannot_be_served_is_no_end(self, ladder: FakeRun) -> None:
-        ladder.models.broken = {ONE}
-        assert self.verdicts(ladder.run()) == {ONE: "error", TWO: "pass", "three": "skipped"}
-
-    def test_none_passes(self, ladder: FakeRun) -> None:
-        ladder.models.score = lost(2)
-        assert set(self.verdicts(ladder.run()).values()) == {"fail"}
-
-    def test_every_rung_counts_though_it_is_never_tried(self, ladder: FakeRun) -> None:
-        (first, *_) = ladder.run().variants
-        assert first.p_value is not None
-        assert first.p_value <= 0.05 / 3
-
-    def test_one_that_passes_alone_but_not_among_three_is_followed(self, ladder: FakeRun) -> None:
-        # 52 questions without a flip give a p-value of 0.032.
-        ladder.models.questions = 52
-        report = ladder.run()
-        assert self.verdicts(report) == dict.fromkeys((ONE, TWO, "three"), "undecided")
-        assert 0.05 / 3 < (report.variants[0].p_value or 0) <= 0.05
-        assert all(not check.differences for check in check_run(report, Store(ladder.root)))
-
-    def test_others_do_not_wait_for_the_ladder(self, ladder: FakeRun) -> None:
-        ladder.recipes = ("other", *ladder.rungs)
-        report = ladder.run()
-        assert self.verdicts(report)["other"] == "pass"
-        assert ladder.models.served == ["baseline", "other", ONE]
-
-    def test_the_record_bears_checking(self, ladder: FakeRun) -> None:
-        report = ladder.run()
-        (check,) = check_run(report, Store(ladder.root))
-        assert (check.recipe, check.differences) == (ONE, ())
-
-    def test_the_plan_names_the_rungs_that_the_verdicts_call_for(self, ladder: FakeRun) -> None:
-        def planned() -> set[str]:
-            store = Store(ladder.root)
-            specs = ladder.plan().stages(lambda spec: store.find_current(spec.stage, spec.key))
-            return {spec.variant for spec in specs if spec.stage == "quantize"}
-
-        assert planned() == {ONE}
-        ladder.models.score = lambda variant, suite, number: (lost(2) if variant == ONE else equal)(
-            variant, suite, number
-        )
-        ladder.run()
-        assert planned() == {ONE, TWO}
-
-
-class TestDryRun:
-    def stages(self, report: RunReport) -> list[tuple[str, str, str]]:
-        made = ("dry_run", "quantize", "check_weights")
-        return [(s.variant, s.name, s.status) for s in report.stages if s.name in made]
-
-    @pytest.fixture
-    def bench(self, bench: FakeRun) -> FakeRun:
-        return replace(bench, recipes=(ONE, TWO), dry_run=True)
-
-    def test_all_come_before_the_first_quantization(self, bench: FakeRun) -> None:
-        assert self.stages(bench.run()) == [
-            (ONE, "dry_run", "ran"),
-            (TWO, "dry_run", "ran"),
-            (ONE, "quantize", "ran"),
-            (ONE, "check_weights", "ran"),
-            (TWO, "quantize", "ran"),
-            (TWO, "check_weights", "ran"),
-        ]
-
-    def test_none_for_what_is_quantized_already(self, bench: FakeRun) -> None:
-        replace(bench, dry_run=False, recipes=(ONE,)).run()
-        found = self.stages(bench.run())
-        assert (TWO, "dry_run", "ran") in found
-        assert ONE not in {variant for variant, name, _ in found if name == "dry_run"}
-
+class TestMaking:
     def test_one_that_fails_stops_its_own_variant_alone(self, bench: FakeRun) -> None:
+        bench = replace(bench, recipes=(ONE, TWO))
         bench.models.unquantizable = {TWO}
         report = bench.run()
-        assert (TWO, "quantize") not in {stage[:2] for stage in self.stages(report)}
         verdicts = {variant.recipe: variant for variant in report.variants}
         assert verdicts[ONE].verdict == "pass"
         assert verdicts[TWO].verdict == "error"
         assert "cannot be quantized" in verdicts[TWO].reason
         assert bench.models.served == ["baseline", ONE]
-
-    def test_it_is_planned_where_it_would_run(self, bench: FakeRun) -> None:
-        store = Store(bench.root)
-
-        def planned() -> list[tuple[str, str]]:
-            specs = bench.plan().stages(lambda spec: store.find_current(spec.stage, spec.key))
-            return [(s.variant, s.stage) for s in specs if s.stage in ("dry_run", "quantize")]
-
-        tried, made = [(ONE, "dry_run"), (TWO, "dry_run")], [(ONE, "quantize"), (TWO, "quantize")]
-        assert planned() == tried + made
-        bench.run()
-        assert planned() == made
 
 
 class TestFloor:

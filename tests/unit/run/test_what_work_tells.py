@@ -39,7 +39,6 @@ from pipeline.core.stage_record import StageReference
 from pipeline.core.store import Store
 from pipeline.run.executors import ExecutorOptions, ray_node
 from pipeline.run.executors.local import LocalOptions
-from pipeline.run.executors.ray_node import WorkItemFile
 from pipeline.run.executors.slurm import SlurmOptions
 from pipeline.run.executors.work_events import pass_on
 
@@ -128,8 +127,7 @@ def test_an_executor_hears_what_the_work_tells_alone(work: Work, options: Execut
 
 
 def test_a_ray_task_streams_what_the_work_tells_alone(work: Work) -> None:
-    task = WorkItemFile(str(work.file), work.file.read_bytes(), work.file.stat().st_mtime_ns)
-    *lines, code = ray_node.run("", task, str(work.log), dict(os.environ))
+    *lines, code = ray_node.run("", str(work.file), str(work.log), dict(os.environ))
     assert code == 0
     assert pass_on((line for line in lines if isinstance(line, bytes)), work.listener) is None
     work.check()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from narrow_numbers import Stored, bf16, floating, from_bf16
-from pydantic import TypeAdapter
 from small_checkpoint import write_files
 from sound_variants import (
     HIDDEN,
@@ -34,8 +33,7 @@ from verification import Verification, forget, shard
 from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.core.errors import CheckpointError, VerificationError
 from pipeline.verification.tensor_files import StoredTensor
-from pipeline.verification.verification import check_smaller, verify_variant
-from recipes.quantization import AnyQuantization, Quantization
+from pipeline.verification.verification import check_smaller
 
 KINDS = tuple(RECIPES)
 LAYER = LINEAR[3]  # model.layers.0.mlp.down_proj
@@ -327,41 +325,6 @@ class TestWeights:
         verification.write_changed("gptq", {NORM: bf16(thirds)})
         verification.add_to_source({NORM: Stored("F32", thirds)})
         assert f"'{NORM}' changed from F32 to BF16" in verification.fault().message
-
-
-class TestRescaledAndCompensated:
-    """GPTQ after AWQ leaves noisy pieces in few rows, and the scaling must still be made up for."""
-
-    AFTER_AWQ = RECIPES["gptq"] | {"awq_grid_points": 20}
-
-    def fault(self, made: Verification, changes: Tensors, keys: dict[str, Any]) -> str:
-        made.write_changed("awq-sym", changes)
-        quantization: Quantization = TypeAdapter(AnyQuantization).validate_python(keys)
-        try:
-            verify_variant(made.source, made.variant, quantization, lambda done, total: None)
-        except VerificationError as error:
-            return error.message
-        return ""
-
-    def lost(self, rows: int) -> Tensors:
-        """The first half of so many rows becomes zero."""
-        name = f"{LAYER}.weight_packed"
-        packed = variant_tensors("awq-sym")[name]
-        packed.array[:rows, : packed.array.shape[1] // 2] = np.int32(-0x77777778)
-        return {name: packed}
-
-    def test_pieces_of_few_rows(self, verification: Verification) -> None:
-        assert not self.fault(verification, {}, self.AFTER_AWQ)
-        assert not self.fault(verification, self.lost(2), self.AFTER_AWQ)
-        assert "in 2 places" in self.fault(verification, self.lost(2), RECIPES["awq-sym"])
-        assert "in 20 places" in self.fault(verification, self.lost(20), self.AFTER_AWQ)
-
-    @pytest.mark.parametrize("name", [f"{LAYER}.weight_scale", NORM])
-    def test_a_scaling_that_nothing_makes_up_for(
-        self, verification: Verification, name: str
-    ) -> None:
-        twice = bf16(from_bf16(variant_tensors("awq-sym")[name]) * 2)
-        assert "is scaled by" in self.fault(verification, {name: twice}, self.AFTER_AWQ)
 
 
 class TestFloat32AmongBfloat16:

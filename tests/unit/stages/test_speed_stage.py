@@ -231,7 +231,7 @@ class TestDisturbed:
         assert record is not None
         assert (first.state, first.began, first.units) == ("disturbed", [0], 18)
         assert speed.is_unfinished(record)
-        stage.store.reopen("speed", stage.spec.key, speed.RESUMED)
+        stage.store.reopen("speed", stage.spec.key)
         assert stage.store.find("speed", stage.spec.key) is None
         second, stage = self.run_whole(tmp_path, disturbed=18)
         record = stage.store.find("speed", stage.spec.key)
@@ -244,7 +244,7 @@ class TestDisturbed:
     def test_a_reopened_one_that_was_killed_keeps_its_loads(self, tmp_path: Path) -> None:
         _, stage = self.run_whole(tmp_path, disturbed=18)
         for _ in range(2):  # the second finds it reopened
-            stage.store.reopen("speed", stage.spec.key, speed.RESUMED)
+            stage.store.reopen("speed", stage.spec.key)
         assert len(speed.course_of(stage.spec, stage.store).loads) == 36
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from recipes.engines import LaunchSpec
 from recipes.engines.vllm import Vllm
@@ -17,11 +18,12 @@ class OutsideEngine(Vllm):
     homepage = "https://example.org/outside"
 
     def command(self, python: str, launch: LaunchSpec) -> list[str]:
-        arguments = {key: value for key, value in launch.arguments.items() if key != "slots"}
-        if "slots" in launch.arguments:
-            arguments["max-num-seqs"] = launch.arguments["slots"]
-        return super().command(python, replace(launch, arguments=arguments))
+        return super().command(python, replace(launch, arguments=translated(launch.arguments)))
 
-    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
-        version, names = super().known_arguments(accelerator)
-        return f"outside over {version}", [*names, "slots"]
+    def parse_command(self, python: str, arguments: Mapping[str, Any]) -> list[str]:
+        return super().parse_command(python, translated(arguments))
+
+
+def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return vLLM's arguments: `slots` is its `max-num-seqs`."""
+    return {"max-num-seqs" if key == "slots" else key: each for key, each in arguments.items()}

@@ -16,18 +16,13 @@ from eval_gates.suites.completions_model import (
     check_fit,
     check_numbers,
     generation_request,
-    listed_payload,
-    native_payload,
     one_token_items,
     payload,
     read_answer,
     read_generated,
-    read_listed,
-    read_native,
     read_scored,
     render_chat,
     special_texts,
-    split_into_tokens,
 )
 from eval_gates.suites.endpoint_client import RejectedRequest
 from pipeline.core.errors import StageError
@@ -44,80 +39,6 @@ def answer(values: dict[int, float], greedy: int) -> dict[str, Any]:
         "top_logprobs": [tops],
     }
     return {"choices": [{"index": 0, "text": " A", "logprobs": logprobs}]}
-
-
-# --- lists of tokens ------------------------------------------------------------------------------
-
-
-def listed(values: dict[int, float]) -> dict[str, Any]:
-    """A body as llama.cpp answers."""
-    tops = [{"id": token, "token": "x", "logprob": value} for token, value in values.items()]
-    return {"choices": [{"logprobs": {"content": [{**tops[0], "top_logprobs": tops}]}}]}
-
-
-def test_listed_tokens_are_found_by_their_ids() -> None:
-    body = listed({28: -0.5, 330: -1.0, 365: -2.0, 367: -3.0, 414: -4.0})
-    assert read_listed(body, ITEM) == {number: (-1.0 - number, False) for number in range(4)}
-    body = listed({330: -1.0, 365: -2.0, 367: -3.0, 414: -4.0})
-    found = read_listed(body, ITEM)
-    assert isinstance(found, dict)
-    assert found[0] == (-1.0, True)
-
-
-@pytest.mark.parametrize(
-    "body", [listed({330: -1.0, 365: -2.0, 367: -3.0}), {}, {"choices": [{"logprobs": None}]}]
-)
-def test_a_token_that_is_not_listed_is_never_guessed(body: Any) -> None:
-    assert isinstance(read_listed(body, ITEM), RejectedRequest)
-
-
-def native(values: dict[int, float], best: float) -> dict[str, Any]:
-    """A body as SGLang's `/generate` answers."""
-    chosen = [[value, token, None] for token, value in values.items()]
-    return {
-        "meta_info": {
-            "output_token_logprobs": [[best, 28, None]],
-            "output_token_ids_logprobs": [chosen],
-        }
-    }
-
-
-def test_sglang_scores_the_tokens_that_its_own_request_names() -> None:
-    asked = native_payload(ITEM)
-    assert asked["input_ids"] == [5, 6, 7]
-    assert asked["token_ids_logprob"] == [330, 365, 367, 414]
-    values = {330: -1.0, 365: -2.0, 367: -3.0, 414: -4.0}
-    assert read_native(native(values, -0.5), ITEM) == {n: (-1.0 - n, False) for n in range(4)}
-    found = read_native(native(values, -1.0), ITEM)
-    assert isinstance(found, dict)
-    assert found[0] == (-1.0, True)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        native({330: -1.0}, -1.0),
-        {},
-        {"meta_info": {"output_token_ids_logprobs": []}},
-        {"meta_info": 1},
-    ],
-)
-def test_sglang_without_a_token_is_rejected(body: Any) -> None:
-    assert isinstance(read_native(body, ITEM), RejectedRequest)
-
-
-def test_as_many_tokens_are_listed_as_asked() -> None:
-    asked = listed_payload("m", ITEM, 1, 200)
-    assert (asked["prompt"], asked["max_tokens"], asked["logprobs"]) == ([5, 6, 7], 1, 200)
-
-
-@given(st.lists(st.tuples(st.none(), st.lists(st.integers()), st.lists(st.integers())), max_size=5))
-def test_every_token_is_asked_for_after_the_ones_before(requests: list[Any]) -> None:
-    parts = iter(split_into_tokens(requests))
-    for number, (_, context, continuation) in enumerate(requests):
-        for place, token in enumerate(continuation):
-            assert next(parts) == (number, context + continuation[:place], [token])
-    assert next(parts, None) is None
 
 
 # --- which requests go together -------------------------------------------------------------------

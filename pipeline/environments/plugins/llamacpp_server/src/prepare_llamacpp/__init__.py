@@ -1,1 +1,0 @@
-"""Command line of llama.cpp's server over xllamacpp, and conversion of checkpoints to GGUF."""

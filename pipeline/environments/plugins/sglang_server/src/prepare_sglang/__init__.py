@@ -1,1 +1,0 @@
-"""SGLang's server on any x86 CPU and on a Unix socket."""

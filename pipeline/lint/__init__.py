@@ -1,1 +1,0 @@
-"""Findings about a serving command that another process wrote."""

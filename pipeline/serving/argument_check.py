@@ -1,0 +1,68 @@
+"""Serving arguments, read by the engine's own parser before anything is made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from pipeline.core.errors import UsageError
+from pipeline.core.process_environment import server_environment
+from pipeline.serving.serving_arguments import ServingArguments
+from recipes.engines import find_engine
+
+ANSWER_TIMEOUT_S = 300  # importing an engine takes a minute on a busy machine
+REFUSED = 2  # exit code of argparse
+
+
+def check_engine_arguments(
+    served: Collection[tuple[str, ServingArguments]],
+    python_of: Callable[[str], Path],
+    accepted: Path,
+) -> None:
+    """Let the engine's parser read arguments that it has not accepted yet.
+
+    Only the parser's own refusal counts: an engine that cannot be imported is told at its start.
+
+    Args:
+        served: identity of the engine's environment, and arguments.
+        python_of: interpreter of an environment by name; builds it on first use.
+        accepted: folder with an empty file for each accepted pair.
+
+    Raises:
+        UsageError: names the option and what the parser says.
+    """
+    for identity, serving in served:
+        engine, arguments = find_engine(serving.engine), serving.for_engine()
+        told = json.dumps([identity, serving.engine, arguments], sort_keys=True)
+        marker = accepted / hashlib.sha256(told.encode()).hexdigest()
+        if marker.exists():
+            continue
+        python = python_of(engine.environment)
+        command = engine.parse_command(str(python), arguments)
+        if not command:
+            continue
+        try:
+            answer = subprocess.run(
+                command,
+                env=server_environment(os.environ, {}, python=python),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=ANSWER_TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if answer.returncode == REFUSED:
+            fault = answer.stderr.strip().rpartition("error: ")[2][:500]
+            raise UsageError(
+                f"{engine.title} does not accept the serving arguments: {fault}",
+                where="--profile, key engine_arguments, or --served-variant",
+                hint="correct the argument; the key is the engine's long option without dashes",
+            )
+        if answer.returncode == 0:
+            accepted.mkdir(parents=True, exist_ok=True)
+            marker.touch()
