@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, Version
+from artifacts.registry import POLICY_TAG, TUPLE_TAG, Version
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import Hardware

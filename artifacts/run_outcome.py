@@ -18,7 +18,6 @@ VERDICTS: dict[int, RunVerdict] = {
     ExitCode.UNEXPECTED: "error",
     ExitCode.GATES_FAILED: "fail",
     ExitCode.UNDECIDED: "undecided",
-    ExitCode.RECORDED: "error",
     ExitCode.INTERRUPTED: "interrupted",
 }
 

@@ -2,48 +2,56 @@
 
 Layout of `prepare-evidence/`::
 
-    manifest.json                     size and sha256 of every file, weights included
-    verdict.json                      verdicts on all variants of the run, and their subjects
-    resolved.json                     policy, recipe, serving and so on, each with its place
-    stages/<stage>/<key>/stage.json   a stage's record, byte for byte as in the store
-    stages/<stage>/<key>/<file>.gz    its answers, questions, timings, tables, logs
-    locks/<environment>.txt           the lock of each environment that was built from it
-    logs/<name>.gz                    the servers' output
+    manifest.json     size and sha256 of every file, weights included
+    verdict.json      verdicts on all variants of the run, and their subjects
+    records.tar.gz    stages/<stage>/<key>/stage.json of all stages, byte for byte as in the store
+    answers.tar.gz    the files of stages that asked, answered, measured or judged
 
-Equal files pack to equal bytes.
+Equal files pack to equal bytes. A copy may lack the answers, which are private like the questions.
+Unpacked, a bundle is a store to read from.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from pydantic import Field
 
-from artifacts.evidence.bundled_evidence import place_of
 from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.run_record import VariantReport
-from artifacts.verdict_inputs import VerdictInputs
 from pipeline import __version__
 from pipeline.checkpoint.source_info import SourceInfo
-from pipeline.checkpoint.weights_folder_files import ADDED_LATER, BUNDLE
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
-from pipeline.core.store import RECORD
+from pipeline.core.store import RECORD, Store
+from pipeline.core.untrusted.file import MEBIBYTE, open_regular
+from pipeline.core.untrusted.record import MAX_BYTES
+from pipeline.core.untrusted.rows import MAX_CHARACTERS
 
 VERDICT = "verdict.json"
-RESOLVED = "resolved.json"
+RECORDS = "records.tar.gz"
 ABOUT = (
     "Verdicts on quantized variants of one checkpoint that were tried together, each against the "
-    "baseline, and where the evidence of each begins: stages/judge/<key>."
+    "baseline, and where the evidence of each begins: stages/judge/<key> in records.tar.gz."
 )
-# Paths of this machine, and nothing that the record does not say.
-LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json")
+# Stages whose files are in the bundle, and files that only name paths of this machine.
+WITH_FILES = ("questions", "evaluate", "speed", "judge")
+LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json", "worker.log")
+MAX_UNPACKED_BYTES = 4096 * MEBIBYTE
+MAX_MEMBERS = 20_000
+BLOCK_BYTES = MEBIBYTE
+_MEMBER = re.compile(r"stages/[a-z_]{1,40}/[0-9A-Za-z]{1,64}/[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class BundleVerdict(Record):
@@ -57,8 +65,9 @@ class BundleVerdict(Record):
     override: str | None = Field(description="why it is promoted though it did not pass")
     registered_name: str = Field(description="name in the registry")
     profile: str = Field(description="name of the serving profile")
-    policy: str = Field(description="name of the policy; resolved.json has all of it")
+    policy: str = Field(description="name of the policy; the judge's record has all of it")
     command: str = Field("", description="that made the run; paths by their last part")
+    signer: str = Field("", description="sha256 of the public key that belongs to the signature")
     source: SourceInfo
     attempted: tuple[str, ...] = Field(
         fail_fast=True, description="recipes of the run; each counts in the correction"
@@ -66,9 +75,6 @@ class BundleVerdict(Record):
     judges: dict[str, str] = Field(description="key of the judge stage, by recipe")
     variants: tuple[VariantReport, ...] = Field(
         fail_fast=True, description="verdicts, after the correction"
-    )
-    revisions: dict[str, int] = Field(
-        description="of the stages' code, by stage; their keys are made of them"
     )
 
     @property
@@ -80,40 +86,35 @@ class BundleVerdict(Record):
         raise EvidenceError(f"{VERDICT} says nothing about '{self.recipe}', which it is about")
 
 
-@dataclass(frozen=True)
-class BundleContents:
-    """Contents of a bundle to write."""
-
-    verdict: BundleVerdict  # what it says
-    records: tuple[StageRecord, ...]  # of all stages that this depends on
-    stage_folders: Mapping[str, Path]  # of these records, by key
-    locks: Mapping[str, str]  # text by file name
-    logs: Mapping[str, Path]  # file by name
-
-
-def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
-    """Write a bundle into the folder of the weights.
+def write_bundle(
+    folder: Path, verdict: BundleVerdict, records: Sequence[StageRecord], store: Store
+) -> Manifest:
+    """Write a bundle of these stages into the folder of the weights.
 
     Raises:
         EvidenceError: the folder contains something that is not a regular file.
         OSError: the disk is full, or the folder is not writable.
     """
     bundle = folder / BUNDLE
-    _write_json(bundle / VERDICT, contents.verdict.model_dump(mode="json"))
-    by_key = {record.key: record for record in contents.records}
-    judged = VerdictInputs.load_by_key(
-        lambda _, key: by_key.get(key), contents.verdict.judges[contents.verdict.recipe]
+    _write_json(bundle / VERDICT, verdict.model_dump(mode="json"))
+    places = {
+        f"stages/{each.stage}/{each.key}": store.stage_folder(each.stage, each.key)
+        for each in records
+    }
+    pack(bundle / RECORDS, {f"{name}/{RECORD}": path / RECORD for name, path in places.items()})
+    pack(
+        folder / ANSWERS,
+        {
+            f"{name}/{file.name}": file
+            for name, path in places.items()
+            if name.split("/")[1] in WITH_FILES
+            for file in path.iterdir()
+            if file.is_file() and file.name not in (RECORD, *LEFT_IN_THE_STORE)
+        },
     )
-    _write_json(bundle / RESOLVED, gather_resolved(judged))
-    for record in contents.records:
-        _pack_stage(contents.stage_folders[record.key], bundle / place_of(record.stage, record.key))
-    for name, text in sorted(contents.locks.items()):
-        _write(bundle / "locks" / name, text.encode())
-    for name, log in sorted(contents.logs.items()):
-        _write(bundle / "logs" / f"{name}.gz", pack(log.read_bytes()))
     manifest = Manifest(
         prepare_version=__version__,
-        recipe=contents.verdict.recipe,
+        recipe=verdict.recipe,
         evidence_files=list_files(bundle),
         model_files=list_files(folder, (BUNDLE, *ADDED_LATER)),
     )
@@ -121,68 +122,89 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     return manifest
 
 
-def gather_resolved(judged: VerdictInputs) -> dict[str, Any]:
-    """Return all decisions made before measuring, with their places in the bundle.
+@contextmanager
+def open_bundle(bundle: Path) -> Iterator[tuple[Store, set[str]]]:
+    """Yield a bundle as a store to read from, and its stages as `stages/<stage>/<key>`.
 
-    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, for comparison with its record.
+    Raises:
+        EvidenceError: an archive is missing, damaged, too large, or has other files.
     """
-    judge, made, served = judged.judge.record, judged.quantize.record, judged.coherence.record
-    parts = {
-        "policy": (judge, "/parameters/policy"),
-        "family": (judge, "/parameters/family"),
-        "profile": (judge, "/parameters/profile"),
-        "quantization": (made, "/parameters/quantization"),
-        "calibration_data": (made, "/parameters/calibration_data"),
-        "quantized": (made, "/result"),
-        "verified": (judged.check_weights.record, "/result"),
-        "serving": (served, "/parameters/serving"),
-        "baseline_serving": (judged.baseline_coherence.record, "/parameters/serving"),
-        "hardware": (served, "/parameters/hardware"),
-        "engine_version": (served, "/result/engine_version"),
-        "environment.quantize": (made, "/parameters/environment"),
-        "environment.serve": (served, "/parameters/engine"),
-    }
-    found: dict[str, Any] = {"schema_version": 1}
-    for name, (record, pointer) in parts.items():
-        data = record.model_dump(mode="json")
-        try:
-            value = follow_pointer(data, pointer)
-        except KeyError:  # adopted weights, for example, have no calibration data
-            continue
-        found[name] = {
-            "from": f"{place_of(record.stage, record.key)}/{RECORD}#{pointer}",
-            "value": value,
-        }
-    return found
+    with TemporaryDirectory(prefix="prepare-evidence-") as folder:
+        root = Path(folder)
+        names = unpack(bundle / RECORDS, root)
+        if (answers := bundle / Path(ANSWERS).name).exists():
+            names |= unpack(answers, root)
+        yield Store(root), {name.rpartition("/")[0] for name in names}
 
 
-def follow_pointer(data: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer (RFC 6901); raises KeyError if there is none."""
-    for word in pointer.split("/")[1:]:
-        name = word.replace("~1", "/").replace("~0", "~")
-        if not isinstance(data, dict) or name not in data:
-            raise KeyError(pointer)
-        data = data[name]
-    return data
+def pack(archive: Path, files: dict[str, Path]) -> None:
+    """Write files, by name, into a compressed archive without times and owners."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        archive.open("wb") as target,
+        gzip.GzipFile("", "wb", 9, target, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for name, file in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = file.stat().st_size
+            with file.open("rb") as content:
+                tar.addfile(member, content)
 
 
-def pack(content: bytes) -> bytes:
-    """Compress with gzip, without name and time: equal content gives equal bytes."""
-    return gzip.compress(content, 9, mtime=0)
+def unpack(archive: Path, root: Path) -> set[str]:
+    """Unpack an untrusted archive of stages; return the names in it.
+
+    Raises:
+        EvidenceError: it is damaged, too large, or has other files.
+    """
+    names: set[str] = set()
+    try:
+        with (
+            open_regular(archive, None) as packed,
+            gzip.GzipFile(fileobj=packed) as unpacked,
+            tarfile.open(fileobj=(bounded := _Bounded(unpacked)), mode="r:") as tar,  # type: ignore[call-overload]
+        ):
+            for member in tar:
+                if not member.isreg() or not _MEMBER.fullmatch(member.name):
+                    raise ValueError(f"it has {ascii(member.name)[:100]}")
+                most = MAX_BYTES if member.name.endswith(f"/{RECORD}") else MAX_CHARACTERS
+                if member.name in names or member.size > most or len(names) >= MAX_MEMBERS:
+                    raise ValueError(f"{member.name} is there twice, or larger than {most:,} bytes")
+                names.add(member.name)
+                content = tar.extractfile(member)
+                assert content is not None
+                (root / member.name).parent.mkdir(parents=True, exist_ok=True)
+                with (root / member.name).open("xb") as file:
+                    while block := content.read(BLOCK_BYTES):
+                        file.write(block)
+            while bounded.read(BLOCK_BYTES):  # to the checksum at its end
+                pass
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
+        raise EvidenceError(
+            f"the archive cannot be read: {error}",
+            where=str(archive),
+            hint="get the evidence again from where it was published",
+        ) from error
+    return names
 
 
-def _pack_stage(folder: Path, destination: Path) -> None:
-    """Copy the record and compress the other top-level files; skip folders (weights)."""
-    _write(destination / RECORD, (folder / RECORD).read_bytes())
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name not in (RECORD, *LEFT_IN_THE_STORE):
-            _write(destination / f"{file.name}.gz", pack(file.read_bytes()))
+class _Bounded:
+    """A decompressed archive to read, of limited size, in limited pieces.
 
+    `tarfile` reads a long header in one piece, of the size that the archive states.
+    """
 
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
+    def __init__(self, content: gzip.GzipFile) -> None:
+        self._content = content
+        self.seek, self.tell = content.seek, content.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= BLOCK_BYTES or self._content.tell() > MAX_UNPACKED_BYTES:
+            raise ValueError("it unpacks to too much")
+        return self._content.read(size)
 
 
 def _write_json(file: Path, data: Any) -> None:
-    _write(file, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes((json.dumps(data, indent=1, sort_keys=True) + "\n").encode())

@@ -7,23 +7,26 @@ signature (`signing.py`) identifies the author.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
-from artifacts.evidence.bundle import RESOLVED, VERDICT, BundleVerdict, gather_resolved
-from artifacts.evidence.bundled_evidence import BundledEvidence, place_of
+from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
 from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
 from artifacts.evidence.recompute import RecordedVerdicts, VariantCheck, check_claims
 from artifacts.evidence.rule_check import find_served_otherwise
+from artifacts.evidence.source import Evidence
 from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.verdict_inputs import VerdictInputs, collect_stages
 from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.checkpoint.weights_folder_files import ADDED_LATER, BUNDLE, digest_auxiliary_files
-from pipeline.core.errors import CheckpointError, EvidenceError, raise_as
+from pipeline.checkpoint.weights_folder_files import (
+    ADDED_LATER,
+    ANSWERS,
+    BUNDLE,
+    SIGNATURE,
+    digest_auxiliary_files,
+)
+from pipeline.core.errors import CheckpointError, EvidenceError, StoreError, raise_as
 from pipeline.core.stage_record import StageReference
-from pipeline.core.untrusted.file import read_regular
-from pipeline.core.untrusted.json import parse_json
-from pipeline.core.untrusted.record import MAX_BYTES, MAX_VALUES, read_record
+from pipeline.core.untrusted.record import read_record
 from pipeline.stages.judge import policy_digest
 
 
@@ -40,6 +43,7 @@ class BundleCheck:
     problems: tuple[str, ...]  # what is wrong with files, and what does not fit together
     variants: tuple[VariantCheck, ...]  # verdicts of all variants, computed again
     made_by: str = ""  # who made the weights; '' if a recipe did
+    answers_withheld: bool = False  # the copy lacks them, so no verdict was computed again
 
     @property
     def is_sound(self) -> bool:
@@ -81,25 +85,31 @@ def check_bundle(folder: Path) -> BundleCheck:
         )
     manifest, made_by = read_manifest(bundle), ""
     has_weights = bundle != folder
-    problems = differences(bundle, manifest.evidence_files, (MANIFEST,))
+    answers = bundle / Path(ANSWERS).name
+    withheld = not answers.exists()
+    listed = tuple(e for e in manifest.evidence_files if not withheld or e.path != answers.name)
+    problems = differences(bundle, listed, (MANIFEST,))
     if has_weights:
         problems += differences(folder, manifest.model_files, (BUNDLE, *ADDED_LATER))
     # After these: what is listed is a plain file, and no pipe that never ends.
     verdict = read_verdict(bundle)
-    source = BundledEvidence(bundle, manifest, verdict.revisions)
+    if has_weights and verdict.signer and not (folder / SIGNATURE).is_file():
+        problems.append(f"{folder / SIGNATURE}: the signature is missing")
     try:
         kept = verdict.variant.verdict
-        variants = check_claims(
-            RecordedVerdicts(verdict.variants, verdict.attempted, verdict.judges), source
-        )
-        try:
-            problems += find_bundle_mismatches(bundle, manifest, verdict, source)
-            if judge := verdict.judges.get(verdict.recipe):
-                made_by = VerdictInputs.load_by_key(source.find, judge).made_by
-            if has_weights:
-                problems += find_other_weights(folder, manifest, verdict, source)
-        except EvidenceError as error:  # a record is gone or damaged, which the checks report too
-            problems.append(f"{error.where}: {error.message}")
+        with open_bundle(bundle) as (store, stages):
+            source = Evidence(store, bundle, has_answers=not withheld)
+            variants = check_claims(
+                RecordedVerdicts(verdict.variants, verdict.attempted, verdict.judges), source
+            )
+            try:
+                problems += find_bundle_mismatches(manifest, verdict, source, stages)
+                if judge := verdict.judges.get(verdict.recipe):
+                    made_by = VerdictInputs.load_by_key(source.find, judge).made_by
+                if has_weights:
+                    problems += find_other_weights(folder, manifest, verdict, source)
+            except (EvidenceError, StoreError) as error:  # a record is gone or damaged
+                problems.append(f"{error.where}: {error.message}")
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise EvidenceError(
             f"the records of the bundle cannot be understood: {type(error).__name__}: {error}",
@@ -112,11 +122,12 @@ def check_bundle(folder: Path) -> BundleCheck:
         recipe=verdict.recipe,
         verdict=kept,
         override=verdict.override,
-        files=len(manifest.evidence_files) + (len(manifest.model_files) if has_weights else 0),
+        files=len(listed) + (len(manifest.model_files) if has_weights else 0),
         weights_checked=has_weights,
         problems=tuple(problems),
         variants=tuple(variants),
         made_by=made_by,
+        answers_withheld=withheld,
     )
 
 
@@ -133,10 +144,10 @@ def read_verdict(bundle: Path) -> BundleVerdict:
 
 
 def find_bundle_mismatches(
-    bundle: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
+    manifest: Manifest, verdict: BundleVerdict, source: Evidence, stages: set[str]
 ) -> list[str]:
     """Return contradictions within the bundle other than wrong digests."""
-    found = [*find_count_mismatches(verdict), *find_unused_stages(manifest, verdict, source)]
+    found = [*find_count_mismatches(verdict), *find_unused_stages(stages, verdict, source)]
     if manifest.recipe != verdict.recipe:
         found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")
     found += [
@@ -157,7 +168,7 @@ def find_bundle_mismatches(
     profile = judged.judge.parameters.profile
     for side, heard in (("baseline", judged.baseline_coherence), ("candidate", judged.coherence)):
         found += find_served_otherwise("coherence", side, heard.parameters, profile)
-    return found + find_resolution_mismatches(bundle, judged)
+    return found
 
 
 def find_count_mismatches(verdict: BundleVerdict) -> list[str]:
@@ -187,9 +198,7 @@ def find_count_mismatches(verdict: BundleVerdict) -> list[str]:
     return found
 
 
-def find_unused_stages(
-    manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
-) -> list[str]:
+def find_unused_stages(there: set[str], verdict: BundleVerdict, source: Evidence) -> list[str]:
     """Return stages of the bundle that no verdict in it uses.
 
     Raises:
@@ -197,12 +206,7 @@ def find_unused_stages(
     """
     judges = [StageReference(stage="judge", key=key) for key in verdict.judges.values()]
     records = collect_stages(source.find, judges)
-    claimed = {place_of(record.stage, record.key) for record in records}
-    there = {
-        "/".join(PurePosixPath(each.path).parts[:3])
-        for each in manifest.evidence_files
-        if each.path.startswith("stages/")
-    }
+    claimed = {f"stages/{record.stage}/{record.key}" for record in records}
     found = [f"{place}: no verdict depends on this stage" for place in sorted(there - claimed)]
     judged = [record for record in records if record.stage == "judge"]
     if len({policy_digest(each) for each in judged}) > 1:
@@ -210,30 +214,8 @@ def find_unused_stages(
     return found
 
 
-def find_resolution_mismatches(bundle: Path, judged: VerdictInputs) -> list[str]:
-    """Return the parts of resolved.json that differ from the records."""
-    kept, wanted = read_resolved(bundle), gather_resolved(judged)
-    return [
-        f"{RESOLVED}: {name} is not what the stages' records say"
-        for name in sorted(kept.keys() | wanted.keys())
-        if kept.get(name) != wanted.get(name)
-    ]
-
-
-def read_resolved(bundle: Path) -> dict[str, Any]:
-    """Return resolved.json; raise EvidenceError if it is missing or damaged."""
-    file = bundle / RESOLVED
-    with raise_as(
-        EvidenceError, "the resolved recipe cannot be read", file, errors=(OSError, ValueError)
-    ):
-        data = parse_json(read_regular(file, MAX_BYTES), finite=False, values=MAX_VALUES)
-    if not isinstance(data, dict):
-        raise EvidenceError("the resolved recipe is none", where=str(file))
-    return data
-
-
 def find_other_weights(
-    folder: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
+    folder: Path, manifest: Manifest, verdict: BundleVerdict, source: Evidence
 ) -> list[str]:
     """Return how the weights and auxiliary files differ from the judged ones."""
     if verdict.recipe not in verdict.judges:

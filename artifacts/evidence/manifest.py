@@ -6,6 +6,7 @@ Paths are relative: bundle files to `prepare-evidence/`, weights to its parent.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -75,9 +76,15 @@ def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestF
 
 
 def differences(
-    folder: Path, listed: tuple[ManifestFile, ...], leave_out: tuple[str, ...] = ()
+    folder: Path,
+    listed: tuple[ManifestFile, ...],
+    leave_out: tuple[str, ...] = (),
+    digest: Callable[[Path], str] = digest_file,
 ) -> list[str]:
     """Return the changed, missing and added files of a folder.
+
+    Args:
+        digest: of a file.
 
     Raises:
         EvidenceError: as `plain_files`, or a file cannot be read.
@@ -91,7 +98,7 @@ def differences(
             *(
                 f"{folder / path}: the file was changed (its {what} is another)"
                 for path, file in there.items()
-                if path in wanted and (what := _find_change(file, wanted[path]))
+                if path in wanted and (what := _find_change(file, wanted[path], digest))
             ),
         ]
 
@@ -112,8 +119,8 @@ def read_manifest(bundle: Path) -> Manifest:
         return read_record(file, Manifest)
 
 
-def _find_change(file: Path, wanted: ManifestFile) -> str:
+def _find_change(file: Path, wanted: ManifestFile, digest: Callable[[Path], str]) -> str:
     """Return the file's difference from the list: '', 'size' or 'digest'."""
     if file.stat().st_size != wanted.size:
         return "size"
-    return "" if digest_file(file) == wanted.sha256 else "digest"
+    return "" if digest(file) == wanted.sha256 else "digest"

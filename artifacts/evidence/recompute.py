@@ -17,7 +17,7 @@ from artifacts.evidence.question_check import (
     identify,
 )
 from artifacts.evidence.rule_check import find_differing_values, find_rule_mismatches
-from artifacts.evidence.source import EvidenceSource, StoredEvidence
+from artifacts.evidence.source import Evidence
 from artifacts.multiple_testing import NOT_PREFERRED
 from artifacts.run_record import RunReport, VariantReport, report_judged
 from eval_gates.answer_log import ANSWERS, QUESTIONS
@@ -67,7 +67,7 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
         UsageError: gates judged no variant of the run.
     """
     claims = claims_of(report)
-    checks = check_claims(claims, StoredEvidence(store))
+    checks = check_claims(claims, Evidence(store))
     if not checks:
         raise UsageError(
             f"no variant of run {report.run} was judged, so there is no verdict to compute again",
@@ -124,7 +124,7 @@ def claims_of(report: RunReport) -> RecordedVerdicts:
     )
 
 
-def check_claims(claims: RecordedVerdicts, source: EvidenceSource) -> list[VariantCheck]:
+def check_claims(claims: RecordedVerdicts, source: Evidence) -> list[VariantCheck]:
     """Check every variant that has or needs a judge stage."""
     # Who failed without a verdict of the judge, such as one that does not speak, has no gates.
     variants = [
@@ -168,7 +168,7 @@ class VariantEvidence:
     """
 
     def __init__(
-        self, source: EvidenceSource, recipe: str, key: str | None, tried: Sequence[str]
+        self, source: Evidence, recipe: str, key: str | None, tried: Sequence[str]
     ) -> None:
         self._source = source
         self._rests_checked: set[str] = set()
@@ -192,13 +192,13 @@ class VariantEvidence:
             )
             self._add(rules)
             self.problems += mixed_sides(self._judge, self._records)
-            if not self._has_gap:
+            if not self._has_gap and source.has_answers:
                 self._check_asked()
 
     def judge_again(self) -> JudgeResult | None:
         """Return the recomputed verdict, or None if the evidence is insufficient."""
         judge = self._judge
-        if judge is None or self._has_gap:
+        if judge is None or self._has_gap or not self._source.has_answers:
             return None
         try:
             kept = JUDGE.typed(judge)
@@ -311,6 +311,8 @@ class VariantEvidence:
         self, role: str, reference: StageReference, name: str, kept: str, wrong: str
     ) -> None:
         """Report `wrong` unless a file has the digest in its stage."""
+        if not self._source.has_answers:
+            return
         file = f"{self._place(reference)}/{name}"
         try:
             digest = self._source.digest(reference.stage, reference.key, name)

@@ -11,14 +11,16 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.weights_folder_files import ADDED_LATER, SIGNATURE
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, SIGNATURE
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvidenceError, UsageError, raise_as
 from pipeline.core.untrusted.file import MEBIBYTE, open_regular, read_regular
+from pipeline.environments.settings import Settings
 
 KEY_BYTES = MEBIBYTE
 SIGNATURE_BYTES = 16 * MEBIBYTE  # it lists every file
@@ -28,6 +30,46 @@ MAKE_KEYS = (
     "openssl ecparam -name prime256v1 -genkey -noout -out signer.key && "
     "openssl ec -in signer.key -pubout -out signer.pub"
 )
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A private key."""
+
+    private_key: Path
+    fingerprint: str  # sha256 of its public key, in hexadecimal
+
+
+def find_signer(settings: Settings, *, sign: bool) -> Signer | None:
+    """Return the signer of a promotion; None if nothing is to be signed.
+
+    Raises:
+        UsageError: no key is named, it cannot be used, or versions must be signed by another key.
+        EvidenceError: the library that signs is not installed.
+    """
+    keys = settings.signing
+    if not sign:
+        if keys.public_key is not None:
+            raise UsageError(
+                "a version must be signed here, and this promotion is not",
+                where=f"public key {keys.public_key}",
+                hint="add --sign",
+            )
+        return None
+    if keys.private_key is None:
+        raise UsageError(
+            "--sign needs a private key",
+            where="--sign",
+            hint="PREPARE_PRIVATE_KEY=FILE, or the key signing.private_key of the settings file",
+        )
+    signer = Signer(keys.private_key, fingerprint_of(keys.private_key))
+    if keys.public_key is not None and fingerprint_of(keys.public_key) != signer.fingerprint:
+        raise UsageError(
+            "the private key is not that of the public key which versions must be signed with",
+            where=f"{keys.private_key}, {keys.public_key}",
+            hint="name the two files of one key pair",
+        )
+    return signer
 
 
 def fingerprint_of(key: Path) -> str:
@@ -184,7 +226,8 @@ def _hashing(folder: Path) -> Any:
     from model_signing import hashing
 
     config = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
-    there = [path for path in ADDED_LATER if (folder / path).is_file()]
+    # A copy may lack the answers; the manifest, which is signed, has their digest.
+    there = [path for path in (*ADDED_LATER, ANSWERS) if (folder / path).is_file()]
     # Also what git keeps: a hook in .git runs for everyone who works in the folder.
     return config.set_ignored_paths(paths=[*{SIGNATURE, *there}], ignore_git_paths=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from artifacts.evidence.source import StoredEvidence
+from artifacts.evidence.source import Evidence
 from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_loader import read_run
 from artifacts.tuning_report import TuningReport
@@ -82,7 +82,7 @@ def check_tuned(
         record = store.find(SPEED.name, tuning.stage or "")
         if record is None:
             return TunedProfileCheck("not checked", f"what run {told.run} measured is gone")
-        differences = list(check_tuning(report, StoredEvidence(store)).differences)
+        differences = list(check_tuning(report, Evidence(store)).differences)
         if differences:
             return TunedProfileCheck(
                 "differs", f"run {told.run} does not hold itself: {differences[0]}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from artifacts.evidence.load_log_check import find_draw_mismatches
 from artifacts.evidence.recompute import UNREADABLE, VariantCheck
 from artifacts.evidence.rule_check import find_differing_values, find_other_claim
-from artifacts.evidence.source import EvidenceSource
+from artifacts.evidence.source import Evidence
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import TuningReport
 from eval_gates.speed.load_run import LOADS, LoadRun
@@ -26,7 +26,7 @@ def judge_confirmed(record: StageRecord, loads: Sequence[LoadRun]) -> SpeedGateR
     )
 
 
-def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
+def check_tuning(report: RunReport, source: Evidence) -> VariantCheck:
     """Check the winner's confirmation; the screening itself has no gate.
 
     Raises:
@@ -64,7 +64,7 @@ def _find_changed(
     tuning: TuningReport,
     record: StageRecord,
     loads: Sequence[LoadRun],
-    source: EvidenceSource,
+    source: Evidence,
 ) -> Iterator[str]:
     place = source.place(SPEED.name, record.key)
     if source.key_of(record) != record.key:

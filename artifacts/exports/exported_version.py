@@ -138,7 +138,7 @@ class ExportRequest:
     def pull_into(self, folder: str) -> list[str]:
         """Return the command that copies the files and compares them with the judged digests."""
         version = self.version
-        is_repository = self.source.startswith("oci://") and not self.source.startswith("oci:///")
+        is_repository = self.source.startswith(("oci://", "hf://"))
         where = (
             [self.source, folder]
             if is_repository

@@ -92,8 +92,7 @@ RegistryOption = Annotated[
     str | None,
     setting(
         "--registry",
-        "MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in the "
-        "store's folder.",
+        "MLflow tracking URI. Default: a SQLite registry in the store's folder.",
         parser=strip_credentials,
         metavar="URI",
     ),

@@ -16,7 +16,6 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
-from pipeline.cli.registry import report_recorded
 from pipeline.cli.tables import given_store, print_json
 
 
@@ -61,16 +60,14 @@ def promote(
       prepare promote latest:fp8-dynamic --override "agreed with the team: short-lived test"
 
     Exit codes: 0 promoted, 1 error (also: the alias moved meanwhile), 2 usage
-    (also: no variant passed), 6 recorded, not completed.
+    (also: no variant passed).
     """
+    from artifacts.evidence.signing import find_signer
+    from artifacts.release import PromotionRequest, promote_run
     from artifacts.run_loader import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.plan.resolved_options import registry_uri
-    from pipeline.release.promotion import promote_run
-    from pipeline.release.promotion_stage import PromotionRequest
-    from pipeline.release.signer import find_signer
-    from pipeline.release.stages.promote import PROMOTE
 
     settings = load_settings(store)
     found = Store(settings.store)
@@ -85,9 +82,8 @@ def promote(
         replaces=if_current,
         signer=find_signer(settings, sign=sign),
     )
-    with report_recorded(as_json=as_json), open_display(as_json=as_json) as progress:
-        record = promote_run(report, found, order, progress)
-    promoted = PROMOTE.result_of(record)
+    with open_display(as_json=as_json) as progress:
+        promoted = promote_run(report, found, order, progress)
     if as_json:
         print_json({"schema_version": 1, "run": report.run, **promoted.model_dump()})
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
@@ -20,12 +20,15 @@ from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
 from pipeline.core.credentials import strip_credentials
 
+if TYPE_CHECKING:
+    from artifacts.registry import Version
+
 
 def pull(
     reference: Annotated[
         str,
         argument(
-            "Registered name, '@', alias or version; or oci://HOST/REPOSITORY:TAG.",
+            "Registered name, '@', alias or version; or the address of a copy.",
             metavar="NAME@ALIAS",
             parser=strip_credentials,
         ),
@@ -37,7 +40,7 @@ def pull(
         list[str] | None,
         option(
             "--require",
-            "Tag that the version must have, such as prepare.weights=DIGEST; repeatable.",
+            "Tag that the version must have, such as prepare.manifest=DIGEST; repeatable.",
             metavar="TAG=VALUE",
         ),
     ] = None,
@@ -47,8 +50,8 @@ def pull(
 ) -> None:
     """Copy a registered version's files into a new folder, digests checked.
 
-    The folder appears when it is complete and equal to the judged files. A version
-    that `prepare push` sent is oci://HOST/REPOSITORY:TAG or @DIGEST.
+    The folder appears when it is complete and equal to the judged files. What
+    `prepare push` sent is hf://ORG/REPO@COMMIT or oci://HOST/REPOSITORY@DIGEST.
 
     Examples
 
@@ -58,26 +61,30 @@ def pull(
 
       prepare pull smollm2-135m@champion ./deploy --public-key signer.pub
 
-      prepare pull oci://registry.example.com/models/smollm2-135m:champion ./deploy
+      prepare pull oci://registry.example.com/models/smollm2-135m@sha256:... ./deploy
 
     Exit codes: 0 copied, 1 error (also: files that differ from the
     judged ones), 2 usage.
     """
-    from artifacts.registry.oci_repository import SCHEME, OciRepository
     from pipeline.environments.settings import load_settings
-    from pipeline.release.deployment import pull_version
+    from pipeline.release.deployment import pull_copy, pull_version
 
     settings = load_settings(store, public_key=public_key)
     key = settings.signing.public_key
     required = dict(each.partition("=")[::2] for each in require or ())
-    if reference.startswith(SCHEME):
+    if "://" in reference:
         with open_display(as_json=as_json) as progress:
-            remote = OciRepository(reference, insecure=insecure, progress=progress)
-            version = remote.version()
-            files = pull_version(remote, version, destination, key, required)
+            version, files = pull_copy(
+                reference, destination, key, required, progress, insecure=insecure
+            )
     else:
-        found, version = find_asked(reference, registry, settings)
-        files = pull_version(found, version, destination, key, required)
+        found, registered = find_asked(reference, registry, settings)
+
+        def fetch(folder: Path) -> Version:
+            found.fetch(registered, folder)
+            return registered
+
+        version, files = pull_version(fetch, destination, key, required)
     folder = str(destination.resolve())
     if as_json:
         print_json({"schema_version": 1, "folder": folder, "files": files, **version.to_dict()})

@@ -1,8 +1,10 @@
-"""`prepare push`: sends a registered version to an OCI registry."""
+"""`prepare push`: copies a registered version to the Hub or to an OCI registry."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import tempfile
+from pathlib import Path
+from typing import Annotated
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
@@ -12,14 +14,10 @@ from pipeline.cli.options import (
     RegistryOption,
     StoreOption,
     argument,
+    option,
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
-
-if TYPE_CHECKING:
-    from artifacts.registry.oci_layout_registry import OciLayoutRegistry
-    from artifacts.registry.oci_repository import OciRepository
-    from pipeline.core.events import Progress
 
 
 def push(
@@ -30,74 +28,67 @@ def push(
     destination: Annotated[
         str,
         argument(
-            "Where to; or oci:///FOLDER. Without a tag: the alias, or v and the version's number.",
-            metavar="HOST[:PORT]/REPOSITORY[:TAG]",
+            "hf://ORG/REPO[@TAG] or oci://HOST[:PORT]/REPOSITORY[:TAG]. Without a tag: the alias, "
+            "or v and the version's number.",
+            metavar="ADDRESS",
         ),
     ],
+    with_questions: Annotated[
+        bool,
+        option("--with-questions", "Send the recorded questions and answers, too."),
+    ] = False,
     insecure: InsecureOption = False,
     public_key: PublicKeyOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a registered version to an OCI registry, as a CNCF ModelPack.
+    """Copy a registered version to the Hugging Face Hub or to an OCI registry.
 
-    Files that the registry already has are not sent again; the manifest is sent
-    last, so the tag never names an incomplete model. Logins are those of
+    The files are checked first. A copy has no aliases: `prepare pull` fetches it by
+    the digest that is printed. Files that are there already are not sent again. A
+    repository on the Hub is made private. Without --with-questions the copy has the
+    weights, the numbers and the digests, and `prepare verify` cannot judge it again.
+    Logins are those of `hf auth login` and
     `docker login`.
-    Needs the extra 'oci': pip install '.[oci]' in its clone.
-
-    A folder of OCI layouts on this machine (oci:///FOLDER) needs no extra. It has
-    aliases and a separate history, so the alias moves there as by a promotion.
 
     Examples
 
-      prepare push smollm2-135m@champion registry.example.com/models/smollm2-135m
+      prepare push smollm2-135m@champion hf://my-org/smollm2-135m-fp8
 
-      prepare push smollm2-135m@3 localhost:5000/smollm2-135m:v3 --insecure
-
-      prepare push smollm2-135m@champion oci:///srv/models
+      prepare push smollm2-135m@3 oci://registry.example.com/models/smollm2-135m
 
     Exit codes: 0 sent, 1 error, 2 usage.
     """
-    from artifacts.registry.oci_repository import OciRepository
+    from artifacts.push import push as send
     from pipeline.environments.settings import load_settings
-    from pipeline.release.oci_push import push_to_folder, push_version
+    from pipeline.release.deployment import check_files
 
     settings = load_settings(store, public_key=public_key)
-    key = settings.signing.public_key
-    with open_display(as_json=as_json) as progress:
-        target = open_target(destination, insecure=insecure, progress=progress)
-        found, version = find_asked(reference, registry, settings)
-        wanted = reference.rpartition("@")[2]
-        alias = wanted if wanted != version.version else None
-        if isinstance(target, OciRepository):
-            tag = target.tag or alias or f"v{wanted}"
-            sent = push_version(found, version, target, tag, settings.digests, progress, key)
-        else:
-            sent = push_to_folder(found, version, target, alias, settings.digests, key)
+    found, version = find_asked(reference, registry, settings)
+    wanted = reference.rpartition("@")[2]
+    tag = wanted if wanted != version.version else f"v{wanted}"
+    with open_display(as_json=as_json) as progress, tempfile.TemporaryDirectory() as temporary:
+        folder = Path(version.source)
+        if not folder.is_dir():
+            folder = Path(temporary)
+            found.fetch(version, folder)
+        check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
+        sent = send(
+            version,
+            folder,
+            destination,
+            tag,
+            with_questions=with_questions,
+            digests=settings.digests,
+            progress=progress,
+            insecure=insecure,
+        )
     if as_json:
         print_json({"schema_version": 1, **vars(sent), **version.to_dict()})
         return
     print(
         f"{version.name} version {version.version} is {sent.reference}\n"
-        f"  {sent.sent} blobs sent ({sent.sent_bytes / 1e6:,.1f} MB), {sent.present} were there\n"
-        f"  {sent.digest}"
+        f"  {sent.files} files, {sent.sent_bytes / 1e6:,.1f} MB sent\n"
+        f"  {sent.digest_reference}"
     )
-
-
-def open_target(
-    destination: str, *, insecure: bool, progress: Progress
-) -> OciRepository | OciLayoutRegistry:
-    """Return an OCI repository, or a folder of OCI layouts on this machine.
-
-    Raises:
-        UsageError: the destination is neither.
-        RegistryError: the client for the network is not installed.
-    """
-    from artifacts.registry.oci_layout_registry import SCHEME, OciLayoutRegistry
-    from artifacts.registry.oci_repository import OciRepository
-
-    if destination.startswith(f"{SCHEME}/"):
-        return OciLayoutRegistry(destination)
-    return OciRepository(destination, insecure=insecure, progress=progress)

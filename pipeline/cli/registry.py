@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
 from pipeline.cli.options import JsonOption, RegisteredArgument, RegistryOption, StoreOption
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.errors import RecordedMoveError, UsageError
+from pipeline.core.errors import UsageError
 from pipeline.core.untrusted.text import log_line
 
 if TYPE_CHECKING:
-    from artifacts.registry.registry import Registry, Version
+    from artifacts.registry import Model, Registry, Version
     from pipeline.environments.settings import Settings
 
 app = typer.Typer(
@@ -66,8 +64,7 @@ def show(
     from pipeline.environments.settings import load_settings
 
     found = open_asked(registry, load_settings(store))
-    refuse_unknown(found, name)
-    versions = found.versions(name)
+    versions = find_model(found, name).versions
     if as_json:
         print_json([version.to_dict() for version in versions])
         return
@@ -96,8 +93,7 @@ def history(
     from pipeline.environments.settings import load_settings
 
     found = open_asked(registry, load_settings(store))
-    refuse_unknown(found, name)
-    entries = found.history(name)
+    entries = find_model(found, name).history
     if as_json:
         print_json([entry.model_dump() for entry in entries])
         return
@@ -107,7 +103,7 @@ def history(
             entry.when[:19],
             entry.who or "-",
             entry.action,
-            f"{entry.alias}: {entry.replaced or '-'} to {entry.version or '-'}",
+            f"{entry.alias}: {entry.replaced or '-'} to {entry.version}",
             entry.run or "-",
             entry.verdict or "-",
             entry.reason,
@@ -117,23 +113,12 @@ def history(
     print_table(["", "when (UTC)", "who", "action", "move", "run", "verdict", "reason"], rows)
 
 
-@contextmanager
-def report_recorded(*, as_json: bool) -> Iterator[None]:
-    """Print the error of an incomplete alias change as JSON, if requested."""
-    try:
-        yield
-    except RecordedMoveError as error:
-        if as_json:
-            print_json({"schema_version": 1, "error": error.to_dict()})
-        raise
-
-
 def open_asked(registry: str | None, settings: Settings) -> Registry:
     """Return the registry of the options, else of the settings, else the store's own."""
-    from artifacts.registry.registry_address import open_registry
+    from artifacts.registry import Registry
     from pipeline.plan.resolved_options import registry_uri
 
-    return open_registry(registry_uri(registry, settings))
+    return Registry(registry_uri(registry, settings))
 
 
 def find_asked(
@@ -146,11 +131,13 @@ def find_asked(
     return found, find_version(found, reference)
 
 
-def refuse_unknown(registry: Registry, name: str) -> None:
-    """Raise UsageError if no version has that name."""
-    if not registry.versions(name):
+def find_model(registry: Registry, name: str) -> Model:
+    """Return the model of that name; raise UsageError if there is none."""
+    found = registry.model(name)
+    if found is None:
         raise UsageError(
             f"nothing is registered as '{name}'",
             where=registry.uri,
             hint=f"known: {', '.join(registry.names()) or 'nothing yet'}",
         )
+    return found

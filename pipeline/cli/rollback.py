@@ -12,7 +12,7 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
-from pipeline.cli.registry import open_asked, refuse_unknown, report_recorded
+from pipeline.cli.registry import find_model, open_asked
 from pipeline.cli.tables import given_store, print_json
 
 
@@ -41,26 +41,21 @@ def rollback(
       prepare rollback smollm2-135m --to 3
 
     Exit codes: 0 moved, 1 error (nothing to go back to, or the alias moved
-    meanwhile), 2 usage, 6 recorded, not completed.
+    meanwhile), 2 usage.
     """
-    from artifacts.registry.history import ChangeReason
-    from artifacts.registry.registry import who_am_i
+    from artifacts.registry import Cause, who_am_i
     from pipeline.environments.settings import load_settings
 
     found = open_asked(registry, load_settings(store))
-    refuse_unknown(found, name)
-    with report_recorded(as_json=as_json):
-        entry = found.roll_back(
-            name,
-            alias,
-            ChangeReason("rollback", who=who_am_i(), reason=reason),
-            to=to,
-            replaces=if_current or found.aliases(name).get(alias),
-        )
+    find_model(found, name)
+    move = found.roll_back(
+        name, alias, Cause("rollback", who_am_i(), reason=reason), to=to, replaces=if_current
+    )
     if as_json:
-        print_json({"schema_version": 1, "name": name, **entry.model_dump()})
+        print_json({"schema_version": 1, "name": name, **move.model_dump()})
         return
+    replaced = f", replacing version {move.replaced}" if move.replaced else ""
     print(
-        f"{name}@{alias} is version {entry.version} again, replacing version {entry.replaced}\n"
+        f"{name}@{alias} is version {move.version} again{replaced}\n"
         f"Next: prepare registry history {name}{given_store(store)}"
     )

@@ -85,7 +85,7 @@ def run_stage(file: Path, events: Progress) -> None:
     store = Store(Path(spec.store))
     with (
         # A registry may be a folder that others read.
-        nullcontext() if spec.stage == "promote" else private_umask(store.root),
+        private_umask(store.root),
         working(file, store, events),
     ):
         advance(with_interpreter(spec, events), store, events)

@@ -60,7 +60,8 @@ def verify(
 
       prepare verify smollm2-135m@champion
 
-    Exit codes: 0 everything as kept, 1 something differs, 2 usage.
+    Exit codes: 0 everything as kept, 1 something differs, 2 usage, 5 a copy without the
+    recorded answers: its digests are right, and it cannot be judged again.
     """
     parse_path(reference)
     if is_version(reference):
@@ -72,6 +73,8 @@ def verify(
                 "there is no such folder", where=reference, hint="check the path for a typo"
             )
         same = verify_folder(Path(reference), public_key, as_json=as_json)
+        if same is None:
+            raise typer.Exit(ExitCode.UNDECIDED)
     else:
         # A key in the environment is for folders and versions, and no fault of a run.
         origin = context.get_parameter_source("public_key")
@@ -122,7 +125,7 @@ def registered_folder(
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
     from artifacts.evidence.recompute import check_run
-    from artifacts.evidence.source import StoredEvidence
+    from artifacts.evidence.source import Evidence
     from artifacts.evidence.tuned_profile_check import check_tuned
     from artifacts.evidence.tuning_check import check_tuning
     from artifacts.run_loader import find_run
@@ -132,7 +135,7 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     found = Store(load_settings(store).store)
     report = find_run(found, run)
     if report.tuning is not None:
-        checks = [check_tuning(report, StoredEvidence(found))]
+        checks = [check_tuning(report, Evidence(found))]
     else:
         checks = check_run(report, found)
     told = report.options.tuned_claim
@@ -151,8 +154,11 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     return same
 
 
-def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bool:
+def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bool | None:
     """Check a folder with evidence, and its signature where one is asked for.
+
+    Returns:
+        whether all is as kept; None if it is, and the answers are not there.
 
     Raises:
         EvidenceError: there is no evidence, or the signature does not hold.
@@ -167,7 +173,7 @@ def verify_folder(folder: Path, public_key: Path | None, *, as_json: bool) -> bo
         )
     else:
         print_folder(folder, check, signature)
-    return check.is_sound
+    return None if check.is_sound and check.answers_withheld else check.is_sound
 
 
 def check_signature(folder: Path, public_key: Path | None) -> str:
@@ -195,6 +201,8 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
         f"{folder}: {value(check.recipe)}, run {value(check.run)}; {check.files} files {weights}, "
         + ("all as listed" if not check.problems else f"{len(check.problems)} problems")
     )
+    if check.answers_withheld:
+        print("the recorded answers are not in this copy: digests were checked, nothing was judged")
     if check.made_by:
         print(f"weights made by: {value(check.made_by)}")
     if check.override:

@@ -15,7 +15,6 @@ The tree::
     +-- ServingError              1   the model server failed; the message quotes its log
     +-- EvaluationDataError       1   missing or malformed questions
     +-- RegistryError             1   the model registry rejected a request or is unreachable
-    |   +-- RecordedMoveError     6   an alias change is, or may be, recorded but not completed
     +-- EvidenceError             1   an invalid evidence bundle or signature
     +-- StoreError                1   the store is not writable, full or damaged
         +-- AttemptChangedError   1   the attempt ledger changed after planning
@@ -48,7 +47,6 @@ class ExitCode(IntEnum):
     UNEXPECTED = 3
     GATES_FAILED = 4
     UNDECIDED = 5
-    RECORDED = 6
     INTERRUPTED = 130
 
 
@@ -140,12 +138,6 @@ class EvaluationDataError(PrepareError):
 
 class RegistryError(PrepareError):
     """The model registry rejected a request or could not be reached."""
-
-
-class RecordedMoveError(RegistryError):
-    """The registry's history has, or may have, an alias change that was not completed."""
-
-    exit_code = ExitCode.RECORDED
 
 
 class EvidenceError(PrepareError):

@@ -1,4 +1,4 @@
-"""Capabilities that packages declare as entry points, such as suites, engines and registries.
+"""Capabilities that packages declare as entry points, such as suites and engines.
 
 An entry point is ``name = "module:class"`` in a group such as ``prepare.suites``; ours stand in
 pyproject.toml as those of any other package do. Listing them reads metadata only; a module is
@@ -21,7 +21,6 @@ from pipeline.core.errors import UsageError
 
 SUITES = "prepare.suites"
 ENGINES = "prepare.engines"
-REGISTRIES = "prepare.registries"
 QUANTIZERS = "prepare.quantizers"
 PLUGINS = "plugins"  # key of a worker's specification
 OURS = "prepare-model"

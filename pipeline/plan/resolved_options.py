@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.registry_address import registry_class
 from pipeline.checkpoint.folder import CheckpointReference, check_folder, parse_reference
 from pipeline.checkpoint.source_info import find_source
 from pipeline.core.credentials import strip_credentials
@@ -31,7 +29,6 @@ from recipes.policy import Policy
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
-REPOSITORY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
 
 
@@ -195,7 +192,7 @@ def choose(
     find_claims(policy, profile)
     remeasured = find_gates(request.remeasured, policy, profile.accelerator)
     name = request.name or reference.short_name
-    check_registered_name(name, request.registry)
+    check_registered_name(name)
     return ResolvedOptions(
         reference=reference,
         recipes=recipes,
@@ -285,26 +282,13 @@ def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
             )
 
 
-def check_registered_name(name: str, registry: str | None = None) -> None:
+def check_registered_name(name: str) -> None:
     """Raise UsageError for a name that the registry refuses, before any work."""
-    if not name.strip() or any(letter in name for letter in "/:") or name.endswith(".history"):
+    if not name.strip() or any(letter in name for letter in "/:"):
         raise UsageError(
             f"'{name}' cannot be a name in the registry",
             where="--name",
-            hint="give a name without '/' and ':' that does not end in '.history'",
-        )
-    if registry is not None and registry_class(registry).names_are_repositories:
-        check_repository_name(name, registry)
-
-
-def check_repository_name(name: str, registry: str) -> None:
-    """Raise UsageError for a name that the Hub or OCI refuses for a repository."""
-    if not REPOSITORY_NAME.fullmatch(name) or "--" in name or ".." in name:
-        raise UsageError(
-            f"'{name}' cannot be a name in {registry}",
-            where="--name",
-            hint="give one of letters, digits, '.', '_' and '-', 96 at most, that begins and ends "
-            "with a letter or digit and has no '--' or '..'",
+            hint="give a name without '/' and ':'",
         )
 
 

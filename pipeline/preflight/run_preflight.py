@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from artifacts.registry.registry_address import check_registry
+from artifacts.registry import Registry
 from pipeline.capacity.gpu_request import read_draft_bytes, read_source
 from pipeline.capacity.machine import Machine, existing_folder, machine_of
 from pipeline.checkpoint.hub import bytes_to_download
@@ -72,7 +72,7 @@ def registry_faults(choices: ResolvedOptions, settings: Settings) -> list[Prepar
     if not choices.promote:
         return []
     try:
-        check_registry(registry_uri(choices.registry, settings), choices.name)
+        Registry(registry_uri(choices.registry, settings)).check(choices.name)
     except RegistryError as error:
         without = "or measure now with --no-promote, and `prepare promote` the run later"
         return [RegistryError(error.message, where=error.where, hint=f"{error.hint}; {without}")]

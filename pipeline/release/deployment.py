@@ -6,60 +6,48 @@ They are found, copied, and compared with the registered digests.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
-from artifacts.evidence.manifest import MANIFEST, read_manifest
-from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Registry, Version
-from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.checkpoint.weights_folder_files import (
-    ADDED_LATER,
-    BUNDLE,
-    SIGNATURE,
-    digest_of_other_files,
-    plain_files,
-)
+from artifacts.evidence.bundle_check import find_bundle, read_verdict
+from artifacts.evidence.manifest import MANIFEST, differences, read_manifest
+from artifacts.evidence.signing import check_with_key
+from artifacts.push import fetch
+from artifacts.registry import MANIFEST_TAG, Registry, Version
+from artifacts.release import VERSIONS
+from pipeline.checkpoint.weights_folder_files import ADDED_LATER, ANSWERS, BUNDLE, SIGNATURE
 from pipeline.core.digest import digest_file
-from pipeline.core.errors import RegistryError, UsageError
+from pipeline.core.errors import EvidenceError, RegistryError, UsageError
+from pipeline.core.events import Progress
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.untrusted.text import clip
-from pipeline.release.signed_version import check_signed
-
-KEY = re.compile("[0-9a-f]{64}")
-
-
-class FileSource(Protocol):
-    """Source of a version's files: a model registry, or a repository of an OCI registry."""
-
-    def fetch(self, version: Version, folder: Path) -> None:
-        """Copy the version's files into that existing, empty folder."""
 
 
 def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:
     """Return the folder of a version's files.
 
-    It is `weights`, which `prepare pull` made, or the version's own source.
-
-    For a store in an object store: the stage that wrote them, which is copied to this node.
+    It is `weights`, which `prepare pull` made, or the version's own source, or this store's folder
+    of that version.
 
     Raises:
         RegistryError: its files are not on this machine; the hint ends in `command`.
     """
-    if weights is None and not Path(version.source).is_dir():
+    digest = version.tags.get(MANIFEST_TAG, "")
+    places = [Path(version.source), *([store / VERSIONS / digest] if digest.isalnum() else [])]
+    found = weights or next((each for each in places if each.is_dir()), None)
+    if found is None:
         reference = f"{version.name}@{version.version}"
         raise RegistryError(
             "the version's files are not on this machine",
             where=version.source,
             hint=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
         )
-    return (weights or Path(version.source)).absolute()
+    return found.absolute()
 
 
 def find_version(registry: Registry, reference: str) -> Version:
-    """Return the version NAME@ALIAS or NAME@NUMBER; finish incomplete alias changes before.
+    """Return the version NAME@ALIAS or NAME@NUMBER.
 
     Raises:
         UsageError: the reference has another form, or there is no such version.
@@ -72,19 +60,26 @@ def find_version(registry: Registry, reference: str) -> Version:
             hint="write the model's name, '@', and an alias or a version's number: "
             "smollm2-135m@champion, smollm2-135m@3",
         )
-    registry.settle(name)
-    versions = registry.versions(name)
-    for version in versions:
-        if wanted in version.aliases or wanted == version.version:
-            return version
-    known = sorted({alias for version in versions for alias in version.aliases})
+    model = registry.model(name)
+    if model is None:
+        raise UsageError(
+            f"no model '{name}'",
+            where=registry.uri,
+            hint=f"known: {', '.join(registry.names()) or 'nothing yet'}",
+        )
+    number = model.aliases.get(wanted, wanted)
+    version = model.find(number)
+    if version is not None:
+        return version
+    moves = [move for move in model.history if move.alias == wanted]
     raise UsageError(
-        f"'{name}' has no version or alias '{wanted}'" if versions else f"no model '{name}'",
+        f"version {moves[-1].version} of '{name}', to which '{wanted}' pointed, was deleted"
+        if moves
+        else f"'{name}' has no version or alias '{wanted}'",
         where=registry.uri,
-        hint=f"its aliases: {', '.join(known) or 'none'}; versions: "
-        f"{', '.join(v.version for v in versions)}"
-        if versions
-        else f"known: {', '.join(registry.names()) or 'nothing yet'}",
+        hint=f"its aliases: {', '.join(sorted(model.aliases)) or 'none'}; versions: "
+        f"{', '.join(each.version for each in model.versions) or 'none'}; "
+        f"`prepare registry history {name}` shows what happened",
     )
 
 
@@ -96,71 +91,108 @@ def check_files(
     public_key: Path | None,
     added: tuple[str, ...] = ADDED_LATER,
 ) -> int:
-    """Compare a folder's files with the registered digests; return their number.
+    """Compare a folder's files with the registered list of digests; return their number.
 
     Files in `added` may have been added since. With a public key, the files must be signed with it.
 
     Raises:
         RegistryError: they differ from the judged files, or there is no digest to check.
-        CheckpointError: the folder has no weights, or a file cannot be read.
         EvidenceError: there is something that is neither a file nor a folder; or the files differ
             from those signed with that key.
     """
-    words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer, card, evidence)"}
-    for tag in words:
-        if tag not in version.tags:
-            raise RegistryError(
-                f"version {version.version} of '{version.name}' has no digest to check its files "
-                "by",
-                where=f"tag {tag}",
-                hint="it was not registered by `prepare`, or its tags were changed: `prepare "
-                f"promote {version.tags.get('prepare.run') or 'RUN'}` registers it again",
-            )
-    listed = list(plain_files(folder, added))
-    found = {
-        WEIGHTS_TAG: weights_digest(folder, digests.digest if digests else digest_file),
-        FILES_TAG: digest_of_other_files(folder, added),
-    }
-    for tag, digest in found.items():
-        if version.tags[tag] != digest:
-            raise RegistryError(
-                f"the {words[tag]} are not those that were judged: their digest is "
-                f"{digest[:12]}, registered is {clip(version.tags[tag], 12)}",
-                where=str(folder),
-                hint="a user changed, added or removed a file; the verdict says nothing of these",
-            )
+    registered, bundle = version.tags.get(MANIFEST_TAG), folder / BUNDLE
+    hint = (
+        f"it was not registered by `prepare`, or a user changed it: `prepare promote "
+        f"{version.tags.get('prepare.run') or 'RUN'}` registers it again"
+    )
+    if registered is None:
+        raise RegistryError(
+            f"version {version.version} of '{version.name}' has no digest to check its files by",
+            where=f"tag {MANIFEST_TAG}",
+            hint=hint,
+        )
+    if not (bundle / MANIFEST).is_file():
+        raise RegistryError(
+            "the evidence that the version names is not next to its weights",
+            where=str(bundle / MANIFEST),
+            hint=hint,
+        )
+    found = digest_file(bundle / MANIFEST)
+    if found != registered:
+        raise RegistryError(
+            f"the files are not those that were judged: the digest of their list is {found[:12]}, "
+            f"registered is {clip(registered, 12)}",
+            where=str(bundle / MANIFEST),
+            hint="a user replaced them; the verdict says nothing of these",
+        )
+    manifest = read_manifest(bundle)
+    digest = digests.digest if digests else digest_file
+    answers = Path(ANSWERS).name  # which a copy may lack
+    listed = tuple(
+        each
+        for each in manifest.evidence_files
+        if each.path != answers or (bundle / answers).exists()
+    )
+    changed = differences(bundle, listed, (MANIFEST,))
+    changed += differences(folder, manifest.model_files, (BUNDLE, *added), digest)
+    if changed:
+        raise RegistryError(
+            f"the files are not those that were judged: {clip(changed[0], 300)}",
+            where=str(folder),
+            hint="a user changed, added or removed a file; the verdict says nothing of these",
+        )
     check_signed(version, folder, public_key)
-    return len(listed)
+    return len(listed) + len(manifest.model_files) + 1
+
+
+def check_signed(version: Version, folder: Path, public_key: Path | None) -> None:
+    """Check that a version's folder is signed with a key, if one is named.
+
+    Raises:
+        EvidenceError: it is not signed, a file is not as it was signed, or it was signed as a
+            version of another model.
+        UsageError: the key cannot be used.
+    """
+    if public_key is None:
+        return
+    check_with_key(folder, public_key)
+    bundle = find_bundle(folder)
+    if bundle is None:
+        raise EvidenceError(
+            "the folder is signed, and has no evidence",
+            where=str(folder),
+            hint="promote its run again with --sign",
+        )
+    signed = read_verdict(bundle).registered_name
+    # A copy elsewhere has the address of its repository as its name.
+    if "://" not in version.name and signed != version.name:
+        raise EvidenceError(
+            f"the folder was signed as a version of '{signed}', not of '{version.name}'",
+            where=str(folder),
+            hint="do not use it: a user registered it under another name",
+        )
 
 
 def pull_version(
-    registry: FileSource,
-    version: Version,
+    fetch: Callable[[Path], Version],
     destination: Path,
     public_key: Path | None,
     required_tags: Mapping[str, str] | None = None,
-) -> int:
-    """Copy the version's files into a new folder, which appears when it is complete.
+) -> tuple[Version, int]:
+    """Copy a version's files into a new folder, which appears when it is complete.
 
     Args:
+        fetch: copies the files into an existing, empty folder.
         required_tags: by name; a version with other values is refused.
 
     Returns:
-        number of files.
+        the version, and the number of its files.
 
     Raises:
         UsageError: the folder exists.
         RegistryError: the files are unavailable, or differ from the judged ones; or a tag differs.
         EvidenceError: they are not signed with the given public key.
     """
-    for tag, value in (required_tags or {}).items():
-        if version.tags.get(tag) != value:
-            raise RegistryError(
-                f"this is another version than required: its tag {tag} is "
-                f"{clip(version.tags.get(tag, 'missing'), 12)}, required is {clip(value, 12)}",
-                where=f"{version.name} version {version.version}",
-                hint="export the version again; if it did not change, a user changed its tags",
-            )
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(
             "the destination is there already, and not empty",
@@ -170,9 +202,16 @@ def pull_version(
     partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
-        registry.fetch(version, partial)
+        version = fetch(partial)
+        for tag, value in (required_tags or {}).items():
+            if version.tags.get(tag) != value:
+                raise RegistryError(
+                    f"this is another version than required: its tag {tag} is "
+                    f"{clip(version.tags.get(tag, 'missing'), 12)}, required is {clip(value, 12)}",
+                    where=f"{version.name} version {version.version}",
+                    hint="export the version again; if it did not change, a user changed its tags",
+                )
         files = check_files(version, partial, public_key=public_key, added=(SIGNATURE,))
-        refuse_unlisted(version, partial)
         if destination.exists():
             destination.rmdir()
         partial.rename(destination)
@@ -184,35 +223,25 @@ def pull_version(
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return files
+    return version, files
 
 
-def refuse_unlisted(version: Version, folder: Path) -> None:
-    """Refuse files that the evidence next to the weights does not list by name.
+def pull_copy(
+    source: str,
+    destination: Path,
+    public_key: Path | None,
+    required_tags: Mapping[str, str],
+    progress: Progress,
+    *,
+    insecure: bool,
+) -> tuple[Version, int]:
+    """Copy what `prepare push` sent to hf:// or oci://; arguments and errors: `pull_version`."""
 
-    The evidence's digest is a tag. Anyone who can add a file to a registry may be able to set it.
+    def fetch_copy(folder: Path) -> Version:
+        reference = fetch(source, folder, progress, insecure=insecure)
+        name, _, digest = reference.rpartition("@")
+        listed = folder / BUNDLE / MANIFEST
+        tags = {MANIFEST_TAG: digest_file(listed)} if listed.is_file() else {}
+        return Version(name, digest, (), reference, tags)
 
-    Raises:
-        RegistryError: there is such a file, or the evidence that the version names is missing.
-        EvidenceError: its list cannot be read.
-    """
-    bundle = folder / BUNDLE
-    if not (bundle / MANIFEST).is_file():
-        if EVIDENCE_TAG not in version.tags:  # of a registration without evidence, as by hand
-            return
-        raise RegistryError(
-            "the evidence that the version names is not among its files",
-            where=f"{version.name} version {version.version}, tag {EVIDENCE_TAG}",
-            hint="a user removed it: `prepare promote` its run again",
-        )
-    manifest = read_manifest(bundle)
-    listed = {each.path for each in manifest.model_files} | {f"{BUNDLE}/{MANIFEST}"}
-    listed |= {f"{BUNDLE}/{each.path}" for each in manifest.evidence_files}
-    there = {path for path, _ in plain_files(folder, (SIGNATURE,))}
-    if differing := sorted(there ^ listed):
-        raise RegistryError(
-            f"{len(differing)} files are not as the evidence lists them: "
-            f"{clip(', '.join(differing), 200)}",
-            where=f"{version.name} version {version.version}",
-            hint="a user added or removed files; the verdict says nothing of these",
-        )
+    return pull_version(fetch_copy, destination, public_key, required_tags)

@@ -15,8 +15,7 @@ from artifacts.exports.exported_version import (
     service_of,
 )
 from artifacts.exports.targets import FETCHING, TARGETS
-from artifacts.registry.history import PREVIOUS
-from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG, Registry, Version
+from artifacts.registry import MANIFEST_TAG, Registry, Version
 from eval_gates.speed.report import SpeedGateReport
 from eval_gates.speed.slo import SloRule
 from pipeline.core.errors import StoreError, UsageError, raise_as
@@ -31,8 +30,8 @@ from pipeline.release.recorded_verdict import (
 from recipes.workload import read_pinned
 
 MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_ms": "latency"}
-# A registry in a file or folder of this machine; containers cannot read it.
-_LOCAL = ("sqlite:", "file:", "oci:///")
+# A registry in a file of this machine; containers cannot read it.
+_LOCAL = ("sqlite:", "file:")
 
 
 def read_version(
@@ -61,7 +60,7 @@ def read_version(
         version=version.version,
         deployable=past.deployable,
         trust_remote_code=past.judged.trust_remote_code,
-        required_tags={tag: version.tags[tag] for tag in (WEIGHTS_TAG, FILES_TAG)},
+        required_tags={MANIFEST_TAG: version.tags[MANIFEST_TAG]},
         ready_seconds=past.judged.coherence.result.server.ready_seconds,
         certified=certified_by(past),
         policy=past.policy,
@@ -108,7 +107,7 @@ def write_export(request: ExportRequest, target: str, destination: Path) -> list
         raise UsageError(
             "the cluster cannot fetch the files: the registry is on this machine",
             where=request.source,
-            hint=f"`prepare push {reference} HOST/REPOSITORY`, then add the address that it "
+            hint=f"`prepare push {reference} oci://HOST/REPOSITORY`, then add the address that it "
             "prints: --from oci://HOST/REPOSITORY@sha256:...",
         )
     files = TARGETS[target](request)
@@ -141,7 +140,7 @@ def other_versions(
             where=f"--canary {canary}",
             hint="name another version or alias",
         )
-    previous = registry.aliases(version.name).get(PREVIOUS)
+    previous = registry.aliases(version.name).get("previous")
     for each in filter(None, (number, previous)):
         service_of(version.name, each)
     return number, previous if previous not in (version.version, number) else None

@@ -16,9 +16,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.embedded_database import EMBEDDED
-from artifacts.registry.registry import Registry, Version
-from artifacts.registry.registry_address import open_registry
+from artifacts.mlflow_store import EMBEDDED
+from artifacts.registry import MANIFEST_TAG, Registry, Version
+from artifacts.release import JUDGE_TAG, QUANTIZE_TAG, REGISTRIES, RUN_TAG, VERSIONS, registrations
 from artifacts.run_loader import is_alive, read_run
 from eval_gates.answer_log import book_of_part
 from pipeline.core.errors import RegistryError, StoreError
@@ -27,7 +27,6 @@ from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, Store
 from pipeline.release.recheck_record import rechecks_of
-from pipeline.release.stages.promote import PROMOTE
 from pipeline.stages.evaluate.run import book_key
 
 Stage = tuple[str, str]
@@ -36,10 +35,11 @@ Doomed = tuple[str, Path]
 
 @dataclass
 class RetainedItems:
-    """Items to keep: stages as (name, key), and runs by id."""
+    """Items to keep: stages as (name, key), runs by id, folders of versions by name."""
 
     stages: set[Stage] = field(default_factory=set)
     runs: set[str] = field(default_factory=set)
+    versions: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,14 @@ def find_garbage(
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = RetainedItems()
     for uri in registries_of(store, registries):
-        keep_named(store, open_registry(uri), kept)
+        keep_named(store, Registry(uri), kept)
     keep_of_runs(store, oldest, kept, progress)
     records = keep_inputs(store, kept)
     found = [
         *stages_to_go(store, kept, oldest.timestamp()),
         *runs_to_go(store, kept, oldest.timestamp()),
         *answers_to_go(store, records, oldest.timestamp()),
+        *versions_to_go(store, kept, oldest.timestamp()),
     ]
     sizes = freed_bytes([path for _, path in found])
     garbage = [
@@ -93,7 +94,7 @@ def remove(garbage: GarbageItem, store: Store) -> None:
         store.discard(path.parent.name, path.name, forget=True)
         return
     with store.explain_errors():
-        if garbage.kind == "run":
+        if garbage.kind in ("run", "version"):
             doomed = path.with_name(f".{path.name}.removed")
             path.rename(doomed)
             shutil.rmtree(doomed)
@@ -128,7 +129,7 @@ def registries_of(store: Store, others: Iterable[str]) -> list[str]:
     own = store.root.resolve() / "registry.db"
     if own.is_file():
         uris[f"{EMBEDDED}{own}"] = None
-    promoted = [PROMOTE.parameters_of(each).registry for each in store.records(PROMOTE.name)]
+    promoted = [each.registry for each in registrations(store)]
     for uri in (*promoted, *list_rechecked(store)):
         # A file that is gone names nothing; making an empty one would not help.
         if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
@@ -155,40 +156,37 @@ def keep_named(store: Store, registry: Registry, kept: RetainedItems) -> None:
     """
     promoted = {
         each.name
-        for each in map(PROMOTE.parameters_of, store.records(PROMOTE.name))
-        if each.registry == registry.uri
+        for each in registrations(store)
+        if each.registry == registry.uri and each.registered
     }
     for name in sorted({*registry.names(), *promoted}):
-        versions = registry.versions(name)
-        if not versions and name in promoted and registry.hides_models:
-            # The Hub answers so to anybody who may not read the repository.
+        model = registry.model(name)
+        if model is None:
             raise RegistryError(
                 f"'{name}' was promoted there, and is not shown to us",
                 where=registry.uri,
-                hint="log in with a token that may read it; when it was deleted on purpose, delete "
-                f"{store.root / 'stages' / 'promote'} of that promotion, too",
+                hint="log in as a user who may read it; if it was deleted on purpose, remove its "
+                f"lines from {store.root / REGISTRIES}",
             )
-        history = registry.history(name)
-        numbers = set(registry.aliases(name).values())
-        for entry in history:
-            numbers |= {v for v in (*entry.changes.values(), entry.replaced) if v is not None}
-            kept.runs.add(entry.run)
-        for version in versions:
+        numbers = set(model.aliases.values())
+        for _, move in model.notes:
+            numbers |= {move.version, *([move.replaced] if move.replaced else [])}
+            kept.runs.add(move.run)
+        for version in model.versions:
             if version.version in numbers:
-                kept.stages |= set(stages_of(store, version))
-                kept.runs.add(version.tags.get("prepare.run", ""))
+                kept.stages |= set(stages_of(version))
+                kept.versions.add(version.tags.get(MANIFEST_TAG, ""))
+                kept.runs.add(version.tags.get(RUN_TAG, ""))
                 kept.runs |= {recheck.run for recheck in rechecks_of(version)}
 
 
-def stages_of(store: Store, version: Version) -> Iterator[Stage]:
+def stages_of(version: Version) -> Iterator[Stage]:
     """Yield the stages of a registered version: its weights' and its verdict's."""
-    if "prepare.verdict.stage" in version.tags:
-        yield "judge", version.tags["prepare.verdict.stage"]
-    stages = (store.root / "stages").resolve()
-    source = Path(version.source)
-    if source.is_absolute() and source.resolve().is_relative_to(stages):
-        stage, key, *_ = source.resolve().relative_to(stages).parts
-        yield stage, key
+    if JUDGE_TAG in version.tags:
+        yield "judge", version.tags[JUDGE_TAG]
+    if QUANTIZE_TAG in version.tags:
+        for stage in ("quantize", "adopt"):
+            yield stage, version.tags[QUANTIZE_TAG]
 
 
 def keep_of_runs(store: Store, oldest: datetime, kept: RetainedItems, progress: Progress) -> None:
@@ -223,14 +221,9 @@ def keep_inputs(store: Store, kept: RetainedItems) -> list[StageRecord]:
 
 
 def stages_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
-    """Yield unreferenced finished stages, and old unfinished ones.
-
-    Records of promotions stay: they name the registries to ask, and are small.
-    """
+    """Yield unreferenced finished stages, and old unfinished ones."""
     for folder in sorted((store.root / "stages").glob("*/*")):
         stage, name = folder.parent.name, folder.name
-        if stage == "promote":
-            continue
         finished = (folder / RECORD).is_file() and "." not in name
         written = (folder / RECORD if finished else folder).stat().st_mtime
         if (finished and (stage, name) in kept.stages) or written >= oldest:
@@ -243,6 +236,13 @@ def runs_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doo
     for folder in RunFolders(store).all():
         if folder.name not in kept.runs and folder.stat().st_mtime < oldest:
             yield "run", folder
+
+
+def versions_to_go(store: Store, kept: RetainedItems, oldest: float) -> Iterator[Doomed]:
+    """Yield folders of versions that no alias or history names, and what kills left of them."""
+    for folder in sorted((store.root / VERSIONS).glob("*")):
+        if folder.name not in kept.versions and folder.stat().st_mtime < oldest:
+            yield "version", folder
 
 
 def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Doomed]:
@@ -273,7 +273,7 @@ def book_of(record: StageRecord, store: Store) -> str | None:
 def freed_bytes(paths: Sequence[Path]) -> list[int]:
     """Return the bytes that removing all of these folders and files frees, by path.
 
-    A file with several names (the stage `evidence` links the weights of `quantize`) is freed only
+    A file with several names (versions link the weights of `quantize`) is freed only
     with its last name; it counts for the first path that has one.
     """
     names: Counter[tuple[int, int]] = Counter()

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.recompute import check_run, claims_of
-from artifacts.registry.registry import Version, who_am_i
+from artifacts.registry import Version, who_am_i
 from artifacts.run_loader import find_run
 from artifacts.run_record import VariantReport
 from artifacts.verdict_inputs import VerdictInputs

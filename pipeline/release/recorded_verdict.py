@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.deployable import Deployable, verdict_tags
-from artifacts.evidence.bundle import BundleVerdict
+from artifacts.evidence.bundle import BundleVerdict, open_bundle
 from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verdict
-from artifacts.evidence.bundled_evidence import BundledEvidence
-from artifacts.evidence.manifest import read_manifest
-from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
+from artifacts.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
 from artifacts.verdict_inputs import Find, VerdictInputs, record_of
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.weights_folder_files import BUNDLE
@@ -135,24 +133,30 @@ def read_past(version: Version, folder: Path) -> RecordedVerdict:
             hint=f"`prepare verify {bundle}` names every difference; get the version again with "
             "`prepare pull`",
         )
+    if check.answers_withheld:
+        raise EvidenceError(
+            "this copy lacks the recorded answers, so its verdict cannot be computed again",
+            where=str(bundle),
+            hint="pull it from the registry, or from a copy of `prepare push --with-questions`",
+        )
     verdict = read_verdict(bundle)
-    evidence = BundledEvidence(bundle, read_manifest(bundle), verdict.revisions)
-    judged = VerdictInputs.load_by_key(evidence.find, verdict.judges[verdict.recipe])
-    deployable = judged.deployable(evidence.find)
-    check_same(version, judged, deployable, bundle)
-    judges = {
-        name: evidence.find("judge", key)
-        for name, key in verdict.judges.items()
-        if name != verdict.recipe
-    }
-    return RecordedVerdict(
-        bundle=verdict,
-        judged=judged,
-        deployable=deployable,
-        source=source_of(version, verdict),
-        families={n: JUDGE.parameters_of(j).family for n, j in judges.items() if j is not None},
-        sources=sources_of(judged, evidence.find),
-    )
+    with open_bundle(bundle) as (store, _):
+        judged = VerdictInputs.load_by_key(store.find, verdict.judges[verdict.recipe])
+        deployable = judged.deployable(store.find)
+        check_same(version, judged, deployable, bundle)
+        judges = {
+            name: store.find("judge", key)
+            for name, key in verdict.judges.items()
+            if name != verdict.recipe
+        }
+        return RecordedVerdict(
+            bundle=verdict,
+            judged=judged,
+            deployable=deployable,
+            source=source_of(version, verdict),
+            families={n: JUDGE.parameters_of(j).family for n, j in judges.items() if j is not None},
+            sources=sources_of(judged, store.find),
+        )
 
 
 def source_of(version: Version, verdict: BundleVerdict) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from artifacts.deployable import Deployable
-from artifacts.registry.registry import TUPLE_TAG, Version
+from artifacts.registry import TUPLE_TAG, Version
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.events import Progress

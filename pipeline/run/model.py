@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from artifacts.evidence.signing import Signer, find_signer
 from artifacts.multiple_testing import exit_code_of
 from artifacts.run_record import RunReport
 from pipeline.capacity.gpu_request import spread_over_gpus
@@ -24,10 +25,9 @@ from pipeline.preflight.run_preflight import (
     preflight_of,
     registry_faults,
 )
-from pipeline.release.signer import Signer, find_signer
 from pipeline.run.ablation import AblationRun
 from pipeline.run.executors import executor_of
-from pipeline.run.promotion import Promotion
+from pipeline.run.promotion import promote_passed
 from pipeline.run.runner import Runner, run_planned
 from pipeline.run.serving_node import find_node
 from pipeline.run.session import RunSession
@@ -94,8 +94,14 @@ def run_choices(
         AblationRun(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
-    return Promotion(plan, stages, session.log, signer).run(
-        choices.name, registry_uri(choices.registry, settings)
+    return promote_passed(
+        plan,
+        session.log,
+        stages.store,
+        progress,
+        name=choices.name,
+        registry=registry_uri(choices.registry, settings),
+        signer=signer,
     )
 
 

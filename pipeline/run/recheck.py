@@ -16,8 +16,7 @@ from typing import Any
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.recompute import claims_of
 from artifacts.multiple_testing import exit_code_of
-from artifacts.registry.registry import Version
-from artifacts.registry.registry_address import open_registry
+from artifacts.registry import Registry, Version
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.folder import Checkpoint
@@ -136,7 +135,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         PrepareError: the version, its files or its evidence are unavailable or invalid, or
             this machine cannot measure it.
     """
-    registry = open_registry(registry_uri(request.registry, settings))
+    registry = Registry(registry_uri(request.registry, settings))
     version = find_version(registry, request.reference)
     folder = folder_of(version, request.weights, settings.store, WEIGHTS_COMMAND)
     check_files(version, folder, settings.digests, public_key=settings.signing.public_key)

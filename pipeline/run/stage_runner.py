@@ -17,7 +17,7 @@ from pipeline.core.stage_record import StageRecord, StageSpec, WorkItem
 from pipeline.core.store import Store, write_atomically
 from pipeline.environments.definition import Accelerator
 from pipeline.run.executors import Allocation, Executor, Job, Listener
-from pipeline.stages import is_unfinished, stage_code
+from pipeline.stages import is_unfinished
 from pipeline.stages.context import advance
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import SPEED
@@ -195,11 +195,7 @@ class StageRunner:
         record = self.store.find(spec.stage, spec.key)
         if record is None:
             return None
-        code = stage_code(spec.stage)
-        still_holds = getattr(code, "still_holds", None)
-        if self.find_reusable(spec) is None or (
-            still_holds is not None and not still_holds(record)
-        ):
+        if self.find_reusable(spec) is None:
             self.store.discard(spec.stage, spec.key)
             return None
         if is_unfinished(record):

@@ -20,15 +20,11 @@ from pipeline.core.stage_record import StageRecord
 if TYPE_CHECKING:
     from pipeline.stages.context import StageContext
 
-# The stages of a release use what is above this package.
-PACKAGES = (__name__, "pipeline.release.stages")
-
 
 class StageImplementation(Protocol):
-    """A module `run.py`, which may have three more members.
+    """A module `run.py`, which may have two more members.
 
-    `still_holds(record)`: whether the outside world is still as the stage recorded it; otherwise it
-    runs again. `RESUMED`: names in the stage's folder that an interrupted attempt leaves for the
+    `RESUMED`: names in the stage's folder that an interrupted attempt leaves for the
     next. `is_unfinished(record)`: whether the next run continues from these.
     """
 
@@ -77,8 +73,7 @@ def known_of(records: Iterable[StageRecord]) -> Iterator[TypedStageRecord[Record
 @cache
 def _stage_folders() -> dict[str, str]:
     return {
-        module.name: f"{package}.{module.name}"
-        for package in PACKAGES
-        for module in iter_modules(import_module(package).__path__)
+        module.name: f"{__name__}.{module.name}"
+        for module in iter_modules(import_module(__name__).__path__)
         if module.ispkg
     }

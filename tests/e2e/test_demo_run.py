@@ -23,7 +23,7 @@ import pytest
 from free_port import free_port
 from store_processes import left_after, processes_of
 
-from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
 from pipeline.core.cpu_features import cpu_features
 from pipeline.inspection.header_source import read_folder
@@ -412,7 +412,7 @@ def test_a_champion_is_rechecked_where_something_changed(demo: Demo, tmp_path: P
     name = demo.report["registered_name"]
     copy = tmp_path / "registry.db"
     shutil.copyfile(demo.store / "registry.db", copy)
-    registry = MlflowRegistry(f"sqlite:///{copy}")
+    registry = Registry(f"sqlite:///{copy}")
 
     def rechecked(*options: str) -> tuple[int, dict[str, Any]]:
         arguments = ["recheck", f"{name}@champion", "--registry", registry.uri, "--json"]

@@ -1,11 +1,11 @@
-"""The registry on a real `mlflow server`: races, kills, upload and pull, without a lock.
+"""The registry on a real `mlflow server`: the contract with its kills, and a team's script.
 
 The server runs in a separate environment, made here from the lock in `mlflow_server/`.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import signal
 import subprocess
@@ -14,25 +14,23 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from free_port import free_port
 from locked_environment import make_environment
+from typer.testing import CliRunner
 
-from artifacts.registry.history import replay
-from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason
-from artifacts.registry.registry_address import check_registry, still_has
+from artifacts.registry import Registry
+from pipeline.cli.main import app
 
-# Who moves in a race is the same process as in the unit tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts" / "registry"))
-import races
+from fake_run import judged_run
+from registry_contract import Contract, register
 
 LOCK = Path(__file__).parent / "mlflow_server" / "server.txt"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-processes = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(scope="module")
@@ -74,85 +72,36 @@ def uri(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         server.wait(30)
 
 
-@pytest.fixture(scope="module")
-def registry(uri: str) -> Iterator[MlflowRegistry]:
-    with pytest.MonkeyPatch.context() as patch:
-        # On a machine that is busy the server was once seen not to answer for 20 s.
-        patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
-        yield MlflowRegistry(uri)
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy the server was once seen not to answer for 20 s."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
 
 
-@pytest.fixture
-def name(registry: MlflowRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A model with six versions; 2 is the champion, and 1 was it before."""
-    model = f"model-{uuid.uuid4().hex}"
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "config.json").write_text("{}")
-    for digest in "abcdef":
-        registry.register(model, tmp_path / "weights", {TUPLE_TAG: digest})
-    for version, before in (("1", None), ("2", "1")):
-        cause = ChangeReason("promote", "setup")
-        registry.move_alias(model, AliasChange("champion", version, before, cause, "previous"))
-    monkeypatch.setattr(races, "NAME", model)  # the server is one for all tests
-    return model
+class TestContract(Contract):
+    def test_files_are_uploaded(self, registry: Registry, name: str, folder: Path) -> None:
+        register(registry, name, folder, "a")
+        assert registry.versions(name)[0].source.startswith("mlflow-artifacts:/")
 
 
-def place_of(registry: MlflowRegistry) -> races.Place:
-    return races.Place("mlflow", registry.uri)
+def test_the_script_of_a_team(uri: str, tmp_path: Path) -> None:
+    """Measured in one job, approved, promoted in another, rolled back."""
+    made = judged_run(tmp_path / "store", {"fp8-dynamic": 0, "awq-w4a16": 0}, uri=uri)
+    store = ("--store", str(tmp_path / "store"))
+    name = f"model-{uuid.uuid4().hex[:8]}"
 
+    def prepare(*words: str) -> Any:
+        done = CliRunner().invoke(app, [*words, *store, "--registry", uri, "--json"])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return json.loads(done.stdout)
 
-def test_of_four_promotions_one_wins(registry: MlflowRegistry, name: str) -> None:
-    barrier, answers = processes.Barrier(4), processes.Queue()
-    runners = [
-        processes.Process(
-            target=races.move, args=(place_of(registry), races.promotion(*pair), barrier, answers)
-        )
-        for pair in zip("abcd", "3456", strict=True)
-    ]
-    for runner in runners:
-        runner.start()
-    outcomes = dict(answers.get(timeout=300) for _ in runners)
-    for runner in runners:
-        runner.join(60)
-    registry.settle(name)
-    (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
-    assert all("moved meanwhile" in outcomes[who] for who in set("abcd") - {winner})
-    entries = registry.history(name)
-    assert [entry.who for entry in entries] == ["setup", "setup", winner]
-    assert registry.aliases(name) == dict(replay(entries).aliases)
-    assert registry.aliases(name)["previous"] == "2"
-
-
-@pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_killed_before_a_write(registry: MlflowRegistry, name: str, step: int) -> None:
-    runner = processes.Process(
-        target=races.move,
-        args=(place_of(registry), races.promotion("a", "3"), None, None, step),
-    )
-    runner.start()
-    runner.join(120)
-    assert runner.exitcode == -signal.SIGKILL
-    finished = registry.settle(name)
-    promised = step > 1
-    assert [entry.who for entry in finished] == (["a"] if promised else [])
-    assert registry.aliases(name) == (
-        {"champion": "3", "previous": "2"} if promised else {"champion": "2", "previous": "1"}
-    )
-
-
-def test_it_is_looked_at_before_a_run(uri: str) -> None:
-    check_registry(uri, "not there yet")
-    assert "not there yet" not in MlflowRegistry(uri).names()
-
-
-def test_weights_are_uploaded_and_fetched(
-    registry: MlflowRegistry, name: str, tmp_path: Path
-) -> None:
-    version = registry.versions(name)[0]
-    assert version.source.startswith("mlflow-artifacts:/")
-    (tmp_path / "copy").mkdir()
-    registry.fetch(version, tmp_path / "copy")
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["config.json"]
-    assert still_has(registry.uri, name, ["1", "6"], {"champion": "2"})
-    assert not still_has(registry.uri, name, ["7"], {})
-    assert f"{name}.history" not in registry.names()
+    for recipe in ("fp8-dynamic", "awq-w4a16"):
+        promoted = prepare("promote", f"{made.report.run}:{recipe}", "--name", name)
+        assert promoted["moved"]
+    assert not prepare("promote", f"{made.report.run}:awq-w4a16", "--name", name)["moved"]
+    assert prepare("rollback", name, "--reason", "bad")["version"] == "1"
+    pulled = tmp_path / "pulled"
+    prepare("pull", f"{name}@champion", str(pulled))
+    assert CliRunner().invoke(app, ["verify", str(pulled)]).exit_code == 0
+    told = prepare("registry", "history", name)
+    assert [each["action"] for each in told] == ["promote", "promote", "rollback"]

@@ -20,8 +20,8 @@ import pytest
 from artifacts.command_line import command_line
 from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
-from artifacts.registry import model_pack
-from artifacts.registry.registry import Version
+from artifacts.push import read_layers
+from artifacts.registry import Version
 from artifacts.run_loader import read_run
 from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
@@ -115,7 +115,7 @@ OCI = {
             "mediaType": "application/vnd.cncf.model.weight.v1.raw",
             "digest": "sha256:" + "1" * 64,
             "size": 3,
-            "annotations": {"org.cncf.model.filepath": "a.safetensors"},
+            "annotations": {"org.opencontainers.image.title": "a.safetensors"},
         }
     ],
     "annotations": {"prepare.tags": "{}"},
@@ -206,10 +206,6 @@ def config_of(path: Path) -> object:
 
 def text_of(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "surrogateescape")
-
-
-def no_blob(blob: object) -> bytes:
-    return b"{}"
 
 
 STAGE = b"""{"stage": "judge", "variant": "v", "key": "k", "parameters": {"a": [1.5]}, "notes": [],
@@ -341,7 +337,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "oci manifest": (
         "a.json",
         json.dumps(OCI).encode(),
-        lambda p: model_pack.read_pack(p.read_bytes(), no_blob),
+        lambda p: read_layers(p.read_bytes(), "here"),
     ),
     "tags": ("a.json", json.dumps(TAGS).encode(), tags_of),
     "recheck": ("a.json", json.dumps(RECHECK).encode(), recheck_of),

@@ -10,7 +10,7 @@ import pytest
 from empty_registry import fill
 from hypothesis import settings
 
-from artifacts.registry import embedded_database
+from artifacts import mlflow_store
 
 # A machine that others use too is slow for a moment now and then; that is not our fault.
 # The same examples in each run, so that a failure belongs to the change under test; `make fuzz`
@@ -27,7 +27,7 @@ def quick_files() -> Iterator[None]:
     """Nothing waits for the disk: a process that is killed loses nothing that it wrote."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(embedded_database, "fill", fill)
+        patch.setattr(mlflow_store, "fill", fill)
         yield
 
 

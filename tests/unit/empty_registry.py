@@ -6,13 +6,13 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from artifacts.registry import embedded_database
+from artifacts import mlflow_store
 
-FILL = embedded_database.fill
+FILL = mlflow_store.fill
 
 
 def fill(file: Path) -> None:
-    """In the place of `embedded_database.fill`: copy the tables."""
+    """In the place of `mlflow_store.fill`: copy the tables."""
     file.write_bytes(tables())
 
 

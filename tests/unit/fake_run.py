@@ -32,25 +32,20 @@ from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
 from artifacts.deployable import verdict_tags
-from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
+from artifacts.registry import MANIFEST_TAG, Registry, Version
+from artifacts.release import PromotionRequest, make_version, promote_run
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.verdict_inputs import VerdictInputs
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_info import CheckpointReport, find_source
-from pipeline.checkpoint.weights_folder_files import digest_of_other_files
 from pipeline.core.file_digests import FileDigests
 from pipeline.core.run_folders import RUN_RECORD
-from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store, write_atomically
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
-from pipeline.release.evidence_stage import write_evidence
-from pipeline.release.promotion import promote_run
-from pipeline.release.promotion_stage import PromotionRequest
 from pipeline.run.ablation import AblationRun
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.runner import LaidOut, Runner, run_planned
@@ -324,14 +319,14 @@ class FakeRun:
         return made
 
     @property
-    def registry(self) -> MlflowRegistry:
-        """The one that the run names, where that is a file."""
-        return MlflowRegistry(self.uri)
+    def registry(self) -> Registry:
+        """The one that the run names."""
+        return Registry(self.uri)
 
     def promote(self, registry: str = "", **order: Any) -> dict[str, Any]:
         """Promote a variant of the last run, as `prepare promote` does."""
         wanted = PromotionRequest(registry or self.uri, **order)
-        return promote_run(self.report, self.store, wanted, Listener()).result
+        return promote_run(self.report, self.store, wanted, Listener()).model_dump()
 
     def champion(self) -> str:
         """The recipe of the version that has the alias."""
@@ -339,13 +334,10 @@ class FakeRun:
         versions = {v.version: v for v in self.registry.versions(NAME)}
         return versions[number].tags["prepare.recipe"]
 
-    def evidence(self, recipe: str = RECIPE, **order: Any) -> StageRecord:
-        """The output of the stage that bundles the evidence on a variant of the last run."""
-        return write_evidence(self.report, recipe, self.store, Listener(), **order)
-
     def bundle(self, recipe: str = RECIPE, **order: Any) -> Path:
         """The folder to deploy: weights, card and evidence."""
-        return self.store.stage_folder("evidence", self.evidence(recipe, **order).key) / "output"
+        wanted = PromotionRequest(self.uri, **order)
+        return make_version(self.report, recipe, self.store, wanted)
 
     def registered(self, recipe: str = RECIPE, **changes: str) -> Version:
         """A version as a promotion registers it, with some of its tags changed."""
@@ -360,8 +352,8 @@ class FakeRun:
             trust_remote_code=judged.trust_remote_code,
             made_by=judged.made_by,
         )
-        files = {EVIDENCE_TAG: folder.parent.name, FILES_TAG: digest_of_other_files(folder)}
-        return Version(NAME, "1", ("champion",), str(folder), {**tags, **files, **changes})
+        listed = {MANIFEST_TAG: folder.name}
+        return Version(NAME, "1", ("champion",), str(folder), {**tags, **listed, **changes})
 
     def folder(self, stage: str, variant: str) -> Path:
         """What that variant's stage left; of a suite's rounds the last, which is judged."""

@@ -198,7 +198,8 @@ class _Handler(SilentHandler):
                     raise _Refusal(fault.status)
             except _Refusal as refusal:
                 status = refusal.status
-                content = json.dumps({"error": refusal.message}).encode()
+                told = {"error": refusal.message, "url": f"{self.hub.url}/x/y"}
+                content = json.dumps(told).encode()
                 headers = {"X-Error-Code": refusal.code, "X-Error-Message": refusal.message}
                 headers = {key: value for key, value in headers.items() if value}
         self.send_response(status)

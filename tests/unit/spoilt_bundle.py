@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,39 @@ from typing import Any
 from fake_run import RECIPE
 from pretend_stages import edit
 
-from artifacts.evidence.bundle import RESOLVED, VERDICT, pack
-from artifacts.evidence.bundle_check import BundleCheck, check_bundle
+from artifacts.evidence import bundle_check
+from artifacts.evidence.bundle import RECORDS, VERDICT, pack, unpack
+from artifacts.evidence.bundle_check import BundleCheck
 from artifacts.evidence.manifest import MANIFEST, list_files
-from pipeline.checkpoint.weights_folder_files import BUNDLE
+from pipeline.checkpoint.weights_folder_files import ANSWERS, BUNDLE
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
 from pipeline.stages import newest_revision
+
+
+def check_bundle(deployed: Path) -> BundleCheck:
+    """Check what the test left, packed again if it was unpacked."""
+    repack(deployed)
+    return bundle_check.check_bundle(deployed)
+
+
+def opened(deployed: Path) -> Path:
+    """The bundle's stages, unpacked next to the folder; what is changed there is packed again."""
+    place = deployed.with_name(f"{deployed.name} opened")
+    if not place.exists():
+        unpack(deployed / BUNDLE / RECORDS, place)
+        unpack(deployed / ANSWERS, place)
+    return place / "stages"
+
+
+def repack(deployed: Path) -> None:
+    place = deployed.with_name(f"{deployed.name} opened")
+    if place.exists():
+        files = {p.relative_to(place).as_posix(): p for p in place.rglob("*") if p.is_file()}
+        pack(deployed / BUNDLE / RECORDS, {k: v for k, v in files.items() if v.name == RECORD})
+        pack(deployed / ANSWERS, {k: v for k, v in files.items() if v.name != RECORD})
 
 
 def found(check: BundleCheck) -> str:
@@ -29,12 +52,12 @@ def found(check: BundleCheck) -> str:
 
 def refuse(deployed: Path) -> None:
     """Raise EvidenceError with all that is wrong."""
-    if wrong := found(check_bundle(deployed)):
+    if wrong := found(bundle_check.check_bundle(deployed)):
         raise EvidenceError(wrong)
 
 
 def stage_folder(deployed: Path, stage: str, variant: str = RECIPE) -> Path:
-    for file in sorted((deployed / BUNDLE / "stages" / stage).glob(f"*/{RECORD}")):
+    for file in sorted((opened(deployed) / stage).glob(f"*/{RECORD}")):
         if json.loads(file.read_text())["variant"] == variant:
             return file.parent
     raise AssertionError(f"no {stage} of {variant}")
@@ -42,6 +65,7 @@ def stage_folder(deployed: Path, stage: str, variant: str = RECIPE) -> Path:
 
 def rewrite_manifest(deployed: Path) -> None:
     """Make every digest right again, as who forges a bundle would."""
+    repack(deployed)
 
     def listed(folder: Path, *leave_out: str) -> list[dict[str, Any]]:
         return [each.model_dump() for each in list_files(folder, leave_out)]
@@ -53,11 +77,11 @@ def rewrite_manifest(deployed: Path) -> None:
     edit(deployed / BUNDLE / MANIFEST, change)
 
 
-def change_packed(file: Path, change: Callable[[bytes], bytes]) -> None:
-    before = gzip.decompress(file.read_bytes())
+def change_file(file: Path, change: Callable[[bytes], bytes]) -> None:
+    before = file.read_bytes()
     after = change(before)
     assert after != before
-    file.write_bytes(pack(after))
+    file.write_bytes(after)
 
 
 def rename_stage(deployed: Path, folder: Path) -> None:
@@ -65,6 +89,6 @@ def rename_stage(deployed: Path, folder: Path) -> None:
     record = StageRecord.model_validate_json((folder / RECORD).read_text())
     key = stage_key(record.stage, newest_revision(record.stage), record.parameters, record.inputs)
     edit(folder / RECORD, lambda data: data.update(key=key))
-    for file in [deployed / BUNDLE / VERDICT, deployed / BUNDLE / RESOLVED]:
-        file.write_text(file.read_text().replace(record.key, key))
+    file = deployed / BUNDLE / VERDICT
+    file.write_text(file.read_text().replace(record.key, key))
     folder.rename(folder.with_name(key))

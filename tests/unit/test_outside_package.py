@@ -109,8 +109,7 @@ def test_a_plan_with_all_of_them(
     model = write_files(tmp_path / "model", source_files())
     files = ("recipe", "profile", "policy")
     options = [word for each in files for word in (f"--{each}", str(RUN / f"{each}.yaml"))]
-    registry = f"outside://{tmp_path}/models"
-    done = CliRunner().invoke(app, ["plan", str(model), *options, "--registry", registry, "--json"])
+    done = CliRunner().invoke(app, ["plan", str(model), *options, "--json"])
     assert done.exit_code == 0, done.stderr
     plan = json.loads(done.stdout)
     stages = {stage["name"] for stage in plan["stages"] if stage["variant"] == "nearest-int8"}

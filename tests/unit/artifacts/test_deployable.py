@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.deployable import Deployable
-from artifacts.registry.registry import TUPLE_TAG, Version
+from artifacts.registry import TUPLE_TAG, Version
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError

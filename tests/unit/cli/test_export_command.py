@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,10 +17,10 @@ from fake_run import NAME, RECIPE, FakeRun, judged_run
 from typer.testing import CliRunner
 
 from artifacts.exports.exported_version import WEIGHTS, ExportRequest
+from artifacts.registry import MANIFEST_TAG
 from pipeline.cli.main import app
 from pipeline.core.errors import PrepareError, RegistryError, UsageError
 from pipeline.environments.settings import load_settings
-from pipeline.release.deployment import pull_version
 from pipeline.release.export import read_version
 
 OCI = "oci://registry.example.com/models/some@sha256:" + "c" * 64
@@ -65,8 +66,7 @@ def test_kubernetes(run: FakeRun, tmp_path: Path) -> None:
     pod = yaml.safe_load(text)["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "prepare:cpu"
     fetch = pod["initContainers"][0]["command"]
-    for tag in ("prepare.weights", "prepare.files"):
-        assert f"--require={tag}={version.tags[tag]}" in fetch
+    assert f"--require={MANIFEST_TAG}={version.tags[MANIFEST_TAG]}" in fetch
 
 
 def test_the_cluster_cannot_read_a_registry_of_this_machine(run: FakeRun, tmp_path: Path) -> None:
@@ -96,22 +96,12 @@ def test_the_canary_is_another_version(run: FakeRun) -> None:
 
 def test_changed_evidence(run: FakeRun, tmp_path: Path) -> None:
     changed = run.copy_to(tmp_path / "store")
-    folder = tmp_path / "pulled"
     (version,) = run.registry.versions(NAME)
-    pull_version(run.registry, version, folder, None)
+    folder = Path(shutil.copytree(version.source, tmp_path / "pulled"))
     config = folder / "config.json"
     config.write_text(config.read_text() + "\n")
     words = ("deploy", "--for", "monitoring", "--weights", str(folder))
     assert complaint(RegistryError, changed, *words).where == str(folder)
-
-
-def test_a_pull_refuses_other_tags(run: FakeRun, tmp_path: Path) -> None:
-    (version,) = run.registry.versions(NAME)
-    required = {"prepare.weights": version.tags["prepare.weights"]}
-    assert pull_version(run.registry, version, tmp_path / "one", None, required)
-    with pytest.raises(RegistryError):
-        pull_version(run.registry, version, tmp_path / "two", None, {"prepare.weights": "0" * 64})
-    assert not (tmp_path / "two").exists()
 
 
 def test_the_fetching_command_runs(run: FakeRun, tmp_path: Path) -> None:
@@ -128,7 +118,7 @@ def test_the_fetching_command_runs(run: FakeRun, tmp_path: Path) -> None:
         return subprocess.run(words, env=variables, check=False, capture_output=True, timeout=60)
 
     good = ExportRequest(exported, image="i", registry=run.uri, source=run.uri)
-    bad = replace(good, version=replace(exported, required_tags={"prepare.weights": "0" * 64}))
+    bad = replace(good, version=replace(exported, required_tags={MANIFEST_TAG: "0" * 64}))
     assert fetch(bad).returncode == 1
     assert not weights.exists()
     for _ in range(2):

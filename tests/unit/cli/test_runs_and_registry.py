@@ -13,8 +13,7 @@ import pytest
 from sample_reports import COMMAND, failed_variant_report, run_report, stage_report
 from typer.testing import CliRunner
 
-from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, AliasChange, ChangeReason
+from artifacts.registry import MANIFEST_TAG, Cause, Registry
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
@@ -240,25 +239,30 @@ def test_an_unknown_run_names_the_known(store: Store) -> None:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> MlflowRegistry:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     """An embedded registry with two versions of one model; made once, since it takes seconds."""
     folder = tmp_path_factory.mktemp("registry")
-    made = MlflowRegistry(f"sqlite:///{folder / 'registry.db'}")
+    made = Registry(f"sqlite:///{folder / 'registry.db'}")
     for recipe in ("awq-w4a16", "fp8-dynamic"):
         weights = folder / recipe
         weights.mkdir()
         version = made.register(
-            "smollm2-135m", weights, {TUPLE_TAG: recipe, "prepare.recipe": recipe}
+            "smollm2-135m", weights, {MANIFEST_TAG: recipe, "prepare.recipe": recipe}
         )
         before = made.aliases("smollm2-135m").get("champion")
-        cause = ChangeReason(
-            "promote", "ann", run="20261121-1", verdict="pass", reason="all gates passed"
+        cause = Cause("promote", "ann", run="20261121-1", verdict="pass", reason="all gates passed")
+        made.move(
+            "smollm2-135m",
+            "champion",
+            version,
+            cause,
+            replaces=before,
+            previous_alias="previous",
         )
-        made.move_alias("smollm2-135m", AliasChange("champion", version, before, cause, "previous"))
     return made
 
 
-def test_registered_versions_are_listed(registry: MlflowRegistry) -> None:
+def test_registered_versions_are_listed(registry: Registry) -> None:
     lines = words("registry", "list", "--registry", registry.uri)
     assert lines[0] == "name version aliases recipe weights"
     assert lines[2].startswith("smollm2-135m 2 champion fp8-dynamic ")
@@ -272,7 +276,7 @@ def test_registered_versions_are_listed(registry: MlflowRegistry) -> None:
 
 
 def test_a_registered_model_is_shown_with_its_tags(
-    registry: MlflowRegistry, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREPARE_REGISTRY", registry.uri)
     lines = words("registry", "show", "smollm2-135m")
@@ -281,28 +285,23 @@ def test_a_registered_model_is_shown_with_its_tags(
     assert "smollm2-135m version 1 (previous)" in lines
     shown = value("registry", "show", "smollm2-135m")
     assert shown == value("registry", "list")
-    assert shown[0]["tags"] == {TUPLE_TAG: "fp8-dynamic", "prepare.recipe": "fp8-dynamic"}
+    assert shown[0]["tags"] == {MANIFEST_TAG: "fp8-dynamic", "prepare.recipe": "fp8-dynamic"}
 
 
-def test_the_history_is_told(registry: MlflowRegistry) -> None:
+def test_the_history_is_told(registry: Registry) -> None:
     lines = words("registry", "history", "smollm2-135m", "--registry", registry.uri)
     assert lines[0] == "when (UTC) who action move run verdict reason"
     assert lines[2].startswith("1 20")
     assert lines[2].endswith("ann promote champion: - to 1 20261121-1 pass all gates passed")
     assert "champion: 1 to 2" in lines[3]
     told = value("registry", "history", "smollm2-135m", "--registry", registry.uri)
-    assert [entry["changes"] for entry in told] == [
-        {"champion": "1"},
-        {"previous": "1", "champion": "2"},
-    ]
+    assert [(entry["replaced"], entry["version"]) for entry in told] == [(None, "1"), ("1", "2")]
 
 
 @pytest.mark.parametrize(
     "command", [("registry", "show"), ("registry", "history"), ("rollback",)], ids=" ".join
 )
-def test_an_unknown_name_names_the_known(
-    registry: MlflowRegistry, command: tuple[str, ...]
-) -> None:
+def test_an_unknown_name_names_the_known(registry: Registry, command: tuple[str, ...]) -> None:
     error = complaint(UsageError, *command, "nope", "--registry", registry.uri)
     assert error.message == "nothing is registered as 'nope'"
     assert error.where == registry.uri
@@ -316,7 +315,7 @@ def test_a_registry_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     assert error.where == uri
 
 
-def test_rolling_back_and_nothing_further(registry: MlflowRegistry, tmp_path: Path) -> None:
+def test_rolling_back_and_nothing_further(registry: Registry, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     shutil.copyfile(registry.uri.removeprefix("sqlite:///"), copy)
     at = ("--registry", f"sqlite:///{copy}")
@@ -324,10 +323,7 @@ def test_rolling_back_and_nothing_further(registry: MlflowRegistry, tmp_path: Pa
     assert lines[0] == "smollm2-135m@champion is version 1 again, replacing version 2"
     error = complaint(RegistryError, "rollback", "smollm2-135m", *at)
     assert "has no version to go back to" in error.message
-    assert value("rollback", "smollm2-135m", "--to", "2", *at)["changes"] == {
-        "previous": "1",
-        "champion": "2",
-    }
+    assert value("rollback", "smollm2-135m", "--to", "2", *at)["version"] == "2"
     told = value("registry", "history", "smollm2-135m", *at)
     assert [(entry["action"], entry["reason"]) for entry in told[2:]] == [
         ("rollback", "too slow"),

@@ -74,7 +74,6 @@ def test_exit_codes_are_a_promise() -> None:
         "UNEXPECTED": 3,
         "GATES_FAILED": 4,
         "UNDECIDED": 5,
-        "RECORDED": 6,
         "INTERRUPTED": 130,
     }
 

@@ -20,7 +20,7 @@ from finished_stage import stage_record
 from sample_reports import COMMAND
 from some_attempt import SCOPE, some_attempt
 
-from artifacts.registry.embedded_database import make_database
+from artifacts.mlflow_store import make_database
 from artifacts.run_loader import find_run
 from eval_gates.answer_log import AnswerLog
 from pipeline.core.errors import PrepareError, StoreError
@@ -159,7 +159,7 @@ def begin_run(root: Path, end: str) -> str:
 
 
 def keep_a_note(root: Path) -> int:
-    make_database(f"sqlite:///{root}/registry.db")
+    make_database(root / "registry.db")
     with closing(sqlite3.connect(root / "registry.db")) as database, database:
         database.execute("CREATE TABLE IF NOT EXISTS notes (text)")
         database.execute("INSERT INTO notes VALUES ('x')")
@@ -186,7 +186,7 @@ def test_answers_attempts_runs_and_the_registry_are_everybodys(root: Path, tmp_p
     # The other users may not read this Python's packages, so they are imported before.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries, as they are imported
-        make_database(f"sqlite:///{tmp_path}/first.db")
+        make_database(tmp_path / "first.db")
     assert act(ANN, answer, root, 0) == IDS[:1]
     assert act(BOB, answer, root, 1) == IDS[:2]
     assert act(ANN, answer, root, 2) == IDS[:3]

@@ -138,11 +138,3 @@ class TestUsage:
     @pytest.mark.parametrize("name", ["org/model", "model:1", " "])
     def test_a_name_that_the_registry_refuses(self, settings: Settings, name: str) -> None:
         assert refused(request_for(name=name), settings).where == "--name"
-
-    @pytest.mark.parametrize("name", ["my checkpoint", "-x", "a..b", "a--b", "x" * 97])
-    @pytest.mark.parametrize("registry", ["hf://acme", "oci:///srv/models"])
-    def test_a_name_that_no_repository_can_have(
-        self, settings: Settings, name: str, registry: str
-    ) -> None:
-        assert refused(request_for(name=name, registry=registry), settings).where == "--name"
-        assert choose(request_for(name=name), settings).name == name  # MLflow takes it

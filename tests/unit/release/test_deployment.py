@@ -1,190 +1,172 @@
-"""Pulling a registered version, and whether this machine is the one it was judged on."""
+"""Finding, checking and pulling a registered version."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fake_run import FakeRun, judged_run
 from typer.testing import CliRunner
 
-from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import (
-    FILES_TAG,
-    TUPLE_TAG,
-    WEIGHTS_TAG,
-    AliasChange,
-    ChangeReason,
-    Version,
-)
-from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.checkpoint.weights_folder_files import digest_of_other_files
+from artifacts.registry import MANIFEST_TAG, Registry, Version
+from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
-from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError, UsageError
-from pipeline.core.hardware import hardware
-from pipeline.environments.environment import Accelerator, identity
-from pipeline.environments.settings import load_settings
-from pipeline.release.deployment import check_files, find_version, pull_version
+from pipeline.release.deployment import check_files, find_version, folder_of, pull_version
 
-SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {"OMP_A": "1"}}
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    """A run whose variant is the champion."""
+    made = judged_run(tmp_path_factory.mktemp("run") / "store", lost={"fp8-dynamic": 0})
+    made.promote()
+    return made
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint's files; nothing here reads what is in the weights."""
-    path = tmp_path / "weights"
-    path.mkdir()
-    (path / "model.safetensors").write_bytes(b"weights")
-    (path / "config.json").write_text("{}")
-    (path / "tokenizer.json").write_text("{}")
-    return path
+def registry(run: FakeRun) -> Registry:
+    return run.registry
 
 
-def tags(folder: Path, **changes: str) -> dict[str, str]:
-    return {
-        TUPLE_TAG: "t",
-        WEIGHTS_TAG: weights_digest(folder, digest_file),
-        FILES_TAG: digest_of_other_files(folder),
-        "prepare.engine_version": "0.32.0",
-        "prepare.environment.serve": identity("serve", Accelerator.CPU, load_settings()),
-        "prepare.serving": json.dumps(SERVING),
-        "prepare.hardware": hardware("cpu").model_dump_json(),
-        **changes,
-    }
+@pytest.fixture
+def version(registry: Registry) -> Version:
+    return find_version(registry, "model@champion")
 
 
-def version(folder: Path, **changes: str) -> Version:
-    return Version("model", "1", ("champion",), str(folder), tags(folder, **changes))
+@pytest.fixture
+def folder(version: Version, tmp_path: Path) -> Path:
+    """A copy of its files, to change as one likes."""
+    return Path(shutil.copytree(version.source, tmp_path / "copy"))
 
 
 class TestCheckFiles:
-    def test_as_registered(self, folder: Path) -> None:
-        assert check_files(version(folder), folder, public_key=None) == 3
+    def test_as_registered(self, version: Version, folder: Path) -> None:
+        assert check_files(version, folder, public_key=None) > 5
 
-    def test_a_signature_that_came_later(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_signature_that_came_later(self, version: Version, folder: Path) -> None:
         """A tool of the format puts it there; in what a registry hands out it has no place."""
-        registered = version(folder)
         (folder / "model.sig").write_text("{}")
         (folder / ".gitattributes").write_text("*.safetensors filter=lfs\n")
-        check_files(registered, folder, public_key=None)
+        check_files(version, folder, public_key=None)
         with pytest.raises(RegistryError) as caught:
-            check_files(registered, folder, public_key=None, added=())
+            check_files(version, folder, public_key=None, added=())
         assert caught.value.where == str(folder)
 
     @pytest.mark.parametrize(
         "path",
         [
-            ".git/hooks/x",
-            ".github/workflows/x.yml",
-            ".cache/huggingface/x",
-            ".gitignore",
+            *(".git/hooks/x", ".github/workflows/x.yml", ".cache/huggingface/x", ".gitignore"),
             # Neither a signature nor git's file, nor weights that the engine loads.
-            ".gitattributes/x",
-            "model.sig/x.py",
-            "consolidated.safetensors",
-            "sub/x.safetensors",
+            *(".gitattributes/x", "model.sig/x.py", "consolidated.safetensors", "modeling.py"),
+            *("sub/x.safetensors", f"{BUNDLE}/x"),
         ],
     )
-    def test_what_no_digest_covers(self, folder: Path, path: str) -> None:
-        registered = version(folder)
+    def test_a_file_that_was_added(self, version: Version, folder: Path, path: str) -> None:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text("x")
-        with pytest.raises(RegistryError) as caught:
-            check_files(registered, folder, public_key=None)
+        with pytest.raises(RegistryError, match=path) as caught:
+            check_files(version, folder, public_key=None)
         assert caught.value.where == str(folder)
 
     @pytest.mark.parametrize(
-        ("file", "words"),
-        [("model.safetensors", "the weights are not"), ("config.json", "the other files")],
+        "path", ["model.safetensors", "config.json", "README.md", f"{BUNDLE}/manifest.json"]
     )
-    def test_one_byte_changed(self, folder: Path, file: str, words: str) -> None:
-        registered = version(folder)
-        content = (folder / file).read_bytes()
-        (folder / file).write_bytes(content[:-1] + b"!")
-        with pytest.raises(RegistryError, match=words):
-            check_files(registered, folder, public_key=None)
-
-    def test_a_file_added_or_missing(self, folder: Path) -> None:
-        registered = version(folder)
-        (folder / "modeling.py").write_text("import os")
+    @pytest.mark.parametrize("how", ["changed", "gone", "a folder"])
+    def test_a_file_that_is_another(
+        self, version: Version, folder: Path, path: str, how: str
+    ) -> None:
+        file = folder / path
+        content = file.read_bytes()
+        file.unlink()
+        if how == "changed":
+            file.write_bytes(content[:-1] + b"!")
+        elif how == "a folder":
+            file.mkdir()
+            (file / "x").touch()
         with pytest.raises(RegistryError) as caught:
-            check_files(registered, folder, public_key=None)
-        assert caught.value.where == str(folder)
-        (folder / "modeling.py").unlink()
-        (folder / "tokenizer.json").unlink()
-        with pytest.raises(RegistryError) as caught:
-            check_files(registered, folder, public_key=None)
-        assert caught.value.where == str(folder)
-
-    @pytest.mark.parametrize("tag", [WEIGHTS_TAG, FILES_TAG])
-    def test_a_digest_that_is_gone_switches_nothing_off(self, folder: Path, tag: str) -> None:
-        kept = {name: value for name, value in tags(folder).items() if name != tag}
-        with pytest.raises(RegistryError) as caught:
-            check_files(Version("model", "1", (), str(folder), kept), folder, public_key=None)
-        assert tag in caught.value.where
+            check_files(version, folder, public_key=None)
+        assert file.name in caught.value.message + caught.value.where
 
     def test_a_version_of_somebody_else(self, folder: Path) -> None:
-        foreign = Version("model", "1", (), str(folder), {})
         with pytest.raises(RegistryError) as caught:
-            check_files(foreign, folder, public_key=None)
-        assert caught.value.where == "tag prepare.weights"
+            check_files(Version("model", "1", (), str(folder), {}), folder, public_key=None)
+        assert caught.value.where == f"tag {MANIFEST_TAG}"
 
 
-@pytest.fixture
-def registry(tmp_path: Path, folder: Path) -> MlflowRegistry:
-    """One version, which is the champion."""
-    found = MlflowRegistry(f"sqlite:///{tmp_path / 'registry.db'}")
-    number = found.register("model", folder, tags(folder))
-    found.move_alias("model", AliasChange("champion", number, None, ChangeReason("promote", "ann")))
-    return found
-
-
-def test_find_and_pull(registry: MlflowRegistry, folder: Path, tmp_path: Path) -> None:
-    for reference in ("model@champion", "model@1"):
+class TestFindVersion:
+    @pytest.mark.parametrize("reference", ["model@champion", "model@1"])
+    def test_that_is_there(self, registry: Registry, reference: str) -> None:
         assert find_version(registry, reference).version == "1"
-    for reference, words in (
-        ("model", "names no version"),
-        ("model@", "names no version"),
-        ("model@nope", "has no version or alias 'nope'"),
-        ("nope@champion", "no model 'nope'"),
-    ):
+
+    @pytest.mark.parametrize(
+        ("reference", "words"),
+        [
+            ("model", "names no version"),
+            ("model@", "names no version"),
+            ("model@nope", "has no version or alias 'nope'"),
+            ("nope@champion", "no model 'nope'"),
+        ],
+    )
+    def test_that_is_not(self, registry: Registry, reference: str, words: str) -> None:
         with pytest.raises(UsageError, match=words):
             find_version(registry, reference)
-    destination = tmp_path / "deeper" / "copy"
-    found = find_version(registry, "model@champion")
-    assert pull_version(registry, found, destination, None) == 3
-    assert (destination / "model.safetensors").read_bytes() == b"weights"
-    with pytest.raises(UsageError) as caught:
-        pull_version(registry, found, destination, None)
-    assert caught.value.where == str(destination)
-    # A changed file: nothing appears.
-    (folder / "config.json").write_text("{ }")
+
+    def test_that_was_deleted_in_mlflow(self, run: FakeRun, tmp_path: Path) -> None:
+        """MLflow deletes its aliases, too; the history still shows what happened."""
+        file = Path(run.uri.removeprefix("sqlite:///"))
+        shutil.copyfile(file, tmp_path / "registry.db")
+        registry = Registry(f"sqlite:///{tmp_path / 'registry.db'}")
+        registry._store._client.delete_model_version("model", "1")
+        with pytest.raises(UsageError, match=r"version 1 .* was deleted"):
+            find_version(registry, "model@champion")
+        at = ("--registry", registry.uri)
+        for command in (["list"], ["show", "model"], ["history", "model", "--json"]):
+            done = CliRunner().invoke(app, ["registry", *command, *at], catch_exceptions=False)
+            assert done.exit_code == 0
+        assert [each["version"] for each in json.loads(done.stdout)] == ["1"]
+
+
+class TestPull:
+    def test_into_a_new_folder(self, registry: Registry, version: Version, tmp_path: Path) -> None:
+        arguments = ["pull", "model@champion", str(tmp_path / "deeper" / "copy"), "--json"]
+        done = CliRunner().invoke(
+            app, [*arguments, "--registry", registry.uri], catch_exceptions=False
+        )
+        told = json.loads(done.stdout)
+        assert told["version"] == "1"
+        assert told["folder"] == str(tmp_path / "deeper" / "copy")
+        check_files(version, tmp_path / "deeper" / "copy", public_key=None)
+        with pytest.raises(UsageError) as caught:
+            CliRunner().invoke(
+                app, [*arguments, "--registry", registry.uri], catch_exceptions=False
+            )
+        assert caught.value.where == str(tmp_path / "deeper" / "copy")
+
+    @pytest.mark.parametrize("fault", ["changed", "another version"])
+    def test_nothing_appears_if_it_differs(
+        self, version: Version, folder: Path, tmp_path: Path, fault: str
+    ) -> None:
+        required = {}
+        if fault == "changed":
+            (folder / "config.json").write_text("{ }")
+        else:
+            required = {MANIFEST_TAG: "0" * 64}
+
+        def fetch(partial: Path) -> Version:
+            shutil.copytree(folder, partial, dirs_exist_ok=True)
+            return version
+
+        with pytest.raises(RegistryError):
+            pull_version(fetch, tmp_path / "second", None, required)
+        assert [each.name for each in tmp_path.iterdir() if "second" in each.name] == []
+
+
+def test_files_that_are_elsewhere(run: FakeRun, version: Version, tmp_path: Path) -> None:
+    """The store's own folder of that version is found, too, as on a server's other machines."""
+    moved = Version("model", "1", (), "mlflow-artifacts:/1", version.tags)
+    assert folder_of(moved, None, run.root, "") == Path(version.source)
     with pytest.raises(RegistryError) as caught:
-        pull_version(registry, found, tmp_path / "second", None)
-    assert str(tmp_path / ".second.") in caught.value.where
-    assert sorted(path.name for path in tmp_path.iterdir() if "second" in path.name) == []
-
-
-def test_the_commands(
-    registry: MlflowRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PREPARE_REGISTRY", registry.uri)
-
-    def told(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)
-
-    pulled = told("pull", "model@champion", str(tmp_path / "copy"))
-    assert (pulled["version"], pulled["files"]) == ("1", 3)
-    assert Path(pulled["folder"]) == tmp_path / "copy"
-
-
-def test_serving_weights_that_are_elsewhere(registry: MlflowRegistry, folder: Path) -> None:
-    folder.rename(folder.with_name("moved"))
-    arguments = ["serve", "model@champion", "--registry", registry.uri, "--check"]
-    with pytest.raises(RegistryError) as caught:
-        CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert "prepare pull model@1 FOLDER" in caught.value.hint
+        folder_of(moved, None, tmp_path, "prepare serve {reference}")
+    assert "prepare pull model@1 FOLDER, then prepare serve model@1" in caught.value.hint

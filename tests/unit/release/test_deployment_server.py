@@ -16,9 +16,9 @@ from listener import Listener
 from some_node import NODE
 
 from artifacts.deployable import Deployable
-from artifacts.registry.registry import FILES_TAG, Version
-from pipeline.checkpoint.weights_folder_files import BUNDLE, digest_of_other_files
-from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError, UsageError
+from artifacts.registry import Version
+from pipeline.checkpoint.weights_folder_files import BUNDLE
+from pipeline.core.errors import CheckpointError, RegistryError, UsageError
 from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.release import serve as deployment_server
@@ -319,11 +319,9 @@ class TestWhatIsTrusted:
         whole = place.runs["cpu"].registered()
         copy = Path(shutil.copytree(whole.source, tmp_path / "copy"))
         shutil.rmtree(copy / BUNDLE)
-        tags = {FILES_TAG: digest_of_other_files(copy)}
-        bare = place.runs["cpu"].registered(**tags)
-        with pytest.raises(EvidenceError) as caught:
-            Deployment(bare, copy, place.settings, Listener())
-        assert caught.value.where == str(copy / "prepare-evidence")
+        with pytest.raises(RegistryError) as caught:
+            Deployment(whole, copy, place.settings, Listener())
+        assert caught.value.where == str(copy / BUNDLE / "manifest.json")
 
     def test_evidence_of_what_no_profile_may_set(self, place: Place, tmp_path: Path) -> None:
         arguments = {"host": "0.0.0.0", "kv-cache-dtype": "fp8"}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fake_run import ONE, SERVING, FakeRun, policy
 from pretend_stages import edit
+from spoilt_bundle import check_bundle, opened
 
 from artifacts.deployable import Deployable
-from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.recompute import check_run
 from eval_gates.speed.throughput_ratio import ThroughputRatioRule
 from pipeline.checkpoint.weights_folder_files import CARD
@@ -103,7 +103,7 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     assert past.deployable.serving == variant.arguments
     # verify
     assert check_bundle(folder).is_sound
-    (asked,) = folder.glob(f"**/coherence/{variant.stages['coherence'].key}/stage.json")
+    (asked,) = opened(folder).glob(f"coherence/{variant.stages['coherence'].key}/stage.json")
 
     def lengthen(record: dict[str, Any]) -> None:
         record["parameters"]["serving"]["engine_arguments"]["max-model-len"] = 2 * length

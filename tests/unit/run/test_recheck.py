@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,18 +16,21 @@ from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels, edit
 from published_models import LLAMA_3_8B, dense, source
 from some_node import NODE
+from spoilt_bundle import repack, rewrite_manifest, stage_folder
 from typer.testing import CliRunner
 
+from artifacts.evidence.manifest import MANIFEST
 from artifacts.evidence.recompute import check_run
-from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import FILES_TAG
+from artifacts.registry import MANIFEST_TAG, Registry
+from artifacts.release import PromotionRequest, promote_run
 from artifacts.run_loader import find_run
 from artifacts.run_record import RunReport
 from eval_gates.suites.question_source import QuestionSource
 from eval_gates.suites.suite_kind import SuiteSource
 from pipeline.capacity.machine import Machine
-from pipeline.checkpoint.weights_folder_files import BUNDLE, digest_of_other_files
+from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
+from pipeline.core.digest import digest_file
 from pipeline.core.errors import (
     CheckpointError,
     EvidenceError,
@@ -37,7 +39,7 @@ from pipeline.core.errors import (
     RegistryError,
     UsageError,
 )
-from pipeline.core.store import Store
+from pipeline.core.store import RECORD, Store
 from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
@@ -45,8 +47,6 @@ from pipeline.plan import build_plan
 from pipeline.plan.resolved_options import ResolvedOptions
 from pipeline.preflight.preflight import PreflightInput
 from pipeline.release.deployment import find_version
-from pipeline.release.promotion import promote_run
-from pipeline.release.promotion_stage import PromotionRequest
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.recorded_verdict import read_past
 from pipeline.release.serve import accepted_tuples
@@ -87,8 +87,8 @@ class Site:
     said: Listener = field(default_factory=Listener)
 
     @cached_property
-    def registry(self) -> MlflowRegistry:
-        return MlflowRegistry(f"sqlite:///{self.root / 'registry.db'}")
+    def registry(self) -> Registry:
+        return Registry(f"sqlite:///{self.root / 'registry.db'}")
 
     @property
     def store(self) -> Store:
@@ -443,27 +443,24 @@ class TestErrors:
         assert site.models.served == []
         return caught.value.hint
 
-    @pytest.mark.parametrize(
-        ("spoil", "words"),
-        [
-            (lambda bundle: shutil.rmtree(bundle), "has no evidence next to its weights"),
-            (
-                lambda bundle: edit_stage(
-                    bundle, "judge", lambda r: r["parameters"]["policy"].update(alpha=0.4)
-                ),
-                "the evidence does not give the verdict",
-            ),
-        ],
-    )
-    def test_evidence_that_is_gone_or_edited(
-        self, site: Site, tmp_path: Path, spoil: Callable[[Path], None], words: str
-    ) -> None:
+    def test_evidence_that_is_gone(self, site: Site, tmp_path: Path) -> None:
         version = find_version(site.registry, "model@champion")
         copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
-        spoil(copy / BUNDLE)
-        # The files' digest is the first to tell; who changes that tag too, is told by the evidence.
-        self.refused(site, RegistryError, "the other files", weights=copy)
-        site.registry.set_tags(NAME, "1", {FILES_TAG: digest_of_other_files(copy)})
+        shutil.rmtree(copy / BUNDLE)
+        self.refused(site, RegistryError, "not next to its weights", weights=copy)
+
+    def test_evidence_that_was_edited(self, site: Site, tmp_path: Path) -> None:
+        version = find_version(site.registry, "model@champion")
+        copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
+        judge = stage_folder(copy, "judge", "fp8-dynamic") / RECORD
+        edit(judge, lambda record: record["parameters"]["policy"].update(alpha=0.4))
+        repack(copy)
+        # The list of digests is the first to tell; who changes it too, is told by the evidence.
+        self.refused(site, RegistryError, "records.tar.gz", weights=copy)
+        rewrite_manifest(copy)
+        listed = {MANIFEST_TAG: digest_file(copy / BUNDLE / MANIFEST)}
+        site.registry.set_tags(NAME, "1", listed)
+        words = "the evidence does not give the verdict"
         self.refused(site, EvidenceError, words, weights=copy)
 
     def test_a_version_of_another_policy_than_its_evidence(self, site: Site) -> None:
@@ -475,9 +472,7 @@ class TestErrors:
         version = find_version(site.registry, "model@champion")
         copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
         (copy / "model.safetensors").write_bytes(b"other")
-        self.refused(
-            site, RegistryError, "the weights are not those that were judged", weights=copy
-        )
+        self.refused(site, RegistryError, "model.safetensors", weights=copy)
 
     def test_code_that_comes_with_it_and_that_nobody_here_agreed_to(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -603,11 +598,6 @@ class TestCommand:
 )
 def test_stands(then: str, now: str, expected: bool | None) -> None:
     assert stands(then, now) is expected
-
-
-def edit_stage(bundle: Path, stage: str, change: Callable[[dict[str, Any]], None]) -> None:
-    for file in (bundle / "stages" / stage).glob("*/stage.json"):
-        edit(file, change)
 
 
 def _report(outcome: RecheckOutcome) -> RunReport:

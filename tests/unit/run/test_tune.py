@@ -14,9 +14,10 @@ from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels
 from some_node import NODE
 
-from artifacts.evidence.source import StoredEvidence
+from artifacts.evidence.source import Evidence
 from artifacts.evidence.tuned_profile_check import TunedProfileCheck, check_tuned
 from artifacts.evidence.tuning_check import check_tuning
+from artifacts.release import PromotionRequest, choose_variants
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import ScreeningReport, TuningReport
@@ -27,8 +28,6 @@ from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.serving_profile import check_told_gain, fit_profile
 from pipeline.plan.tuning_plan import TuningPlanner, find_claim, make_defaults, make_screened
-from pipeline.release.promotion import choose_variants
-from pipeline.release.promotion_stage import PromotionRequest
 from pipeline.run.run_recorder import RecordingProgress, RunRecorder
 from pipeline.run.stage_runner import SubmittedStageRunner
 from pipeline.run.tune import PROFILE, TuningRun
@@ -438,7 +437,7 @@ class TestVerify:
     def test_a_claim_is_computed_again(self, tmp_path: Path) -> None:
         made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
         made.run()
-        found = check_tuning(made.log.report(), StoredEvidence(made.store))
+        found = check_tuning(made.log.report(), Evidence(made.store))
         assert (found.kept, found.computed, found.differences) == ("pass", "pass", ())
 
     def test_another_bound_or_verdict_than_follows_is_named(self, tmp_path: Path) -> None:
@@ -457,7 +456,7 @@ class TestVerify:
             told = made.log.report().model_copy(
                 update={"tuning": made.report.model_copy(update=change)}
             )
-            assert check_tuning(told, StoredEvidence(made.store)).differences, change
+            assert check_tuning(told, Evidence(made.store)).differences, change
 
     def test_a_block_that_was_left_out_is_seen(self, tmp_path: Path) -> None:
         made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
@@ -465,13 +464,13 @@ class TestVerify:
         assert made.report.stage is not None
         file = made.store.stage_folder("speed", made.report.stage) / LOADS
         file.write_text("".join(file.read_text().splitlines(keepends=True)[2:]))
-        assert check_tuning(made.log.report(), StoredEvidence(made.store)).differences
+        assert check_tuning(made.log.report(), Evidence(made.store)).differences
 
     def test_a_race_without_a_winner_claims_nothing(self, tmp_path: Path) -> None:
         made = tried(tmp_path, {}, same=FASTER)
         made.run()
         with pytest.raises(UsageError):
-            check_tuning(made.log.report(), StoredEvidence(made.store))
+            check_tuning(made.log.report(), Evidence(made.store))
 
 
 def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:

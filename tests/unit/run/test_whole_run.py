@@ -64,6 +64,7 @@ def run_to(
     planned = Plan(policy=policy, shared={}, baseline=None, variants=())  # type: ignore[arg-type]
     monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
     monkeypatch.setattr(whole_run, "Runner", Judged)
+    monkeypatch.setattr(whole_run, "check_serving", lambda *_: None)
     request = ModelRequest(
         checkpoint="demo:smollm2-135m",
         recipes=("fp8-dynamic",),
@@ -85,7 +86,7 @@ def test_without_promotion_what_passed_is_not_registered(
     def never(*_: Any) -> None:
         raise AssertionError("it was promoted")
 
-    monkeypatch.setattr(whole_run, "Promotion", never)
+    monkeypatch.setattr(whole_run, "promote_passed", never)
     passed = variant_report(promoted=False, registry_version=None)
     report = run_to([failed_variant_report(), passed], False, tmp_path, monkeypatch)
     assert (report.status, report.exit_code) == ("finished", 0)
@@ -101,14 +102,11 @@ def test_with_it_the_promotion_says_how_it_ends(
 ) -> None:
     asked: list[str] = []
 
-    class Promotion:
-        def __init__(self, *_: Any) -> None: ...
+    def promote_passed(*_: Any, name: str, **options: Any) -> ExitCode:
+        asked.append(name)
+        return ExitCode.UNDECIDED
 
-        def run(self, name: str, registry: str) -> ExitCode:
-            asked.append(name)
-            return ExitCode.UNDECIDED
-
-    monkeypatch.setattr(whole_run, "Promotion", Promotion)
+    monkeypatch.setattr(whole_run, "promote_passed", promote_passed)
     assert run_to([variant_report()], True, tmp_path, monkeypatch).exit_code == 5
     assert asked == ["smollm2-135m"]
 
@@ -118,7 +116,7 @@ def test_a_registry_that_would_refuse_is_told_before_the_work(
 ) -> None:
     """A file lies where the registry's folder is to be."""
     (tmp_path / "file").touch()
-    registry = f"oci://{tmp_path / 'file'}/models"
+    registry = f"sqlite:///{tmp_path / 'file'}/registry.db"
     passed = [variant_report(promoted=False, registry_version=None)]
     report = run_to(passed, True, tmp_path, monkeypatch, registry)
     assert (report.status, report.exit_code) == ("failed", 1)

@@ -10,9 +10,8 @@ import pytest
 from fake_run import judged_run
 from finished_stage import stage_record
 from pretend_stages import edit
-from spoilt_bundle import RECIPE, rename_stage, rewrite_manifest, stage_folder
+from spoilt_bundle import RECIPE, check_bundle, rename_stage, rewrite_manifest, stage_folder
 
-from artifacts.evidence.bundle_check import check_bundle
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
 from pipeline.stages import known_of, newest_revision, stage_code, stage_named, stage_names

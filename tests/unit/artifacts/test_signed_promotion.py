@@ -17,17 +17,16 @@ from fake_run import RECIPE, FakeRun, judged_run
 from key_pair import key_pair
 from listener import Listener
 from pretend_stages import edit
-from spoilt_bundle import rewrite_manifest, stage_folder
+from spoilt_bundle import check_bundle, opened, rewrite_manifest, stage_folder
 from typer.testing import CliRunner
 
 from artifacts.evidence.bundle import VERDICT
-from artifacts.evidence.bundle_check import check_bundle
-from artifacts.evidence.signing import fingerprint_of
-from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG
+from artifacts.evidence.manifest import MANIFEST
+from artifacts.evidence.signing import Signer, find_signer, fingerprint_of
+from artifacts.registry import MANIFEST_TAG, TUPLE_TAG, WEIGHTS_TAG, Registry
 from artifacts.verdict_inputs import VerdictInputs
 from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.checkpoint.weights_folder_files import BUNDLE, SIGNATURE, digest_of_other_files
+from pipeline.checkpoint.weights_folder_files import BUNDLE, SIGNATURE
 from pipeline.cli.main import app
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError, UsageError
@@ -35,9 +34,6 @@ from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
 from pipeline.environments.settings import load_settings
-from pipeline.release.deployment import find_version
-from pipeline.release.oci_push import push_to_folder
-from pipeline.release.signer import Signer, find_signer
 from pipeline.run.recheck import RecheckRequest, run_recheck
 from pipeline.stages import newest_revision
 
@@ -55,7 +51,7 @@ class Site:
         self.other_private, self.other_public = key_pair(folder, "other")
 
     @property
-    def registry(self) -> MlflowRegistry:
+    def registry(self) -> Registry:
         return self.made.registry
 
     def promote(self, private: Path | None) -> None:
@@ -75,10 +71,10 @@ class Site:
         tags = {
             **champion.tags,
             WEIGHTS_TAG: weights,
-            FILES_TAG: digest_of_other_files(forged),
+            MANIFEST_TAG: digest_file(forged / BUNDLE / MANIFEST),
             TUPLE_TAG: deployable.model_copy(update={"weights": weights}).digest,
         }
-        client = self.registry._client
+        client = self.registry._store._client
         made = client.create_model_version("model", str(forged), tags=tags)
         client.set_registered_model_alias("model", "champion", made.version)
 
@@ -91,10 +87,6 @@ class Site:
 
     def verify(self, key: Path | None) -> None:
         self.command("verify", "model@champion", key=key)
-
-    def push(self, key: Path | None) -> None:
-        target = f"oci://{self.folder}/layouts-{os.urandom(4).hex()}"
-        self.command("push", "model@champion", target, key=key)
 
     def serve(self, key: Path | None) -> None:
         self.command("serve", "model@champion", "--check", "--allow-mismatch", key=key)
@@ -112,7 +104,7 @@ class Site:
         assert done.exit_code == 0, done.output
 
 
-READS = ("pull", "verify", "push", "serve")
+READS = ("pull", "verify", "serve")
 
 
 @pytest.fixture(scope="module")
@@ -126,19 +118,19 @@ def site(tmp_path: Path, judged: FakeRun) -> Site:
 
 
 def replace_everywhere(forged: Path, before: str, after: str) -> None:
-    for each in [*(forged / BUNDLE).rglob("*.json"), forged / "README.md"]:
+    for each in [forged / BUNDLE / VERDICT, *opened(forged).rglob("*.json"), forged / "README.md"]:
         each.write_text(each.read_text().replace(before, after))
 
 
 def result_digests(forged: Path) -> list[str]:
     """By which a later stage names the results that it depends on."""
-    files = sorted((forged / BUNDLE / "stages").glob(f"*/*/{RECORD}"))
+    files = sorted(opened(forged).glob(f"*/*/{RECORD}"))
     return [digest_json(json.loads(file.read_text())["result"]) for file in files]
 
 
 def give_keys_that_follow(forged: Path) -> None:
     """Rename every stage whose parameters were edited, and all that refers to it."""
-    for file in sorted((forged / BUNDLE / "stages").glob(f"*/*/{RECORD}")):
+    for file in sorted(opened(forged).glob(f"*/*/{RECORD}")):
         record = StageRecord.model_validate_json(file.read_text())
         revision = newest_revision(record.stage)
         key = stage_key(record.stage, revision, record.parameters, record.inputs)
@@ -250,25 +242,10 @@ def test_a_signed_version_of_another_name(site: Site) -> None:
     site.promote(site.private)
     [version] = site.registry.versions("model")
     number = site.registry.register("other", Path(version.source), version.tags)
-    site.registry._client.set_registered_model_alias("other", "champion", number)
+    site.registry._store._client.set_registered_model_alias("other", "champion", number)
     with pytest.raises(EvidenceError) as caught:
         site.command("verify", "other@champion", key=site.public)
     assert "'model'" in caught.value.message
-
-
-def test_a_signature_goes_with_the_version(site: Site, tmp_path: Path) -> None:
-    """Through a folder of OCI layouts, and out of it."""
-    from artifacts.registry.oci_layout_registry import OciLayoutRegistry
-
-    site.promote(site.private)
-    layouts = OciLayoutRegistry(f"oci://{tmp_path}/layouts")
-    version = find_version(site.registry, "model@champion")
-    digests = load_settings(site.made.root).digests
-    push_to_folder(site.registry, version, layouts, "champion", digests, site.public)
-    site.made.uri = layouts.uri
-    site.command("pull", "model@champion", str(tmp_path / "mine"), key=site.public)
-    with pytest.raises(EvidenceError):
-        site.command("pull", "model@champion", str(tmp_path / "not"), key=site.other_public)
 
 
 class TestFindSigner:

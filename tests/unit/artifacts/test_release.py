@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +20,13 @@ from listener import Listener
 from pretend_stages import PretendModels, edit
 from typer.testing import CliRunner
 
+from artifacts import release
 from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import list_files
 from artifacts.evidence.recompute import check_run
+from artifacts.mlflow_store import MlflowStore
+from artifacts.registry import Cause, Registry
 from artifacts.run_record import RunReport
 from pipeline.checkpoint.weights_folder_files import BUNDLE
 from pipeline.cli.main import app
@@ -88,7 +98,7 @@ class TestChangedFolder:
         made.promote()
         (before,) = made.registry.versions("model")
         self.write(Path(before.source) / "config.json")
-        shutil.rmtree(Path(before.source).parent)
+        shutil.rmtree(before.source)
         made.promote(alias="candidate")
         (version,) = made.registry.versions("model")
         assert set(version.aliases) == {"champion", "candidate"}
@@ -106,7 +116,7 @@ class TestChangedRecords:
         edit(mixed.folder("judge", ONE) / RECORD, pass_it)
         assert {v.recipe: v.verdict for v in mixed.run().variants} == {ONE: "pass", TWO: "pass"}
         with pytest.raises(EvidenceError, match="does not give the verdict"):
-            mixed.evidence(ONE)
+            mixed.bundle(ONE)
 
     def test_of_the_source(self, good: FakeRun) -> None:
         checkpoint = good.report.checkpoint
@@ -145,7 +155,8 @@ class TestPromoteRun:
     def test_the_version_has_its_evidence(self, mixed: FakeRun) -> None:
         mixed.promote(variant=ONE, override="why not", name="other")
         (version,) = mixed.registry.versions("other")
-        assert version.tags["prepare.evidence"] == Path(version.source).parent.name
+        assert version.tags["prepare.manifest"] == Path(version.source).name
+        assert Path(version.source).parent == mixed.store.root / "versions"
         check = check_bundle(Path(version.source))
         assert check.problems == ()
         verdict = json.loads((Path(version.source) / BUNDLE / VERDICT).read_text())
@@ -198,7 +209,8 @@ class TestPromoteRun:
         good.promote(variant=TWO, alias="candidate")
         assert good.registry.aliases("model") == {"champion": "1", "candidate": "2"}
         good.promote(variant=TWO)
-        assert good.registry.aliases("model") == {"champion": "2", "previous": "1"}
+        aliases = {"champion": "2", "candidate": "2", "previous": "1"}
+        assert good.registry.aliases("model") == aliases
 
     def test_what_failed_wants_a_reason(self, mixed: FakeRun) -> None:
         with pytest.raises(UsageError, match=f"'{ONE}'") as caught:
@@ -214,7 +226,7 @@ class TestPromoteRun:
 
     def test_a_champion_that_is_not_the_one_named(self, good: FakeRun) -> None:
         good.promote(variant=ONE)
-        with pytest.raises(RegistryError, match=r" 1, .* 8,"):
+        with pytest.raises(RegistryError, match=r" 1, .* 8"):
             good.promote(variant=TWO, replaces="8")
         assert good.champion() == ONE
 
@@ -261,6 +273,87 @@ class TestPromoteRun:
         mixed.report = mixed.report.model_copy(update=changes)
         with pytest.raises(UsageError, match=words):
             mixed.promote()
+
+
+class TestAtTheEndOfARun:
+    """What `prepare model` promotes by itself replaces only what it saw as it began."""
+
+    def test_the_alias_moved_meanwhile(self, good: FakeRun) -> None:
+        began = datetime.now(UTC)
+        good.promote(variant=ONE)
+        with pytest.raises(RegistryError, match=r"points to version 1, not to no version"):
+            good.promote(variant=TWO, since=began)
+        assert good.champion() == ONE
+        good.promote(variant=TWO, since=datetime.now(UTC))
+        assert good.champion() == TWO
+
+    def test_a_rollback_is_not_undone(self, good: FakeRun) -> None:
+        good.promote(variant=ONE)
+        good.promote(variant=TWO)
+        cause = Cause("rollback", "bob", reason="too slow")
+        good.registry.roll_back("model", "champion", cause)
+        with pytest.raises(RegistryError, match=r"rolled back by bob .*too slow") as caught:
+            good.promote(variant=TWO, since=datetime.now(UTC))
+        assert f"prepare promote {good.report.run}" in caught.value.hint
+        assert good.champion() == ONE
+        good.promote(variant=TWO)
+        assert good.champion() == TWO
+
+    def test_again_it_does_not_wait_for_mlflow(self, good: FakeRun) -> None:
+        good.promote()
+        again = good.promote(since=datetime.now(UTC))
+        assert not again["moved"]
+        program = (
+            "import sys; from artifacts.registry import Registry; "
+            f"Registry({good.uri!r}).model('model'); print('mlflow' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("kill_at", range(1, 13))
+def test_the_same_promotion_completes_a_killed_one(good: FakeRun, kill_at: int) -> None:
+    """Killed at each of its writes: of the folders, of the list of registries, of MLflow."""
+    good.promote(variant=ONE, name="other")  # its tables are made
+
+    def work() -> None:
+        writes = 0
+
+        def counted(do: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                nonlocal writes
+                writes += 1
+                if writes == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return do(*arguments, **options)
+
+            return call
+
+        store = MlflowStore
+        for name in ("create_version", "set_model_tag", "set_alias"):
+            setattr(store, name, counted(getattr(store, name)))
+        Path.rename = counted(Path.rename)  # type: ignore[method-assign]
+        release._note_registration = counted(release._note_registration)
+        good.promote()
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(120)
+    assert process.exitcode in ((0, -signal.SIGKILL) if kill_at > 9 else (-signal.SIGKILL,))
+    promoted = good.promote()
+    assert good.registry.aliases("model") == {"champion": promoted["versions"][good.champion()]}
+    assert len(good.registry.versions("model")) == 2
+    assert len(good.registry.history("model")) == 1
+    for version in good.registry.versions("model"):
+        assert check_bundle(Path(version.source)).is_sound
+    for each in find_garbage(good.store, [], 0, Listener()):
+        remove(each, good.store)
+    folders = {each.name for each in (good.root / "versions").iterdir()}
+    named = [v for n in ("model", "other") for v in good.registry.versions(n) if v.aliases]
+    assert folders == {version.tags["prepare.manifest"] for version in named}
 
 
 def test_the_command(good: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,10 +422,8 @@ class TestCollection:
         assert not left.exists()
 
     def test_a_file_with_several_names_counts_once(self, good: FakeRun) -> None:
-        """The stage `evidence` links the weights of `quantize`."""
-        folders = [
-            good.store.stage_folder(stage, "of-nobody") for stage in ("evidence", "quantize")
-        ]
+        """Versions link the weights of `quantize`."""
+        folders = [good.store.root / "versions" / "x", good.store.stage_folder("quantize", "x")]
         for folder in folders:
             folder.mkdir(parents=True)
         (folders[1] / "weights").write_bytes(b"x" * 5000)
@@ -344,6 +435,26 @@ class TestCollection:
         (good.store.root / "deployed").hardlink_to(folders[1] / "weights")  # a name that stays
         found = find_garbage(good.store, [], 0, Listener())
         assert [each.size for each in found if each.path in folders] == [100, 0]
+
+    def test_what_any_registry_names_stays(self, good: FakeRun, tmp_path: Path) -> None:
+        """Also one of another address than the store's own, and a version that was left."""
+        there = f"sqlite:///{tmp_path / 'another' / 'registry.db'}"
+        good.promote(variant=ONE)
+        good.promote(there, variant=ONE, name="team")
+        good.promote(there, variant=TWO, name="team")
+        named = [*good.registry.versions("model"), *Registry(there).versions("team")]
+        for each in find_garbage(good.store, [], 0, Listener()):
+            remove(each, good.store)
+        assert len(named) == 3
+        for version in named:
+            assert check_bundle(Path(version.source)).is_sound
+
+    def test_a_registry_that_hides_a_promoted_name(self, good: FakeRun) -> None:
+        good.promote(variant=ONE)
+        good.registry._store._client.delete_registered_model("model")
+        with pytest.raises(RegistryError, match="'model' was promoted there") as caught:
+            self.paths(good)
+        assert str(good.root / "registries.jsonl") in caught.value.hint
 
     def test_a_registry_that_does_not_answer(self, good: FakeRun) -> None:
         """What it names is not known, so nothing goes."""

@@ -1,0 +1,417 @@
+"""Copies of registered versions on the Hugging Face Hub and in OCI registries, by digest.
+
+A copy has no aliases: those are in the model registry. The recorded questions and answers are sent
+only if a user asks for it; without them a copy has the manifest, the records and their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from artifacts.evidence.manifest import ManifestFile
+from artifacts.registry import Version
+from pipeline.checkpoint.hub import LOG_IN
+from pipeline.checkpoint.weights_folder_files import ANSWERS, plain_files
+from pipeline.core.digest import digest_bytes
+from pipeline.core.errors import RegistryError, UsageError
+from pipeline.core.events import Progress
+from pipeline.core.file_digests import FileDigests
+from pipeline.core.untrusted.json import parse_json
+from pipeline.core.untrusted.text import clip
+
+HUB, OCI = "hf://", "oci://"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+ARTIFACT_TYPE = "application/vnd.prepare.model.v1"
+EMPTY_TYPE, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
+TITLE = "org.opencontainers.image.title"  # by which `oras pull` names files, too
+MAX_MANIFEST_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**20
+TIMEOUT = httpx.Timeout(600, connect=20)  # seconds; a registry hashes a blob before it answers
+_OCI_NAME = re.compile(
+    r"(?P<host>[\w.-]+(?::\d+)?)/(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+_HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A version's copy elsewhere."""
+
+    reference: str  # by tag
+    digest_reference: str  # by digest: `prepare pull` gets exactly these files
+    files: int
+    sent_bytes: int  # without what was there
+
+
+def push(
+    version: Version,
+    folder: Path,
+    destination: str,
+    tag: str,
+    *,
+    with_questions: bool,
+    digests: FileDigests,
+    progress: Progress,
+    insecure: bool = False,
+) -> Copy:
+    """Send a version's folder, whose files were checked.
+
+    Args:
+        destination: hf://ORG/REPO[@TAG], or oci://HOST/REPO[:TAG].
+        tag: if the destination has none.
+        with_questions: send questions and answers, too.
+        insecure: speak HTTP to the OCI registry.
+
+    Raises:
+        UsageError: the destination is neither.
+        RegistryError: it refuses or does not answer.
+    """
+    files = dict(plain_files(folder, () if with_questions else (ANSWERS,)))
+    if destination.startswith(HUB):
+        return _push_to_hub(destination, tag, folder, version, files)
+    with _Oci(destination, insecure=insecure, progress=progress) as remote:
+        return remote.push(files, remote.tag or tag, version, digests)
+
+
+def fetch(source: str, folder: Path, progress: Progress, *, insecure: bool = False) -> str:
+    """Copy the files of hf://ORG/REPO@REVISION or oci://HOST/REPO@DIGEST into an empty folder.
+
+    Returns:
+        the reference by digest of what was copied.
+
+    Raises:
+        UsageError: the source is neither.
+        RegistryError: it is missing, or a file differs from its digest.
+    """
+    if source.startswith(HUB):
+        return _fetch_from_hub(source, folder)
+    with _Oci(source, insecure=insecure, progress=progress) as remote:
+        return remote.fetch(folder)
+
+
+def _push_to_hub(
+    destination: str, tag: str, folder: Path, version: Version, files: dict[str, Path]
+) -> Copy:
+    from huggingface_hub import HfApi
+
+    repo, wanted = _read_hub(destination)
+    with _hub_errors(destination):
+        api = HfApi()
+        api.create_repo(repo, private=True, exist_ok=True)
+        made = api.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            allow_patterns=list(files),
+            delete_patterns="*",
+            commit_message=f"{version.name} version {version.version}",
+        )
+        name = wanted or tag
+        if any(each.name == name for each in api.list_repo_refs(repo).tags):
+            api.delete_tag(repo, tag=name)
+        api.create_tag(repo, tag=name, revision=made.oid)
+    size = sum(file.stat().st_size for file in files.values())
+    return Copy(f"{HUB}{repo}@{name}", f"{HUB}{repo}@{made.oid}", len(files), size)
+
+
+def _fetch_from_hub(source: str, folder: Path) -> str:
+    import shutil
+
+    from huggingface_hub import HfApi, snapshot_download
+
+    repo, revision = _read_hub(source)
+    with _hub_errors(source):
+        commit = str(HfApi().model_info(repo, revision=revision).sha)
+        snapshot_download(repo, revision=commit, local_dir=folder)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    (folder / ".gitattributes").unlink(missing_ok=True)
+    return f"{HUB}{repo}@{commit}"
+
+
+def _read_hub(address: str) -> tuple[str, str | None]:
+    found = _HUB_NAME.fullmatch(address.removeprefix(HUB))
+    if found is None:
+        raise UsageError(
+            f"'{address}' is not a repository on the Hub",
+            where=address,
+            hint="hf://ORG/REPO, or hf://ORG/REPO@TAG",
+        )
+    return found["repo"], found["revision"]
+
+
+@contextmanager
+def _hub_errors(where: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    from pipeline.checkpoint.hub import transport_error
+
+    try:
+        yield
+    except OfflineModeIsEnabled as error:
+        raise RegistryError(
+            "HF_HUB_OFFLINE is set", where=where, hint="unset HF_HUB_OFFLINE"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, transport_error(), OSError, RuntimeError) as error:
+        raise RegistryError(
+            f"the Hub failed: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
+            where=where,
+            hint=f"{LOG_IN}, with a token that may use that repository; files that are there are "
+            "not sent again",
+        ) from error
+
+
+def read_layers(manifest: bytes, where: str) -> list[ManifestFile]:
+    """Return the files of a copy in an OCI registry; raises RegistryError for other manifests."""
+    try:
+        return [
+            ManifestFile(
+                path=each["annotations"][TITLE],
+                size=each["size"],
+                sha256=each["digest"].removeprefix("sha256:"),
+            )
+            for each in parse_json(manifest)["layers"]
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RegistryError(
+            f"it is no copy that prepare made: {' '.join(str(error).split())[:200]}",
+            where=where,
+            hint="check the repository's name, and the tag or digest",
+        ) from error
+
+
+class _Oci:
+    """One repository of an OCI registry."""
+
+    def __init__(self, address: str, *, insecure: bool, progress: Progress) -> None:
+        found = _OCI_NAME.fullmatch(address.removeprefix(OCI))
+        if found is None or not address.startswith(OCI):
+            raise UsageError(
+                f"'{address}' is not a repository",
+                where=address,
+                hint="hf://ORG/REPO, or oci://HOST[:PORT]/REPOSITORY[:TAG]",
+            )
+        self._host, self._path = found["host"], found["path"]
+        self.tag: str | None = found["tag"]
+        self._digest: str | None = found["digest"]
+        self._repository = f"{OCI}{self._host}/{self._path}"
+        self._base = f"{'http' if insecure else 'https'}://{self._host}"
+        self._secure = not insecure
+        self._progress = progress
+        self._login = _find_login(self._host)
+        self._authorization = ""
+        self._done = 0
+        self._client = httpx.Client(timeout=TIMEOUT, headers={"Accept-Encoding": "identity"})
+
+    def __enter__(self) -> _Oci:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def push(
+        self, files: dict[str, Path], tag: str, version: Version, digests: FileDigests
+    ) -> Copy:
+        found = digests.digest_all(list(files.values()), self._progress)
+        layers = [
+            {
+                "mediaType": "application/octet-stream",
+                "digest": f"sha256:{digest}",
+                "size": file.stat().st_size,
+                "annotations": {TITLE: name},
+            }
+            for (name, file), digest in zip(files.items(), found, strict=True)
+        ]
+        config = {
+            "mediaType": EMPTY_TYPE,
+            "digest": f"sha256:{digest_bytes(EMPTY)}",
+            "size": len(EMPTY),
+        }
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": ARTIFACT_TYPE,
+            "config": config,
+            "layers": layers,
+            "annotations": {TITLE: f"{version.name} version {version.version}"},
+        }
+        content = json.dumps(manifest, sort_keys=True).encode()
+        missing = {
+            str(each["digest"]): file
+            for each, file in zip(layers, files.values(), strict=True)
+            if not self._has(str(each["digest"]))
+        }
+        total = sum(file.stat().st_size for file in missing.values())
+        for digest, file in missing.items():
+            self._upload(digest, file.stat().st_size, self._read(file, total))
+        if not self._has(str(config["digest"])):
+            self._upload(str(config["digest"]), len(EMPTY), iter([EMPTY]))
+        self._ask(
+            "PUT", f"manifests/{tag}", content=content, headers={"Content-Type": MANIFEST_TYPE}
+        )
+        digest = f"sha256:{digest_bytes(content)}"
+        return Copy(f"{self._repository}:{tag}", f"{self._repository}@{digest}", len(layers), total)
+
+    def fetch(self, folder: Path) -> str:
+        wanted = self._digest or self.tag or "latest"
+        _, content = self._ask("GET", f"manifests/{wanted}", headers={"Accept": MANIFEST_TYPE})
+        digest = f"sha256:{digest_bytes(content)}"
+        if self._digest not in (None, digest):
+            raise self._refusal("it sent another manifest than the one that was asked for")
+        layers = read_layers(content, self._repository)
+        total = sum(each.size for each in layers)
+        for each in layers:
+            self._download(each, folder / each.path, total)
+        return f"{self._repository}@{digest}"
+
+    def _has(self, digest: str) -> bool:
+        return self._ask("HEAD", f"blobs/{digest}", allowed=(404,))[0].status_code == 200
+
+    def _upload(self, digest: str, size: int, blocks: Iterator[bytes]) -> None:
+        # As `docker push`: one request for the bytes, one that says whose they are.
+        started, _ = self._ask("POST", "blobs/uploads/")
+        headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+        place, _ = self._ask("PATCH", self._location(started), content=blocks, headers=headers)
+        # httpx's own `params` would replace the registry's.
+        url = httpx.URL(self._location(place)).copy_merge_params({"digest": digest})
+        self._ask("PUT", str(url))
+
+    def _location(self, answer: httpx.Response) -> str:
+        place = httpx.URL(self._base).join(answer.headers.get("Location", ""))
+        if place.host != httpx.URL(self._base).host:
+            raise self._refusal(f"it wants the files sent to {clip(place.host, 100)}")
+        return str(place)
+
+    def _read(self, file: Path, total: int) -> Iterator[bytes]:
+        with file.open("rb") as content:
+            while block := content.read(BLOCK_BYTES):
+                self._done += len(block)
+                self._progress.advance("push", self._done, total, "bytes")
+                yield block
+
+    def _download(self, wanted: ManifestFile, file: Path, total: int) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        sha256, left = hashlib.sha256(), wanted.size
+        url = f"{self._base}/v2/{self._path}/blobs/sha256:{wanted.sha256}"
+        # The storage behind it, which a redirect names, gets no credentials: httpx removes them.
+        with (
+            self._errors(),
+            self._client.stream(
+                "GET", url, headers=self._headers(), follow_redirects=True
+            ) as answer,
+            file.open("xb") as content,
+        ):
+            answer.raise_for_status()
+            for block in answer.iter_raw(BLOCK_BYTES):
+                left -= len(block)
+                if left < 0:  # more than the manifest says: no reason to fill the disk
+                    break
+                sha256.update(block)
+                content.write(block)
+                self._done += len(block)
+                self._progress.advance("pull", self._done, total, "bytes")
+        if left or sha256.hexdigest() != wanted.sha256:
+            raise self._refusal(f"{clip(wanted.path, 100)} is not the file of its digest")
+
+    def _ask(
+        self, method: str, where: str, *, allowed: tuple[int, ...] = (), **options: Any
+    ) -> tuple[httpx.Response, bytes]:
+        """Send a request; return the answer and its body. Other statuses than `allowed` raise."""
+        url = where if "://" in where else f"{self._base}/v2/{self._path}/{where}"
+        headers = options.pop("headers", {})
+        with self._errors():
+            if not self._authorization:
+                self._log_in()
+            with self._client.stream(
+                method, url, headers={**headers, **self._headers()}, **options
+            ) as answer:
+                parts: list[bytes] = []
+                for block in answer.iter_raw(BLOCK_BYTES):
+                    parts.append(block)
+                    if len(parts) * BLOCK_BYTES > MAX_MANIFEST_BYTES:
+                        raise self._refusal("its answer is longer than a manifest may be")
+        content = b"".join(parts)
+        if not answer.is_success and answer.status_code not in allowed:
+            said = clip(content.decode(errors="replace"), 300)
+            raise self._refusal(f"{answer.status_code} {answer.reason_phrase}: {said}")
+        return answer, content
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": self._authorization} if self._authorization != "none" else {}
+
+    def _log_in(self) -> None:
+        """Find out what the registry asks for: nothing, a password or a token."""
+        answer = self._client.get(f"{self._base}/v2/")
+        asked = answer.headers.get("WWW-Authenticate", "") if answer.status_code == 401 else ""
+        if not asked:
+            self._authorization = "none"
+        elif asked.lower().startswith("basic"):
+            if self._login is None:
+                raise self._refusal("it wants a login")
+            self._authorization = f"Basic {self._login}"
+        else:
+            told = dict(re.findall(r'(\w+)="([^"]*)"', asked))
+            realm = told.get("realm", "")
+            if self._secure and not realm.startswith("https://"):
+                raise self._refusal(f"it wants the login sent without encryption, to {realm[:100]}")
+            scope = f"repository:{self._path}:pull,push"
+            headers = {"Authorization": f"Basic {self._login}"} if self._login else {}
+            token = self._client.get(
+                realm, params={"service": told.get("service", ""), "scope": scope}, headers=headers
+            ).raise_for_status()
+            found = parse_json(token.content)
+            self._authorization = f"Bearer {found.get('token') or found['access_token']}"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+            raise self._refusal(str(error) or type(error).__name__) from error
+
+    def _refusal(self, why: str) -> RegistryError:
+        return RegistryError(
+            f"the OCI registry failed: {why}",
+            where=self._repository,
+            hint=f"`docker login {self._host}` where it wants a login; --insecure where it speaks "
+            "HTTP only. What was sent is not sent again",
+        )
+
+
+def _find_login(host: str) -> str | None:
+    """Return the login that `docker login` or `podman login` keeps, as Basic's base64."""
+    folder = os.environ.get("DOCKER_CONFIG")
+    places = [
+        Path(folder or Path.home() / ".docker") / "config.json",
+        Path(os.environ.get("XDG_RUNTIME_DIR", "/run")) / "containers" / "auth.json",
+    ]
+    for place in places:
+        try:
+            config = json.loads(place.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if login := config.get("auths", {}).get(host, {}).get("auth"):
+            return str(login)
+        helper = config.get("credHelpers", {}).get(host) or config.get("credsStore")
+        if helper:
+            command = [f"docker-credential-{helper}", "get"]
+            try:
+                done = subprocess.run(
+                    command, input=host, capture_output=True, text=True, timeout=60, check=True
+                )
+                told = json.loads(done.stdout)
+            except (OSError, ValueError, subprocess.SubprocessError):
+                continue
+            return base64.b64encode(f"{told['Username']}:{told['Secret']}".encode()).decode()
+    return None

@@ -1,0 +1,362 @@
+"""Versions and aliases in MLflow's model registry: the only authority on aliases.
+
+A move compares, notes itself as a tag of the model, sets the alias of the version before, sets the
+alias, and marks the note as done. The notes are tags of the model, since MLflow deletes a version's
+tags with it. Moves in a SQLite file hold a lock next to it. On a server two moves within one second
+are not excluded: the later one wins, and both are in the history.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import Field, ValidationError
+
+from artifacts.mlflow_store import MlflowStore, StoredModel
+from pipeline.core.errors import RegistryError
+from pipeline.core.record import Record
+from pipeline.core.untrusted.text import clip
+
+CHAMPION = "champion"
+TUPLE_TAG = "prepare.tuple"
+WEIGHTS_TAG = "prepare.weights"
+MANIFEST_TAG = "prepare.manifest"
+EVIDENCE_TAG = "prepare.evidence"
+POLICY_TAG = "prepare.policy.digest"
+MOVE_TAG = "prepare.move."
+REASON_CHARACTERS = 2000  # a tag of a model holds 5,000
+
+
+class Move(Record):
+    """One change of an alias."""
+
+    number: int = Field(description="place in the history")
+    alias: str
+    version: str = Field(description="it points to since")
+    replaced: str | None = Field(description="version that it pointed to before")
+    previous_alias: str | None = Field(description="alias of the version before it")
+    action: Literal["promote", "override", "rollback"]
+    who: str
+    run: str = Field("", description="id of the run that the evidence is of")
+    verdict: str = Field("", description="of the gates")
+    reason: str = ""
+    when: str = Field(description="UTC, ISO 8601")
+    done: bool = Field(False, description="false: begun, and killed before the alias was set")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One registered version."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    source: str
+    tags: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "aliases": list(self.aliases), "tags": dict(self.tags)}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One registered model at one time."""
+
+    aliases: Mapping[str, str]  # version by alias
+    versions: tuple[Version, ...]  # newest first
+    notes: tuple[tuple[str, Move], ...]  # tag and move, oldest first
+
+    @property
+    def history(self) -> list[Move]:
+        """Moves that happened, the oldest first."""
+        return [
+            move
+            for _, move in self.notes
+            if move.done or self.aliases.get(move.alias) == move.version
+        ]
+
+    def find(self, number: str) -> Version | None:
+        return next((each for each in self.versions if each.version == number), None)
+
+    def way(self, alias: str) -> list[str]:
+        """Versions that the alias passed; a rollback removes those after its target."""
+        way: list[str] = []
+        current = self.aliases.get(alias)
+        for move in self.history:
+            if move.alias != alias:
+                continue
+            if move.replaced is not None and way[-1:] != [move.replaced]:
+                way.append(move.replaced)  # another program moved it
+            if move.action == "rollback" and move.version in way:
+                way = way[: len(way) - way[::-1].index(move.version)]
+            elif way[-1:] != [move.version]:
+                way.append(move.version)
+        return way if current is None or way[-1:] == [current] else [*way, current]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why an alias moves."""
+
+    action: Literal["promote", "override", "rollback"]
+    who: str
+    run: str = ""
+    verdict: str = ""
+    reason: str = ""
+
+
+class Registry:
+    """A model registry. Every method raises RegistryError if it refuses or does not answer.
+
+    Args:
+        uri: as `MlflowStore` has it.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._store = MlflowStore(uri)
+
+    def names(self) -> list[str]:
+        return self._store.names()
+
+    def model(self, name: str) -> Model | None:
+        """Return everything about a model, or None if there is no such model."""
+        found = self._store.read(name)
+        return self._parse(name, found) if found is not None else None
+
+    def versions(self, name: str) -> list[Version]:
+        """Return all versions, newest first; [] if there is no such model."""
+        found = self.model(name)
+        return list(found.versions) if found else []
+
+    def aliases(self, name: str) -> dict[str, str]:
+        found = self.model(name)
+        return dict(found.aliases) if found else {}
+
+    def history(self, name: str) -> list[Move]:
+        """Return the moves of all aliases, the oldest first."""
+        found = self.model(name)
+        return found.history if found else []
+
+    def check(self, name: str) -> None:
+        """Raise RegistryError if registration is bound to fail; write nothing."""
+        self._store.check_writable()
+        self.model(name)
+
+    def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
+        """Make a version of the folder, or return the one with the same files."""
+        with self._store.lock():
+            for version in self.versions(name):
+                if version.tags.get(MANIFEST_TAG) == tags[MANIFEST_TAG]:
+                    return version.version
+            return self._store.create_version(name, folder, tags)
+
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Add or change tags of a version; its other tags stay."""
+        with self._store.lock():
+            for key, value in tags.items():
+                self._store.set_version_tag(name, version, key, value)
+
+    def fetch(self, version: Version, folder: Path) -> None:
+        """Copy the version's files into that existing, empty folder."""
+        self._store.fetch(version.name, version.version, Path(version.source), folder)
+
+    def move(
+        self,
+        name: str,
+        alias: str,
+        version: str,
+        cause: Cause,
+        *,
+        replaces: str | None,
+        previous_alias: str | None = None,
+    ) -> Move | None:
+        """Point the alias to the version; None if it points there already.
+
+        A killed move of this kind is completed.
+
+        Args:
+            replaces: version that it must point to now; None: to none.
+            previous_alias: gets the replaced version.
+
+        Raises:
+            RegistryError: it points elsewhere; names the user who moved it.
+        """
+        with self._store.lock():
+            model, current, last = self._find_killed(name, alias)
+            if current == version:
+                if last is None or last[1].done or last[1].version != version:
+                    return None
+                return self._note(name, last[0], last[1].model_copy(update={"done": True}))
+            if current != replaces:
+                raise RegistryError(
+                    f"'{alias}' of '{name}' points to {_words(current)}, not to {_words(replaces)}"
+                    + _who_moved(model, alias),
+                    where=self.uri,
+                    hint=f"`prepare registry history {name}` shows what happened; promote again to "
+                    "replace that version",
+                )
+            return self._carry_out(
+                name, model, last, alias, version, current, cause, previous_alias, current
+            )
+
+    def roll_back(
+        self,
+        name: str,
+        alias: str,
+        cause: Cause,
+        *,
+        to: str | None = None,
+        replaces: str | None = None,
+    ) -> Move:
+        """Point the alias to the version before on its way (or to `to`) that was not deleted.
+
+        A killed rollback is completed, and goes no further.
+
+        Args:
+            replaces: version that it must point to now; None: any.
+        """
+        with self._store.lock():
+            model, current, last = self._find_killed(name, alias)
+            if last is not None and last[1].action == "rollback" and not last[1].done:
+                tag, begun = last
+                if to in (None, begun.version) and current == begun.version:
+                    return self._note(name, tag, begun.model_copy(update={"done": True}))
+                if current == begun.replaced:
+                    to = to or begun.version
+            if replaces is not None and current != replaces:
+                raise RegistryError(
+                    f"'{alias}' of '{name}' points to {_words(current)}, not to {_words(replaces)}"
+                    + _who_moved(model, alias),
+                    where=self.uri,
+                    hint=f"`prepare registry history {name}` shows what happened",
+                )
+            way = model.way(alias)
+            there = [each for each in way if model.find(each) is not None]
+            target = to or next((each for each in reversed(there) if each != current), None)
+            if target is None or target == current or model.find(target) is None:
+                gone = [f"version {each}" for each in way if each not in there]
+                raise RegistryError(
+                    f"'{alias}' of '{name}' has no version to go back to"
+                    if target is None
+                    else f"'{alias}' of '{name}' points to version {target} already"
+                    if target == current
+                    else f"'{name}' has no version {target}",
+                    where=self.uri,
+                    hint=(f"{', '.join(gone)} was deleted in MLflow; " if gone else "")
+                    + f"`prepare registry show {name}` lists the versions: --to VERSION",
+                )
+            names = [m.previous_alias for m in model.history if m.alias == alias]
+            kept = there[: len(there) - there[::-1].index(target)] if target in there else there
+            before = next((each for each in reversed(kept) if each not in (target, current)), None)
+            previous = next((each for each in reversed(names) if each), None)
+            return self._carry_out(
+                name, model, last, alias, target, current, cause, previous, before
+            )
+
+    def _find_killed(
+        self, name: str, alias: str
+    ) -> tuple[Model, str | None, tuple[str, Move] | None]:
+        """Return the model, the alias' version, and its last move, which may be incomplete."""
+        model = self.model(name)
+        if model is None:
+            raise RegistryError(
+                f"nothing is registered as '{name}'",
+                where=self.uri,
+                hint=f"known: {', '.join(self.names()) or 'nothing yet'}",
+            )
+        last = next((each for each in reversed(model.notes) if each[1].alias == alias), None)
+        return model, model.aliases.get(alias), last
+
+    def _carry_out(
+        self,
+        name: str,
+        model: Model,
+        last: tuple[str, Move] | None,
+        alias: str,
+        version: str,
+        current: str | None,
+        cause: Cause,
+        previous_alias: str | None,
+        previous: str | None,
+    ) -> Move:
+        move = Move(
+            number=model.notes[-1][1].number + 1 if model.notes else 1,
+            alias=alias,
+            version=version,
+            replaced=current,
+            previous_alias=previous_alias,
+            when=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            **{**vars(cause), "reason": clip(cause.reason, REASON_CHARACTERS)},
+        )
+        tag = f"{MOVE_TAG}{move.number:06d}.{uuid4().hex[:8]}"
+        if last is not None and not last[1].done:
+            begun = last[1]
+            if current == begun.version:  # it was killed after it had moved the alias
+                self._note(name, last[0], begun.model_copy(update={"done": True}))
+            elif (begun.version, begun.replaced) == (version, current):
+                tag, move = last[0], move.model_copy(update={"number": begun.number})
+        self._note(name, tag, move)
+        if previous_alias is not None and (previous is not None or previous_alias in model.aliases):
+            self._store.set_alias(name, previous_alias, previous)
+        self._store.set_alias(name, alias, version)
+        return self._note(name, tag, move.model_copy(update={"done": True}))
+
+    def _note(self, name: str, tag: str, move: Move) -> Move:
+        self._store.set_model_tag(name, tag, move.model_dump_json())
+        return move
+
+    def _parse(self, name: str, found: StoredModel) -> Model:
+        notes = []
+        for tag, text in found.tags.items():
+            if not tag.startswith(MOVE_TAG):
+                continue
+            try:
+                notes.append((tag, Move.model_validate_json(text)))
+            except ValidationError as error:
+                raise RegistryError(
+                    f"an entry of the history of '{name}' is damaged: {error.errors()[0]['msg']}",
+                    where=f"{self.uri}, model {name}, tag {tag}",
+                    hint="a user changed it; delete that tag to leave the entry out",
+                ) from error
+        versions = [
+            Version(
+                name=name,
+                version=number,
+                aliases=tuple(sorted(a for a, v in found.aliases.items() if v == number)),
+                source=source,
+                tags=tags,
+            )
+            for number, source, tags in sorted(found.versions, key=lambda each: -int(each[0]))
+        ]
+        notes.sort(key=lambda each: (each[1].number, each[1].when))
+        return Model(found.aliases, tuple(versions), tuple(notes))
+
+
+def who_am_i() -> str:
+    """Return the user of a CI system, else user and machine."""
+    for variable in ("GITHUB_ACTOR", "GITLAB_USER_LOGIN"):
+        if os.environ.get(variable):
+            return os.environ[variable]
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number without a name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _words(version: str | None) -> str:
+    return "no version" if version is None else f"version {version}"
+
+
+def _who_moved(model: Model, alias: str) -> str:
+    moves = [move for move in model.history if move.alias == alias]
+    return f"; {moves[-1].who} moved it at {moves[-1].when}" if moves else ""

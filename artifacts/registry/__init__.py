@@ -1,1 +1,0 @@
-"""Model registries for promotions; one file per backend."""

@@ -1,0 +1,598 @@
+"""Promotion: makes a version's folder, registers it, and moves the alias.
+
+`STORE/versions/<manifest digest>/` has the quantized weights (hard links, or copies on another file
+system), the model card and the evidence. It is made under another name and renamed last.
+`STORE/registries.jsonl` names every registry and model that this store promoted to, so that garbage
+collection asks them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from uuid import uuid4
+
+from pydantic import Field
+
+from artifacts.command_line import command_line
+from artifacts.deployable import Deployable, as_tag, verdict_tags
+from artifacts.evidence.bundle import BundleVerdict, write_bundle
+from artifacts.evidence.bundle_check import check_bundle
+from artifacts.evidence.card import write_card
+from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
+from artifacts.evidence.recompute import check_run, claims_of, find_missing
+from artifacts.evidence.signing import Signer, sign_with_key
+from artifacts.registry import (
+    EVIDENCE_TAG,
+    MANIFEST_TAG,
+    TUPLE_TAG,
+    Cause,
+    Model,
+    Move,
+    Registry,
+    Version,
+    who_am_i,
+)
+from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
+from artifacts.verdict_inputs import VerdictInputs, collect_stages
+from pipeline.checkpoint.source_info import find_source
+from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.checkpoint.weights_folder_files import (
+    ADDED_LATER,
+    BUNDLE,
+    digest_auxiliary_files,
+    plain_files,
+)
+from pipeline.core.digest import digest_file, digest_json
+from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
+from pipeline.core.events import Progress
+from pipeline.core.fsync import flush_folder
+from pipeline.core.private_files import is_shared, open_log, private_umask, share_with_group
+from pipeline.core.record import Record
+from pipeline.core.stage_key import stage_key
+from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.store import Store, flush_to_disk
+from pipeline.stages import newest_revision
+from pipeline.stages.judge import policy_digest
+
+VERSIONS, REGISTRIES = "versions", "registries.jsonl"
+JUDGE_TAG, QUANTIZE_TAG, RUN_TAG = "prepare.judge", "prepare.quantize", "prepare.run"
+NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
+
+
+@dataclass(frozen=True)
+class PromotionRequest:
+    """What to promote, and where to."""
+
+    registry: str  # its URI
+    # the recipe to promote; None: what the policy prefers of those that passed
+    variant: str | None = None
+    override: str | None = None  # why a variant that did not pass is promoted anyway
+    name: str | None = None  # in the registry; None: the run's
+    alias: str | None = None  # that moves; None: the policy's
+    replaces: str | None = None  # version that the alias must point to now; None: any
+    since: datetime | None = None  # the alias must point to what it did then; None: any
+    signer: Signer | None = None  # of what is registered
+
+
+class Promoted(Record):
+    """What is registered now."""
+
+    name: str
+    versions: dict[str, str] = Field(description="version by recipe")
+    champion: str = Field(description="recipe of the version that has the alias")
+    alias: str
+    registry: str
+    replaced: str | None
+    moved: bool = Field(description="false: the alias pointed there already")
+
+
+class Registration(Record):
+    """One line of `registries.jsonl`."""
+
+    registry: str
+    name: str
+    run: str
+    registered: bool = Field(description="false: it was about to be")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A variant to register."""
+
+    report: VariantReport
+    judged: VerdictInputs
+    deployable: Deployable
+    verdict: BundleVerdict
+    records: tuple[StageRecord, ...]
+    identity: str  # digest of all that its evidence follows from
+    signer: Signer | None
+
+    @property
+    def recipe(self) -> str:
+        return self.report.recipe
+
+    def preference(self, prefer: str) -> tuple[float, int]:
+        """Return the sort key, larger is better: throughput if measured, then small weights."""
+        ratio = next((s.estimate for s in self.report.speed if s.is_ratio), None)
+        measured = ratio or 0.0 if prefer == "throughput" else 0.0
+        return measured, -self.judged.quantize.result.weights_bytes
+
+    def tags(self, run: RunReport, manifest: str) -> dict[str, str]:
+        """Return the deployable tuple and its origin as text tags of the version."""
+        judge, source = self.judged.judge.record, self.verdict.source
+        return {
+            **verdict_tags(
+                self.deployable,
+                policy=policy_digest(judge),
+                recipe=self.recipe,
+                verdict=self.report.verdict,
+                override=self.verdict.override,
+                trust_remote_code=self.judged.trust_remote_code,
+                made_by=self.judged.made_by,
+            ),
+            MANIFEST_TAG: manifest,
+            EVIDENCE_TAG: self.identity,
+            JUDGE_TAG: judge.key,
+            QUANTIZE_TAG: self.judged.quantize.record.key,
+            RUN_TAG: run.run,
+            "prepare.signer": self.verdict.signer,
+            "prepare.policy": self.judged.judge.parameters.policy.name,
+            "prepare.source.checkpoint": source.digest,
+            "prepare.source.ref": run.checkpoint.ref if run.checkpoint else "",
+            "prepare.source.revision": as_tag(source.revision or ""),
+        }
+
+
+def promote_run(
+    run: RunReport, store: Store, request: PromotionRequest, progress: Progress
+) -> Promoted:
+    """Promote from a finished run's record, after checking that its evidence gives its verdicts.
+
+    Raises:
+        UsageError: the run or variant cannot be promoted, or did not pass.
+        StoreError: the evidence is missing, or does not give the recorded verdict.
+        EvidenceError, RegistryError: see `promote`.
+    """
+    chosen = choose_variants(run, request)
+    if request.override is not None and chosen[0].verdict == "pass":
+        progress.note(f"{chosen[0].recipe} passed: there is nothing to override")
+        request = replace(request, override=None)
+    check_evidence(run, store)
+    return promote(run, chosen, store, request, progress)
+
+
+def promote(
+    run: RunReport,
+    chosen: Sequence[VariantReport],
+    store: Store,
+    request: PromotionRequest,
+    progress: Progress,
+) -> Promoted:
+    """Register the chosen variants of a run, and move the alias to the preferred one.
+
+    The same call completes a promotion that was killed.
+
+    Raises:
+        EvidenceError: a stage that the verdict depends on is gone, files changed since, or a
+            verdict does not follow from the evidence.
+        UsageError: a variant was not judged, or must not be served as it was.
+        RegistryError: the registry refused or does not answer; the alias has moved meanwhile; or
+            the chosen version was rolled back. The versions stay registered, no alias has moved.
+    """
+    candidates = [_find_candidate(run, variant, store, request) for variant in chosen]
+    policy = candidates[0].judged.judge.parameters.policy.promotion
+    best = max(candidates, key=lambda each: each.preference(policy.prefer))
+    name, alias = best.verdict.registered_name, request.alias or policy.alias
+    registry = Registry(request.registry)
+    model = registry.model(name)
+    known = {each.tags.get(EVIDENCE_TAG): each for each in model.versions} if model else {}
+    result = Promoted(
+        name=name,
+        versions={e.recipe: known[e.identity].version for e in candidates if e.identity in known},
+        champion=best.recipe,
+        alias=alias,
+        registry=request.registry,
+        replaced=None,
+        moved=False,
+    )
+    if model is not None and _is_done(model, result, candidates) and request.replaces is None:
+        progress.note("nothing to do: the alias points there already")
+        return result
+    current = model.aliases.get(alias) if model is not None else None
+    replaces = request.replaces or current
+    if request.replaces is None and request.since is not None and model is not None:
+        replaces = _find_pointed_to(model.history, alias, request.since, current)
+    if model is not None and request.since is not None:
+        _refuse_after_rollback(registry.uri, name, model, alias, best, run)
+    begun = Registration(registry=registry.uri, name=name, run=run.run, registered=False)
+    _note_registration(store, begun)
+    versions = {}
+    for each in candidates:
+        version = known.get(each.identity)
+        if version is None or not _has_files(version):
+            folder = _make_version(each, run, store)
+            tags = each.tags(run, folder.name)
+            versions[each.recipe] = registry.register(name, folder, tags)
+        else:
+            versions[each.recipe] = version.version
+    _note_registration(store, begun.model_copy(update={"registered": True}))
+    own = best.judged.judge.result
+    move = registry.move(
+        name,
+        alias,
+        versions[best.recipe],
+        Cause(
+            action="promote" if request.override is None else "override",
+            who=who_am_i(),
+            run=run.run,
+            verdict=best.report.verdict,
+            # The run's record may add what other variants changed of it.
+            reason=request.override
+            or (own.reason if own.verdict == best.report.verdict else best.report.reason),
+        ),
+        replaces=replaces,
+        previous_alias=policy.previous_alias if alias == policy.alias else None,
+    )
+    return result.model_copy(
+        update={
+            "versions": versions,
+            "replaced": move.replaced if move else None,
+            "moved": move is not None,
+        }
+    )
+
+
+def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantReport]:
+    """Return the requested variants; raise UsageError if there is none."""
+    where = f"run {run.run}"
+    if run.kind == "gate":
+        raise UsageError(
+            "this run judged endpoints that someone else serves: it has no weights to promote",
+            where=where,
+            hint="`prepare model CHECKPOINT` makes variants that can be promoted",
+        )
+    if run.kind == "recheck":
+        raise UsageError(
+            f"this run rechecked {run.options.recheck}, which is registered already",
+            where=where,
+            hint="`prepare registry show NAME` shows what the recheck found; to promote the "
+            "weights as a version of another tuple, run `prepare model` there",
+        )
+    if run.kind == "tune":
+        raise UsageError(
+            "this run tuned how a model is served: it gated no answers",
+            where=where,
+            hint="gate and promote it as tuned: prepare model CHECKPOINT --profile "
+            + (run.tuning.profile if run.tuning and run.tuning.profile else "TUNED.yaml"),
+        )
+    if run.status == "running":
+        raise UsageError(
+            "this run is not finished", where=where, hint="wait for it, then promote its variant"
+        )
+    judges = claims_of(run).judges
+    judged = [variant for variant in run.variants if variant.recipe in judges]
+    if request.variant is not None:
+        judged = [variant for variant in judged if variant.recipe == request.variant]
+    names = ", ".join(f"{v.recipe} ({v.verdict})" for v in run.variants) or "none"
+    if not judged:
+        raise UsageError(
+            f"the run judged no variant '{request.variant}'"
+            if request.variant
+            else "the run judged no variant",
+            where=where,
+            hint=f"its variants: {names}",
+        )
+    if request.override is not None:
+        if not request.override.strip():
+            raise UsageError(
+                "--override needs a reason", where=where, hint="say why; it is kept in the history"
+            )
+        if len(judged) > 1:
+            raise UsageError(
+                "--override is about one variant, and the run has several",
+                where=where,
+                hint=f"name it: RUN:VARIANT; its variants: {names}",
+            )
+        return judged
+    passed = [variant for variant in judged if variant.verdict == "pass"]
+    if not passed:
+        raise UsageError(
+            "no variant passed, so none is promoted"
+            if request.variant is None
+            else f"the verdict on '{request.variant}' is '{judged[0].verdict}', not 'pass'",
+            where=where,
+            hint="to promote it anyway: --override REASON, which is kept in the "
+            f"history; the run's variants: {names}",
+        )
+    return passed
+
+
+def check_evidence(run: RunReport, store: Store) -> None:
+    """Compute every verdict of the run again: a variant's bundle has the others' too.
+
+    Raises:
+        StoreError: a verdict does not follow from the evidence.
+    """
+    missing = find_missing(run)
+    for check in check_run(run, store):
+        if problems := [*check.differences, *missing]:
+            raise StoreError(
+                f"the evidence on '{check.recipe}' does not give the verdict of the record: "
+                f"{problems[0]}",
+                where=str(store.root / "runs" / run.run),
+                hint=f"`prepare verify {run.run}` names every difference; run the model again",
+            )
+
+
+def make_version(run: RunReport, recipe: str, store: Store, request: PromotionRequest) -> Path:
+    """Make the folder to deploy for one judged variant, or return it; raises as `promote`."""
+    variant = next((each for each in run.variants if each.recipe == recipe), None)
+    if variant is None:
+        raise UsageError(f"run {run.run} did not judge '{recipe}'")
+    return _make_version(_find_candidate(run, variant, store, request), run, store)
+
+
+def registrations(store: Store) -> list[Registration]:
+    """Return what this store registered; raises StoreError if the file is damaged."""
+    file = store.root / REGISTRIES
+    if not file.exists():
+        return []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        # A kill may have left a half line, whose registration never began.
+        return [Registration.model_validate_json(line) for line in lines if line.endswith("}")]
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"the list of registries cannot be read: {error}",
+            where=str(file),
+            hint="put the damaged line right: each has registry, name, run and registered",
+        ) from error
+
+
+def _note_registration(store: Store, told: Registration) -> None:
+    if told in registrations(store):
+        return
+    with open_log(store.root / REGISTRIES) as file:
+        file.write(f"\n{told.model_dump_json()}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _has_files(version: Version) -> bool:
+    """Return whether a registered version's files are there, after checking those of this machine.
+
+    Raises:
+        EvidenceError: a file was changed.
+    """
+    folder = Path(version.source)
+    if folder.is_absolute() and folder.is_dir():
+        _check_unchanged(folder)
+    return not folder.is_absolute() or folder.is_dir()
+
+
+def _is_done(model: Model, wanted: Promoted, candidates: Sequence[_Candidate]) -> bool:
+    """Return whether all versions are registered, and the alias' last move is complete."""
+    moves = [move for _, move in model.notes if move.alias == wanted.alias]
+    return (
+        len(wanted.versions) == len(candidates)
+        and model.aliases.get(wanted.alias) == wanted.versions[wanted.champion]
+        and (not moves or moves[-1].done)
+    )
+
+
+def _find_pointed_to(
+    history: Sequence[Move], alias: str, at: datetime, current: str | None
+) -> str | None:
+    """Return the version that the alias pointed to at that time.
+
+    A move by another program has no known time, so it counts as earlier.
+    """
+    later = [m for m in history if m.alias == alias and datetime.fromisoformat(m.when) > at]
+    return later[0].replaced if later else current
+
+
+def _refuse_after_rollback(
+    where: str, name: str, model: Model, alias: str, best: _Candidate, run: RunReport
+) -> None:
+    """Refuse to undo a rollback by repeating a run.
+
+    Raises:
+        RegistryError: the last move rolled back this deployable tuple, with any evidence.
+    """
+    moves = [move for move in model.history if move.alias == alias]
+    if not moves or moves[-1].action != "rollback" or moves[-1].replaced is None:
+        return
+    last = moves[-1]
+    left = model.find(last.replaced or "")
+    if left is not None and left.tags.get(TUPLE_TAG) == best.deployable.digest:
+        raise RegistryError(
+            f"version {last.replaced} of '{name}', which is the same, was rolled back by "
+            f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
+            where=where,
+            hint=f"`prepare promote {run.run}` promotes it anyway",
+        )
+
+
+def _find_candidate(
+    run: RunReport, variant: VariantReport, store: Store, request: PromotionRequest
+) -> _Candidate:
+    claims = claims_of(run)
+    recipe = variant.recipe
+    if recipe not in claims.judges or run.checkpoint is None:
+        raise UsageError(
+            f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
+            hint=f"judged were: {', '.join(claims.judges) or 'none'}",
+        )
+    judged = VerdictInputs.load_by_key(store.find, claims.judges[recipe])
+    deployable = judged.deployable(store.find)
+    if deployable.unfit:
+        raise UsageError(
+            f"{recipe} cannot be promoted: {deployable.unfit}",
+            where=f"run {run.run}, --profile {run.options.profile}",
+            hint="measure it with a profile whose rejection_sample_method is 'standard'",
+        )
+    roots = [judged.quantize.record.as_reference(), judged.check_weights.record.as_reference()]
+    roots += [StageReference(stage="judge", key=key) for key in claims.judges.values()]
+    records = tuple(collect_stages(store.find, roots))
+    _check_keys(records)
+    outcomes = {v.recipe: v.verdict for v in claims.variants}
+    reports = []
+    for each in sorted(claims.tried):
+        if each in claims.judges:
+            other = VerdictInputs.load_by_key(store.find, claims.judges[each])
+            size = other.quantize.result.weights_bytes
+            reports.append(report_judged(each, size, other.judge.result))
+            continue
+        outcome = outcomes.get(each, "skipped")
+        unjudged = outcome if outcome in ("fail", "error") else "skipped"
+        reports.append(report_unjudged(each, unjudged, "has no verdict by gates", None))
+    verdict = BundleVerdict(
+        run=run.run,
+        recipe=recipe,
+        override=request.override,
+        registered_name=request.name or run.registered_name or run.options.name or recipe,
+        profile=run.options.profile or "",
+        policy=run.options.policy or "",
+        command=command_line(run.kind, run.command, public=True),
+        signer=request.signer.fingerprint if request.signer else "",
+        source=run.checkpoint.source
+        or find_source(run.checkpoint.ref, run.checkpoint.digest, None),
+        attempted=tuple(sorted(claims.tried)),
+        judges=dict(claims.judges),
+        variants=tuple(reports),
+    )
+    # Another run that reused all of this is the same version.
+    identity = digest_json(
+        [
+            verdict.model_dump(mode="json", exclude={"run", "command", "prepare_version"}),
+            [[each.stage, each.key, each.result] for each in records],
+        ]
+    )
+    return _Candidate(variant, judged, deployable, verdict, records, identity, request.signer)
+
+
+def _make_version(candidate: _Candidate, run: RunReport, store: Store) -> Path:
+    """Make the folder of weights, card and evidence, unless it is there.
+
+    Raises:
+        EvidenceError: files of it, or those that it is made of, are not as they were.
+    """
+    parent = store.root / VERSIONS
+    with store.explain_errors(), _private_folder(store, parent) as partial:
+        source = store.stage_folder(
+            candidate.judged.quantize.record.stage, candidate.judged.quantize.record.key
+        )
+        _link_files(source / "output", partial)
+        write_card(
+            partial,
+            candidate.verdict,
+            candidate.judged,
+            candidate.deployable,
+            candidate.judged.evaluations(store.find),
+        )
+        manifest = write_bundle(partial, candidate.verdict, candidate.records, store)
+        _check_weights(partial, manifest, candidate.judged)
+        _check_verdicts(partial / BUNDLE, run.run)
+        final = parent / digest_file(partial / BUNDLE / MANIFEST)
+        if not final.exists():
+            if candidate.signer is not None:
+                sign_with_key(partial, candidate.signer.private_key)
+            if is_shared(store.root):
+                share_with_group(partial)
+            flush_to_disk(partial)
+            partial.rename(final)
+            flush_folder(parent)
+            return final
+    _check_unchanged(final)
+    return final
+
+
+@contextmanager
+def _private_folder(store: Store, parent: Path) -> Iterator[Path]:
+    """Yield a new folder below `parent`, which is removed unless it was renamed."""
+    store.wait_for_collection(lambda text: None)
+    partial = parent / f".{uuid4().hex}.partial"
+    try:
+        with private_umask(store.root):
+            partial.mkdir(parents=True)
+            yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _link_files(source: Path, output: Path) -> None:
+    """Link every file of the variant's checkpoint, or copy it if links are not possible."""
+    for path, file in plain_files(source):
+        place = output / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, place)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            shutil.copyfile(file, place)
+
+
+def _check_unchanged(folder: Path) -> None:
+    """Raise EvidenceError if a file was changed, added or removed since."""
+    manifest = read_manifest(folder / BUNDLE)
+    found = differences(folder / BUNDLE, manifest.evidence_files, (MANIFEST,))
+    found += differences(folder, manifest.model_files, (BUNDLE, *ADDED_LATER))
+    if digest_file(folder / BUNDLE / MANIFEST) != folder.name:
+        found.append(f"{folder / BUNDLE / MANIFEST}: the file was changed")
+    if found:
+        raise EvidenceError(
+            f"the folder is not as it was when it was judged: {found[0]}",
+            where=str(folder),
+            hint="delete the folder, and promote the run again: it is made again",
+        )
+
+
+def _check_weights(output: Path, manifest: Manifest, judged: VerdictInputs) -> None:
+    """Raise EvidenceError if weights, or files next to them, differ from the judged ones."""
+    digests = {each.path: each.sha256 for each in manifest.model_files}
+    digest = weights_digest(output, lambda file: digests[file.name])
+    for are_those, words in (
+        (judged.is_of(digest), "weights"),
+        (
+            judged.has_auxiliary_files(digest_auxiliary_files(output)),
+            "config, tokenizer and other files",
+        ),
+    ):
+        if not are_those:
+            raise EvidenceError(
+                f"the {words} are not those that were judged: a user changed them since",
+                where=f"stages/quantize/{judged.quantize.record.key}/output",
+                hint="delete that stage's folder and run the model again",
+            )
+
+
+def _check_verdicts(bundle: Path, run: str) -> None:
+    """Raise EvidenceError if a verdict of the bundle, computed again, differs."""
+    check = check_bundle(bundle)
+    faults = [*check.problems, *(each for one in check.variants for each in one.differences)]
+    if faults:
+        raise EvidenceError(
+            f"the evidence does not give the verdict of the record: {faults[0]}",
+            where=str(bundle),
+            hint=f"`prepare verify {run}` names every difference; run the model again",
+        )
+
+
+def _check_keys(records: Sequence[StageRecord]) -> None:
+    """Raise EvidenceError if a record's parameters do not give its key."""
+    for record in records:
+        revision = newest_revision(record.stage)
+        if stage_key(record.stage, revision, record.parameters, record.inputs) != record.key:
+            raise EvidenceError(
+                "a stage's parameters do not give its key: they were changed afterwards",
+                where=f"stages/{record.stage}/{record.key}",
+                hint="delete that folder and run the model again",
+            )

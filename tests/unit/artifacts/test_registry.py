@@ -1,0 +1,171 @@
+"""The registry in a SQLite file: the contract, races, first openings, and files that are none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from registry_contract import Contract, processes, promote, race, register, weights
+
+from artifacts import mlflow_store
+from artifacts.registry import MANIFEST_TAG, Registry
+from pipeline.core.errors import RegistryError, UsageError
+
+NAME = "model"
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """A file that does not exist yet, in a folder that does not, either."""
+    return f"sqlite:///{tmp_path / 'made on first use' / 'registry.db'}"
+
+
+class TestContract(Contract):
+    def test_asking_makes_nothing(self, uri: str, name: str) -> None:
+        registry = Registry(uri)
+        registry.check(name)
+        assert registry.names() == []
+        assert registry.model(name) is None
+        assert not Path(uri.removeprefix("sqlite:///")).parent.exists()
+
+    def test_asking_does_not_import_mlflow(self, uri: str, name: str, folder: Path) -> None:
+        """Importing it and opening a file takes seconds, and each run asks."""
+        register(Registry(uri), name, folder, "a")
+        program = (
+            "import sys; from artifacts.registry import Registry; "
+            f"print(len(Registry({uri!r}).versions({name!r})), 'mlflow' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.split() == ["1", "False"]
+
+
+class TestRaces:
+    def test_of_two_promotions_one_wins(self, uri: str, tmp_path: Path) -> None:
+        registry = Registry(uri)
+        versions = register(registry, NAME, weights(tmp_path / "weights"), "abc")
+        promote(registry, NAME, "1", None)
+        for _ in range(20):
+            current = registry.aliases(NAME)["champion"]
+            told = race(uri, NAME, [each for each in versions if each != current], current)
+            assert told.count(None) == 1
+            (loser,) = filter(None, told)
+            winner = registry.aliases(NAME)["champion"]
+            assert f"points to version {winner}" in loser
+            assert f"racer {winner}" in loser
+        assert len(registry.history(NAME)) == 21
+
+    def test_first_openings_in_three_processes(self, uri: str, tmp_path: Path) -> None:
+        folder, answers, barrier = weights(tmp_path / "w"), processes.Queue(), processes.Barrier(3)
+
+        def work() -> None:
+            barrier.wait()
+            answers.put(Registry(uri).register(NAME, folder, {MANIFEST_TAG: "a"}))
+
+        started = [processes.Process(target=work) for _ in range(3)]
+        for each in started:
+            each.start()
+        assert [answers.get(timeout=120) for _ in started] == ["1", "1", "1"]
+        for each in started:
+            each.join(60)
+
+    @pytest.mark.parametrize("turn", range(3))
+    def test_killed_while_the_tables_are_made(self, uri: str, tmp_path: Path, turn: int) -> None:
+        def work() -> None:
+            def die(file: Path) -> None:
+                file.write_bytes(b"SQLite" * turn)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            mlflow_store.fill = die
+            Registry(uri).register(NAME, tmp_path, {MANIFEST_TAG: "a"})
+
+        process = processes.Process(target=work)
+        process.start()
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+        registry = Registry(uri)
+        assert registry.names() == []
+        assert registry.register(NAME, weights(tmp_path / "w"), {MANIFEST_TAG: "a"}) == "1"
+        file = Path(uri.removeprefix("sqlite:///"))
+        assert sorted(each.name for each in file.parent.iterdir()) == [
+            file.name,
+            f"{file.name}.lock",
+        ]
+
+
+class TestFiles:
+    def refused(self, uri: str, folder: Path) -> RegistryError:
+        with pytest.raises(RegistryError) as caught:
+            Registry(uri).check(NAME)
+        with pytest.raises(RegistryError):
+            Registry(uri).register(NAME, folder, {MANIFEST_TAG: "a"})
+        assert caught.value.where == uri
+        return caught.value
+
+    def test_a_file_in_the_way(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        self.refused(f"sqlite:///{tmp_path / 'file' / 'registry.db'}", tmp_path)
+
+    def test_a_file_that_is_no_database(self, tmp_path: Path) -> None:
+        (tmp_path / "registry.db").write_text("hello, I am not a database" * 99)
+        self.refused(f"sqlite:///{tmp_path / 'registry.db'}", tmp_path)
+
+    def test_a_named_pipe(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "registry.db")
+        began = time.monotonic()
+        self.refused(f"sqlite:///{tmp_path / 'registry.db'}", tmp_path)
+        assert time.monotonic() - began < 30
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        self.refused(f"sqlite:///{tmp_path}", tmp_path)
+
+    def test_another_program_s_tables(self, tmp_path: Path) -> None:
+        with sqlite3.connect(tmp_path / "registry.db") as database:
+            database.execute("CREATE TABLE registered_models (name TEXT)")
+            database.execute("INSERT INTO registered_models VALUES ('model')")
+        self.refused(f"sqlite:///{tmp_path / 'registry.db'}", tmp_path)
+
+    def test_a_source_that_is_no_checkpoint_is_not_copied(self, uri: str, tmp_path: Path) -> None:
+        """Another user may have named a private folder."""
+        registry = Registry(uri)
+        (tmp_path / "private").mkdir()
+        (tmp_path / "private" / "key").touch()
+        registry.register(NAME, tmp_path / "private", {MANIFEST_TAG: "a"})
+        with pytest.raises(RegistryError, match="not a checkpoint"):
+            registry.fetch(registry.versions(NAME)[0], tmp_path)
+
+
+class TestAddresses:
+    @pytest.mark.parametrize("uri", ["hf://my-org", "oci:///srv/models", "oci://host/repo"])
+    def test_copies_are_no_registry(self, uri: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            Registry(uri)
+        assert uri in caught.value.where
+        assert "prepare push" in caught.value.hint
+
+    def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        with pytest.raises(RegistryError) as caught:
+            Registry("http://127.0.0.1:1").check(NAME)
+        assert caught.value.where == "http://127.0.0.1:1"
+
+    def test_a_server_that_wants_a_login_says_how(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from http_stand_in import HttpStandIn, SilentHandler
+
+        class Refusing(SilentHandler):
+            def do_GET(self) -> None:
+                self.send_response(401)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        with HttpStandIn(Refusing) as server, pytest.raises(RegistryError) as caught:
+            Registry(server.url).check(NAME)
+        assert "MLFLOW_TRACKING_TOKEN" in caught.value.hint
