@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from eval_gates.answer_validity import UNREAD
-from eval_gates.sandbox import Isolation, Program, choose_isolation, run_many
+from eval_gates.sandbox import Program, check_sandbox, run_many
 from eval_gates.suites.answer_rows import common_fields, texts_of, unwrap
 from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
 from eval_gates.suites.fixed_task import task_of
@@ -46,9 +46,6 @@ class CodeTask(GeneratingTask):
     k: int = Field(1, ge=1, le=1_000, description="the metric is pass@k, by the unbiased estimator")
     seconds_per_problem: float = Field(10, ge=0.1, le=3_600)
     memory_mb_per_problem: int = Field(1024, ge=64, le=1_048_576)
-    sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = Field(
-        "auto", description="how model-written code is kept in; none: limits alone, no isolation"
-    )
     problems: list[str] = Field(
         default=[], max_length=10_000, description="task ids; all when empty"
     )
@@ -72,6 +69,11 @@ class CodeSuite(CodeTask, Suite):
     """Model-written functions, tested in a sandbox."""
 
     batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
+    if_no_sandbox: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="where model-written code cannot be contained: refuse the run, or leave the "
+        "suite out and say so",
+    )
 
 
 Code = TypeVar("Code", bound=CodeTask)
@@ -99,18 +101,17 @@ class CodeKind(SuiteKind[Code]):
         """Return the program that tests whether `code` solves the problem."""
 
     def open(self, task: Code, questions: Rows, folder: Path) -> SuiteTask:
-        # The questions lie in a stage's folder of the store, so with them goes the store.
-        isolation = choose_isolation(task.sandbox, hidden=[folder, *folder.parents[:3]])
+        check_sandbox()
         config = task_config(task, "{{request}}", STOPS[task.prompt_format])
         asked = task_of(config, questions, task.samples)
-        rows_of = partial(answer_rows, self.program, task, isolation)
+        rows_of = partial(answer_rows, self.program, task)
         return SuiteTask(asked, self.metric(task, None), rows_of, task.samples)
 
     def metric(self, task: Code, laid_out: str | None) -> str:
         return f"pass@{task.k}"
 
     def check_machine(self, task: Code) -> None:
-        choose_isolation(task.sandbox)
+        check_sandbox()
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
         problems = getattr(suite, "problems", None)
@@ -159,7 +160,6 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 def answer_rows(
     program_of: ProgramOf,
     task: CodeTask,
-    isolation: Isolation,
     questions: Rows,
     samples: Rows,
     progress: Progress,
@@ -187,7 +187,6 @@ def answer_rows(
             ],
             seconds=task.seconds_per_problem,
             memory_bytes=task.memory_mb_per_problem * 2**20,
-            isolation=isolation,
             progress=progress,
         )
     )
@@ -204,7 +203,6 @@ def answer_rows(
                 UNREAD: sum(each is None or not each.is_found for each in drawn),
                 "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
                 "detail": unwrap([each.detail if each else "" for each in ran]),
-                "isolation": isolation.kind,
             }
         )
     return rows

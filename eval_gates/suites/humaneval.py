@@ -48,7 +48,7 @@ def program(problem: Problem, code: str) -> Program:
         f"{preamble(problem.prompt, problem.entry_point)}\n{problem.test}\n"
         f"check({problem.entry_point})\n"
     )
-    return Program(solution=code, entry_point=problem.entry_point, test=test)
+    return Program(solution=code, test=test)
 
 
 def _carried_file() -> Path:

@@ -114,7 +114,7 @@ def from_humaneval(problem: Problem) -> Problem:
 
 def program(problem: Problem, code: str) -> Program:
     """Return the program that tests whether `code` solves the problem."""
-    return Program(solution=code, entry_point=problem.entry_point, test=problem.test)
+    return Program(solution=code, test=problem.test)
 
 
 def _guard(test: str) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval_gates.sandbox import SandboxError, choose_isolation
+from eval_gates.sandbox import SandboxError, bubblewraps, check_sandbox
 from pipeline.capacity.machine import machine_of
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import EnvironmentBuildError, PrepareError, UsageError
@@ -164,11 +164,11 @@ def _check_python() -> Iterator[DoctorCheck]:
 
 def _check_sandbox() -> Iterator[DoctorCheck]:
     try:
-        isolation = choose_isolation("auto")
+        way = check_sandbox()
     except SandboxError as error:
         yield DoctorCheck("sandbox", Severity.PROBLEM, error.message, error.hint)
     else:
-        yield DoctorCheck("sandbox", Severity.OK, str(isolation))
+        yield DoctorCheck("sandbox", Severity.OK, str(way))
 
 
 def _check_shared_memory() -> Iterator[DoctorCheck]:
@@ -200,13 +200,13 @@ def _check_uv() -> Iterator[DoctorCheck]:
 
 def _check_bubblewrap() -> Iterator[DoctorCheck]:
     """Find the sandbox's program; only the image's host can show whether it works."""
-    if place := shutil.which("bwrap"):
+    if place := next(bubblewraps(), None):
         yield DoctorCheck("bubblewrap", Severity.OK, place)
     else:
         yield DoctorCheck(
             "bubblewrap",
             Severity.WARNING,
-            "not on PATH; where the image runs, model-written code is kept in by namespaces alone",
+            "not installed; model-written code will be refused",
             "install it, such as Debian's bubblewrap",
         )
 

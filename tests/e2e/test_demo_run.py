@@ -185,14 +185,6 @@ def test_a_sequential_gate_stops_when_it_knows(demo: Demo) -> None:
     }
 
 
-def test_model_written_code_was_isolated(demo: Demo) -> None:
-    for stage in demo.report["stages"]:
-        if stage["name"] == "evaluate humaneval":
-            folder = demo.store / "stages" / "evaluate" / stage["key"]
-            for line in (folder / "answers.jsonl").read_text().splitlines():
-                assert json.loads(line)["isolation"] in {"bubblewrap", "namespaces"}
-
-
 def test_what_was_asked_before_the_kill_was_not_asked_again(demo: Demo) -> None:
     """The baseline was killed in the middle of MMLU; its book has each question once."""
     books = [

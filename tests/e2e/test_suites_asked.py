@@ -92,7 +92,7 @@ found["rouge"] = ask(suite, questions, [range(3, 8), range(0, 3)])
 suite = {"kind": "humaneval", "prompt_format": "completion", "max_tokens": 64, "k": 2, "samples": 3,
          "sampling": {"temperature": 0.7},
          "problems": ["HumanEval/0", "HumanEval/1", "HumanEval/2"],
-         "sandbox": "none", "seconds_per_problem": 10, "memory_mb_per_problem": 512}
+         "seconds_per_problem": 10, "memory_mb_per_problem": 512}
 questions = laid_out("humaneval", suite, {"kind": "packages"})
 found["humaneval"] = ask(suite, questions, [[0], [2, 1]])
 greedy = {**suite, "samples": 1, "k": 1, "sampling": "greedy"}

@@ -152,7 +152,7 @@ class TestSuites:
             *Suite.model_fields,
             *Generation.model_fields,
             *("cluster_by", "kind", "k"),
-            *("seconds_per_problem", "memory_mb_per_problem", "sandbox", "problems", "sources"),
+            *("seconds_per_problem", "memory_mb_per_problem", "problems", "sources"),
         }
 
     def test_a_fixed_test_has_no_time_budget(self) -> None:

